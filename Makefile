@@ -1,0 +1,63 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both create .venv and work twice in a row.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# Installed before everything else, so that no other package pulls in a different torch.
+TORCH  ?= torch==2.13.0
+# The engine that tests and demo run on: `cpu` without a GPU, `vllm` where there is one.
+ENGINE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo vllm || echo cpu)
+# Workers for the tests that need no engine.
+JOBS   ?= 2
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+export PYTHONUNBUFFERED = 1
+
+.PHONY: help demo test lint format bench bench-quality docs clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
+
+# One stamp a set of extras: reinstalled only when pyproject.toml changes.
+$(VENV)/bin/python:
+	@echo "==> creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml | $(VENV)/bin/python
+	@echo "==> installing $(TORCH) and the engine extra '$(ENGINE)' (a few minutes the first time)"
+	@$(PIP) install $(TORCH)
+	@$(PIP) install -e ".[$(ENGINE),demo]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@echo "==> installing the development tools"
+	@$(PIP) install -e ".[$(ENGINE),dev]"
+	@touch $@
+
+demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a prediction: table and page
+	@$(BIN)/gpu-align demo
+
+test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then a real engine
+	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
+	@$(BIN)/python -m pytest -q -m vllm
+
+lint: $(VENV)/.dev  ## what pre-commit and CI check
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev  ## apply what ruff can fix
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## pytest-benchmark: CPU and GPU alignment side by side
+	@$(BIN)/python -m pytest -q benchmarks --benchmark-only
+
+bench-quality: $(VENV)/.dev  ## the table of draft quality in the README: fetches the corpus, replays all policies
+	@mkdir -p .cache
+	@$(BIN)/python -m benchmarks.corpus .cache/corpus.jsonl.gz
+	@$(BIN)/gpu-align simulate .cache/corpus.jsonl.gz --tokenizer tekken --num-draft-tokens 64
+
+docs: $(VENV)/.dev  ## the documentation site, in site/; any warning fails
+	@$(BIN)/mkdocs build --strict
+
+clean:  ## remove what the other targets made, the venv included
+	rm -rf $(VENV) .cache demo_out site build dist *.egg-info

@@ -1,0 +1,12 @@
+"""Predicted outputs for LLM serving: align a prediction with what the model writes, draft from it, on the GPU.
+
+Importing this needs torch, triton and numpy only.
+"""
+
+from .config import DrafterConfig
+from .drafter import Drafter
+from .ops.draft import Draft, Source
+
+__all__ = ["Draft", "Drafter", "DrafterConfig", "Source", "__version__"]
+
+__version__ = "0.1.0"

@@ -1,0 +1,26 @@
+"""The ``gpu-align`` command.
+
+The core of gpu-align needs neither typer nor rich; `main` is what says so when they are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpu_align.errors import MissingExtraError
+
+
+def main() -> int:
+    """Console entry point: run the command line, and turn a missing extra into one line on stderr."""
+    try:
+        try:
+            from gpu_align.cli.app import app
+        except ModuleNotFoundError as error:
+            if error.name not in ("typer", "rich", "click"):
+                raise
+            raise MissingExtraError("the gpu-align command", error.name, "cli") from error
+        app(prog_name="gpu-align")
+    except MissingExtraError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

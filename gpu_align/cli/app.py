@@ -1,0 +1,176 @@
+"""The commands and their options. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gpu_align.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from gpu_align.simulate.replay import PolicyResult
+    from gpu_align.simulate.replay import Progress as Advance
+
+app = typer.Typer(
+    name="gpu-align",
+    help="Predicted outputs for LLM serving: replay, check and show what a prediction is worth.",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback that prints local variables would print predictions.
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps each command a subcommand."""
+
+
+def _refuse(message: str) -> NoReturn:
+    """Bad input: one line on stderr, exit code 2."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+@app.command("simulate")
+def simulate_command(
+    pairs: Annotated[Path, typer.Argument(metavar="PAIRS.jsonl[.gz]", help="records to replay")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME", help="a drafter to run; repeatable; all if none is given"),
+    ] = None,
+    num_draft_tokens: Annotated[
+        int, typer.Option("--num-draft-tokens", "-k", min=1, metavar="K", help="most draft tokens a step")
+    ] = 64,
+    draft_in_prefill: Annotated[
+        bool, typer.Option("--draft-in-prefill", help="let the prefill step verify drafts too")
+    ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="NAME_OR_PATH",
+            help="for records with text, and to show ids as text: a transformers tokenizer, or tekken",
+        ),
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
+    ] = None,
+    html_out: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="write a page of coloured outputs")
+    ] = None,
+) -> None:
+    """Replay known outputs and count the verification steps that each drafter takes."""
+    from gpu_align import simulate
+
+    names = list(dict.fromkeys(policy or simulate.policy_names()))
+    if unknown := [name for name in names if name not in simulate.policy_names()]:
+        _refuse(f"--policy: expected one of {', '.join(simulate.policy_names())}, found {unknown[0]!r}")
+    _check_outputs(pairs, {"--json": json_out, "--html": html_out})
+    try:
+        records = simulate.read_records(pairs, tokenizer)
+        if tokenizer is not None:
+            simulate.load_tokenizer(tokenizer)  # records with ids alone have not needed it yet
+    except OSError as error:
+        _refuse(f"{pairs}: {error.strerror or error}")
+    except simulate.RecordError as error:
+        _refuse(f"{pairs}: {error}" if error.line else str(error))
+    except ValueError as error:
+        _refuse(str(error))
+
+    policies = simulate.make_policies(names, records, num_draft_tokens)
+    total = sum(len(record.output) for record in records) * len(policies)
+    with _progress(total) as advance:
+        results = simulate.simulate(records, policies, num_draft_tokens, draft_in_prefill, advance)
+
+    if json_out is not None:
+        simulate.write_json(results, num_draft_tokens, json_out)
+    if html_out is not None:
+        simulate.write_html(records, results, num_draft_tokens, html_out)
+    _print_results(results, num_draft_tokens)
+    for written in (json_out, html_out):
+        if written is not None:
+            typer.echo(f"wrote {written}")
+
+
+def _check_outputs(source: Path, outputs: dict[str, Path | None]) -> None:
+    """Find out before a long run, not after it, that a file cannot be written."""
+    taken = {source.resolve(): "the input"}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            _refuse(f"{option}: {path} is also {taken[path.resolve()]}")
+        if path.is_dir():
+            _refuse(f"{option}: expected a file name, found the folder {path}")
+        if not path.parent.is_dir():
+            _refuse(f"{option}: the folder {path.parent} does not exist")
+        taken[path.resolve()] = f"the file of {option}"
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Advance]:
+    """A bar on stderr, in tokens, where stderr is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replaying", total=total)
+        yield lambda name, tokens: bar.update(task, advance=tokens, description=f"replaying {escape(name)}")
+
+
+def _print_results(results: list[PolicyResult], num_draft_tokens: int) -> None:
+    from gpu_align.simulate.report import TABLE_HEADER, table_rows
+
+    title = f"up to {num_draft_tokens} draft tokens a step"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in TABLE_HEADER:
+        # Of a narrow terminal, the names give way and the figures stay whole.
+        name = column == "policy"
+        table.add_column(column, justify="left" if name else "right", no_wrap=not name, overflow="fold")
+    for row in table_rows(results):
+        table.add_row(*map(escape, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120  # a pipe has no width of its own
+    console.print(table)
+
+
+@app.command("demo")
+def demo_command(
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="ORG/NAME", help="instead of a tiny model made here")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="for the page")] = Path("demo_out"),
+) -> None:
+    """Serve a model with the plugin, edit a file with and without a prediction, and compare."""
+    try:
+        from vllm_integration.demo import run_demo
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("gpu_align", "vllm_integration"):
+            raise
+        raise MissingExtraError("gpu-align demo", error.name, "demo") from error
+    raise typer.Exit(run_demo(model, out))
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Print versions and what would work here; exit code 1 when drafting would not."""
+    from gpu_align.cli.doctor import examine
+
+    findings = examine()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    marks = {True: "[green]ok[/]", False: "[red]FAIL[/]", None: ""}
+    for finding in findings:
+        table.add_row(marks[finding.ok], escape(finding.what), escape(finding.found))
+    Console(soft_wrap=True).print(table)
+    if any(finding.ok is False for finding in findings):
+        raise typer.Exit(1)

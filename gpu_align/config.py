@@ -1,0 +1,42 @@
+"""Settings of a `Drafter`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .ops.draft import MAX_MATCH
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """How eagerly to draft. The defaults suit edits of code; see the trade-off curve in the docs.
+
+    `length_factor` and `min_survival` move along the same trade-off, more tokens a verification step against
+    more rejected drafts, and work best together.
+
+    Raises:
+        ValueError: a setting outside its domain.
+    """
+
+    #: Most drafts for each token of matched suffix, plus one; ``>= 0``.
+    length_factor: int = 4
+    #: Drafting stops where the probability that all drafts up to here are accepted falls below this; 0 to 1.
+    min_survival: float = 0.05
+    #: Shortest suffix that counts as a match in the prediction, tokens; ``1 <= min_match <= 64``.
+    min_match: int = 1
+    #: Shortest suffix that counts as a match in the request's own prompt and output; likewise.
+    min_context_match: int = 1
+    #: Whether to draft from the request's own prompt and output as well.
+    use_context: bool = True
+    #: A table written by ``benchmarks.learn_survival`` instead of the shipped one.
+    survival_table: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.length_factor < 0:
+            raise ValueError(f"length_factor: expected 0 or more, found {self.length_factor}")
+        if not 0 <= self.min_survival <= 1:
+            raise ValueError(f"min_survival: expected 0 <= p <= 1, found {self.min_survival}")
+        for name in ("min_match", "min_context_match"):
+            if not 1 <= getattr(self, name) <= MAX_MATCH:
+                raise ValueError(f"{name}: expected 1 to {MAX_MATCH}, found {getattr(self, name)}")

@@ -1,0 +1,1 @@
+"""The operations of a decode step. One folder each: reference, kernels, launcher and the maths (README.md)."""

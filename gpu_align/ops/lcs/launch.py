@@ -1,0 +1,299 @@
+"""Public functions of the LCS operation: check from metadata, choose the backend, launch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from gpu_align.ops._check import Backend, check_tensor, resolve_backend
+from gpu_align.ops.lcs import reference
+from gpu_align.ops.lcs.raw import choose_block_words, launch_extend, launch_walk, launch_wavefront
+
+
+class EditScript(NamedTuple):
+    """Edit scripts of a batch: how each prediction becomes its context.
+
+    `op` [B, M + N] int8 in reading order: KEEP=1 (next token of both), DELETE=2 (skip the next prediction
+    token), INSERT=3 (take the next context token), 0 from `length` on. `length` [B] int32.
+    """
+
+    op: torch.Tensor
+    length: torch.Tensor
+
+
+def lcs_row_words(max_prediction_len: int) -> int:
+    """Return how many int32 words a carried row of `max_prediction_len` tokens takes: ceil(len / 32).
+
+    Raises:
+        ValueError: a negative length.
+    """
+    if max_prediction_len < 0:
+        raise ValueError(f"max_prediction_len: expected 0 or more, found {max_prediction_len}")
+    return (max_prediction_len + 31) // 32
+
+
+def lcs_length(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    carry: torch.Tensor | None = None,
+    backend: Backend = "auto",
+    block_words: int | None = None,
+) -> torch.Tensor:
+    """Length of the longest common subsequence of every context and its prediction.
+
+    H = zeros(m + 1, n + 1)
+    for i in range(m):
+        for j in range(n):
+            H[i + 1][j + 1] = H[i][j] + 1 if context[i] == prediction[j] else max(H[i][j + 1], H[i + 1][j])
+    out[b] = H[m][n]
+
+    Example: context [7, 5, 9], prediction [7, 8, 9] give 2.
+
+    Args:
+        context: [B, M] int32, what the model wrote. Any int32 is a token; rows may be strided.
+        context_len: [B] int32, tokens valid in each row, 0 ≤ length ≤ M; outside that it is clamped.
+        prediction: [B, N] int32, rows may be strided.
+        prediction_len: [B] int32, 0 ≤ length ≤ N; outside that it is clamped.
+        out: [B] int32, overwritten; None allocates it.
+        carry: [B, M] int8, scratch of predictions wider than one panel; None allocates it where needed. The
+            contents before and after mean nothing.
+        backend: "auto" is Triton on CUDA tensors and the NumPy reference on CPU tensors; same bits.
+        block_words: Words (of 32 prediction tokens) a program holds at once, a power of two; for tuning.
+
+    Returns:
+        `out` [B] int32, 0 ≤ out ≤ min(m, n). Nothing waits for the device; with `out` and `carry` given
+        nothing is allocated on it.
+
+    Raises:
+        TypeError: an argument is no tensor, or has another dtype.
+        ValueError: another shape, device or layout, an unknown backend, or a bad `block_words`.
+
+    Cost: m · ceil(n / 32) word steps, of which a program runs up to 512 side by side. Source: Hyyrö, "Bit-
+    parallel LCS-length computation revisited" (2004); the reference: Hunt and Szymanski (1977).
+    """
+    B, _, _ = _check_pairs(context, context_len, prediction, prediction_len)
+    if out is None:
+        out = torch.empty(B, dtype=torch.int32, device=context.device)
+    check_tensor("out", out, dtype=torch.int32, shape=[B], device=context.device)
+    inputs = (context, context_len, prediction, prediction_len)
+    block_words = choose_block_words(prediction.shape[1], block_words)
+    carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
+    if resolve_backend(backend, context) == "reference":
+        return reference.lcs_length_reference(*inputs, out=out)
+    launch_wavefront(*inputs, length=out, carry=carry, block_words=block_words)
+    return out
+
+
+def lcs_prefix_row(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    length: torch.Tensor | None = None,
+    carry: torch.Tensor | None = None,
+    backend: Backend = "auto",
+    block_words: int | None = None,
+) -> torch.Tensor:
+    """LCS of every context with every prefix of its prediction: the last row of the table in `lcs_length`.
+
+    for j in range(N + 1):
+        out[b][j] = lcs(context, prediction[:min(j, prediction_len)])
+
+    It rises by 0 or 1 a position: where it rises, the prediction token is one that an alignment uses first.
+    Example: context [7, 5, 9], prediction [7, 8, 9] give [0, 1, 1, 2].
+
+    Args:
+        out: [B, N + 1] int32, overwritten; rows may be strided; None allocates it.
+        length: [B] int32, overwritten with the LCS lengths on either backend; None allocates it where needed.
+        context, context_len, prediction, prediction_len, carry, backend, block_words: as in `lcs_length`.
+
+    Returns:
+        `out` [B, N + 1] int32; beyond `prediction_len` a row repeats its last value.
+
+    Raises:
+        TypeError, ValueError: as `lcs_length`.
+    """
+    B, _, N = _check_pairs(context, context_len, prediction, prediction_len)
+    if out is None:
+        out = torch.empty(B, N + 1, dtype=torch.int32, device=context.device)
+    if length is None:
+        length = torch.empty(B, dtype=torch.int32, device=context.device)
+    check_tensor("out", out, dtype=torch.int32, shape=[B, N + 1], device=context.device, contiguous="inner")
+    check_tensor("length", length, dtype=torch.int32, shape=[B], device=context.device)
+    inputs = (context, context_len, prediction, prediction_len)
+    block_words = choose_block_words(N, block_words)
+    carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
+    if resolve_backend(backend, context) == "reference":
+        reference.lcs_prefix_row_reference(*inputs, out=out)
+        length.copy_(out[:, -1])
+        return out
+    launch_wavefront(*inputs, length=length, row=out, carry=carry, block_words=block_words)
+    return out
+
+
+def lcs_edit_script(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    out: EditScript | None = None,
+    history: torch.Tensor | None = None,
+    carry: torch.Tensor | None = None,
+    backend: Backend = "auto",
+    block_words: int | None = None,
+) -> EditScript:
+    """Shortest edit script (no substitutions) that turns every prediction into its context.
+
+    i, j = m, n                                       # H as in lcs_length
+    while i or j:
+        if j and H[i][j - 1] == H[i][j]:    step = DELETE
+        elif i and H[i - 1][j] == H[i][j]:  step = INSERT
+        else:                               step = KEEP
+        script.prepend(step); i -= step != DELETE; j -= step != INSERT
+
+    Example: context [7, 5, 9], prediction [7, 8, 9] give [KEEP, INSERT, DELETE, KEEP]: read from the end
+    DELETE goes before INSERT, so in reading order insertions stand before the deletions of the same gap.
+
+    Args:
+        out: an `EditScript` to overwrite; rows of `op` may be strided; None allocates it.
+        history: [B, M, lcs_row_words(N)] int32, scratch: the row after every token; None allocates it.
+            This is the memory of the operation: B · M · N / 8 bytes. The reference does not use it.
+        context, context_len, prediction, prediction_len, carry, backend, block_words: as in `lcs_length`.
+
+    Returns:
+        `EditScript`; `length` is m + n − lcs: lcs KEEP, n − lcs DELETE, m − lcs INSERT. `apply_edit_script`
+        applies one.
+
+    Raises:
+        TypeError, ValueError: as `lcs_length`.
+
+    Cost: that of `lcs_length`, then m + n − lcs dependent steps in one thread a request.
+    """
+    B, M, N = _check_pairs(context, context_len, prediction, prediction_len)
+    device, int32 = context.device, torch.int32
+    if out is None:
+        out = EditScript(
+            torch.empty(B, M + N, dtype=torch.int8, device=device), torch.empty(B, dtype=int32, device=device)
+        )
+    check_tensor("out.op", out.op, dtype=torch.int8, shape=[B, M + N], device=device, contiguous="inner")
+    check_tensor("out.length", out.length, dtype=int32, shape=[B], device=device)
+    W = lcs_row_words(N)
+    if history is not None:
+        check_tensor("history", history, dtype=int32, shape=[B, M, W], device=device)
+    inputs = (context, context_len, prediction, prediction_len)
+    block_words = choose_block_words(N, block_words)
+    carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
+    if resolve_backend(backend, context) == "reference":
+        reference.lcs_edit_script_reference(*inputs, op=out.op, length=out.length)
+        return out
+    if history is None:
+        history = torch.empty(B, M, W, dtype=int32, device=device)
+    launch_wavefront(*inputs, length=out.length, history=history, carry=carry, block_words=block_words)
+    launch_walk(history, context_len, prediction_len, op=out.op, length=out.length)
+    return out
+
+
+def lcs_extend_inplace(
+    row: torch.Tensor,
+    row_len: torch.Tensor,
+    token_ids: torch.Tensor,
+    start: torch.Tensor,
+    total_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    slots: torch.Tensor,
+    active: torch.Tensor,
+    *,
+    backend: Backend = "auto",
+    block_words: int | None = None,
+) -> None:
+    """Fold the tokens that came since the last call into the carried LCS row of every active slot.
+
+    for b in range(B):
+        s = slots[b]
+        if not active[b]: continue
+        if not start[s] <= row_len[s] <= total_len[s]:
+            row[s][:] = -1; row_len[s] = start[s]                        # all ones: H is 0 everywhere
+        for token in token_ids[s][row_len[s]:total_len[s]]:
+            M = bits j with prediction[s][j] == token                    # j < prediction_len[s]
+            row[s] = (row[s] + (row[s] & M)) | (row[s] & ~M)             # as one integer of N bits
+        row_len[s] = total_len[s]
+
+    Bit j % 32 of word j // 32 is 1 where H[j + 1] == H[j] and 0 where the row rises, H being the prefix row
+    of `token_ids[s][start:total_len]` (`lcs_prefix_row`). How the tokens were split over calls does not show.
+
+    Args:
+        row: [S, W] int32, the state; W ≥ `lcs_row_words(N)`. Bits from `prediction_len` on are 1 and stay so.
+        row_len: [S] int32, the state: tokens of `token_ids[s]`, counted from position 0, that are folded in.
+            Write −1 to have a slot start afresh, as a new prediction in it needs.
+        token_ids: [S, T] int32, prompt and output so far.
+        start: [S] int32, position of the first output token; 0 ≤ start ≤ T, clamped.
+        total_len: [S] int32, tokens valid in `token_ids`; 0 ≤ total_len ≤ T, clamped.
+        prediction: [S, N] int32.
+        prediction_len: [S] int32; 0 ≤ length ≤ N, clamped.
+        slots: [B] int64, distinct, 0 ≤ slot < S: the values are the caller's promise, nothing checks them.
+        active: [B] int32, 0 leaves the slot as it is.
+        backend, block_words: as in `lcs_length`.
+
+        All [S, ·] tensors may be row-strided. On CUDA nothing is allocated, copied to the host or waited for.
+
+    Raises:
+        TypeError, ValueError: as `lcs_length`.
+
+    Cost: new tokens · ceil(n / 32) word steps, a whole row side by side; no scratch.
+    """
+    device, int32 = row.device if isinstance(row, torch.Tensor) else None, torch.int32
+    check_tensor("row", row, dtype=int32, shape=[None, None], contiguous="inner")
+    S, W = row.shape
+    check_tensor("row_len", row_len, dtype=int32, shape=[S], device=device)
+    check_tensor("token_ids", token_ids, dtype=int32, shape=[S, None], device=device, contiguous="inner")
+    check_tensor("start", start, dtype=int32, shape=[S], device=device)
+    check_tensor("total_len", total_len, dtype=int32, shape=[S], device=device)
+    check_tensor("prediction", prediction, dtype=int32, shape=[S, None], device=device, contiguous="inner")
+    check_tensor("prediction_len", prediction_len, dtype=int32, shape=[S], device=device)
+    check_tensor("slots", slots, dtype=torch.int64, shape=[None], device=device)
+    B, N = slots.shape[0], prediction.shape[1]
+    check_tensor("active", active, dtype=int32, shape=[B], device=device)
+    if lcs_row_words(N) > W:
+        raise ValueError(f"row: expected at least {lcs_row_words(N)} words for {N} tokens, found {W}")
+    block_words = choose_block_words(N, block_words)
+    state = (row, row_len, token_ids, start, total_len, prediction, prediction_len, slots, active)
+    if resolve_backend(backend, row) == "reference":
+        reference.lcs_extend_inplace_reference(*state)
+        return
+    launch_extend(*state, block_words=block_words)
+
+
+def _check_pairs(
+    context: torch.Tensor, context_len: torch.Tensor, prediction: torch.Tensor, prediction_len: torch.Tensor
+) -> tuple[int, int, int]:
+    """Check what every standalone operation reads; return B, M, N."""
+    check_tensor("context", context, dtype=torch.int32, shape=[None, None], contiguous="inner")
+    (B, M), device, int32 = context.shape, context.device, torch.int32
+    check_tensor("context_len", context_len, dtype=int32, shape=[B], device=device)
+    check_tensor("prediction", prediction, dtype=int32, shape=[B, None], device=device, contiguous="inner")
+    check_tensor("prediction_len", prediction_len, dtype=int32, shape=[B], device=device)
+    return B, M, prediction.shape[1]
+
+
+def _carry(
+    context: torch.Tensor,
+    prediction: torch.Tensor,
+    carry: torch.Tensor | None,
+    block_words: int,
+    backend: str,
+) -> torch.Tensor | None:
+    """Check or allocate the carries between panels; None where one panel spans every prediction."""
+    if carry is not None:
+        check_tensor("carry", carry, dtype=torch.int8, shape=context.shape, device=context.device)
+    if backend == "reference" or lcs_row_words(prediction.shape[1]) <= block_words:
+        return None
+    return torch.empty(context.shape, dtype=torch.int8, device=context.device) if carry is None else carry

@@ -1,0 +1,95 @@
+"""What every policy of this package needs: checked arguments and the three token lists."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from gpu_align.policies.base import Policy
+
+
+class SequencePolicy(Policy):
+    """A policy over plain lists: subclasses write `_begin`, `_draft` and `_advance`.
+
+    Attributes:
+        name: the name on the command line and in reports.
+
+    Errors: `start` and `extend` raise ``TypeError`` for anything that is not a sequence of integers and
+    ``ValueError`` for a negative token id, ``num_draft_tokens < 1`` or an empty ``extend``. `propose` and
+    `extend` raise ``RuntimeError`` before the first `start`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._prompt: list[int] = []
+        self._prediction: list[int] = []
+        self._output: list[int] = []
+        self._num_draft_tokens = 0
+
+    def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
+        self._prompt = check_tokens("prompt", prompt)
+        self._prediction = check_tokens("prediction", prediction)
+        self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens, minimum=1)
+        self._output = []
+        self._begin()
+
+    def propose(self) -> list[int]:
+        self._check_started()
+        return self._draft()[: self._num_draft_tokens]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._check_started()
+        checked = check_tokens("tokens", tokens)
+        if not checked:
+            raise ValueError("tokens: expected at least one token id, got an empty sequence")
+        self._output.extend(checked)
+        self._advance(checked)
+
+    def _check_started(self) -> None:
+        if self._num_draft_tokens == 0:
+            raise RuntimeError(f"policy {self.name!r}: start() must be called before propose() and extend()")
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Reset the subclass's state; prompt, prediction and K are set, the output is empty."""
+
+    @abstractmethod
+    def _draft(self) -> list[int]:
+        """Draft tokens in order; `propose` cuts them to K."""
+
+    @abstractmethod
+    def _advance(self, tokens: list[int]) -> None:
+        """Take one step's tokens; they are already at the end of ``self._output``."""
+
+
+def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
+    """A list of plain ints, or an error that names the argument and the first bad element."""
+    if isinstance(tokens, str | bytes):
+        raise TypeError(f"{name}: expected a sequence of token ids, got {type(tokens).__name__}")
+    try:
+        checked = list(map(operator.index, tokens))
+    except TypeError:
+        raise TypeError(f"{name}: expected a sequence of token ids, got {_describe(tokens)}") from None
+    if checked and min(checked) < 0:
+        at = next(i for i, token in enumerate(checked) if token < 0)
+        raise ValueError(f"{name}: expected token ids >= 0, got {checked[at]} at index {at}")
+    return checked
+
+
+def check_count(name: str, value: int, minimum: int) -> int:
+    """An int of at least ``minimum``, or an error that names the argument."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+    if count < minimum:
+        raise ValueError(f"{name}: expected an integer >= {minimum}, got {count}")
+    return count
+
+
+def _describe(tokens: object) -> str:
+    if not isinstance(tokens, Sequence):
+        return type(tokens).__name__
+    bad = next((token for token in tokens if not hasattr(token, "__index__")), None)
+    return f"an element of type {type(bad).__name__}"

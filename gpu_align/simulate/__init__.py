@@ -1,0 +1,38 @@
+"""Deterministic replay of known outputs: how good is a drafter, without a GPU and without a model.
+
+The known output plays the model. A policy drafts, the matching prefix is accepted, one token of the model
+follows, until the output ends; `replay` has the loop. From Python::
+
+    from gpu_align import simulate
+
+    records = simulate.read_records(Path("pairs.jsonl.gz"))
+    policies = simulate.make_policies(["gpu_align", "prompt_lookup"], records, num_draft_tokens=64)
+    results = simulate.simulate(records, policies, num_draft_tokens=64)
+    print(results[0].tokens_per_step, results[0].rejected_per_accepted)
+"""
+
+from gpu_align.simulate.policies import make_policies, policy_names
+from gpu_align.simulate.records import Record, RecordError, read_records
+from gpu_align.simulate.replay import PairResult, PolicyResult, replay, simulate
+from gpu_align.simulate.report import to_html, to_json, write_html, write_json
+from gpu_align.simulate.tokenizers import TextTokenizer, line_ending_ids, load_tokenizer, token_texts
+
+__all__ = [
+    "PairResult",
+    "PolicyResult",
+    "Record",
+    "RecordError",
+    "TextTokenizer",
+    "line_ending_ids",
+    "load_tokenizer",
+    "make_policies",
+    "policy_names",
+    "read_records",
+    "replay",
+    "simulate",
+    "to_html",
+    "to_json",
+    "token_texts",
+    "write_html",
+    "write_json",
+]

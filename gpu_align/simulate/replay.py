@@ -1,0 +1,207 @@
+"""Replay: a known output plays the model, and a policy drafts for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_align.html import Origin
+from gpu_align.policies.base import Policy
+from gpu_align.simulate.records import Record
+
+
+@runtime_checkable
+class TellsSource(Protocol):
+    """A policy that says where its last draft came from."""
+
+    @property
+    def source(self) -> int:
+        """The `gpu_align.Source` of the draft that `propose` returned last."""
+
+
+@dataclass
+class PairResult:
+    """What one policy did on one record.
+
+    Attributes:
+        id: the record's.
+        output_tokens: L, tokens replayed.
+        steps: forward passes of the model, prefill included.
+        accepted: draft tokens that were equal to the output.
+        rejected: draft tokens that were not, up to the last output token.
+        propose_ns: a step's drafting time, `extend` and `propose` together, [steps with a draft call].
+        origins: [L] uint8, an `Origin` a token.
+        step_of: [L] int32, the step, from 0, that produced each token.
+    """
+
+    id: str
+    output_tokens: int
+    steps: int
+    accepted: int
+    rejected: int
+    propose_ns: list[int] = field(repr=False)
+    origins: NDArray[np.uint8] = field(repr=False)
+    step_of: NDArray[np.int32] = field(repr=False)
+
+
+def replay(
+    policy: Policy, record: Record, num_draft_tokens: int, draft_in_prefill: bool = False
+) -> PairResult:
+    """Run one policy over one record.
+
+    ::
+
+        policy.start(prompt, prediction, K)
+        if draft_in_prefill: position, steps = 0, 0        # the prefill verifies drafts like any step
+        else:                position, steps = 1, 1        # the prefill yields output[0] and no more
+                             policy.extend(output[:1])
+        while position < L:
+            draft = policy.propose()[: L - position]       # past the end, nothing is verified
+            n = length of the longest common prefix of draft and output[position:]
+            accepted += n
+            rejected += len(draft) - n
+            position += n, and one more for the model's own token if position + n < L
+            steps += 1
+            policy.extend(the tokens of this step)
+
+    The engine stops at the last output token: draft tokens behind it are neither accepted nor rejected, and a
+    step whose draft reaches it adds no token of its own. So ``accepted + (steps that added a token) == L``,
+    and a perfect prediction takes ``1 + ceil((L - 1) / (K + 1))`` steps, or ``ceil(L / (K + 1))`` with
+    `draft_in_prefill`.
+
+    Worked example, K = 2, output ``[5, 6, 7, 8, 9]``, prediction ``[5, 6, 7, 1, 9]``, cursor policy: prefill
+    gives 5; the draft [6, 7] is accepted and the model adds 8; the draft [9] is behind the mismatch, so a
+    policy that stops there drafts nothing, and the model adds 9: 3 steps, 2 accepted, 0 rejected.
+
+    The policy is handed copies: it cannot see a token that is not generated yet.
+
+    Args:
+        policy: the drafter; it is restarted.
+        record: what to replay.
+        num_draft_tokens: K, at least 1.
+        draft_in_prefill: let the prefill step verify drafts, as a hosted service can.
+
+    Raises:
+        ValueError: ``num_draft_tokens < 1``, or the policy drafted more than K tokens.
+    """
+    if num_draft_tokens < 1:
+        raise ValueError(f"num_draft_tokens: expected at least 1, found {num_draft_tokens}")
+    output = record.output
+    length = len(output)
+    origins = np.full(length, Origin.GENERATED, dtype=np.uint8)
+    step_of = np.zeros(length, dtype=np.int32)
+    propose_ns: list[int] = []
+    accepted = rejected = 0
+    # Only a policy that looks in several texts says which one a draft is from.
+    sourced = policy if isinstance(policy, TellsSource) else None
+
+    policy.start(list(record.prompt), list(record.prediction), num_draft_tokens)
+    position, steps = (0, 0) if draft_in_prefill else (1, 1)
+    fresh = output[:position]  # tokens of the last step, not yet given to the policy
+    while position < length:
+        began = time.perf_counter_ns()
+        if fresh:
+            policy.extend(fresh)
+        draft = policy.propose()
+        propose_ns.append(time.perf_counter_ns() - began)
+        if len(draft) > num_draft_tokens:
+            raise ValueError(
+                f"policy {policy.name!r}: expected at most {num_draft_tokens} draft tokens, "
+                f"found {len(draft)}"
+            )
+        draft = draft[: length - position]
+        matched = _common_prefix(draft, output[position : position + len(draft)])
+        if matched:
+            origins[position : position + matched] = Origin.ACCEPTED if sourced is None else sourced.source
+        accepted += matched
+        rejected += len(draft) - matched
+        end = min(position + matched + 1, length)
+        step_of[position:end] = steps
+        fresh = output[position:end]
+        position = end
+        steps += 1
+    return PairResult(record.id, length, steps, accepted, rejected, propose_ns, origins, step_of)
+
+
+def _common_prefix(draft: Sequence[int], truth: Sequence[int]) -> int:
+    if list(draft) == truth:
+        return len(truth)
+    return next(i for i, (guess, token) in enumerate(zip(draft, truth, strict=True)) if guess != token)
+
+
+@dataclass
+class PolicyResult:
+    """What one policy did on all records."""
+
+    name: str
+    pairs: list[PairResult]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(pair.output_tokens for pair in self.pairs)
+
+    @property
+    def steps(self) -> int:
+        return sum(pair.steps for pair in self.pairs)
+
+    @property
+    def accepted(self) -> int:
+        return sum(pair.accepted for pair in self.pairs)
+
+    @property
+    def rejected(self) -> int:
+        return sum(pair.rejected for pair in self.pairs)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """``output_tokens / steps``."""
+        return self.output_tokens / self.steps
+
+    @property
+    def rejected_per_accepted(self) -> float | None:
+        """``rejected / accepted``; 0 where nothing was drafted, None where all drafts were rejected."""
+        if self.accepted:
+            return self.rejected / self.accepted
+        return None if self.rejected else 0.0
+
+    @property
+    def propose_us_median(self) -> float | None:
+        """Median over all steps of the time spent drafting, µs; None where no step drafted."""
+        times = [ns for pair in self.pairs for ns in pair.propose_ns]
+        return float(np.median(times)) / 1e3 if times else None
+
+
+#: Called as ``progress(policy_name, tokens_just_replayed)`` after each record.
+Progress = Callable[[str, int], None]
+
+
+def simulate(
+    records: Sequence[Record],
+    policies: Sequence[Policy],
+    num_draft_tokens: int,
+    draft_in_prefill: bool = False,
+    progress: Progress | None = None,
+) -> list[PolicyResult]:
+    """`replay` every record with every policy, in this order; one `PolicyResult` a policy.
+
+    Args:
+        records: what to replay.
+        policies: each is restarted for every record.
+        num_draft_tokens: K, at least 1.
+        draft_in_prefill: let the prefill step verify drafts.
+        progress: told after each record.
+    """
+    results = []
+    for policy in policies:
+        pairs = []
+        for record in records:
+            pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill))
+            if progress is not None:
+                progress(policy.name, len(record.output))
+        results.append(PolicyResult(policy.name, pairs))
+    return results

@@ -1,0 +1,178 @@
+"""The corpus command, on packages made here: selection, order, and the same bytes every time."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks import corpus
+from benchmarks.corpus import PackagePair, package_pairs, python_files, write_pairs
+from gpu_align.simulate import read_records
+
+
+class Words:
+    """One token a word, its length: 200 words are 200 tokens."""
+
+    name = "words"
+    vocab_size = 1000
+
+    def encode(self, text: str) -> list[int]:
+        return [len(word) for word in text.split()]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"x" * token_id
+
+
+def words(count: int, word: str = "a") -> str:
+    return f"{word} " * count
+
+
+def wheel(path: Path, files: dict[str, str | bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def sdist(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content.encode())
+            archive.addfile(member, io.BytesIO(content.encode()))
+    return path
+
+
+OLD: dict[str, str | bytes] = {
+    "pkg/edited.py": words(300),
+    "pkg/same.py": words(300),
+    "pkg/only_line_ends.py": "a \r\n" * 300,
+    "pkg/removed.py": words(300),
+    "pkg/grown_from_little.py": words(3),
+    "pkg/shrunk.py": words(300),
+    "pkg/least.py": words(300),
+    "pkg/most.py": words(300),
+    "pkg/too_long.py": words(300),
+    "pkg/latin.py": b"\xe9 " * 300,
+    "pkg/data.json": words(300),
+    "pkg-1.dist-info/METADATA": "x",
+}
+NEW: dict[str, str | bytes] = {
+    "pkg/edited.py": words(310),
+    "pkg/same.py": words(300),
+    "pkg/only_line_ends.py": "a \n" * 300,
+    "pkg/added.py": words(300),
+    "pkg/grown_from_little.py": words(400),
+    "pkg/shrunk.py": words(199),
+    "pkg/least.py": words(200),
+    "pkg/most.py": words(8000),
+    "pkg/too_long.py": words(8001),
+    "pkg/latin.py": words(400),
+    "pkg/data.json": words(310),
+    "pkg-2.dist-info/METADATA": "y",
+}
+SELECTED = ["pkg/edited.py", "pkg/grown_from_little.py", "pkg/least.py", "pkg/most.py"]
+
+
+def fetch(name: str, version: str, cache: Path) -> Path:
+    cache.mkdir(parents=True, exist_ok=True)
+    return wheel(cache / f"{name}-{version}.whl", OLD if version == "1" else NEW)
+
+
+def test_selection(tmp_path: Path) -> None:
+    pairs = package_pairs(PackagePair("pkg", "1", "2"), Words(), tmp_path, fetch)
+    assert [pair.id for pair in pairs] == [f"pkg/1..2/{path}" for path in SELECTED]
+    assert [(len(pair.prediction), len(pair.output)) for pair in pairs] == [
+        (300, 310),
+        (3, 400),
+        (300, 200),
+        (300, 8000),
+    ]
+
+
+def test_an_sdist_gives_the_paths_of_a_wheel(tmp_path: Path) -> None:
+    plain = {
+        "pkg-1/pkg/__init__.py": "",
+        "pkg-1/pkg/a.py": "a\r\nb",
+        "pkg-1/setup.py": "x",
+        "pkg-1/tests/__init__.py": "",
+        "pkg-1/tests/test_a.py": "x",
+        "pkg-1/docs/conf.py": "x",
+        "pkg-1/README.md": "x",
+    }
+    in_src = {name.replace("pkg-1/pkg/", "pkg-1/src/pkg/"): content for name, content in plain.items()}
+    expected = {"pkg/__init__.py": "", "pkg/a.py": "a\nb"}
+    assert python_files(sdist(tmp_path / "pkg-1.tar.gz", plain)) == expected
+    assert python_files(sdist(tmp_path / "src-1.tar.gz", in_src)) == expected
+    assert python_files(wheel(tmp_path / "pkg-1.zip", dict(plain))) == expected
+    assert python_files(wheel(tmp_path / "pkg-1.whl", dict(expected))) == expected
+
+
+def test_the_same_bytes_every_time(tmp_path: Path) -> None:
+    pairs = package_pairs(PackagePair("pkg", "1", "2"), Words(), tmp_path, fetch)
+    first, second = tmp_path / "first.jsonl.gz", tmp_path / "second.jsonl.gz"
+    digest = write_pairs(pairs, first)
+    assert write_pairs(reversed(pairs), second) == digest
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes()[4:8] == bytes(4)  # no time in the header
+    found = [json.loads(line) for line in gzip.decompress(first.read_bytes()).splitlines()]
+    assert [set(record) for record in found] == [{"id", "prediction", "output"}] * len(SELECTED)
+    assert [record["id"] for record in found] == sorted(record["id"] for record in found)
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(corpus, "load_tokenizer", lambda name: Words())
+    out = tmp_path / "folder" / "out.jsonl.gz"
+    packages = ["--packages", "pkg:1:2", "--packages", "other:1:2", "more:1:2"]
+    assert corpus.main([str(out), "--cache", str(tmp_path / "cache"), *packages], fetch) == 0
+    records = read_records(out)
+    assert [record.id for record in records] == [
+        f"{name}/1..2/{path}" for name in ("more", "other", "pkg") for path in SELECTED
+    ]
+    printed = capsys.readouterr().out
+    assert "pkg 1 → 2" in printed
+    assert f"{3 * len(SELECTED):,}" in printed.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    "text", ["flask", "flask:1", "flask:1:2:3", "flask::2", "--pre:1:2", "a b:1:2", "-r x:1:2"]
+)
+def test_bad_packages(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert corpus.main([str(tmp_path / "o.gz"), f"--packages={text}"], fetch) == 2
+    assert "expected NAME:OLD:NEW" in capsys.readouterr().err
+    assert not (tmp_path / "o.gz").exists()
+
+
+def test_a_failed_download_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str, version: str, cache: Path) -> Path:
+        raise RuntimeError(f"pip download {name}=={version} failed: no network")
+
+    monkeypatch.setattr(corpus, "load_tokenizer", lambda name: Words())
+    assert corpus.main([str(tmp_path / "o.gz")], refuse) == 1
+    assert "pip download requests==2.28.2 failed: no network" in capsys.readouterr().err
+    assert not (tmp_path / "o.gz").exists()
+
+
+def test_a_download_is_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "pkg-1"
+    kept.mkdir()
+    archive = wheel(kept / "pkg-1-py3-none-any.whl", OLD)
+    assert corpus.pip_download("pkg", "1", tmp_path) == archive
+
+
+def test_the_default_packages_are_pinned() -> None:
+    assert [str(package) for package in corpus.DEFAULT_PACKAGES] == [
+        "requests 2.28.2 → 2.32.3",
+        "flask 2.2.5 → 3.0.3",
+        "rich 13.3.5 → 13.9.4",
+        "werkzeug 2.2.3 → 3.0.6",
+        "jinja2 3.0.3 → 3.1.6",
+    ]

@@ -1,0 +1,536 @@
+"""LCS operations: plain Python, the NumPy reference and the Triton kernels agree on every integer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_align.ops import lcs
+from gpu_align.ops.lcs import raw
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = ["reference", "triton"]
+POISON = -0x5A5A5A5B
+REQUESTS = 64  # per hypothesis batch; 32 batches a test make 2,048 cases
+# (most context tokens, most prediction tokens) of a batch; lengths in it are ragged and reach both ends.
+SHAPES = [
+    (0, 5),
+    (5, 0),
+    (1, 1),
+    (7, 9),
+    (12, 31),
+    (9, 32),
+    (10, 33),
+    (6, 63),
+    (8, 64),
+    (7, 65),
+    (33, 6),
+    (65, 3),
+]
+SMALL = settings(
+    max_examples=32, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+# plain Python
+
+
+def table(a: Sequence[int], b: Sequence[int]) -> list[list[int]]:
+    h = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            h[i + 1][j + 1] = h[i][j] + 1 if x == y else max(h[i][j + 1], h[i + 1][j])
+    return h
+
+
+def script(h: list[list[int]]) -> list[int]:
+    i, j, ops = len(h) - 1, len(h[0]) - 1, []
+    while i or j:
+        if j and h[i][j - 1] == h[i][j]:
+            ops.append(lcs.DELETE)
+            j -= 1
+        elif i and h[i - 1][j] == h[i][j]:
+            ops.append(lcs.INSERT)
+            i -= 1
+        else:
+            ops.append(lcs.KEEP)
+            i, j = i - 1, j - 1
+    return ops[::-1]
+
+
+def bits(row: Sequence[int], words: int) -> list[int]:
+    """Pack a prefix row into words: bit j is 1 where row[j + 1] == row[j], and past the end."""
+    out = []
+    for w in range(words):
+        word = 0
+        for k in range(32):
+            j = 32 * w + k
+            word |= (j + 1 >= len(row) or row[j + 1] == row[j]) << k
+        out.append(word - (word >> 31 << 32))
+    return out
+
+
+# batches
+
+
+def make_batch(seed: int, requests: int, m: int, n: int, alphabet: int) -> Batch:
+    """Ragged random batch; a third of the predictions are edited contexts, so that long matches occur."""
+    rng = np.random.default_rng(seed)
+    context = rng.integers(0, alphabet, (requests, m)).astype(np.int32)
+    prediction = rng.integers(0, alphabet, (requests, n)).astype(np.int32)
+    if m and n:
+        for b in range(0, requests, 3):
+            prediction[b] = np.resize(np.delete(context[b], rng.integers(0, m)) if m > 1 else context[b], n)
+    if alphabet == 5:  # the ends of the domain are tokens as any other
+        for x in (context, prediction):
+            x[x == 0], x[x == 1], x[x == 2] = -(2**31), 2**31 - 1, -1
+    lens = [np.minimum(rng.integers(0, k + 1 + k // 3, requests), k).astype(np.int32) for k in (m, n)]
+    return tuple(torch.from_numpy(x) for x in (context, lens[0], prediction, lens[1]))
+
+
+def cut(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    context, context_len, prediction, prediction_len = (x.tolist() for x in batch)
+    return [
+        (c[:m], p[:n]) for c, m, p, n in zip(context, context_len, prediction, prediction_len, strict=True)
+    ]
+
+
+def put(batch: Sequence[torch.Tensor], backend: str) -> list[torch.Tensor]:
+    return [x.to(DEVICE if backend == "triton" else "cpu") for x in batch]
+
+
+def poisoned(backend: str, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    value = POISON if dtype == torch.int32 else 0x5A
+    return torch.full(shape, value, dtype=dtype, device=DEVICE if backend == "triton" else "cpu")
+
+
+def run_all(batch: Batch, backend: str, block_words: int | None = None) -> tuple[Any, Any, Any, Any]:
+    """Return (lengths, prefix rows, scripts, script lengths); outputs and scratch start as garbage."""
+    x = put(batch, backend)
+    (B, M), N = batch[0].shape, batch[2].shape[1]
+    kwargs: dict[str, Any] = {"backend": backend, "block_words": block_words}
+    length = poisoned(backend, B)
+    row = lcs.lcs_prefix_row(
+        *x,
+        out=poisoned(backend, B, N + 1),
+        length=length,
+        carry=poisoned(backend, B, M, dtype=torch.int8),
+        **kwargs,
+    )
+    edit = lcs.lcs_edit_script(
+        *x,
+        out=lcs.EditScript(poisoned(backend, B, M + N, dtype=torch.int8), poisoned(backend, B)),
+        history=poisoned(backend, B, M, lcs.lcs_row_words(N)),
+        carry=poisoned(backend, B, M, dtype=torch.int8),
+        **kwargs,
+    )
+    return length.tolist(), row.tolist(), edit.op.tolist(), edit.length.tolist()
+
+
+def check_all(batch: Batch, backend: str, block_words: int | None = None) -> None:
+    lengths, rows, ops, op_lengths = run_all(batch, backend, block_words)
+    M, N = batch[0].shape[1], batch[2].shape[1]
+    for b, (context, prediction) in enumerate(cut(batch)):
+        h = table(context, prediction)
+        expected = script(h)
+        assert lengths[b] == h[-1][-1]
+        assert rows[b] == h[-1] + [h[-1][-1]] * (N - len(prediction))
+        assert op_lengths[b] == len(expected) == len(context) + len(prediction) - lengths[b]
+        assert ops[b] == expected + [0] * (M + N - len(expected))
+
+
+# standalone operations
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@SMALL
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.sampled_from(SHAPES),
+    alphabet=st.sampled_from([1, 2, 5, 30]),
+    data=st.data(),
+)
+def test_rows_and_scripts_equal_the_table(
+    backend: str, seed: int, shape: tuple[int, int], alphabet: int, data: Any
+) -> None:
+    block_words = data.draw(st.sampled_from([None, 1, 2]))
+    check_all(make_batch(seed, REQUESTS, *shape, alphabet), backend, block_words)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@SMALL
+@given(seed=st.integers(0, 2**32), shape=st.sampled_from(SHAPES), alphabet=st.sampled_from([1, 2, 5, 30]))
+def test_length_is_symmetric_and_bounded(
+    backend: str, seed: int, shape: tuple[int, int], alphabet: int
+) -> None:
+    batch = make_batch(seed, REQUESTS, *shape, alphabet)
+    x = put(batch, backend)
+    out = poisoned(backend, REQUESTS)
+    assert lcs.lcs_length(*x, out=out, backend=backend) is out
+    swapped = lcs.lcs_length(x[2], x[3], x[0], x[1], backend=backend)
+    assert out.tolist() == swapped.tolist() == [table(a, b)[-1][-1] for a, b in cut(batch)]
+    assert (out >= 0).all()
+    assert (out <= torch.minimum(x[1], x[3])).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(3, 5, 40), (3, 3, 70)])
+@pytest.mark.parametrize("block_words", [1, 2, 4])
+def test_one_request_a_program(
+    backend: str, shape: tuple[int, int, int], block_words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; the other tests put a whole batch in one program under the interpreter."""
+    monkeypatch.setattr(raw, "_INTERPRETER_REQUESTS", 1)
+    check_all(make_batch(7, *shape, 3), backend, block_words)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("m", "n", "block_words"), [(40, 1000, 32), (9, 1000, 8), (140, 100, None)])
+def test_large(backend: str, m: int, n: int, block_words: int | None) -> None:
+    """Panels, their carries, and more tokens than one chunk."""
+    batch = make_batch(1, 3, m, n, 4)
+    batch[1][0], batch[3][0] = m, n
+    x = put(batch, backend)
+    row = lcs.lcs_prefix_row(*x, backend=backend, block_words=block_words).tolist()
+    length = lcs.lcs_length(*x, backend=backend, block_words=block_words).tolist()
+    for b, (context, prediction) in enumerate(cut(batch)):
+        expected = table(context, prediction)[-1]
+        assert row[b] == expected + [expected[-1]] * (n - len(prediction))
+        assert length[b] == expected[-1]
+        assert all(after - before in (0, 1) for before, after in zip(row[b], row[b][1:], strict=False))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(SMALL, max_examples=8)
+@given(seed=st.integers(0, 2**32), alphabet=st.sampled_from([1, 2, 5, 30]))
+def test_script_rebuilds_the_context(backend: str, seed: int, alphabet: int) -> None:
+    batch = make_batch(seed, REQUESTS, 9, 8, alphabet)
+    x = put(batch, backend)
+    edit = lcs.lcs_edit_script(*x, backend=backend)
+    lengths = lcs.lcs_length(*x, backend=backend).tolist()
+    for (context, prediction), ops, n, length in zip(
+        cut(batch), edit.op.tolist(), edit.length.tolist(), lengths, strict=True
+    ):
+        assert lcs.apply_edit_script(ops, prediction, context) == context
+        assert ops[:n].count(lcs.KEEP) == length
+        assert ops[:n].count(lcs.DELETE) == len(prediction) - length
+        assert ops[:n].count(lcs.INSERT) == len(context) - length
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_documented_example(backend: str) -> None:
+    x = put([torch.tensor(v, dtype=torch.int32) for v in ([[7, 5, 9]], [3], [[7, 8, 9]], [3])], backend)
+    assert lcs.lcs_length(*x, backend=backend).tolist() == [2]
+    assert lcs.lcs_prefix_row(*x, backend=backend).tolist() == [[0, 1, 1, 2]]
+    edit = lcs.lcs_edit_script(*x, backend=backend)
+    assert edit.op.tolist() == [[lcs.KEEP, lcs.INSERT, lcs.DELETE, lcs.KEEP, 0, 0]]
+    assert edit.length.tolist() == [4]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_batch(backend: str) -> None:
+    x = put(make_batch(0, 0, 3, 4, 2), backend)
+    assert lcs.lcs_length(*x, backend=backend).shape == (0,)
+    assert lcs.lcs_prefix_row(*x, backend=backend).shape == (0, 5)
+    assert lcs.lcs_edit_script(*x, backend=backend).op.shape == (0, 7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lengths_outside_the_rows_are_clamped(backend: str) -> None:
+    context, _, prediction, _ = make_batch(3, 2, 6, 7, 2)
+    wild = (
+        context,
+        torch.tensor([99, -4], dtype=torch.int32),
+        prediction,
+        torch.tensor([1000, 3], dtype=torch.int32),
+    )
+    tame = (
+        context,
+        torch.tensor([6, 0], dtype=torch.int32),
+        prediction,
+        torch.tensor([7, 3], dtype=torch.int32),
+    )
+    assert run_all(wild, backend) == run_all(tame, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_views_and_nothing_written_beside_them(backend: str) -> None:
+    batch = make_batch(11, 5, 9, 40, 3)
+    x = put(batch, backend)
+    wide_c, wide_p = poisoned(backend, 10, 20), poisoned(backend, 10, 50)
+    wide_c[::2, 3:12], wide_p[::2, 5:45] = x[0], x[2]
+    x[0], x[2] = wide_c[::2, 3:12], wide_p[::2, 5:45]
+    rows, ops = poisoned(backend, 10, 60), poisoned(backend, 10, 70, dtype=torch.int8)
+    lcs.lcs_prefix_row(*x, out=rows[::2, 4:45], backend=backend, block_words=1)
+    out = lcs.EditScript(ops[::2, 4:53], poisoned(backend, 5))
+    lcs.lcs_edit_script(*x, out=out, backend=backend, block_words=1)
+    _, expected_rows, expected_ops, _ = run_all(batch, "reference")
+    assert rows[::2, 4:45].tolist() == expected_rows
+    assert ops[::2, 4:53].tolist() == expected_ops
+    rows[::2, 4:45], ops[::2, 4:53] = POISON, 0x5A
+    assert (rows == POISON).all()
+    assert (ops == 0x5A).all()
+
+
+# carried row
+
+
+class Slots:
+    """Carried rows of a few slots, and what plain Python says they should be."""
+
+    def __init__(
+        self, backend: str, rng: np.random.Generator, slots: int, n: int, t: int, alphabet: int
+    ) -> None:
+        self.backend, self.n, self.t = backend, n, t
+        self.words = lcs.lcs_row_words(n) + int(rng.integers(0, 2))
+        device = DEVICE if backend == "triton" else "cpu"
+        # Rows of wider tensors: strides are not shapes, and what lies beside must stay as it is.
+        self.row_store = poisoned(backend, slots, self.words + 3)
+        self.row = self.row_store[:, 1 : 1 + self.words]
+        tokens = rng.integers(0, alphabet, (slots, t + 2)).astype(np.int32)
+        prediction = rng.integers(0, alphabet, (slots, n + 5)).astype(np.int32)
+        self.token_ids = torch.from_numpy(tokens).to(device)[:, 1 : t + 1]
+        self.prediction = torch.from_numpy(prediction).to(device)[:, 2 : n + 2]
+        ints = [rng.integers(0, k + 1, slots).astype(np.int32) for k in (min(3, t), n)]
+        self.start, self.prediction_len = (torch.from_numpy(x).to(device) for x in ints)
+        self.total = self.start.clone()
+        self.row_len = torch.full_like(self.start, -1)
+
+    def extend(self, slots: Sequence[int], active: Sequence[int], block_words: int | None = None) -> None:
+        lcs.lcs_extend_inplace(
+            self.row,
+            self.row_len,
+            self.token_ids,
+            self.start,
+            self.total,
+            self.prediction,
+            self.prediction_len,
+            torch.tensor(slots, dtype=torch.int64, device=self.row.device),
+            torch.tensor(active, dtype=torch.int32, device=self.row.device),
+            backend=self.backend,  # type: ignore[arg-type]
+            block_words=block_words,
+        )
+
+    def expected(self, slot: int) -> list[int]:
+        start, total, n = (int(x[slot]) for x in (self.start, self.total, self.prediction_len))
+        context, prediction = self.token_ids[slot, start:total].tolist(), self.prediction[slot, :n].tolist()
+        return bits(table(context, prediction)[-1], self.words)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@SMALL
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.sampled_from([0, 1, 31, 32, 33, 63, 64, 65]),
+    t=st.sampled_from([0, 1, 4, 8]),
+    alphabet=st.sampled_from([1, 2, 5, 30]),
+    block_words=st.sampled_from([None, 1, 2]),
+)
+def test_carried_row_for_every_split(
+    backend: str, seed: int, n: int, t: int, alphabet: int, block_words: int | None
+) -> None:
+    """Tokens come in pieces, slots in any order, some inactive: the row is that of all its tokens."""
+    rng = np.random.default_rng(seed)
+    x = Slots(backend, rng, REQUESTS, n, t, alphabet)
+    for _ in range(3):
+        x.total = torch.minimum(
+            x.total
+            + torch.from_numpy(rng.integers(0, t // 2 + 2, REQUESTS).astype(np.int32)).to(x.total.device),
+            torch.full_like(x.total, t),
+        )
+        order, active = rng.permutation(REQUESTS), rng.integers(0, 4, REQUESTS)
+        before, before_len = x.row_store.clone(), x.row_len.tolist()
+        x.extend(order.tolist(), active.tolist(), block_words)
+        for slot, is_active in zip(order.tolist(), active.tolist(), strict=True):
+            if is_active:
+                assert x.row[slot].tolist() == x.expected(slot)
+                assert x.row_len[slot] == x.total[slot]
+            else:
+                assert x.row[slot].tolist() == before[slot, 1 : 1 + x.words].tolist()
+                assert x.row_len[slot] == before_len[slot]
+    x.row.fill_(POISON)
+    assert (x.row_store == POISON).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("n", "t", "block_words"), [(150, 140, 2), (1000, 70, 8)])
+def test_carried_row_over_chunks_and_panels(backend: str, n: int, t: int, block_words: int) -> None:
+    x = Slots(backend, np.random.default_rng(5), 3, n, t, 2)
+    x.prediction_len[1], x.total[1], x.total[2] = n, t, 10
+    # All tokens equal the whole prediction: every addition carries across all words.
+    x.prediction[1], x.token_ids[1] = 7, 7
+    x.extend([1, 2], [1, 1], block_words)
+    for slot in (1, 2):
+        assert x.row[slot].tolist() == x.expected(slot)
+    assert (x.row[0] == POISON).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_carried_row_equals_the_standalone_row(backend: str) -> None:
+    x = Slots(backend, np.random.default_rng(9), 4, 70, 9, 3)
+    x.start.fill_(2)
+    x.total.fill_(9)
+    x.extend([3, 0, 1, 2], [1, 1, 1, 1])
+    context = x.token_ids[:, 2:9]
+    lens = torch.full_like(x.start, 7)
+    rows = lcs.lcs_prefix_row(context, lens, x.prediction, x.prediction_len, backend=backend)
+    for slot in range(4):
+        n = int(x.prediction_len[slot])
+        assert x.row[slot].tolist() == bits(rows[slot].tolist()[: n + 1], x.words)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("row_len", [-1, 1, 9])
+def test_carried_row_starts_afresh(backend: str, row_len: int) -> None:
+    """Folded past the end (tokens taken back) or not up to the start (a new request)."""
+    x = Slots(backend, np.random.default_rng(13), 2, 40, 8, 2)
+    x.start.fill_(2)
+    x.total.fill_(6)
+    x.prediction_len.fill_(40)
+    x.row_len.fill_(row_len)
+    x.extend([1], [1])
+    assert x.row[1].tolist() == x.expected(1)
+    assert x.row_len.tolist() == [row_len, 6]
+    assert (x.row[0] == POISON).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_carried_row_of_an_empty_prediction_and_batch(backend: str) -> None:
+    x = Slots(backend, np.random.default_rng(17), 2, 40, 8, 2)
+    x.prediction_len.fill_(0)
+    x.total.fill_(8)
+    x.extend([], [])
+    assert (x.row == POISON).all()
+    x.extend([0, 1], [1, 1])
+    assert (x.row == -1).all()
+    assert x.row_len.tolist() == [8, 8]
+
+
+# bad input
+
+
+BAD: list[tuple[Callable[[list[Any]], Any], type[Exception], str]] = [
+    (lambda x: x.__setitem__(0, [[1]]), TypeError, r"context: expected a torch.Tensor, found list"),
+    (
+        lambda x: x.__setitem__(0, x[0].long()),
+        TypeError,
+        r"context: expected dtype torch.int32, found torch.int64",
+    ),
+    (
+        lambda x: x.__setitem__(0, x[0][0]),
+        ValueError,
+        r"context: expected 2 dimensions, found 1 \(shape \(4,\)\)",
+    ),
+    (
+        lambda x: x.__setitem__(0, x[0].t().contiguous().t()),
+        ValueError,
+        r"context: expected stride 1 .* found strides",
+    ),
+    (lambda x: x.__setitem__(1, x[1][:2]), ValueError, r"context_len: expected shape \[3\], found \[2\]"),
+    (
+        lambda x: x.__setitem__(2, x[2][:2]),
+        ValueError,
+        r"prediction: expected shape \[3, any\], found \[2, 5\]",
+    ),
+    (
+        lambda x: x.__setitem__(3, x[3].float()),
+        TypeError,
+        r"prediction_len: expected dtype torch.int32, found torch.float32",
+    ),
+    (
+        lambda x: x.__setitem__(3, x[3].to("meta")),
+        ValueError,
+        r"prediction_len: expected device .*, found meta",
+    ),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", [lcs.lcs_length, lcs.lcs_prefix_row, lcs.lcs_edit_script])
+@pytest.mark.parametrize(("spoil", "error", "message"), BAD)
+def test_bad_input(backend: str, op: Any, spoil: Any, error: type[Exception], message: str) -> None:
+    x: list[Any] = put(make_batch(0, 3, 4, 5, 2), backend)
+    spoil(x)
+    with pytest.raises(error, match=message):
+        op(*x, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bad_outputs_and_scratch(backend: str) -> None:
+    x = put(make_batch(0, 3, 4, 5, 2), backend)
+    with pytest.raises(ValueError, match=r"out: expected shape \[3\], found \[4\]"):
+        lcs.lcs_length(*x, out=poisoned(backend, 4), backend=backend)
+    with pytest.raises(ValueError, match=r"out: expected shape \[3, 6\], found \[3, 5\]"):
+        lcs.lcs_prefix_row(*x, out=poisoned(backend, 3, 5), backend=backend)
+    with pytest.raises(TypeError, match=r"carry: expected dtype torch.int8, found torch.int32"):
+        lcs.lcs_length(*x, carry=poisoned(backend, 3, 4), backend=backend)
+    with pytest.raises(ValueError, match=r"history: expected shape \[3, 4, 1\], found \[3, 4, 2\]"):
+        lcs.lcs_edit_script(*x, history=poisoned(backend, 3, 4, 2), backend=backend)
+    with pytest.raises(ValueError, match=r"block_words: expected a power of two up to 512, found 3"):
+        lcs.lcs_length(*x, block_words=3, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bad_carried_row(backend: str) -> None:
+    names = [
+        "row",
+        "row_len",
+        "token_ids",
+        "start",
+        "total_len",
+        "prediction",
+        "prediction_len",
+        "slots",
+        "active",
+    ]
+    shapes = [(4, 2), (4,), (4, 9), (4,), (4,), (4, 40), (4,), (2,), (2,)]
+    good = [torch.zeros(s, dtype=torch.int32) for s in shapes]
+    good[7] = good[7].long()
+    for i, name in enumerate(names):
+        bad = put(good, backend)
+        bad[i] = bad[i].short()
+        with pytest.raises(TypeError, match=f"^{name}: expected dtype .*, found torch.int16"):
+            lcs.lcs_extend_inplace(*bad, backend=backend)  # type: ignore[call-arg, arg-type]
+    bad = put(good, backend)
+    bad[0] = bad[0][:, :1]
+    with pytest.raises(ValueError, match="row: expected at least 2 words for 40 tokens, found 1"):
+        lcs.lcs_extend_inplace(*bad, backend=backend)  # type: ignore[call-arg, arg-type]
+
+
+def test_bad_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = make_batch(0, 3, 4, 5, 2)
+    with pytest.raises(ValueError, match=r"backend: expected one of .*'auto'.*, found 'cuda'"):
+        lcs.lcs_length(*x, backend="cuda")  # type: ignore[arg-type]
+    monkeypatch.setitem(os.environ, "TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match="backend: 'triton' expects CUDA tensors"):
+        lcs.lcs_length(*x, backend="triton")
+    assert lcs.lcs_length(*x).tolist() == [table(a, b)[-1][-1] for a, b in cut(x)]
+
+
+def test_row_words() -> None:
+    assert [lcs.lcs_row_words(n) for n in (0, 1, 32, 33, 8192)] == [0, 1, 1, 2, 256]
+    with pytest.raises(ValueError, match="max_prediction_len: expected 0 or more, found -1"):
+        lcs.lcs_row_words(-1)
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ([4], r"ops\[0\]: expected 0, 1, 2 or 3, found 4"),
+        ([2, 2, 2], r"ops\[2\]: expected at most 2 KEEP and DELETE"),
+        ([3, 3], r"ops\[1\]: expected at most 1 KEEP and INSERT"),
+        ([1, 0, 2], r"ops: expected KEEP and DELETE for all 2 tokens, found 1"),
+    ],
+)
+def test_apply_refuses_scripts_that_do_not_fit(ops: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lcs.apply_edit_script(ops, [1, 2], [1])

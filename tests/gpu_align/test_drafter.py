@@ -1,0 +1,476 @@
+"""`Drafter`: the contract, on the references everywhere and on the kernels (interpreted or native)."""
+
+import math
+import random
+
+import pytest
+import torch
+
+import gpu_align
+from gpu_align import Drafter, DrafterConfig, Source
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = ["reference", "triton"]
+
+
+class Engine:
+    """The smallest engine: it owns the tensors and knows what the model will write."""
+
+    def __init__(self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, config=None):
+        self.device = DEVICE if backend == "triton" else "cpu"
+        self.K, self.T = K, T
+        self.drafter = Drafter(
+            max_slots=max_slots, max_context_len=T, max_prediction_len=N, num_draft_tokens=K,
+            vocab_size=vocab, device=self.device, backend=backend, config=config,
+        )  # fmt: skip
+        self.token_ids = torch.zeros((max_slots, T), dtype=torch.int32, device=self.device)
+        self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
+        self.prompt_len = [0] * max_slots
+
+    def add(self, slot, prediction, prompt):
+        self.drafter.add(slot, prediction, len(prompt))
+        self.prompt_len[slot] = len(prompt)
+        self.total_len[slot] = 0
+        self.write(slot, prompt)
+
+    def write(self, slot, tokens):
+        start = int(self.total_len[slot])
+        self.token_ids[slot, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len[slot] = start + len(tokens)
+
+    def propose(self, slots, num_sampled=None):
+        """[(tokens, length, confidence, source)] in batch order."""
+        sampled = [1] * len(slots) if num_sampled is None else num_sampled
+        draft = self.drafter.propose(
+            self.token_ids,
+            self.total_len,
+            torch.tensor(slots, dtype=torch.int64, device=self.device),
+            torch.tensor(sampled, dtype=torch.int32, device=self.device),
+        )
+        return list(zip(*(t.tolist() for t in draft), strict=True))
+
+    def generate(self, slot, output):
+        """Verification steps that writing `output` takes: the prefill, then drafts. Returns what each offered."""
+        offered = []
+        self.write(slot, output[:1])
+        done = 1
+        while done < len(output):
+            tokens, length, _, source = self.propose([slot])[0]
+            accepted = 0
+            while accepted < min(length, len(output) - done) and tokens[accepted] == output[done + accepted]:
+                accepted += 1
+            offered.append((done, tokens[:length], accepted, source))
+            step = output[done : done + accepted + 1]
+            self.write(slot, step)
+            done += len(step)
+        return offered
+
+
+def distinct(n, start=0):
+    return list(range(start, start + n))
+
+
+@pytest.mark.parametrize("K", [16, 32, 64])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_perfect_prediction_takes_the_fewest_steps(backend, K):
+    generator = random.Random(K)
+    for L, alphabet in [(1, 3), (2, 3), (K + 1, 50), (K + 2, 2), (3 * K + 5, 900), (200, 2)]:
+        output = [generator.randrange(alphabet) for _ in range(L)]
+        engine = Engine(backend, N=210, K=K)
+        engine.add(0, output, [7] * 5)
+        assert 1 + len(engine.generate(0, output)) == 1 + math.ceil((L - 1) / (K + 1)), (L, alphabet)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestRealignsAtOnce:
+    """After each kind of edit the draft goes on in the right place as soon as two tokens match."""
+
+    def resumes(self, backend, output, prediction, first_wrong):
+        """Tokens that the model had to write itself from the edit on, until drafts are right again."""
+        engine = Engine(backend)
+        engine.add(0, prediction, [900, 901])
+        offered = engine.generate(0, output)
+        own = [done + accepted for done, _, accepted, _ in offered]
+        return [position for position in own if position >= first_wrong], offered
+
+    def test_insertion(self, backend):
+        own, _ = self.resumes(backend, [*distinct(30), 500, 501, *distinct(60, 30)], distinct(90), 30)
+        assert own[:2] == [30, 31]
+        assert own[2] >= 33 + 4
+
+    def test_deletion(self, backend):
+        own, _ = self.resumes(backend, distinct(30) + distinct(55, 33), distinct(90), 30)
+        assert own[0] == 30
+        assert own[1] >= 30 + 1 + 4
+
+    def test_substitution(self, backend):
+        own, _ = self.resumes(backend, [*distinct(30), 500, *distinct(59, 31)], distinct(90), 30)
+        assert own[0] == 30
+        assert own[1] <= 31
+        assert own[2] >= 31 + 1 + 4
+
+    def test_missing_block(self, backend):
+        own, _ = self.resumes(backend, distinct(30) + distinct(30, 60), distinct(90), 30)
+        assert own[0] == 30
+        assert own[1] >= 35
+
+    def test_moved_block(self, backend):
+        output = distinct(30) + distinct(30, 60) + distinct(30, 30)
+        own, offered = self.resumes(backend, output, distinct(90), 30)
+        assert own[0] == 30
+        assert len(own) <= 9
+        assert sum(accepted for *_, accepted, _ in offered) >= len(output) - len(offered) - 2
+
+    def test_the_alignment_says_which_repeated_line_is_meant(self, backend):
+        # Three blocks that end alike and go on differently; the output drops the first one.
+        end = [8, 9, 8]
+        blocks = [[*distinct(12, start), *end] for start in (100, 200, 300)]
+        output = [*blocks[1][:12], *end, *blocks[2]]
+        engine = Engine(backend)
+        engine.add(0, sum(blocks, []), [])
+        engine.write(0, output[:15])
+        tokens, length, _, source = engine.propose([0])[0]
+        assert (tokens[0], source) == (300, Source.PREDICTION)
+        assert length >= 3 * 4 - 1
+
+    def test_own_output(self, backend):
+        engine = Engine(backend)
+        engine.add(0, [], [])
+        block = distinct(20, 40)
+        engine.write(0, [*block, 7, 7, *block[:4]])
+        tokens, length, _, source = engine.propose([0])[0]
+        assert source == Source.CONTEXT
+        assert tokens[:length] == block[4 : 4 + length]
+        assert length >= 4
+
+    def test_the_prompt(self, backend):
+        engine = Engine(backend)
+        engine.add(0, [], distinct(50, 100))
+        engine.write(0, [110, 111, 112])
+        tokens, length, _, source = engine.propose([0])[0]
+        assert (tokens[:length], source) == (distinct(length, 113), Source.CONTEXT)
+        assert length >= 3
+
+    def test_cursor_at_zero_before_the_first_token(self, backend):
+        engine = Engine(backend)
+        engine.add(0, distinct(40), [5, 6])
+        tokens, length, _, source = engine.propose([0])[0]
+        assert (tokens[:length], source) == (distinct(16), Source.PREDICTION)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestContract:
+    def test_prefill_changes_nothing(self, backend):
+        engine = Engine(backend)
+        engine.add(0, distinct(20), [1, 2])
+        before = engine.drafter._row.clone(), engine.drafter._row_len.clone()
+        tokens, length, confidence, source = engine.propose([0], [0])[0]
+        assert (tokens, length, source) == ([2] * 16, 0, Source.NONE)
+        assert confidence == [0.0] * 16
+        assert torch.equal(before[0], engine.drafter._row)
+        assert torch.equal(before[1], engine.drafter._row_len)
+
+    def test_confidence_and_padding(self, backend):
+        engine = Engine(backend)
+        engine.add(0, distinct(5), [])
+        engine.write(0, [0])
+        tokens, length, confidence, _ = engine.propose([0])[0]
+        assert length == 4
+        assert tokens == [1, 2, 3, 4] + [0] * 12
+        assert all(0 < p <= 1 for p in confidence[:4])
+        assert confidence[4:] == [0.0] * 12
+
+    def test_the_split_over_steps_does_not_show(self, backend):
+        # What preemption rests on: a fresh slot that sees all tokens at once drafts the same.
+        generator = random.Random(1)
+        prediction = [generator.randrange(6) for _ in range(100)]
+        output = prediction[:30] + [generator.randrange(6) for _ in range(10)] + prediction[45:]
+        engine = Engine(backend)
+        engine.add(2, prediction, [9] * 7)
+        done = 0
+        while done < len(output):
+            done_now = min(len(output), done + generator.choice([1, 1, 2, 17]))
+            engine.write(2, output[done:done_now])
+            done = done_now
+            straight = engine.propose([2])
+            engine.add(0, prediction, [9] * 7)
+            engine.write(0, output[:done])
+            assert engine.propose([0]) == straight
+            if len(output) - done < 40 and backend == "triton":
+                break
+
+    def test_total_len_may_shrink(self, backend):
+        engine = Engine(backend)
+        engine.add(0, distinct(40), [])
+        engine.write(0, [*distinct(10), 700, 701])
+        engine.propose([0])
+        engine.total_len[0] = 10
+        tokens, length, *_ = engine.propose([0])[0]
+        assert tokens[:length] == distinct(16, 10)
+
+    def test_batch_order_and_slot_do_not_matter(self, backend):
+        generator = random.Random(3)
+        requests = []
+        for _ in range(4):
+            prediction = [generator.randrange(4) for _ in range(generator.randrange(0, 60))]
+            output = prediction[: generator.randrange(0, 30)] + [generator.randrange(4) for _ in range(5)]
+            requests.append((prediction, [generator.randrange(4) for _ in range(3)], output))
+
+        def drafts(slots):
+            engine = Engine(backend)
+            for slot, (prediction, prompt, output) in zip(slots, requests, strict=True):
+                engine.add(slot, prediction, prompt)
+                engine.write(slot, output)
+            return engine.propose(slots)
+
+        assert drafts([0, 1, 2, 3]) == drafts([2, 0, 3, 1])
+
+    def test_nothing_of_one_request_is_seen_by_another(self, backend):
+        generator = random.Random(5)
+        engine = Engine(backend, max_slots=3, T=64, N=32, K=8)
+        held = {}
+        for turn in range(400 if backend == "reference" else 40):
+            slot = generator.randrange(3)
+            if slot in held and generator.random() < 0.3:
+                engine.drafter.remove(slot)
+                del held[slot]
+            else:
+                canary = 20 + turn % 900
+                engine.add(slot, [canary, 1, 2, canary] * generator.randrange(9), [1, 2])
+                engine.write(slot, generator.choice([[], [1], [1, 2], [canary, 1]]))
+                held[slot] = canary
+            for s, (tokens, length, *_) in zip(range(3), engine.propose([0, 1, 2]), strict=True):
+                if s not in held:
+                    assert length == 0
+                assert set(tokens[:length]) <= {1, 2, held.get(s)}
+
+    def test_a_vacant_slot_gets_nothing(self, backend):
+        engine = Engine(backend)
+        engine.write(1, [4, 5, 4, 5, 4])
+        assert engine.propose([1])[0][1] == 0
+        engine.add(1, [4, 5], [])
+        engine.drafter.remove(1)
+        engine.write(1, [4, 5, 4, 5, 4])
+        assert engine.propose([1])[0][1] == 0
+
+    def test_empty_batch(self, backend):
+        assert Engine(backend).propose([]) == []
+
+    def test_never_past_the_end_of_the_row(self, backend):
+        engine = Engine(backend, T=20)
+        engine.add(0, distinct(40), [])
+        engine.write(0, distinct(17))
+        tokens, length, *_ = engine.propose([0])[0]
+        assert tokens[:length] == [17, 18, 19]
+
+    def test_the_caller_may_write_to_the_draft(self, backend):
+        engine = Engine(backend)
+        engine.add(0, distinct(40), [])
+        engine.write(0, [0])
+        first = engine.propose([0])
+        args = (
+            engine.token_ids,
+            engine.total_len,
+            torch.zeros(1, dtype=torch.int64, device=engine.device),
+            torch.ones(1, dtype=torch.int32, device=engine.device),
+        )
+        for tensor in engine.drafter.propose(*args):
+            tensor.fill_(-1)
+        assert engine.propose([0]) == first
+
+    def test_context_can_be_switched_off(self, backend):
+        engine = Engine(backend, config=DrafterConfig(use_context=False))
+        engine.add(0, [], [])
+        engine.write(0, distinct(9) * 3)
+        assert engine.propose([0])[0][1] == 0
+
+
+def test_both_backends_draft_the_same_on_edits():
+    generator = random.Random(11)
+    for _ in range(6):
+        prediction = [generator.randrange(12) for _ in range(generator.randrange(1, 100))]
+        output = list(prediction)
+        for _ in range(generator.randrange(6)):
+            at = generator.randrange(len(output) + 1)
+            output[at : at + generator.randrange(4)] = [
+                generator.randrange(12) for _ in range(generator.randrange(4))
+            ]
+        output.append(3)
+        runs = []
+        for backend in BACKENDS:
+            engine = Engine(backend)
+            engine.add(1, prediction, [1, 2, 3])
+            runs.append(engine.generate(1, output))
+        assert runs[0] == runs[1]
+
+
+class TestBadInput:
+    def make(self, **change):
+        sizes = {
+            "max_slots": 2,
+            "max_context_len": 8,
+            "max_prediction_len": 4,
+            "num_draft_tokens": 3,
+            "vocab_size": 9,
+        }
+        return Drafter(**{**sizes, **change}, device="cpu")
+
+    @pytest.mark.parametrize(
+        ("args", "error", "words"),
+        [
+            ((2, [], 0), ValueError, ["slot", "2"]),
+            ((-1, [], 0), ValueError, ["slot", "-1"]),
+            ((True, [], 0), TypeError, ["slot", "bool"]),
+            (("0", [], 0), TypeError, ["slot", "str"]),
+            ((0, [1] * 5, 0), ValueError, ["prediction", "4", "5"]),
+            ((0, [1, 9], 0), ValueError, ["prediction[1]", "9"]),
+            ((0, [-1], 0), ValueError, ["prediction[0]", "-1"]),
+            ((0, [2**40], 0), ValueError, ["prediction[0]"]),
+            ((0, [2**70], 0), (ValueError, TypeError), ["prediction"]),
+            ((0, [1.5], 0), TypeError, ["prediction", "float"]),
+            ((0, [True], 0), TypeError, ["prediction", "bool"]),
+            ((0, ["a"], 0), TypeError, ["prediction"]),
+            ((0, [[1]], 0), TypeError, ["prediction", "2 dimensions"]),
+            ((0, [[1], [1, 2]], 0), TypeError, ["prediction"]),
+            ((0, None, 0), TypeError, ["prediction", "None"]),
+            ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
+            ((0, [1], -1), ValueError, ["prompt_len", "-1"]),
+        ],
+    )
+    def test_add(self, args, error, words):
+        drafter = self.make()
+        drafter.add(0, [1, 2], 1)
+        before = drafter._prediction.clone(), drafter._prediction_len.clone(), drafter._output_start.clone()
+        with pytest.raises(error) as caught:
+            drafter.add(*args)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+        after = drafter._prediction, drafter._prediction_len, drafter._output_start
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+    def test_remove(self):
+        with pytest.raises(ValueError, match=r"slot: expected 0 <= slot < 2, found 7"):
+            self.make().remove(7)
+
+    @pytest.mark.parametrize(
+        ("change", "error", "words"),
+        [
+            ({"token_ids": torch.zeros((2, 8))}, TypeError, ["token_ids", "int32", "float32"]),
+            (
+                {"token_ids": torch.zeros((2, 7), dtype=torch.int32)},
+                ValueError,
+                ["token_ids", "[2, 8]", "[2, 7]"],
+            ),
+            ({"token_ids": torch.zeros((8, 2), dtype=torch.int32).T}, ValueError, ["token_ids", "stride"]),
+            (
+                {"token_ids": torch.zeros((2, 8), dtype=torch.int32, device="meta")},
+                ValueError,
+                ["cpu", "meta"],
+            ),
+            ({"total_len": torch.zeros(2)}, TypeError, ["total_len", "float32"]),
+            ({"slots": torch.zeros(1, dtype=torch.int32)}, TypeError, ["slots", "int64", "int32"]),
+            ({"slots": torch.tensor([5])}, ValueError, ["slots", "5"]),
+            ({"slots": torch.tensor([-1])}, ValueError, ["slots", "-1"]),
+            ({"num_sampled": torch.zeros(2, dtype=torch.int32)}, ValueError, ["num_sampled", "[1]", "[2]"]),
+            (
+                {
+                    "slots": torch.zeros(3, dtype=torch.int64),
+                    "num_sampled": torch.zeros(3, dtype=torch.int32),
+                },
+                ValueError,
+                ["slots", "at most 2", "3"],
+            ),
+            ({"num_sampled": [1]}, TypeError, ["num_sampled", "list"]),
+        ],
+    )
+    def test_propose(self, change, error, words):
+        good = {
+            "token_ids": torch.zeros((2, 8), dtype=torch.int32),
+            "total_len": torch.zeros(2, dtype=torch.int32),
+            "slots": torch.zeros(1, dtype=torch.int64),
+            "num_sampled": torch.ones(1, dtype=torch.int32),
+        }
+        drafter = self.make()
+        with pytest.raises(error) as caught:
+            drafter.propose(**{**good, **change})
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+        drafter.propose(**good)
+
+    @pytest.mark.parametrize(
+        "name", ["max_slots", "max_context_len", "max_prediction_len", "num_draft_tokens", "vocab_size"]
+    )
+    def test_sizes(self, name):
+        with pytest.raises(ValueError, match=rf"{name}: expected 1 or more, found 0"):
+            self.make(**{name: 0})
+
+    def test_backend(self):
+        with pytest.raises(ValueError, match="backend"):
+            Drafter(
+                max_slots=1, max_context_len=1, max_prediction_len=1, num_draft_tokens=1, vocab_size=1,
+                device="cpu", backend="fast",
+            )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "setting", [{"length_factor": -1}, {"min_survival": 2}, {"min_match": 0}, {"min_context_match": 65}]
+    )
+    def test_config(self, setting):
+        with pytest.raises(ValueError, match=next(iter(setting))):
+            DrafterConfig(**setting)
+
+
+def test_predictions_may_be_numpy_arrays():
+    numpy = pytest.importorskip("numpy")
+    engine = Engine("reference")
+    engine.add(0, numpy.arange(20, dtype=numpy.int64), [])
+    engine.write(0, [0])
+    assert engine.propose([0])[0][0] == distinct(16, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnTheGPU:
+    def engine(self):
+        engine = Engine("triton", T=512, N=512)
+        for slot in range(4):
+            engine.add(slot, distinct(300, slot), [900 + slot])
+            engine.write(slot, [*distinct(40, slot), 700, *distinct(3, slot + 50)])
+        args = (
+            engine.token_ids,
+            engine.total_len,
+            torch.arange(4, device="cuda"),
+            torch.ones(4, dtype=torch.int32, device="cuda"),
+        )
+        engine.drafter.propose(*args)
+        torch.cuda.synchronize()
+        return engine, args
+
+    def test_a_step_waits_for_nothing_and_allocates_nothing(self):
+        engine, args = self.engine()
+        allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            engine.drafter.propose(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
+
+    def test_a_graph_replays_the_same_bits(self):
+        engine, args = self.engine()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            draft = engine.drafter.propose(*args)
+        for step in ([301], distinct(4, 60), [5, 6, 7]):
+            for slot in range(4):
+                engine.write(slot, step)
+            eager = [t.clone() for t in engine.drafter.propose(*args)]
+            for tensor in draft:
+                tensor.zero_()
+            graph.replay()
+            assert all(torch.equal(a, b) for a, b in zip(eager, draft, strict=True))
+
+
+def test_version_matches_the_package():
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == gpu_align.__version__

@@ -1,0 +1,162 @@
+"""Reading records: every shape that is allowed, and every line that is not, by its number."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_align.simulate import Record, RecordError, read_records
+
+GOOD = {"id": "a", "prediction": [1, 2], "output": [1, 3]}
+
+#: what the line is, and what the message must say after "line 2: "
+MALFORMED = {
+    "not json": (b"{", "expected one JSON object"),
+    "two values": (b"{} {}", "expected one JSON object"),
+    "a list": (b"[1, 2]", "expected a JSON object, found a list"),
+    "a number": (b"3", "expected a JSON object, found the number 3"),
+    "null": (b"null", "expected a JSON object, found null"),
+    "not utf-8": (b'{"id": "\xff"}', "expected UTF-8, found byte 0xff"),
+    "nested": (b"[" * 200_000, "nested too deeply"),
+    "huge integer": (b'{"id": "a", "prediction": [' + b"9" * 5000 + b'], "output": [1]}', "JSON object"),
+    "no id": ({"prediction": [], "output": [1]}, 'field "id" is missing'),
+    "id is null": ({**GOOD, "id": None}, '"id": expected a string or an integer, found null'),
+    "id is bool": ({**GOOD, "id": True}, '"id": expected a string or an integer, found true'),
+    "id is a list": ({**GOOD, "id": []}, '"id": expected a string or an integer, found a list'),
+    "no prediction": ({"id": "a", "output": [1]}, 'field "prediction" (or "prediction_text") is missing'),
+    "no output": ({"id": "a", "prediction": [1]}, 'field "output" (or "output_text") is missing'),
+    "empty output": ({**GOOD, "output": []}, '"output": expected at least one token, found none'),
+    "output is null": ({**GOOD, "output": None}, '"output": expected a list of token ids, found null'),
+    "prediction is null": ({**GOOD, "prediction": None}, '"prediction": expected a list of token ids'),
+    "ids as a string": (
+        {**GOOD, "output": "abc"},
+        '"output": expected a list of token ids, found the string',
+    ),
+    "ids as an object": ({**GOOD, "output": {"0": 1}}, "expected a list of token ids, found an object"),
+    "negative": (
+        {**GOOD, "output": [1, 2, -1]},
+        '"output"[2]: expected a token id from 0 to 2147483647, found -1',
+    ),
+    "too large": (
+        {**GOOD, "prediction": [2**31]},
+        '"prediction"[0]: expected a token id from 0 to 2147483647',
+    ),
+    "forty digits": ({**GOOD, "output": [10**40]}, "found a number of more than 30 digits"),
+    "bool": ({**GOOD, "output": [1, True]}, '"output"[1]: expected an integer token id, found true'),
+    "float": ({**GOOD, "output": [1.0]}, '"output"[0]: expected an integer token id, found the number 1.0'),
+    "string id": (
+        {**GOOD, "output": ["1"]},
+        "\"output\"[0]: expected an integer token id, found the string '1'",
+    ),
+    "null id": ({**GOOD, "prediction": [None]}, '"prediction"[0]: expected an integer token id, found null'),
+    "nested ids": (
+        {**GOOD, "prediction": [[1]]},
+        '"prediction"[0]: expected an integer token id, found a list',
+    ),
+    "bad prompt": ({**GOOD, "prompt": [-5]}, '"prompt"[0]: expected a token id'),
+    "prompt is a string": ({**GOOD, "prompt": "x"}, '"prompt": expected a list of token ids'),
+    "both": ({**GOOD, "output_text": "x"}, 'expected "output" or "output_text", found both'),
+    "text without tokenizer": ({"id": 1, "prediction_text": "x", "output": [1]}, "needs a tokenizer"),
+    "text is a list": (
+        {"id": 1, "prediction_text": ["x"], "output": [1], "tokenizer": "tekken"},
+        '"prediction_text": expected a string, found a list',
+    ),
+    "lone surrogate": (
+        {"id": 1, "prediction": [], "output_text": "ab\ud800", "tokenizer": "tekken"},
+        '"output_text": expected text, found a lone surrogate at 2',
+    ),
+    "empty text": (
+        {"id": 1, "prediction": [], "output_text": "", "tokenizer": "tekken"},
+        "at least one token",
+    ),
+    "tokenizer is a number": ({**GOOD, "tokenizer": 3}, '"tokenizer": expected a tokenizer\'s name'),
+    "no such tokenizer": (
+        {"id": 1, "prediction": [], "output_text": "x", "tokenizer": "/no/such/folder"},
+        "tokenizer: expected a folder or a hub name",
+    ),
+}
+
+
+def lines(*records: object) -> bytes:
+    return b"".join((r if isinstance(r, bytes) else json.dumps(r).encode()) + b"\n" for r in records)
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
+def test_token_ids(tmp_path: Path, name: str) -> None:
+    second = {"id": 7, "prediction": [], "output": [2**31 - 1], "prompt": [0, 5], "note": "ignored"}
+    third = {"id": "c", "prediction": [1], "output": [1], "prompt": None}
+    path = write(tmp_path / name, lines(GOOD, b"", second, third))
+    assert read_records(path) == [
+        Record("a", [], [1, 2], [1, 3]),
+        Record("7", [0, 5], [], [2**31 - 1]),
+        Record("c", [], [1], [1]),
+    ]
+
+
+def test_gzip_is_told_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.data"
+    path.write_bytes(gzip.compress(lines(GOOD)))
+    assert len(read_records(path)) == 1
+
+
+def test_no_newline_at_the_end(tmp_path: Path) -> None:
+    assert len(read_records(write(tmp_path / "p.jsonl", lines(GOOD)[:-1]))) == 1
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_malformed_lines_are_named(tmp_path: Path, what: str) -> None:
+    line, message = MALFORMED[what]
+    path = write(tmp_path / "p.jsonl", lines(GOOD, line, {**GOOD, "output": []}))
+    with pytest.raises(RecordError) as caught:
+        read_records(path)
+    assert caught.value.line == 2
+    assert str(caught.value).startswith("line 2: ")
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_blank_lines_count_in_the_numbering(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"^line 4: "):
+        read_records(write(tmp_path / "p.jsonl", lines(b"", GOOD, b"  ", b"x")))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_a_file_without_records(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(RecordError, match="expected at least one record, found none"):
+        read_records(write(tmp_path / "p.jsonl", content))
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(*[GOOD] * 2000))[:-20])
+    with pytest.raises(RecordError, match=r"^line \d+: damaged gzip data"):
+        read_records(path)
+
+
+def test_text_is_encoded_by_the_tokenizer_named(tmp_path: Path) -> None:
+    pytest.importorskip("mistral_common")
+    from gpu_align.simulate import load_tokenizer
+
+    tekken = load_tokenizer("tekken")
+    by_option = {
+        "id": "a",
+        "prediction_text": "a = 1\r\nb = 2\r",
+        "output_text": "a = 1\n",
+        "prompt_text": "Hi",
+    }
+    by_record = {"id": "b", "prediction": [], "output_text": "<s>é\n", "tokenizer": "tekken"}
+    path = write(tmp_path / "p.jsonl", lines(by_option))
+    (first,) = read_records(path, tokenizer="tekken")
+    assert first.prediction == tekken.encode("a = 1\nb = 2\n")
+    assert (first.prompt, first.tokenizer) == (tekken.encode("Hi"), "tekken")
+    (second,) = read_records(write(tmp_path / "q.jsonl", lines(by_record)))
+    assert second.output == tekken.encode("<s>é\n")
+    assert min(second.output) >= 1000  # text that looks like a special token stays text

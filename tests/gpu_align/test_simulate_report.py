@@ -1,0 +1,253 @@
+"""What a simulation writes: JSON for programs, a page for people."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_align import html
+from gpu_align.html import Origin
+from gpu_align.simulate import (
+    PairResult,
+    PolicyResult,
+    Record,
+    report,
+    simulate,
+    to_html,
+    to_json,
+    write_json,
+)
+from gpu_align.simulate.tokenizers import line_ending_ids, load_tokenizer, token_texts
+from tests.gpu_align.test_simulate_replay import Oracle, Scripted
+
+
+class Structure(HTMLParser):
+    """Which elements a page has, and what text stands in its token blocks."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.blocks: list[str] = []
+        self._in_block = False
+        self._open: list[str] = []
+        self.feed(document)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += attrs
+        if tag != "meta":
+            self._open.append(tag)
+        if tag == "pre":
+            self.blocks.append("")
+            self._in_block = True
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+        self._in_block = self._in_block and tag != "pre"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_block:
+            self.blocks[-1] += data
+
+
+def pair_result(identifier: str, origins: list[int]) -> PairResult:
+    n = len(origins)
+    return PairResult(identifier, n, n, 0, 0, [], np.array(origins, np.uint8), np.arange(n, dtype=np.int32))
+
+
+def test_json_schema(tmp_path: Path) -> None:
+    records = [Record("a", [], [1, 2, 3], [1, 2, 3]), Record("b", [], [4, 5], [4, 5])]
+    results = simulate(records, [Oracle(), Scripted([[9], [3], [5]])], 2)
+    write_json(results, 2, tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found == to_json(results, 2)
+    assert set(found) == {"num_draft_tokens", "policies"}
+    assert found["num_draft_tokens"] == 2
+    assert list(found["policies"]) == ["oracle", "scripted"]
+    oracle = found["policies"]["oracle"]
+    assert oracle.pop("propose_us_median") > 0
+    assert oracle == {
+        "output_tokens": 5,
+        "steps": 4,
+        "accepted": 3,
+        "rejected": 0,
+        "tokens_per_step": 1.25,
+        "rejected_per_accepted": 0.0,
+        "pairs": [
+            {"id": "a", "output_tokens": 3, "steps": 2, "accepted": 2, "rejected": 0},
+            {"id": "b", "output_tokens": 2, "steps": 2, "accepted": 1, "rejected": 0},
+        ],
+    }
+    scripted = found["policies"]["scripted"]
+    # record a: [9] rejected, [3] accepted; record b: [9] again, rejected
+    assert (scripted["accepted"], scripted["rejected"], scripted["rejected_per_accepted"]) == (1, 2, 2.0)
+
+
+def test_json_has_null_and_no_infinity() -> None:
+    text = json.dumps(
+        to_json(simulate([Record("a", [], [], [1, 2])], [Scripted([[9]])], 1), 1), allow_nan=False
+    )
+    assert json.loads(text)["policies"]["scripted"]["rejected_per_accepted"] is None
+
+
+def test_tokens_are_grouped_and_coloured() -> None:
+    block = html.tokens(
+        ["a", "b", "c", "d", "e", "f", "g"],
+        [0, 1, 1, 0, 0, 2, 2],
+        [0, 1, 1, 1, 2, 3, 4],
+    )
+    assert re.findall(r'<span class="o o(\d)" title="([^"]*)">([^<]*)</span>', block) == [
+        ("0", "step 1", "a"),
+        ("1", "step 2", "bc"),
+        ("0", "steps 2–3", "de"),
+        ("2", "step 4", "f"),
+        ("2", "step 5", "g"),
+    ]
+    assert re.findall(r"<span[^>]*>([^<]*)<", html.tokens(["a", "b", "c"], [1, 1, 2])) == ["ab", "c"]
+
+
+@pytest.mark.parametrize(("origins", "steps"), [([1], None), ([1, 1], [0]), ([1, 9], None)])
+def test_tokens_that_do_not_fit(origins: list[int], steps: list[int] | None) -> None:
+    with pytest.raises(ValueError, match=r"expected 2 values|9 is not a valid Origin"):
+        html.tokens(["a", "b"], origins, steps)
+
+
+def test_hostile_token_text_stays_text() -> None:
+    hostile = [
+        "<script>alert(1)</script>",
+        "</pre>",
+        '" onmouseover="x',
+        "&lt;",
+        "\n",
+        "\x00\x1b[2J\r\x7f",
+        "\ud800",
+    ]
+    document = html.page(
+        "</title><script>1</script>",
+        [
+            html.tokens(hostile, [1] * len(hostile), list(range(len(hostile)))),
+            html.details("<script>2</script>", "<b>", html.note("<i>")),
+            html.table(["<u>"], [["<script>3</script>"]]),
+            html.heading("<script>4</script>"),
+            html.legend([0, 1]),
+        ],
+    )
+    document.encode("utf-8")
+    page = Structure(document)
+    assert not {"script", "b", "i", "u"} & set(page.elements)
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+    assert page.blocks == ['\n<script>alert(1)</script></pre>" onmouseover="x&lt;\n␀␛[2J␍␡?']
+    assert "<script" not in document
+
+
+def test_a_page_loads_nothing() -> None:
+    document = html.page("t", [html.legend(), html.tokens(["a"], [0])])
+    assert not re.search(r"https?://|src=|href=|url\(|@import", document)
+    assert "prefers-color-scheme: dark" in document
+    assert [label for label in html._LABELS.values() if label not in document] == []
+
+
+def test_a_page_shows_every_record_once(tmp_path: Path) -> None:
+    records = [Record("<a>", [], [], [10, 11, 12]), Record("b", [], [], [13])]
+    results = [
+        PolicyResult("other", [pair_result("<a>", [0, 4, 4]), pair_result("b", [0])]),
+        PolicyResult("gpu_align", [pair_result("<a>", [0, 1, 2]), pair_result("b", [0])]),
+    ]
+    document = to_html(records, results, 4)
+    page = Structure(document)
+    assert page.elements.count("details") == 2 + 2 * 2
+    assert page.blocks == ["\n10 11 12 ", "\n10 11 12 ", "\n13 ", "\n13 "]
+    # Ours comes first, and is the one that is open.
+    assert document.index("<summary>gpu_align") < document.index("<summary>other")
+    assert "&lt;a&gt;" in document
+    assert [origin for origin in Origin if html._LABELS[origin] in document] == [0, 1, 2, 4]
+
+
+def test_a_page_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MAX_PAGE_TOKENS", 3)
+    records = [Record("a", [], [], [10, 11])]
+    results = [PolicyResult(name, [pair_result("a", [0, 0])]) for name in ("x", "y", "gpu_align")]
+    document = to_html(records, results, 4)
+    assert len(Structure(document).blocks) == 1
+    assert "Not shown, to keep the page small: x, y." in document
+
+
+def test_text_of_tokens_is_the_text() -> None:
+    pytest.importorskip("mistral_common")
+    tekken = load_tokenizer("tekken")
+    text = "def f():\n    return 'é 🙂 \u0939\u093f' # <s>\r\n\n"
+    ids = tekken.encode(text)
+    assert "".join(token_texts(tekken, ids)) == text
+    assert len(token_texts(tekken, ids)) == len(ids)
+    # Cut inside the emoji's bytes: shown as unreadable, not dropped, and no error.
+    emoji = tekken.encode("\U0001fae8")
+    assert len(emoji) > 1
+    assert "".join(token_texts(tekken, emoji[:-1])) == "\ufffd"
+    assert token_texts(tekken, [2**31 - 1]) == ["\ufffd"]
+    assert token_texts(tekken, []) == []
+
+
+def test_line_ends() -> None:
+    pytest.importorskip("mistral_common")
+    tekken = load_tokenizer("tekken")
+    ids = tekken.encode("def f(x):\n    return (x)\n\n\ny = 1\n")
+    ends = line_ending_ids(tekken, ids)
+    assert [("\n" in text) for text in token_texts(tekken, ids)] == [token in ends for token in ids]
+    assert 0 < len(ends) < len(set(ids))
+
+
+BYTE_LEVEL, SENTENCEPIECE = "byte-level", "sentencepiece"
+
+
+@pytest.fixture(params=[BYTE_LEVEL, SENTENCEPIECE])
+def tokenizer_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A small tokenizer on disk of the two kinds that transformers knows."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    bytes_as_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    if request.param == BYTE_LEVEL:
+        made = tokenizers.Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )
+    else:
+        made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "<unk>", *bytes_as_tokens])
+    made.train_from_iterator(["def f(x): return x", "f(x) + f(y)"] * 5, trainer)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_transformers_tokenizers_from_a_folder(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(str(tokenizer_folder))
+    text = "def f(y): return é 🙂\nf(x)"
+    ids = tokenizer.encode(text)
+    assert "".join(token_texts(tokenizer, ids)) == text
+    assert tokenizer.token_bytes(0) == b"<s>"
+    newline = next(i for i in ids if b"\n" in tokenizer.token_bytes(i))
+    assert line_ending_ids(tokenizer, ids) == {newline}
+
+
+def test_a_page_shows_text_where_the_tokenizer_is_known() -> None:
+    pytest.importorskip("mistral_common")
+    text = "if a < b:\n    print('<script>')\n"
+    ids = load_tokenizer("tekken").encode(text)
+    record = Record("a", [], [], ids, "tekken")
+    document = to_html([record], [PolicyResult("x", [pair_result("a", [0] * len(ids))])], 4)
+    assert Structure(document).blocks == ["\n" + text]
+    assert "<script" not in document
+    assert unescape("&lt;script&gt;") in unescape(document)

@@ -1,0 +1,318 @@
+"""The documentation is true: its code runs, its links lead somewhere, its figures come from their source."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from gpu_align import Drafter
+from gpu_align.ops.draft.tables import LENGTH_EDGES, NUM_DISTANCES
+from gpu_align.ops.lcs import lcs_extend_inplace, lcs_prefix_row
+from gpu_align.ops.realign import realign
+from gpu_align.simulate import policy_names
+
+ROOT = Path(__file__).resolve().parents[1]
+OPS = ROOT / "gpu_align" / "ops"
+PAGES = sorted(
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "vllm_integration/README.md")]
+    + list((ROOT / "docs").glob("*.md"))
+    + list(OPS.glob("*/README.md"))
+)
+#: A comment above a fence: the code below it is compiled and not run.
+NOT_RUN = re.compile(r"<!-- needs (a|an) [\w ]+ -->\s*$")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    code: str
+    #: what the code prints, where a ``text`` fence follows it
+    prints: str | None
+    runs: bool
+
+
+def python_blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    fences = list(FENCE.finditer(text))
+    blocks = []
+    for i, fence in enumerate(fences):
+        if fence[1] != "python":
+            continue
+        after = fences[i + 1] if i + 1 < len(fences) else None
+        follows = after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip()
+        line = text.count("\n", 0, fence.start()) + 1
+        runs = NOT_RUN.search(text[: fence.start()]) is None
+        blocks.append(Block(page, line, fence[2], after[2] if after and follows else None, runs))
+    return blocks
+
+
+BLOCKS = [block for page in PAGES for block in python_blocks(page)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda b: f"{_page_id(b.page)}:{b.line}")
+def test_python_in_the_docs_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = compile(block.code, f"{_page_id(block.page)}:{block.line}", "exec", dont_inherit=True)
+    if not block.runs:
+        return
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"__name__": "__docs__"})
+    if block.prints is not None:
+        assert printed.getvalue() == block.prints
+
+
+def test_the_pages_show_an_engine_that_runs() -> None:
+    """The parametrised test above would pass on a page without code."""
+    for name in ("README.md", "docs/own-engine.md"):
+        assert any(b.runs and b.prints and "Drafter(" in b.code for b in python_blocks(ROOT / name)), name
+
+
+def test_the_engine_loop_in_the_readme_is_about_ten_lines() -> None:
+    [block] = [b for b in python_blocks(ROOT / "README.md") if b.runs]
+    tree = ast.parse(block.code).body
+    after = next(i for i, node in enumerate(tree) if isinstance(node, ast.FunctionDef)) + 1
+    lines = block.code.splitlines()[tree[after].lineno - 1 :]
+    assert 8 <= len(lines) <= 14
+
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def _slugs(page: Path) -> set[str]:
+    """Anchors of a page's headings, as MkDocs and GitHub make them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings]
+    return {re.sub(r"[\s-]+", "-", heading) for heading in plain}
+
+
+def _resolves(dotted: str) -> bool:
+    """Whether ``package.module.Name.attribute`` exists."""
+    parts = dotted.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[split:]:
+            found = getattr(found, name, None)
+        return found is not None
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in LINK.findall(text):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{target}: no such file"
+        if anchor.startswith("gpu_align."):
+            assert _resolves(anchor), f"{target}: no such name"
+        elif anchor:
+            assert anchor in _slugs(linked), f"{target}: no such heading"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"(\S+\.md)\b", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    import gpu_align
+
+    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in set(gpu_align.__all__) - {"__version__"}:
+        assert f"::: gpu_align.{name}\n" in reference
+    for name in ("Policy", "simulate", "replay", "read_records"):
+        assert re.search(rf"\b{name}\b", reference)
+    modules = re.findall(
+        r"^::: (\S+)\n(?:    .*\n)*?      members:\s*((?:\[.*\])|(?:\n        - .*)+)", reference, re.M
+    )
+    assert len(modules) == 6
+    for module, members in modules:
+        for name in re.findall(r"\w+", members):
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page_id)
+def test_commands_and_extras_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    code = " ".join(re.findall(r"`([^`\n]+)`", text) + [fence[2] for fence in FENCE.finditer(text)])
+    assert set(re.findall(r"\bmake ([a-z-]+)", code)) <= targets
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = re.search(r"^\[project.optional-dependencies\]\n(.*?)^\[", project, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    known = set(re.findall(r"^(\w+) = ", section[1], re.MULTILINE))
+    for extras in re.findall(r"(?:gpu-align|\.)\[([\w,]+)\]", text):
+        assert set(extras.split(",")) <= known
+    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert importlib.util.find_spec(module) is not None, module
+
+
+def test_every_operation_has_its_four_files() -> None:
+    folders = [path for path in OPS.iterdir() if (path / "__init__.py").exists()]
+    assert len(folders) >= 4
+    for folder in folders:
+        for name in ("README.md", "reference.py", "kernels.py", "launch.py"):
+            assert (folder / name).exists(), f"{folder.name}/{name}"
+
+
+def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
+    draw = _load(ROOT / "docs" / "img" / "draw.py")
+    assert {path.name for path in (ROOT / "docs" / "img").glob("*.svg")} == set(draw.PICTURES)
+    for name, picture in draw.PICTURES.items():
+        drawn = picture().svg()
+        ElementTree.fromstring(drawn)
+        stored = (ROOT / "docs" / "img" / name).read_text(encoding="utf-8")
+        assert drawn == stored, f"{name} is out of date: python docs/img/draw.py"
+
+
+def test_the_picture_of_an_edit_has_the_shape_that_its_brackets_name() -> None:
+    draw = _load(ROOT / "docs" / "img" / "draw.py")
+    output = draw.OUTPUT[: draw.STEP]
+    scores = draw._scores(output)
+    end, length = draw._match(output, draw.PREDICTION, scores.index(max(scores)))
+    assert output[:3] == draw.PREDICTION[:3]
+    assert output[5] == draw.PREDICTION[3]
+    assert output[-length:] == draw.PREDICTION[end - length : end]
+    assert draw.PREDICTION[end:16] == draw.OUTPUT[draw.STEP :][: 16 - end]
+
+
+def test_numbers_are_those_of_the_last_replay() -> None:
+    filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
+    numbers = json.loads(filler.NUMBERS.read_text(encoding="utf-8"))
+    assert set(numbers["policies"]) == set(policy_names())
+    for page in filler.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert filler.fill(text, filler.table(numbers)) == text, (
+            f"{page.name}: run docs/_scripts/fill_numbers.py"
+        )
+        assert "make bench-quality" in text.partition(filler.END)[2]
+
+
+def test_numbers_are_ratios_of_the_counts() -> None:
+    filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
+    counts = {"output_tokens": 300, "steps": 40, "accepted": 260, "rejected": 65, "pairs": [{}, {}]}
+    none = {"output_tokens": 300, "steps": 300, "accepted": 0, "rejected": 9, "pairs": [{}, {}]}
+    simulation = {"num_draft_tokens": 16, "policies": {"new": none, "gpu_align": counts}}
+    rows = filler.table(filler.condense(simulation)).splitlines()
+    assert rows[2].startswith("| `gpu_align` | **7.50** | **0.25** |")
+    assert rows[3].startswith("| `new` | 1.00 | – |")
+    assert "2 outputs, 300 tokens, at most 16 drafts" in rows[-1]
+
+
+@pytest.mark.parametrize("page", ["no markers", "<!-- numbers:end --> <!-- numbers:begin -->"])
+def test_numbers_are_not_written_where_there_is_no_place(page: str) -> None:
+    filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
+    with pytest.raises(ValueError, match="once each, in this order"):
+        filler.fill(page, "x")
+
+
+def test_bad_input_reads_as_the_page_says() -> None:
+    page = (ROOT / "docs" / "own-engine.md").read_text(encoding="utf-8")
+    drafter = Drafter(
+        max_slots=256, max_context_len=8, max_prediction_len=8192, num_draft_tokens=4, vocab_size=131072,
+        device="cpu",
+    )  # fmt: skip
+    token_ids, total_len = torch.zeros(256, 8, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
+    slots, sampled = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    calls = [
+        lambda: drafter.add(0, [1] * 9000, 0),
+        lambda: drafter.add(0, [1, 2, 3, -1], 0),
+        lambda: drafter.add(256, [], 0),
+        lambda: drafter.add(0, [1.0], 0),  # type: ignore[list-item]
+        lambda: drafter.propose(token_ids.long(), total_len, slots, sampled),
+        lambda: drafter.propose(token_ids, total_len[:255], slots, sampled),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, ValueError)) as error:
+            call()
+        assert f"`{error.type.__name__}: {error.value}`" in page
+
+
+def test_the_example_of_realign_is_right() -> None:
+    readme = (OPS / "realign" / "README.md").read_text(encoding="utf-8")
+    output, prediction = (torch.tensor([t], dtype=torch.int32) for t in ([5, 6, 1, 8], [5, 6, 7, 8, 9]))
+    m, n, one = (torch.tensor([v], dtype=torch.int32) for v in (4, 5, 1))
+    slot = torch.zeros(1, dtype=torch.int64)
+    heights = lcs_prefix_row(output, m, prediction, n)[0].tolist()
+    row, row_len = torch.full((1, 1), -1, dtype=torch.int32), -one
+    lcs_extend_inplace(row, row_len, output, one * 0, m, prediction, n, slot, one)
+    assert "H[j]         " + "   ".join(map(str, heights)) in readme
+    assert "2·H[j] − j   " + "   ".join(str(2 * h - j) for j, h in enumerate(heights)) in readme
+    assert f"the smaller one, {int(realign(row, n, slot))}:" in readme
+
+
+def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:
+    readme = (OPS / "draft" / "README.md").read_text(encoding="utf-8")
+    lasts = [edge - 1 for edge in LENGTH_EDGES[1:]]
+    spans = [str(a) if a == b else f"{a}–{b}" for a, b in zip(LENGTH_EDGES, lasts, strict=False)]
+    assert f"0, {', '.join(spans)}, {LENGTH_EDGES[-1]} or more;" in readme
+    assert f"`bucket · {NUM_DISTANCES} + distance`" in readme
+
+
+def test_docstrings_become_markdown() -> None:
+    reader = pytest.importorskip("griffe") and _load(ROOT / "docs" / "_scripts" / "griffe_docstrings.py")
+    fenced = reader.fence_literals(
+        "A loop::\n\n    for x in y:\n\n        f(x)\n\nText.\n\nArgs:\n    a: b::\n    c: d"
+    )
+    assert (
+        fenced == "A loop:\n\n```python\nfor x in y:\n\n    f(x)\n```\n\nText.\n\nArgs:\n    a: b::\n    c: d"
+    )
+    assert reader.fence_literals("for x in y:\n    f(x)") == "```python\nfor x in y:\n    f(x)\n```"
+    assert reader.fence_literals("- a list\n    goes on") == "- a list\n    goes on"
+    assert (
+        reader.ungroup("Args:\n    a, b: c.\n\n    All of them.")
+        == "Args:\n    a: c.\n    b: c.\n\nAll of them."
+    )
+    assert reader.comment_above(["x = 1", "    #: One.", "    #: Two.", "    y = 2"], 4) == "One.\nTwo."
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    site = tmp_path / "site"
+    build = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert build.returncode == 0, build.stderr[-3000:]
+    pages = list(site.glob("*.html"))
+    assert len(pages) >= 10
+    loads = re.compile(
+        r"<(?:script|img|iframe)[^>]+src=\"?(https?:[^\s\">]+)|<link[^>]+href=\"?(https?:[^\s\">]+)"
+    )
+    for page in pages:
+        assert not loads.findall(page.read_text(encoding="utf-8")), page.name

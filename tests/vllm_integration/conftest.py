@@ -1,0 +1,153 @@
+"""Fixtures of the plugin's tests: a tiny real model, its outputs by transformers, one engine, one server.
+
+The engine and the server start once a session; tests that use them are marked `vllm`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import build
+from vllm_harness import MAX_MODEL_LEN, K, OfflineEngine, Server
+
+from vllm_integration import compat
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "GPU_ALIGN_STRICT": "1",
+}
+
+
+@pytest.fixture
+def plugin_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin on before the test, and in its old state after it."""
+    monkeypatch.setattr(compat, "_off_reason", None)
+
+
+@pytest.fixture
+def plugin_log() -> Iterator[list[str]]:
+    """The plugin's log lines from WARNING up. (vLLM cuts its loggers off from the root, so no `caplog`.)"""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    compat.logger.addHandler(handler)
+    yield lines
+    compat.logger.removeHandler(handler)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a random Llama and its tokenizer."""
+    return build(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def greedy(tiny_llama: Path) -> Callable[[list[int], int], list[int]]:
+    """`greedy(prompt, n)`: the next n tokens by transformers, which knows nothing of drafts."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def generate(prompt: list[int], n: int) -> list[int]:
+        key = tuple(prompt)
+        if len(known.get(key, [])) < n:
+            ids = torch.tensor([prompt])
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False)
+            known[key] = out[0, len(prompt) :].tolist()
+        return known[key][:n]
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineEngine]:
+    """A real engine in this process. Its KV cache holds 768 tokens, so that a few long requests preempt
+    each other, and 64 tokens a step, so that longer prompts are prefilled in chunks."""
+    logs = tmp_path_factory.mktemp("steps")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("GPU_ALIGN_DEBUG_DIR", str(logs))
+        from vllm import LLM
+
+        llm = LLM(
+            str(tiny_llama),
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=8,
+            block_size=32,
+            num_gpu_blocks_override=24,
+            max_num_batched_tokens=64,
+            enable_chunked_prefill=True,
+            disable_log_stats=False,
+            speculative_config={
+                "method": "custom_class",
+                "model": "vllm_integration.PredictedOutputs",
+                "num_speculative_tokens": K,
+            },
+        )
+        yield OfflineEngine(llm, logs)
+
+
+@pytest.fixture(scope="session")
+def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The OpenAI server as a user starts it, in its own process; stopped at the end."""
+    if not any(point.name == "gpu_align" for point in entry_points(group="vllm.general_plugins")):
+        pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")
+    directory = tmp_path_factory.mktemp("server")
+    logs = directory / "steps"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_llama)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN)]
+    command += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "64", "--enable-log-requests"]
+    speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
+    command += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": K})]
+    environment = {**os.environ, **ENVIRONMENT, "GPU_ALIGN_DEBUG_DIR": str(logs)}
+    output = directory / "server.log"
+    with output.open("w") as sink:
+        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_ready(process, f"http://127.0.0.1:{port}/health", output)
+        yield Server(f"http://127.0.0.1:{port}", logs, output)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[Any], url: str, output: Path, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the server ended with {process.returncode}:\n{output.read_text()[-4000:]}")
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    pytest.fail(f"the server was not ready after {seconds} s:\n{output.read_text()[-4000:]}")

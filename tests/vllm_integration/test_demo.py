@@ -1,0 +1,451 @@
+"""The demo's parts, without a server: task, tokenizer, training loop, cache, process, thresholds, page."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_align.html import Origin
+from vllm_integration import demo
+from vllm_integration.demo import __main__ as command_line
+from vllm_integration.demo import measure, model, page, preflight, server, task, tokenizer
+
+TEXTS = [task.ORIGINAL, task.UNRELATED, task.EDITED]
+
+
+@pytest.fixture(scope="module")
+def tok() -> Any:
+    return tokenizer.train_tokenizer(TEXTS, 400)
+
+
+# --- the task -------------------------------------------------------------------------------------------
+
+
+def test_edits_turn_the_original_into_the_answer() -> None:
+    assert task.apply_edits(task.ORIGINAL) == task.EDITED
+    for text in (task.ORIGINAL, task.EDITED):
+        ast.parse(text)
+    assert "export" in task.ORIGINAL
+    assert "export" not in task.EDITED
+    assert "pick" not in task.EDITED
+    assert task.EDITED.count("driest(") == 3
+    assert "DRY = 0.35\n" in task.EDITED
+    assert "def days_left(self, daily):" in task.EDITED
+
+
+def test_both_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in (task.ORIGINAL, task.EDITED):
+        exec(compile(text, task.FILE_NAME, "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "enough for 5 days"
+    # A higher limit waters more, so the edit shows in what is left.
+    assert [printed[2], printed[5]] == ["21.2 litres left", "20.1 litres left"]
+
+
+@pytest.mark.parametrize(("old", "count"), [("not there", 1), ("self", 1)])
+def test_an_edit_that_does_not_fit_is_refused(old: str, count: int) -> None:
+    edit = task.Edit("odd", old, "x", count)
+    with pytest.raises(ValueError, match=rf"edit 'odd': expected '{old}' 1 times, found \d+"):
+        task.apply_edits(task.ORIGINAL, (edit,))
+
+
+def test_the_prompt_holds_the_file_and_every_instruction() -> None:
+    (message,) = task.messages()
+    assert task.ORIGINAL in message["content"]
+    for edit in task.EDITS:
+        assert edit.instruction in message["content"]
+    assert task.instruction().count("rename") == 1
+
+
+# --- the tokenizer --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", [*TEXTS, "", "\r\n\ttab  \n", "naïve 日本 🌱 é", "<|end|x", "\x00\x7f", "12345 = 0x1F"]
+)
+def test_tokenizer_round_trip(tok: Any, text: str) -> None:
+    ids = tokenizer.encode(tok, text)
+    assert tok.decode(ids) == text
+    assert "".join(tokenizer.token_texts(tok, ids)) == text
+
+
+def test_a_character_of_several_tokens_shows_once(tok: Any) -> None:
+    ids = tokenizer.encode(tok, "a🌱b")
+    assert len(ids) == 6  # four bytes that training has never seen together
+    assert tokenizer.token_texts(tok, ids) == ["a", "", "", "", "🌱", "b"]
+
+
+def test_chat_template_and_files_on_disk(tok: Any, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi\n"}]
+    ids = tokenizer.encode_chat(tok, messages)
+    assert tok.decode(ids) == "<|system|>be brief<|end|><|user|>hi\n<|end|><|assistant|>"
+    assert ids.count(tok.eos_token_id) == 2
+    tok.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.encode_chat(loaded, messages) == ids
+    assert loaded.eos_token_id == tok.eos_token_id == 0
+
+
+def test_tokenizer_is_deterministic_and_checks_its_size(tok: Any) -> None:
+    assert tokenizer.train_tokenizer(TEXTS, 400).get_vocab() == tok.get_vocab()
+    with pytest.raises(ValueError, match="vocab_size: expected at least 260, found 259"):
+        tokenizer.train_tokenizer(TEXTS, 259)
+
+
+# --- the model and its cache ----------------------------------------------------------------------------
+
+SMALL = model.Recipe(
+    vocab_size=300,
+    hidden_size=32,
+    layers=1,
+    heads=1,
+    intermediate_size=64,
+    max_positions=128,
+    learning_rate=1e-2,
+    max_steps=300,
+    prompt='[{"role": "user", "content": "say it"}]',
+    answer="abc abd abc abe",
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"layers": 5}, {"answer": "x"}, {"prompt": "[]"}, {"chat_template": "x"}, {"pieces": "x"}],
+)
+def test_cache_key_follows_the_recipe(change: dict[str, Any]) -> None:
+    assert model.Recipe().key() == model.Recipe().key()
+    assert replace(model.Recipe(), **change).key() != model.Recipe().key()
+
+
+def test_training_makes_a_folder_that_generates_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    monkeypatch.setattr(tokenizer, "stdlib_sources", lambda: TEXTS)
+    seen: list[model.Progress] = []
+    assert model.cached(SMALL, tmp_path) is None
+    folder = model.make_model(SMALL, tmp_path, seen.append)
+    assert model.cached(SMALL, tmp_path) == folder == tmp_path / SMALL.key()
+    assert [path.name for path in tmp_path.iterdir()] == [SMALL.key()]
+    assert seen[0].learnt < seen[-1].learnt == seen[-1].total
+    assert [now.with_prompt for now in (seen[0], seen[-1])] == [False, True]
+
+    tok = AutoTokenizer.from_pretrained(folder)
+    llama = LlamaForCausalLM.from_pretrained(folder)
+    prompt = tok(
+        tok.apply_chat_template(
+            [{"role": "user", "content": "say it"}], tokenize=False, add_generation_prompt=True
+        ),
+        return_tensors="pt",
+        add_special_tokens=False,
+    )
+    written = llama.generate(**prompt, do_sample=False, max_new_tokens=40)[0, prompt["input_ids"].shape[1] :]
+    assert tok.decode(written) == SMALL.answer + tokenizer.END
+
+
+def test_training_that_fails_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "stdlib_sources", lambda: TEXTS)
+    with pytest.raises(model.TrainingError, match="not learnt the answer in 3 steps"):
+        model.make_model(replace(SMALL, max_steps=3), tmp_path, lambda _: None)
+    with pytest.raises(model.TrainingError, match="expected at most 8 tokens, found"):
+        model.make_model(replace(SMALL, max_positions=8), tmp_path, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the server's process -------------------------------------------------------------------------------
+
+# Starts a child of its own, as vLLM does, and tells both ids; `stubborn` ignores the request to end.
+_FAKE = """
+import os, signal, subprocess, sys, time
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def _gone(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # ended; whoever adopted it has not looked yet
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _fake_server(tmp_path: Path, *words: str) -> server.Server:
+    command = [sys.executable, "-c", _FAKE, *words]
+    return server.Server(command, "http://127.0.0.1:9", tmp_path / "log", os.environ)
+
+
+def _child_pid(running: server.Server) -> int:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        words = running.log.read_text().split()
+        if len(words) == 2:
+            return int(words[1])
+        time.sleep(0.02)
+    raise AssertionError("the fake server did not start its child")
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_server_and_its_children_are_always_stopped(
+    tmp_path: Path, error: type[BaseException] | None
+) -> None:
+    pids: list[int] = []
+
+    def use() -> None:
+        with _fake_server(tmp_path) as running:
+            pids.extend([running.pid, _child_pid(running)])
+            if error is not None:
+                raise error
+
+    if error is None:
+        use()
+    else:
+        with pytest.raises(error):
+            use()
+    assert len(pids) == 2
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_a_stubborn_server_is_forced(tmp_path: Path) -> None:
+    with _fake_server(tmp_path, "stubborn") as running:
+        pids = [running.pid, _child_pid(running)]
+        running.stop(grace_s=0.2)
+        running.stop()  # nothing left to do
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_a_server_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('x' * 9); raise SystemExit('no such model')"]
+    with (
+        server.Server(command, "http://127.0.0.1:9", tmp_path / "log", os.environ) as running,
+        pytest.raises(server.ServerError, match=r"exit code 1(.|\n)*no such model"),
+    ):
+        running.wait_ready(20, lambda seconds, line: None)
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    ticks: list[float] = []
+    with (
+        _fake_server(tmp_path) as running,
+        pytest.raises(server.ServerError, match="did not answer within 0 s"),
+    ):
+        running.wait_ready(0.4, lambda seconds, line: ticks.append(seconds))
+    assert ticks
+
+
+def test_health_ends_the_wait(tmp_path: Path) -> None:
+    (tmp_path / "health").write_text("ok")
+    port = server.free_port()
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", server.HOST, "-d", str(tmp_path)]
+    with server.Server(command, f"http://{server.HOST}:{port}", tmp_path / "log", os.environ) as running:
+        assert 0 < running.wait_ready(20, lambda seconds, line: None) < 20
+
+
+def test_server_command_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    command = server.vllm_command(
+        "m", 123, name="n", dtype="float32", num_draft_tokens=32, max_model_len=4096
+    )
+    assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    assert '"vllm_integration.PredictedOutputs"' in command[command.index("--speculative-config") + 1]
+    cpu = server.vllm_environment(tmp_path, gpu=False, offline=True)
+    assert cpu["GPU_ALIGN_DEBUG_DIR"] == str(tmp_path)
+    assert (cpu["VLLM_CPU_KVCACHE_SPACE"], cpu["HF_HUB_OFFLINE"]) == ("7", "1")
+    root = Path(demo.__file__).resolve().parents[2]
+    assert str(root) in cpu["PYTHONPATH"].split(os.pathsep)
+
+
+# --- measuring ------------------------------------------------------------------------------------------
+
+
+def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, text: str = "ab") -> measure.Row:
+    return measure.Row(name, text, [5, 6, 7, 0], [9.0, seconds, 0.1], steps, origins=[0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "text", "expected"),
+    [
+        (10, 1.9, "ab", []),
+        (11, 1.9, "ab", ["fewer verification steps"]),
+        (10, 2.0, "ab", ["expected less than 2.00 s"]),
+        (10, 1.9, "aB", ["output differs"]),
+        (40, 3.0, "", ["output differs", "fewer verification steps", "expected less than 2.00 s"]),
+    ],
+)
+def test_what_the_demo_promises(steps: int, seconds: float, text: str, expected: list[str]) -> None:
+    none, verbatim = _row(), _row("verbatim", steps, seconds, text)
+    measure.compare([none, verbatim])
+    found = measure.failures(none, verbatim, [none, verbatim])
+    assert len(found) == len(expected)
+    assert all(part in line for part, line in zip(expected, found, strict=True))
+
+
+def _log(**change: Any) -> dict[str, Any]:
+    steps = [
+        {"source": "none", "accepted": 0, "new": [5]},
+        {"source": "prediction", "accepted": 1, "new": [6, 7]},
+        {"source": "context", "accepted": 2, "new": [0]},  # the end token came before the second draft
+    ]
+    return {"steps": steps, "usage": {"steps": 3, "drafted": 9, "accepted": 2}, **change}
+
+
+def test_origins_come_from_the_step_log(tmp_path: Path) -> None:
+    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(yaml.safe_dump(_log()))
+    row = _row()
+    measure.fill_from_log(row, measure.read_steps(tmp_path, "chatcmpl-1"))
+    assert row.origins == [Origin.GENERATED, Origin.PREDICTION, Origin.GENERATED, Origin.CONTEXT]
+    assert row.token_steps == [0, 1, 1, 2]
+    assert (row.steps, row.accepted, row.rejected) == (3, 2, 7)
+
+
+def test_a_step_log_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(measure.MeasurementError, match="3 tokens are not the answer's 4"):
+        measure.fill_from_log(_row(), _log(steps=_log()["steps"][:2]))
+    with pytest.raises(measure.MeasurementError, match="no step log of chatcmpl-2"):
+        measure.read_steps(tmp_path, "chatcmpl-2", timeout_s=0.1)
+
+
+class _Client:
+    """Answers like the openai client; `answers` holds one (text, token ids) a request."""
+
+    def __init__(self, answers: list[tuple[str, list[int]]]) -> None:
+        self.answers = answers
+        self.bodies: list[dict[str, Any]] = []
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
+
+    def _create(self, **body: Any) -> Any:
+        self.bodies.append(body)
+        text, ids = self.answers.pop(0)
+        choice = SimpleNamespace(message=SimpleNamespace(content=text), model_extra={"token_ids": ids})
+        return SimpleNamespace(id="chatcmpl-1", choices=[choice])
+
+
+REQUEST = measure.Request("m", task.messages(), 64)
+
+
+def test_a_row_without_prediction_counts_its_tokens(tmp_path: Path) -> None:
+    client = _Client([("ab", [5, 6, 7, 0])] * measure.REPEATS)
+    done: list[int] = []
+    row = measure.measure(client, REQUEST, "none", None, tmp_path, lambda: done.append(1))
+    assert (row.steps, row.accepted, row.rejected) == (4, 0, 0)
+    assert len(row.wall_s) == len(done) == measure.REPEATS
+    assert all("prediction" not in body and body["temperature"] == 0 for body in client.bodies)
+
+
+def test_a_prediction_is_sent_as_openai_defines_it(tmp_path: Path) -> None:
+    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(yaml.safe_dump(_log()))
+    client = _Client([("ab", [5, 6, 7, 0])] * measure.REPEATS)
+    row = measure.measure(client, REQUEST, "verbatim", "ab", tmp_path, lambda: None)
+    assert client.bodies[0]["prediction"] == {"type": "content", "content": "ab"}
+    assert row.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [([("", [0])], "expected an answer"), ([("ab", [5, 0]), ("ac", [5, 0])], "two equal requests differ")],
+)
+def test_answers_that_cannot_be_measured(
+    answers: list[tuple[str, list[int]]], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(measure.MeasurementError, match=message):
+        measure.measure(_Client(answers + answers), REQUEST, "none", None, tmp_path, lambda: None)
+
+
+# --- the page and the command ---------------------------------------------------------------------------
+
+
+def test_page_escapes_and_colours(tok: Any) -> None:
+    text = 'if a<b: "&"'
+    ids = tokenizer.encode(tok, text)
+    row = measure.Row(
+        "<none>",
+        text,
+        ids,
+        [1.0],
+        steps=2,
+        origins=[Origin.GENERATED] + [Origin.PREDICTION] * (len(ids) - 2) + [Origin.CONTEXT],
+        token_steps=[0] + [1] * (len(ids) - 1),
+    )
+    html = page.render([row], tok, ["<fact>"])
+    assert "<fact>" not in html
+    assert "&lt;fact&gt;" in html
+    assert "&lt;none&gt;" in html
+    spans = [
+        part.partition(">")[2].partition("</span>")[0] for part in html.split('<pre class="tokens">')[1:]
+    ]
+    assert len(spans) == 1
+    for origin in (Origin.GENERATED, Origin.PREDICTION, Origin.CONTEXT):
+        assert f'class="o o{origin:d}"' in html.split('<pre class="tokens">')[1]
+    assert "&lt;b" in html
+    assert 'title="step 2"' in html
+
+
+def test_table_says_when_an_output_differs() -> None:
+    none, other = _row(), replace(_row("edited", 8, 0.5), identical=False, drafted=20, accepted=15)
+    cells = dict(zip(page.HEADER, page.cells(other, none), strict=True))
+    assert cells == {
+        "prediction": "edited",
+        "wall time": "0.50 s",
+        "speed-up": "4.0×",
+        "tokens/s": "8",
+        "verification steps": "8",
+        "accepted": "15",
+        "rejected": "5",
+        "output identical": "NO",
+    }
+
+
+def test_the_model_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str | None, Path]] = []
+    monkeypatch.setattr(command_line, "run_demo", lambda *args: calls.append(args) or 0)
+    monkeypatch.setenv("MODEL", "")
+    assert command_line.main([]) == 0
+    monkeypatch.setenv("MODEL", "org/name")
+    command_line.main(["--out-dir", "x"])
+    command_line.main(["--model", "other/one"])
+    assert calls == [(None, Path("demo_out")), ("org/name", Path("x")), ("other/one", Path("demo_out"))]
+
+
+def test_what_is_missing_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    real = preflight.find_spec
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "openai" else real(name))
+    assert demo.run_demo(out_dir=tmp_path / "out") == 2
+    assert "not installed: openai. Run: pip install -e '.[cpu,demo]'" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_companion_that_does_not_fit_torch_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torchaudio.py").write_text("raise OSError('libcudart.so.13: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "torchaudio":
+            monkeypatch.delitem(sys.modules, name)
+    (line,) = [line for line in preflight.problems() if line.startswith("torchaudio")]
+    assert "libcudart.so.13" in line
+    assert line.endswith("pip uninstall -y torchaudio")

@@ -1,0 +1,301 @@
+"""The proposer's bookkeeping, against a drafter and an engine that check how they are used."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+
+from vllm_integration import PredictedOutputParams, compat, plugin, proposer, wire
+from vllm_integration.proposer import PredictedOutputs
+
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+
+@pytest.fixture(autouse=True)
+def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "guarded_install", lambda group, wrappers: True)
+    monkeypatch.setattr(plugin, "register", lambda: None)
+    monkeypatch.setattr(proposer, "make_drafter", FakeDrafter)
+    for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
+        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
+
+
+def predicted(token_ids: list[int], **overrides: Any) -> Any:
+    return sampling(PredictedOutputParams(token_ids=token_ids).to_extra_args(), **overrides)
+
+
+def test_a_perfect_prediction_takes_the_fewest_steps() -> None:
+    ours = PredictedOutputs(config(K=4))
+    engine = FakeEngine(ours)
+    output = list(range(10, 40))
+    engine.submit("a", [1, 2, 3], output, predicted(output, max_tokens=30))
+    steps = 0
+    while len(engine.written["a"]) < len(output):
+        engine.step()
+        steps += 1
+    assert engine.written["a"] == output
+    assert steps == 1 + math.ceil(29 / 5)
+    usage = ours.usage("a")
+    assert usage is not None
+    assert (usage.steps, usage.output_tokens, usage.accepted, usage.rejected) == (steps, 30, 23, 0)
+    assert engine.drafts["a"] == []  # nothing is proposed that max_tokens would cut off
+
+
+def test_only_requests_with_a_prediction_are_drafted_for() -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    engine.submit("plain", [1], [5, 6, 7, 8], sampling())
+    engine.submit("mine", [1, 2], [5, 6, 7, 8], predicted([5, 6, 7, 8]))
+    engine.submit("pooling", [1], [9, 9], None)
+    engine.step()
+    assert engine.drafts == {"plain": [], "mine": [6, 7, 8], "pooling": []}
+    assert ours.usage("plain") is None
+    assert ours.slots.holders() == ["mine"]
+
+
+def test_drafting_without_a_prediction_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", "1")
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    engine.submit("plain", [1], [5, 6, 7, 8], sampling())
+    engine.step()
+    assert ours.slots.holders() == ["plain"]
+
+
+def test_nothing_is_proposed_while_prefilling() -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    engine.submit("a", [1, 2], [5, 6, 7], predicted([5, 6, 7]))
+    engine.step(prefilling=("a",))
+    assert engine.drafts["a"] == []
+    assert len(ours.slots) == 0
+    engine.step()
+    assert engine.drafts["a"] == [6, 7]
+    assert ours.drafter.calls == [([0], [3], [1])]
+
+
+def test_a_request_that_leaves_the_batch_is_rebuilt_when_it_returns() -> None:
+    """Preempted or merely not scheduled: its slot goes to somebody else, its drafts stay the same."""
+    ours = PredictedOutputs(config(max_num_seqs=1))
+    engine = FakeEngine(ours)
+    output = list(range(20, 40))
+    engine.submit("a", [1, 2], output, predicted(output))
+    engine.step()
+    engine.step()
+    before = list(engine.drafts["a"])
+    usage = ours.usage("a")
+    engine.rows.remove("a")
+    engine.drafts.clear()
+    engine.submit("b", [3], [60, 61, 62], predicted([60, 61, 62]))
+    engine.step()
+    assert ours.slots.holders() == ["b"]
+    assert engine.drafts["b"] == [61, 62]
+    engine.rows[:] = ["a"]
+    engine.step(finished=("b",), prefilling=("a",))
+    assert ours.slots.holders() == []
+    engine.step()
+    assert engine.drafts["a"] == [token + 1 for token in before]
+    assert ours.usage("a") is usage
+    assert 61 not in ours.token_ids[0, :10].tolist()
+
+
+def test_rows_move_and_slots_stay() -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours, max_model_len=64)
+    for number, name in enumerate("abc"):
+        output = list(range(10 + 20 * number, 30 + 20 * number))
+        engine.submit(name, [number] * (number + 1), output, predicted(output))
+    engine.step()
+    engine.rows.reverse()
+    engine.step()
+    engine.step(finished=("b",))
+    assert {name: ours.slots.get(name) for name in "abc"} == {"a": 0, "b": None, "c": 2}
+    for name in "ac":
+        assert engine.written[name] == engine.outputs[name][: 1 + 5 + 5]
+        usage = ours.usage(name)
+        assert usage is not None
+        assert (usage.steps, usage.rejected) == (3, 0)
+
+
+def test_tokens_that_vllm_takes_back_rebuild_the_slot() -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    output = list(range(20, 50))
+    engine.submit("a", [1], output, predicted(output))
+    for _ in range(3):
+        engine.step()
+    engine.written["a"] = output[:2]
+    engine.drafts["a"] = []
+    engine.step()
+    assert engine.drafts["a"] == output[3:7]
+    assert ours.requests["a"].synced == 4
+
+
+def test_drafts_never_reach_past_max_model_len() -> None:
+    ours = PredictedOutputs(config(max_model_len=16, K=8))
+    engine = FakeEngine(ours, max_model_len=16)
+    output = list(range(20, 36))
+    engine.submit("a", [1, 2, 3, 4], output[:12], predicted(output))
+    lengths = []
+    while len(engine.written["a"]) < 12:
+        engine.step()
+        lengths.append(4 + len(engine.written["a"]) + len(engine.drafts["a"]))
+    assert max(lengths) <= 16
+    assert len(lengths) == 1 + math.ceil(11 / 9)
+
+
+def test_a_stop_token_inside_the_drafts_ends_the_count() -> None:
+    ours = PredictedOutputs(config(K=6))
+    engine = FakeEngine(ours)
+    engine.submit("a", [1], [5, 6, 2, 7, 8, 9], predicted([5, 6, 2, 7, 8, 9], eos_token_id=2))
+    engine.step()
+    engine.step()
+    usage = ours.usage("a")
+    assert usage is not None
+    assert (usage.output_tokens, usage.drafted, usage.accepted, usage.rejected) == (3, 5, 2, 3)
+    assert engine.drafts["a"] == []
+
+
+def test_placeholders_of_vllm_are_nobodys_drafts() -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    engine.submit("a", [1], [5, 6, 7], predicted([5, 6, 7]))
+    engine.drafts["a"] = [-1, -1, -1, -1]
+    engine.step()
+    usage = ours.usage("a")
+    assert usage is not None
+    assert (usage.steps, usage.drafted) == (1, 0)
+
+
+@pytest.mark.parametrize("value", [[1, 100], {"x": 1}, 7, "text"], ids=["vocabulary", "keys", "type", "text"])
+def test_a_malformed_prediction_costs_only_itself(value: Any, plugin_log: list[str]) -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    engine.submit("bad", [1], [5, 6, 7], sampling({wire.KEY: value}))
+    engine.submit("good", [1], [5, 6, 7], predicted([5, 6, 7]))
+    engine.step()
+    assert engine.drafts == {"bad": [], "good": [6, 7]}
+    assert len(plugin_log) == 1
+    assert "bad" in plugin_log[0]
+
+
+def test_a_prediction_the_drafter_refuses_costs_only_itself(
+    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    monkeypatch.setattr(ours.drafter, "max_prediction_len", 2)
+    engine.submit("long", [1], [5, 6, 7], predicted([5, 6, 7]))
+    engine.submit("good", [1], [5, 6, 7], predicted([5, 6]))
+    engine.step()
+    assert engine.drafts == {"long": [], "good": [6]}
+    assert "long" in plugin_log[0]
+    assert ours.slots.holders() == ["good"]
+    engine.step(finished=("long", "good"))
+
+
+def test_an_error_while_drafting_turns_it_off_and_serves_on(
+    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    engine.submit("a", [1], [5, 6, 7], predicted([5, 6, 7]))
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(ours.drafter, "propose", broken)
+    assert engine.step() == {"a": [5]}
+    assert engine.step() == {"a": [6]}
+    assert engine.drafts == {"a": []}
+    assert len(plugin_log) == 1
+    assert "no such kernel" in str(compat.off_reason())
+
+
+def test_strict_raises_an_error_while_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+    ours = PredictedOutputs(config())
+    engine = FakeEngine(ours)
+    engine.submit("a", [1], [5, 6, 7], predicted([5, 6, 7]))
+    monkeypatch.setattr(ours.drafter, "propose", lambda *args: None)
+    with pytest.raises(AttributeError):
+        engine.step()
+
+
+def test_off_means_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = PredictedOutputs(config())
+    monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
+    engine = FakeEngine(ours)
+    engine.submit("a", [1], [5, 6, 7], predicted([5, 6, 7]))
+    engine.step()
+    assert engine.drafts == {"a": []}
+    assert not ours.requests
+
+
+@pytest.mark.parametrize(("rank", "tp", "writes"), [(0, 1, True), (0, 2, True), (1, 2, False), (2, 2, True)])
+def test_the_step_log_is_written_by_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, tp: int, writes: bool
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+    ours = PredictedOutputs(config(rank=rank, tp=tp))
+    engine = FakeEngine(ours)
+    engine.submit("a", [1, 2], [5, 6, 7, 8], predicted([5, 6, 9, 8]))
+    for _ in range(3):
+        engine.step()
+    engine.step(finished=("a",))
+    if not writes:
+        assert list(tmp_path.iterdir()) == []
+        return
+    document = yaml.safe_load((tmp_path / "a.yaml").read_text())
+    assert document["prompt_tokens"] == 2
+    assert document["prediction_tokens"] == 4
+    steps = document["steps"]
+    assert [step["new"] for step in steps] == [[5], [6, 7], [8]]
+    assert [step["proposed"] for step in steps] == [[], [6, 9, 8], []]
+    assert [step["position"] for step in steps] == [2, 3, 5]
+    assert [step["source"] for step in steps] == ["none", "prediction", "none"]
+    assert document["usage"]["accepted"] == 1
+    assert document["usage"]["rejected"] == 2
+
+
+def test_no_slot_and_no_token_of_one_request_reaches_another() -> None:
+    """Random arrivals, departures, preemptions; each request's output lies in a range of its own."""
+    draw = random.Random(3)
+    ours = PredictedOutputs(config(max_num_seqs=4, vocab_size=10_000, K=4))
+    engine = FakeEngine(ours, max_model_len=64)
+    number = 0
+    waiting: list[str] = []
+    for _ in range(1500):
+        finished = tuple(r for r in engine.rows if len(engine.written[r]) == len(engine.outputs[r]))
+        if engine.rows and draw.random() < 0.1:
+            finished = (*finished, draw.choice(engine.rows))  # aborted
+        if engine.rows and draw.random() < 0.1:
+            victim = draw.choice(engine.rows)
+            if victim not in finished:
+                engine.rows.remove(victim)
+                engine.drafts.pop(victim, None)
+                waiting.append(victim)
+        draw.shuffle(engine.rows)
+        free = 4 - len(set(engine.rows) - set(finished))
+        if free and waiting and draw.random() < 0.5:
+            engine.rows.append(waiting.pop(0))
+        elif free:
+            first = 100 * (number % 99) + 10
+            output = list(range(first, first + draw.randrange(2, 40)))
+            params = predicted(output) if draw.random() < 0.7 else sampling()
+            engine.submit(f"r{number}", [draw.randrange(10)] * draw.randrange(1, 9), output, params)
+            number += 1
+        engine.step(finished=finished)
+        for req_id, draft in engine.drafts.items():
+            assert set(draft) <= set(engine.outputs[req_id])
+    assert number > 300
+    engine.step(finished=(*engine.rows, *waiting))
+    assert not ours.requests
+    assert len(ours.slots) == 0
+    assert ours.drafter.slots == {}

@@ -1,0 +1,173 @@
+"""Slots, counters, stop rules, settings and the step log: the parts without vLLM in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_integration.debug_log import DebugLog, StepRecord, safe_name
+from vllm_integration.settings import Settings
+from vllm_integration.slots import SlotTable
+from vllm_integration.usage import RequestUsage, StopRule
+
+
+def test_slots_are_given_smallest_first_and_only_once() -> None:
+    table = SlotTable(3)
+    assert [table.acquire(name) for name in "abc"] == [0, 1, 2]
+    with pytest.raises(ValueError, match="no slot left for 'd', all 3"):
+        table.acquire("d")
+    with pytest.raises(ValueError, match="'b' already holds slot 1"):
+        table.acquire("b")
+    assert table.release("b") == 1
+    assert table.release("b") is None
+    assert table.acquire("d") == 1
+    assert table.holders() == ["a", "c", "d"]
+    assert "b" not in table
+    assert "d" in table
+    assert table.get("b") is None
+
+
+def test_a_table_needs_a_slot() -> None:
+    with pytest.raises(ValueError, match="max_slots: expected at least 1, got 0"):
+        SlotTable(0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=200))
+def test_no_two_requests_ever_share_a_slot(moves: list[tuple[bool, int]]) -> None:
+    table, held = SlotTable(4), dict[str, int]()
+    for take, number in moves:
+        name = str(number)
+        if not take:
+            assert table.release(name) == held.pop(name, None)
+        elif name not in held and len(held) < 4:
+            held[name] = table.acquire(name)
+        assert {name: table.get(name) for name in held} == held
+        assert len(set(held.values())) == len(held) == len(table)
+        assert all(0 <= slot < 4 for slot in held.values())
+
+
+def test_usage_counts_by_source() -> None:
+    usage = RequestUsage()
+    usage.add_step(new_tokens=1, verified=0, accepted=0, source="none")
+    usage.add_step(new_tokens=5, verified=6, accepted=4, source="prediction")
+    usage.add_step(new_tokens=1, verified=3, accepted=0, source="context")
+    assert usage.as_dict() == {
+        "steps": 3,
+        "output_tokens": 7,
+        "drafted": 9,
+        "accepted": 4,
+        "rejected": 5,
+        "by_source": {
+            "prediction": {"drafted": 6, "accepted": 4},
+            "context": {"drafted": 3, "accepted": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("sampled", "before", "kept", "ends"),
+    [
+        ([1, 2, 3], 0, 3, False),
+        ([1, 9, 3], 0, 2, True),
+        ([9], 0, 1, True),
+        ([1, 2, 3], 8, 2, True),
+        ([1, 2], 8, 2, True),
+        ([1, 2, 9], 8, 2, True),
+        ([1], 10, 0, True),
+    ],
+)
+def test_tokens_after_the_end_do_not_count(sampled: list[int], before: int, kept: int, ends: bool) -> None:
+    rule = StopRule(frozenset({9}), max_tokens=10)
+    assert rule.kept(sampled, before) == kept
+    assert rule.ends(sampled[:kept], before) is ends
+    assert StopRule().kept(sampled, before) == len(sampled)
+    assert StopRule().ends(sampled, before) is False
+
+
+def test_settings_from_the_environment() -> None:
+    assert Settings.from_env({}) == Settings()
+    settings = Settings.from_env(
+        {
+            "GPU_ALIGN_STRICT": "1",
+            "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION": "Yes",
+            "GPU_ALIGN_MAX_PREDICTION_TOKENS": "100",
+            "GPU_ALIGN_DEBUG_DIR": "/x",
+        }
+    )
+    assert settings == Settings(True, True, 100, "/x")
+    assert settings.prediction_capacity(50) == 50
+    assert settings.prediction_capacity(500) == 100
+    assert Settings().prediction_capacity(500) == 500
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GPU_ALIGN_STRICT", "maybe"),
+        ("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", "2"),
+        ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "0"),
+        ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "-4"),
+        ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "many"),
+    ],
+)
+def test_unreadable_settings_are_named(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: expected .*got '{value}'"):
+        Settings.from_env({name: value})
+
+
+@pytest.mark.parametrize(
+    "req_id", ["../../etc/passwd", "a/b", ".hidden", "", "x" * 500, "ü", "a b", "a\0b", "\ud800"]
+)
+def test_a_request_id_never_leaves_the_directory(req_id: str, tmp_path: Path) -> None:
+    name = safe_name(req_id)
+    assert (tmp_path / name).resolve().parent == tmp_path.resolve()
+    assert not name.startswith(".")
+    assert len(name) < 200
+    assert safe_name(req_id + "?") != name
+
+
+def test_a_plain_request_id_is_its_file_name() -> None:
+    assert safe_name("chatcmpl-8f-1a2b3c4d") == "chatcmpl-8f-1a2b3c4d.yaml"
+
+
+def write(log: DebugLog) -> None:
+    step = StepRecord(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7])
+    log.write(
+        "r", num_draft_tokens=4, prompt_tokens=5, prediction_tokens=9, usage=RequestUsage(), steps=[step]
+    )
+
+
+def test_the_log_is_one_whole_file(tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "directory"
+    write(DebugLog(str(directory)))
+    (path,) = directory.iterdir()
+    document = yaml.safe_load(path.read_text())
+    assert path.name == "r.yaml"
+    assert document["format"] == "gpu-align-steps/1"
+    assert document["steps"] == [
+        {
+            "step": 0,
+            "position": 5,
+            "source": "prediction",
+            "proposed": [1, 2],
+            "confidence": [0.5, 0.25],
+            "duration_us": 40,
+            "verified": 2,
+            "accepted": 1,
+            "new": [1, 7],
+        }
+    ]
+
+
+def test_a_directory_that_cannot_be_written_turns_the_log_off(tmp_path: Path, plugin_log: list[str]) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    log = DebugLog(str(blocked / "below"))
+    write(log)
+    write(log)
+    assert len(plugin_log) == 1
+    assert "GPU_ALIGN_DEBUG_DIR" in plugin_log[0]

@@ -1,0 +1,55 @@
+"""A real model small enough to be built by a test: random Llama weights, a word tokenizer, on disk.
+
+The words are `w0 w1 …`, so text and token ids map one to one, and a random model's output is a valid
+prediction in both forms. The weights are drawn wide (standard deviation 0.6) so that greedy output wanders
+instead of repeating one token, and the best logit leads by far: float32 rounding flips nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+NUM_WORDS = 400
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
+    """Write model and tokenizer to `directory` and return it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = ["<unk>", "<s>", "</s>", "<assistant>", *(f"w{i}" for i in range(NUM_WORDS))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(directory)
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=max_len,
+        initializer_range=0.6,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).float()
+    with torch.no_grad():  # special tokens are never the argmax: outputs run to max_tokens
+        model.lm_head.weight[:4] = 0
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(directory)
+    return directory

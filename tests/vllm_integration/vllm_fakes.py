@@ -1,0 +1,179 @@
+"""Stand-ins for the unit tests of the bookkeeping: a drafter that checks how it is called, and a runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class FakeDrafter:
+    """`gpu_align.Drafter`'s contract with the simplest policy: continue after the last longest suffix match
+    in the prediction, from its start before anything is generated. It checks what it is given."""
+
+    def __init__(self, proposer: Any, max_slots: int) -> None:
+        self.sizes = (max_slots, proposer.max_model_len)
+        self.max_prediction_len = proposer.capacity
+        self.K = proposer.num_draft_tokens
+        self.vocab_size = proposer.vocab_size
+        self.slots: dict[int, tuple[list[int], int]] = {}
+        self.calls: list[tuple[list[int], list[int], list[int]]] = []
+
+    def add(self, slot: int, prediction: Any, prompt_len: int) -> None:
+        prediction = [int(token) for token in prediction]
+        if any(not 0 <= token < self.vocab_size for token in prediction):
+            raise ValueError("prediction: token id outside the vocabulary")
+        if len(prediction) > self.max_prediction_len:
+            raise ValueError("prediction: too long")
+        self.slots[slot] = (prediction, prompt_len)
+
+    def remove(self, slot: int) -> None:
+        del self.slots[slot]
+
+    def propose(
+        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
+    ) -> Any:
+        assert tuple(token_ids.shape) == self.sizes
+        assert token_ids.dtype == torch.int32
+        assert total_len.dtype == torch.int32
+        assert slots.dtype == torch.int64
+        assert num_sampled.dtype == torch.int32
+        self.calls.append((slots.tolist(), total_len[slots].tolist(), num_sampled.tolist()))
+        B = len(slots)
+        draft = SimpleNamespace(
+            token_ids=torch.zeros((B, self.K), dtype=torch.int64),
+            length=torch.zeros(B, dtype=torch.int32),
+            confidence=torch.zeros((B, self.K)),
+            source=torch.zeros(B, dtype=torch.int8),
+        )
+        for b, slot in enumerate(slots.tolist()):
+            prediction, prompt_len = self.slots[slot]
+            context = token_ids[slot, prompt_len : total_len[slot]].tolist()
+            tokens = _continue(prediction, context)[: self.K]
+            draft.token_ids[b, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+            draft.length[b] = len(tokens)
+            draft.confidence[b, : len(tokens)] = 0.5
+            draft.source[b] = 1 if tokens else 0
+        return draft
+
+
+def _continue(prediction: list[int], context: list[int]) -> list[int]:
+    best, after = 0, None
+    for end in range(1, len(prediction) + 1):
+        length = 0
+        while length < min(end, len(context)) and prediction[end - 1 - length] == context[-1 - length]:
+            length += 1
+        if length >= max(best, 1):
+            best, after = length, end
+    return [] if after is None else prediction[after:]
+
+
+def config(**overrides: Any) -> Any:
+    """As much of a `VllmConfig` as the proposer reads."""
+    values = {
+        "K": 4,
+        "max_num_seqs": 4,
+        "max_model_len": 64,
+        "vocab_size": 100,
+        "rank": 0,
+        "tp": 1,
+        **overrides,
+    }
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=values["K"],
+            method="custom_class",
+            model="vllm_integration.PredictedOutputs",
+        ),
+        model_config=SimpleNamespace(
+            max_model_len=values["max_model_len"], get_vocab_size=lambda: values["vocab_size"]
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=values["max_num_seqs"]),
+        parallel_config=SimpleNamespace(rank=values["rank"], tensor_parallel_size=values["tp"]),
+    )
+
+
+def sampling(extra_args: dict[str, Any] | None = None, **overrides: Any) -> Any:
+    """As much of `SamplingParams` as the proposer reads."""
+    values = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None, **overrides}
+    return SimpleNamespace(extra_args=extra_args, **values)
+
+
+@dataclass
+class FakeEngine:
+    """Plays scheduler, runner and model for a proposer: greedy, the outputs known beforehand.
+
+    rows: the batch in order. A step verifies the drafts of the step before against the known output and
+    appends one token more, as the engine does.
+    """
+
+    proposer: Any
+    max_model_len: int = 64
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    prompts: dict[str, list[int]] = field(default_factory=dict)
+    written: dict[str, list[int]] = field(default_factory=dict)
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+    rows: list[str] = field(default_factory=list)
+    new: list[Any] = field(default_factory=list)
+    input_batch: Any = field(default_factory=SimpleNamespace)
+
+    def submit(self, req_id: str, prompt: list[int], output: list[int], params: Any) -> None:
+        self.prompts[req_id], self.outputs[req_id], self.written[req_id] = prompt, output, []
+        self.rows.append(req_id)
+        self.new.append(SimpleNamespace(req_id=req_id, sampling_params=params))
+
+    def refresh(self) -> Any:
+        """Bring the one batch object up to date, in place as vLLM does."""
+        tokens = np.zeros((len(self.rows), self.max_model_len), dtype=np.int32)
+        lengths = np.zeros(len(self.rows), dtype=np.int32)
+        for row, req_id in enumerate(self.rows):
+            known = self.prompts[req_id] + self.written[req_id]
+            tokens[row, : len(known)] = known
+            lengths[row] = len(known)
+        self.input_batch.req_ids = list(self.rows)
+        self.input_batch.req_id_to_index = {req_id: row for row, req_id in enumerate(self.rows)}
+        self.input_batch.num_prompt_tokens = np.array(
+            [len(self.prompts[r]) for r in self.rows], dtype=np.int32
+        )
+        self.input_batch.token_ids_cpu = tokens
+        self.input_batch.num_tokens_no_spec = lengths
+        return self.input_batch
+
+    def step(self, finished: tuple[str, ...] = (), prefilling: tuple[str, ...] = ()) -> dict[str, list[int]]:
+        """One engine step; returns what each request sampled."""
+        for req_id in finished:
+            if req_id in self.rows:
+                self.rows.remove(req_id)
+        scheduled = {r: self.drafts.pop(r) for r in self.rows if self.drafts.get(r)}
+        output = SimpleNamespace(
+            finished_req_ids=set(finished),
+            scheduled_new_reqs=self.new,
+            scheduled_spec_decode_tokens=scheduled,
+        )
+        self.new = []
+        self.refresh()
+        self.proposer.observe(self, output)
+        sampled: dict[str, list[int]] = {}
+        for req_id in self.rows:
+            if req_id in prefilling:
+                sampled[req_id] = []
+                continue
+            rest = self.outputs[req_id][len(self.written[req_id]) :]
+            accepted = 0
+            for draft, token in zip(scheduled.get(req_id, []), rest[:-1], strict=False):
+                if draft != token:
+                    break
+                accepted += 1
+            sampled[req_id] = rest[: accepted + 1]
+            self.written[req_id] += sampled[req_id]
+        batch = self.refresh()
+        rows = [sampled[req_id] for req_id in self.rows]
+        proposed = self.proposer.propose(
+            rows, batch.num_tokens_no_spec, batch.token_ids_cpu, slot_mappings=None
+        )
+        assert len(proposed) == len(self.rows)
+        self.drafts = {r: list(d) for r, d in zip(self.rows, proposed, strict=True)}
+        return sampled

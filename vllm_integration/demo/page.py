@@ -1,0 +1,71 @@
+"""The demo's table, for the terminal and for a page that shows where every token came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_align import html
+from vllm_integration.demo.measure import Row
+from vllm_integration.demo.tokenizer import token_texts
+
+HEADER = (
+    "prediction",
+    "wall time",
+    "speed-up",
+    "tokens/s",
+    "verification steps",
+    "accepted",
+    "rejected",
+    "output identical",
+)
+
+
+def cells(row: Row, none: Row) -> tuple[str, ...]:
+    """Return one row of the table; `none` is the row without a prediction."""
+    return (
+        row.name,
+        f"{row.seconds:.2f} s",
+        f"{none.seconds / row.seconds:.1f}×",
+        f"{row.tokens_per_s:.0f}",
+        str(row.steps),
+        str(row.accepted),
+        str(row.rejected),
+        "yes" if row.identical else "NO",
+    )
+
+
+def terminal_table(rows: Sequence[Row]) -> Any:
+    """Return the rows as a `rich` table; the first row is the one without a prediction."""
+    from rich.table import Table
+
+    table = Table(title="The same request, with different predictions")
+    table.add_column(HEADER[0])
+    for name in HEADER[1:]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*cells(row, rows[0]), style=None if row.identical else "red")
+    return table
+
+
+def render(rows: Sequence[Row], tokenizer: Any, facts: Sequence[str]) -> str:
+    """Return the page: what was run, the table, and each row's output with its tokens coloured.
+
+    rows: the first is the one without a prediction.
+    tokenizer: the served model's, to spell its tokens.
+    facts: paragraphs about the run.
+    """
+    shown = sorted({origin for row in rows for origin in row.origins})
+    parts = [
+        *(html.note(fact) for fact in facts),
+        html.table(HEADER, [cells(row, rows[0]) for row in rows]),
+        html.legend(shown),
+        html.note("Hover over a token to see the verification step that produced it."),
+    ]
+    for row in rows:
+        texts = token_texts(tokenizer, row.token_ids)
+        summary = f"{row.steps} verification steps, {row.seconds:.2f} s"
+        parts.append(
+            html.details(row.name, summary, html.tokens(texts, row.origins, row.token_steps), opened=True)
+        )
+    return html.page("Predicted outputs: where every token came from", parts)

@@ -1,0 +1,206 @@
+"""The edit that the demo asks for: an original file, an instruction, and the edited file.
+
+`EDITED` is not written out by hand. It is `ORIGINAL` with `EDITS` applied one after another, so that the
+instruction in the prompt, the list of edits and the expected answer cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FILE_NAME = "garden.py"
+
+ORIGINAL = '''\
+"""Plan the watering of a small garden."""
+
+from dataclasses import dataclass, field
+
+DRY = 0.30
+WET = 0.80
+LITRES = 4.5
+
+
+@dataclass
+class Bed:
+    name: str
+    plants: int
+    level: float
+    covered: bool = False
+
+    def need(self):
+        """Litres that bring this bed to the middle of its range."""
+        middle = (DRY + WET) / 2
+        missing = max(0.0, middle - self.level)
+        return round(missing * LITRES * self.plants, 1)
+
+
+@dataclass
+class Tank:
+    capacity: float
+    level: float = 0.0
+
+    def fill(self, amount):
+        self.level = min(self.capacity, self.level + amount)
+
+    def draw(self, amount):
+        if amount > self.level:
+            raise ValueError(f"only {self.level} litres left, {amount} wanted")
+        self.level -= amount
+        return amount
+
+
+@dataclass
+class Garden:
+    tank: Tank
+    beds: list = field(default_factory=list)
+
+    def pick(self):
+        """The driest bed that is below the limit, or None."""
+        thirsty = [bed for bed in self.beds if bed.level < DRY]
+        return min(thirsty, key=lambda bed: bed.level, default=None)
+
+    def export(self):
+        """Write the beds in the format of the old controller."""
+        rows = []
+        for bed in self.beds:
+            flag = "C" if bed.covered else "O"
+            rows.append(f"{bed.name};{bed.plants};{flag}")
+        return "\\n".join(rows)
+
+    def water(self):
+        """Water beds, driest first, until none is dry or the tank is empty."""
+        done = []
+        bed = self.pick()
+        while bed is not None and self.tank.level > 0:
+            amount = self.tank.draw(min(bed.need(), self.tank.level))
+            bed.level += amount / (bed.plants * LITRES)
+            done.append(bed.name)
+            bed = self.pick()
+        return done
+
+
+def main():
+    garden = Garden(Tank(capacity=60.0, level=35.0))
+    garden.beds.append(Bed("tomatoes", plants=6, level=0.22))
+    garden.beds.append(Bed("basil", plants=4, level=0.28, covered=True))
+    garden.beds.append(Bed("peppers", plants=5, level=0.51))
+    for name in garden.water():
+        print(f"watered {name}")
+    print(f"{garden.tank.level:.1f} litres left")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace every occurrence of `old` by `new`; `old` must occur exactly `count` times."""
+
+    instruction: str
+    old: str
+    new: str
+    count: int = 1
+
+
+EDITS = (
+    Edit("change the constant DRY to 0.35", "DRY = 0.30", "DRY = 0.35"),
+    Edit(
+        "delete the method export, the old controller is gone",
+        '''\
+    def export(self):
+        """Write the beds in the format of the old controller."""
+        rows = []
+        for bed in self.beds:
+            flag = "C" if bed.covered else "O"
+            rows.append(f"{bed.name};{bed.plants};{flag}")
+        return "\\n".join(rows)
+
+''',
+        "",
+    ),
+    Edit("rename the method pick to driest", "pick()", "driest()", count=2),
+    Edit("rename the method pick to driest", "def pick(self)", "def driest(self)"),
+    Edit(
+        "after draw, insert a method days_left(self, daily) into Tank",
+        """\
+        self.level -= amount
+        return amount
+""",
+        '''\
+        self.level -= amount
+        return amount
+
+    def days_left(self, daily):
+        """Whole days the tank lasts when `daily` litres leave it every day."""
+        if daily <= 0:
+            raise ValueError(f"daily use must be positive, not {daily}")
+        return int(self.level // daily)
+''',
+    ),
+    Edit(
+        "print the days left at the end of main",
+        """    print(f"{garden.tank.level:.1f} litres left")\n""",
+        """\
+    print(f"{garden.tank.level:.1f} litres left")
+    print(f"enough for {garden.tank.days_left(daily=4)} days")
+""",
+    ),
+)
+
+UNRELATED = """\
+The ferry leaves the north pier at ten past seven, and again at noon. Bicycles travel free of charge on
+weekdays; on Sundays a ticket is needed, which the purser sells on board. Dogs are welcome on the open
+deck. In fog the boat waits until the lighthouse can be seen from the bridge, and the harbour office puts
+the new time on the blackboard beside the bakery. Passengers who miss the last crossing may sleep in the
+old customs house: the key hangs behind the second shutter, and the stove is lit from October to April.
+
+Monday     07:10  12:00  18:30
+Tuesday    07:10  12:00  18:30
+Wednesday  07:10  18:30
+Thursday   07:10  12:00  18:30
+Friday     07:10  12:00  18:30  21:45
+Saturday   09:00  14:00
+Sunday     10:00
+
+Fares: a single crossing is four crowns, a book of ten is thirty-two, children under six pay nothing. Lost
+property is kept for a month at the ticket window, umbrellas for a year, because everybody forgets them.
+"""
+
+
+def apply_edits(source: str, edits: tuple[Edit, ...] = EDITS) -> str:
+    """Return `source` with the edits applied in order.
+
+    Raises ValueError when the text of an edit does not occur exactly `count` times at its turn.
+    """
+    for edit in edits:
+        found = source.count(edit.old)
+        if found != edit.count:
+            raise ValueError(
+                f"edit {edit.instruction!r}: expected {edit.old!r} {edit.count} times, found {found}"
+            )
+        source = source.replace(edit.old, edit.new)
+    return source
+
+
+EDITED = apply_edits(ORIGINAL)
+
+
+def instruction(edits: tuple[Edit, ...] = EDITS) -> str:
+    """Return the numbered list of what to change, each instruction once."""
+    unique = list(dict.fromkeys(edit.instruction for edit in edits))
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(unique, start=1))
+
+
+def messages() -> list[dict[str, str]]:
+    """Return the chat request: one user message with the file and what to change in it."""
+    return [
+        {
+            "role": "user",
+            "content": (
+                f"Here is {FILE_NAME}:\n\n{ORIGINAL}\nEdit it:\n{instruction()}\n\n"
+                "Answer with the whole edited file and nothing else: no Markdown fence, no explanation."
+            ),
+        }
+    ]

@@ -1,0 +1,90 @@
+"""Predictions in the front end: when they apply, and text becoming token ids there."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm_integration import compat, wire
+from vllm_integration.settings import Settings
+
+logger = logging.getLogger("vllm.gpu_align")
+
+OUR_CLASSES = frozenset({"vllm_integration.PredictedOutputs", "vllm_integration.proposer.PredictedOutputs"})
+
+
+def drafts_predictions(vllm_config: Any) -> bool:
+    """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return (
+        speculative is not None
+        and compat.off_reason() is None
+        and speculative.method == "custom_class"
+        and speculative.model in OUR_CLASSES
+    )
+
+
+def capacity(vllm_config: Any) -> int:
+    """Tokens of a prediction that are kept."""
+    return Settings.from_env().prediction_capacity(vllm_config.model_config.max_model_len)
+
+
+def tokenize_params(limit: int) -> Any:
+    """No special tokens; one token more than `limit` is kept, to tell "cut" from "just fits"."""
+    from vllm.renderers import TokenizeParams
+
+    return TokenizeParams(
+        max_total_tokens=limit + 1,
+        truncate_prompt_tokens=limit + 1,
+        truncation_side="right",
+        add_special_tokens=False,
+    )
+
+
+def as_prediction(token_ids: list[int], limit: int, request_id: str) -> wire.Prediction:
+    """Token ids of at most `limit` tokens, ready to travel; a warning when they had to be cut."""
+    if len(token_ids) > limit:
+        logger.warning("The prediction of request %s was cut to %d tokens", request_id, limit)
+        token_ids = token_ids[:limit]
+    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids))
+
+
+def wrap_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`InputProcessor.process_inputs`, with a text prediction in `params.extra_args` tokenised first.
+
+    The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
+    """
+
+    @functools.wraps(original)
+    def process_inputs(
+        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        extra_args = getattr(params, "extra_args", None)
+        if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
+            params = _with_token_ids(self, request_id, params)
+        return original(self, request_id, prompt, params, *args, **kwargs)
+
+    return process_inputs
+
+
+def _with_token_ids(processor: Any, request_id: str, params: Any) -> Any:
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        prediction = wire.read(params.extra_args[wire.KEY])
+        if prediction.text is not None:
+            if processor.renderer.tokenizer is None:
+                raise ValueError("prediction: expected token ids, the engine has no tokenizer for text")
+            limit = capacity(processor.vllm_config)
+            prompt = processor.renderer.tokenize_prompt({"prompt": prediction.text}, tokenize_params(limit))
+            prediction = as_prediction(prompt["prompt_token_ids"], limit, request_id)
+    except (TypeError, ValueError) as error:
+        raise VLLMValidationError(str(error), parameter="prediction") from None
+    params = params.clone()
+    params.extra_args = {**params.extra_args, wire.KEY: prediction}
+    return params
+
+
+WRAPPERS: dict[str, compat.Wrapper] = {"inputs.process_inputs": wrap_process_inputs}

@@ -1,0 +1,63 @@
+"""What an operator can set: environment variables, because they reach every process of a vLLM server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The `GPU_ALIGN_*` environment variables.
+
+    | variable | default | meaning |
+    |---|---|---|
+    | `GPU_ALIGN_STRICT` | 0 | 1: a vLLM seam that is missing raises instead of turning the plugin off |
+    | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
+    | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
+    | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
+    """
+
+    strict: bool = False
+    draft_without_prediction: bool = False
+    max_prediction_tokens: int | None = None
+    debug_dir: str | None = None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the variables. Raises `ValueError` that names the variable and what it held."""
+        env = os.environ if environ is None else environ
+        return cls(
+            strict=_flag(env, "GPU_ALIGN_STRICT"),
+            draft_without_prediction=_flag(env, "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"),
+            max_prediction_tokens=_count(env, "GPU_ALIGN_MAX_PREDICTION_TOKENS"),
+            debug_dir=env.get("GPU_ALIGN_DEBUG_DIR") or None,
+        )
+
+    def prediction_capacity(self, max_model_len: int) -> int:
+        """Tokens of a prediction that are kept: never more than the model can write."""
+        if self.max_prediction_tokens is None:
+            return max_model_len
+        return min(self.max_prediction_tokens, max_model_len)
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "").strip().lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise ValueError(f"{name}: expected 0 or 1, got {env[name]!r}")
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name, "").strip()
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"{name}: expected a positive number of tokens, got {env[name]!r}")
+    return int(value)

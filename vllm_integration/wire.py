@@ -1,0 +1,152 @@
+"""How a prediction travels: one value under one key of `SamplingParams.extra_args`.
+
+vLLM copies `extra_args` from the front end to the engine core as MessagePack and from there to the
+workers. Token ids travel as int32 little-endian bytes: a quarter of the size of a list, and one object
+instead of thousands. The value's `repr` shows its size and never its content, because
+`--enable-log-requests` prints `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+KEY = "gpu_align_prediction"
+MAX_TOKEN_ID = 2**31 - 1
+
+TokenIds = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised.
+
+    A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
+    `bytes`); on the other side of the process boundary it is a dict of the two fields.
+    """
+
+    token_ids: bytes | None = None
+    text: str | None = None
+
+    def __repr__(self) -> str:
+        if self.token_ids is not None:
+            return f"Prediction({len(self.token_ids) // 4} tokens)"
+        return f"Prediction({len(self.text or '')} characters)"
+
+
+@dataclass(frozen=True, repr=False)
+class PredictedOutputParams:
+    """A prediction for the offline API.
+
+        params = SamplingParams(extra_args=PredictedOutputParams(prediction=text).to_extra_args())
+        llm.chat(messages, params)
+
+    prediction: the text the answer is expected to resemble. CR LF and lone CR become LF; it is tokenised
+        once, by the model's tokenizer, without special tokens.
+    token_ids: or its token ids, 0 ≤ id < vocabulary size. Ids outside the vocabulary are refused where
+        the vocabulary is known, in the worker: the request is served without a prediction and one
+        warning is logged.
+
+    Exactly one of the two. An empty prediction is no prediction.
+    Raises `TypeError` and `ValueError` that name the argument, what was expected and what was found.
+    """
+
+    prediction: str | None = None
+    token_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prediction is None) == (self.token_ids is None):
+            found = "neither" if self.prediction is None else "both"
+            raise ValueError(f"expected exactly one of prediction and token_ids, got {found}")
+        if self.prediction is not None:
+            check_text("prediction", self.prediction)
+        else:
+            encode_token_ids("token_ids", self.token_ids)
+
+    def __repr__(self) -> str:
+        return "PredictedOutputParams(...)"
+
+    def to_extra_args(self) -> dict[str, Any]:
+        """`{KEY: Prediction}` to use as, or merge into, `SamplingParams.extra_args`; `{}` when empty."""
+        if self.prediction is not None:
+            text = normalise_newlines(self.prediction)
+            return {KEY: Prediction(text=text)} if text else {}
+        encoded = encode_token_ids("token_ids", self.token_ids)
+        return {KEY: Prediction(token_ids=encoded)} if encoded else {}
+
+
+def normalise_newlines(text: str) -> str:
+    """CR LF and lone CR become LF: models write LF, whatever the client's platform does."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_text(name: str, text: object) -> None:
+    """Raise unless `text` is a str that UTF-8 can express (a lone surrogate is not)."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name}: expected a string, got {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name}: expected valid Unicode, got a lone surrogate at character {error.start}"
+        ) from None
+
+
+def encode_token_ids(name: str, token_ids: object) -> bytes:
+    """int32 little-endian bytes of a one-dimensional sequence of ints, 0 ≤ id < 2**31."""
+    if isinstance(token_ids, (str, bytes, bytearray, memoryview, Mapping)):
+        raise TypeError(f"{name}: expected a sequence of token ids, got {type(token_ids).__name__}")
+    if isinstance(token_ids, np.ndarray):
+        ids = token_ids
+    elif isinstance(token_ids, Sequence):
+        for index, item in enumerate(token_ids):
+            if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+                raise TypeError(f"{name}[{index}]: expected a token id, got {type(item).__name__}")
+            if not 0 <= item <= MAX_TOKEN_ID:
+                raise ValueError(f"{name}[{index}]: expected 0 ≤ id < 2**31, got {item}")
+        ids = np.array(token_ids, dtype=np.int64)
+    else:
+        raise TypeError(f"{name}: expected a sequence of token ids, got {type(token_ids).__name__}")
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise TypeError(f"{name}: expected one dimension of integers, got {ids.ndim}-d {ids.dtype}")
+    if ids.size and not (ids.min() >= 0 and ids.max() <= MAX_TOKEN_ID):
+        raise ValueError(f"{name}: expected 0 ≤ id < 2**31, got {ids.min()} to {ids.max()}")
+    return ids.astype("<i4").tobytes()
+
+
+def decode_token_ids(encoded: bytes) -> TokenIds:
+    """The inverse of `encode_token_ids`: a new int32 array. Raises `ValueError` for a torn encoding."""
+    if len(encoded) % 4:
+        raise ValueError(f"token_ids: expected a multiple of 4 bytes, got {len(encoded)}")
+    return np.frombuffer(encoded, dtype="<i4").astype(np.int32)
+
+
+def read(value: object) -> Prediction:
+    """Whatever arrived under `KEY`, as a `Prediction` with exactly one field set.
+
+    Taken: a `Prediction`, the dict it becomes between processes, a sequence of token ids (also how a
+    client sends one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` for anything else.
+    """
+    if isinstance(value, str):
+        check_text("prediction", value)
+        return Prediction(text=normalise_newlines(value))
+    if isinstance(value, Prediction):
+        token_ids, text = value.token_ids, value.text
+    elif isinstance(value, Mapping):
+        if set(value) - {"token_ids", "text"}:
+            raise ValueError("prediction: expected the keys token_ids and text, got others")
+        token_ids, text = value.get("token_ids"), value.get("text")
+    else:
+        return Prediction(token_ids=encode_token_ids("prediction", value))
+    if (token_ids is None) == (text is None):
+        raise ValueError("prediction: expected exactly one of token_ids and text")
+    if text is not None:
+        check_text("prediction", text)
+        return Prediction(text=normalise_newlines(text))
+    if isinstance(token_ids, (bytes, bytearray, memoryview)):
+        return Prediction(token_ids=bytes(token_ids))
+    return Prediction(token_ids=encode_token_ids("prediction", token_ids))
