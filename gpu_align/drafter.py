@@ -253,6 +253,8 @@ def _rows(match: SuffixMatch, batch_size: int) -> SuffixMatch:
 
 def _as_token_array(prediction: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
     """[n] int32 of our own, from any sequence of integers; ids beyond int32 are clipped out of the vocabulary."""
+    if not isinstance(prediction, (Sequence, np.ndarray)):
+        raise TypeError(f"prediction: expected a sequence of integers, found {type(prediction).__name__}")
     if len(prediction) == 0:
         return np.zeros(0, dtype=np.int32)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gzip
 import importlib
 import importlib.util
 import io
@@ -32,6 +33,8 @@ PAGES = sorted(
     + list((ROOT / "docs").glob("*.md"))
     + list(OPS.glob("*/README.md"))
 )
+#: Pages about a running server: their code is compiled and not run.
+SERVED = [ROOT / name for name in ("docs/vllm.md", "docs/demo.md", "vllm_integration/README.md")]
 #: A comment above a fence: the code below it is compiled and not run.
 NOT_RUN = re.compile(r"<!-- needs (a|an) [\w ]+ -->\s*$")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -69,7 +72,7 @@ def python_blocks(page: Path) -> list[Block]:
         after = fences[i + 1] if i + 1 < len(fences) else None
         follows = after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip()
         line = text.count("\n", 0, fence.start()) + 1
-        runs = NOT_RUN.search(text[: fence.start()]) is None
+        runs = page not in SERVED and NOT_RUN.search(text[: fence.start()]) is None
         blocks.append(Block(page, line, fence[2], after[2] if after and follows else None, runs))
     return blocks
 
@@ -83,6 +86,9 @@ def test_python_in_the_docs_runs(block: Block, tmp_path: Path, monkeypatch: pyte
     if not block.runs:
         return
     monkeypatch.chdir(tmp_path)
+    record = {"id": "a", "prediction": [1, 2, 3, 4, 5], "output": [1, 2, 9, 4, 5]}
+    with gzip.open("pairs.jsonl.gz", "wt") as pairs:  # what the pages call a file of records
+        json.dump(record, pairs)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, {"__name__": "__docs__"})

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -64,36 +65,40 @@ def fence_literals(docstring: str) -> str:
         f(i)
     ```
     """
+    paragraphs = docstring.split("\n\n")
     parts: list[str] = []
-    announced = in_section = False
-    for paragraph in docstring.split("\n\n"):
-        lines = paragraph.split("\n")
-        indented = lines[0].startswith("    ")
-        # Sections end at the next paragraph that starts at the margin.
-        in_section = bool(_SECTION.match(lines[0])) or (in_section and indented)
-        is_code = not in_section and (
-            (announced and indented)
-            or (
-                not indented
-                and not _LIST_ITEM.match(lines[0])
-                and any(line.startswith("    ") for line in lines[1:])
-            )
-        )
-        if is_code:
-            margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-            code = "\n".join(line[margin:] for line in lines).strip("\n")
-            if announced and indented and parts[-1].endswith("\n```") and not _ends_announced(parts[-1]):
-                parts[-1] = parts[-1][: -len("\n```")] + f"\n\n{code}\n```"
-            else:
-                parts.append(f"```python\n{code}\n```")
-            continue
-        announced = _ends_announced(paragraph)
-        if announced and not in_section:
-            paragraph = "" if paragraph.strip() == "::" else paragraph[:-1]
-        if paragraph:
+    in_section = False
+    i = 0
+    while i < len(paragraphs):
+        paragraph = paragraphs[i]
+        i += 1
+        # A section ends at the next paragraph that starts at the margin.
+        in_section = bool(_SECTION.match(paragraph)) or (in_section and paragraph.startswith("    "))
+        if in_section:
             parts.append(paragraph)
-    return "\n\n".join(parts)
+        elif paragraph.rstrip().endswith("::"):
+            parts.append(paragraph.rstrip()[:-1])
+            code = []
+            while i < len(paragraphs) and paragraphs[i].startswith("    "):
+                code.append(paragraphs[i])
+                i += 1
+            parts.append(_fenced("\n\n".join(code)))
+        elif _looks_like_code(paragraph):
+            parts.append(_fenced(paragraph))
+        else:
+            parts.append(paragraph)
+    return "\n\n".join(part for part in parts if part not in ("", ":"))
 
 
-def _ends_announced(paragraph: str) -> bool:
-    return paragraph.rstrip().endswith("::")
+def _looks_like_code(paragraph: str) -> bool:
+    """Prose is never indented here, but for the lines of a list."""
+    first, *rest = paragraph.split("\n")
+    return (
+        not first.startswith(" ")
+        and not _LIST_ITEM.match(first)
+        and any(line.startswith("    ") for line in rest)
+    )
+
+
+def _fenced(code: str) -> str:
+    return f"```python\n{textwrap.dedent(code).strip()}\n```" if code else ""

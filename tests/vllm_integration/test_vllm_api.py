@@ -14,6 +14,9 @@ from vllm_integration import PredictedOutputParams, api, compat, inputs, wire
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
+PART = {"type": "text", "text": "a"}
+
+
 def content(value: Any) -> dict[str, Any]:
     return {"type": "content", "content": value}
 
@@ -57,7 +60,7 @@ def test_the_text_of_a_prediction(value: Any, text: str) -> None:
         (content([{"type": "text", "text": ["secret"]}]), "prediction.content[0].text: ", "got array"),
         (content([[[[[]]]]]), "prediction.content[0]: ", "got array"),
         (content("secret\ud800"), "prediction.content: ", "surrogate at character 6"),
-        (content([{"type": "text", "text": "a"}] * 10_001), "prediction.content: ", "10001"),
+        (content([PART] * 10_001), "prediction.content: ", "10001"),
     ],
 )
 def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, place: str, found: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def engine_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 def wrappers(calls: list[str]) -> dict[str, compat.Wrapper]:
     def wrap(name: str) -> compat.Wrapper:
         def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
             def replacement(*args: Any, **kwargs: Any) -> Any:
                 calls.append(name)
                 return original(*args, **kwargs)
@@ -110,7 +112,6 @@ def test_a_missing_seam_is_one_error_and_the_plugin_off(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    monkeypatch.setattr(compat, "SEAMS", ())
     broken = replace(SEAMS[0], module="no_such_module_of_vllm")
     monkeypatch.setattr(compat.install, "__defaults__", ((broken,),))
     assert plugin.guarded_install("v1", {}) is False

@@ -202,6 +202,18 @@ def test_a_malformed_prediction_in_the_worker_costs_only_itself(
     assert len(messages) == 1
 
 
+def test_with_the_plugin_off_the_engine_serves_plain_steps(
+    engine: OfflineEngine, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt_of(91), prompt_of(92)]
+    params = [engine.params(greedy(prompt, 30), max_tokens=30) for prompt in prompts]
+    monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
+    with engine.trace() as steps:
+        answers = engine.generate(prompts, params)
+    assert [answer.token_ids for answer in answers] == [greedy(prompt, 30) for prompt in prompts]
+    assert all(count == 0 for step in steps for count in step.values())
+
+
 def test_a_malformed_prediction_is_refused_by_the_front_end(engine: OfflineEngine) -> None:
     from vllm.exceptions import VLLMValidationError
 

@@ -69,9 +69,10 @@ def vllm_environment(steps_dir: Path, *, gpu: bool, offline: bool) -> dict[str, 
         env["HF_HUB_OFFLINE"] = "1"
     if not gpu:
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        # vLLM would keep one core free for its front end; on two cores that is half the machine.
+        # One core for the front end, as vLLM does it, but no thread tied to a core that others may be using:
+        # a parallel region is as slow as its slowest thread.
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        env.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     return env
 
 

@@ -13,8 +13,8 @@ Additions that are meant to wrap, and those of every turn, are `tl.add` without 
 would trap); inner loops call no other functions (under the interpreter calls are most of the cost).
 
 A program can take BLOCK_B requests abreast: BLOCK_W lanes of the first, then BLOCK_W of the second, and so
-on. On a GPU that is 1; the interpreter pays by the operation, not by its width, and takes a whole batch. Lanes
-are one flat dimension: with two, Triton lays a row out for the gather, the same words in every warp.
+on. On a GPU that is 1; the interpreter pays by the operation, not by its width, and takes a whole batch.
+Lanes are one flat dimension: with two, Triton lays a row out for the gather, the same words in every warp.
 
 Names: i_ program index, o_ offsets, p_ pointer, b_ block of values, m_ mask. Every length is a runtime value.
 """

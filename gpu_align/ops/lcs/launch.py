@@ -73,8 +73,8 @@ def lcs_length(
         TypeError: an argument is no tensor, or has another dtype.
         ValueError: another shape, device or layout, an unknown backend, or a bad `block_words`.
 
-    Cost: m · ceil(n / 32) word steps, of which a program runs up to 512 side by side. Source: Hyyrö, "Bit-
-    parallel LCS-length computation revisited" (2004); the reference: Hunt and Szymanski (1977).
+    Cost: m · ceil(n / 32) word steps, of which a program runs up to 512 side by side.
+    Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004).
     """
     B, _, _ = _check_pairs(context, context_len, prediction, prediction_len)
     if out is None:

@@ -1,12 +1,11 @@
 """NumPy references of the LCS operations: same arguments as the launchers, CPU tensors, no copies.
 
-Two ways to compute a row, neither of them the bit arithmetic of the kernels:
+Two ways to compute a row:
 
 - The edit script needs the whole table and fills it row by row: H[i] = cummax(max(H[i-1], H[i-1] shifted by
   one + match)).
-- Everything else keeps only where a row rises, as Hunt and Szymanski (1977) do: `rises[k]` is the first
-  prediction position whose prefix has an LCS of k + 1 with the context. A token moves the first rise at or
-  after each of its occurrences down to that occurrence, where several reach one rise the first of them wins.
+- Everything else holds a row as one Python integer of n bits, bit j telling whether H[j + 1] == H[j], and
+  folds a token in by Hyyrö's formula. Where the kernels have words and carries here is one addition.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def lcs_length_reference(
     """Write the LCS length of every request to `out`; see `lcs_length`."""
     lengths = out.numpy()
     for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
-        lengths[b] = len(_fold(np.empty(0, np.int64), tokens, text))
+        lengths[b] = len(text) - _fold(_ones(len(text)), tokens, text).bit_count()
     return out
 
 
@@ -48,9 +47,11 @@ def lcs_prefix_row_reference(
     """Write the prefix row of every request to `out`; see `lcs_prefix_row`."""
     rows = out.numpy()
     for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
-        rises = _fold(np.empty(0, np.int64), tokens, text)
+        n = len(text)
+        row = _fold(_ones(n), tokens, text).to_bytes((n + 7) // 8, "little")
+        bits = np.unpackbits(np.frombuffer(row, np.uint8), count=n, bitorder="little")
         rows[b] = 0
-        rows[b, rises + 1] = 1
+        rows[b, 1 : n + 1] = bits ^ 1
         np.cumsum(rows[b], out=rows[b])
     return out
 
@@ -86,10 +87,8 @@ def lcs_extend_inplace_reference(
 ) -> None:
     """Fold the new tokens of every active slot into its carried row; see `lcs_extend_inplace`.
 
-    A folded token costs one comparison with the prediction (about 5 µs for 8,192 tokens), a call with new
-    tokens about as much again for reading and writing the bits.
+    A folded token costs one comparison with the prediction and five passes over n / 8 bytes.
     """
-    # Byte and bit order made explicit: bit j % 32 of word j // 32 is bit j of the row on every machine.
     rows, done_lens = row.numpy(), row_len.numpy()
     ids, starts, totals = token_ids.numpy(), start.numpy(), total_len.numpy()
     texts, text_lens = prediction.numpy(), prediction_len.numpy()
@@ -104,12 +103,15 @@ def lcs_extend_inplace_reference(
             rows[slot] = -1
             done = first
         if n and done < total:
+            # Little-endian words: bit j % 32 of word j // 32 is bit j of the integer on every machine.
             words = rows[slot, : (n + 31) // 32]
-            bits = np.unpackbits(words.astype("<i4").view(np.uint8), bitorder="little")
-            rises = _fold(np.flatnonzero(bits == 0), ids[slot, done:total], texts[slot, :n])
-            bits[:] = 1
-            bits[rises] = 0
-            words[:] = np.packbits(bits, bitorder="little").view("<i4")
+            folded = _fold(
+                int.from_bytes(words.astype("<i4").tobytes(), "little") & _ones(n),
+                ids[slot, done:total],
+                texts[slot, :n],
+            )
+            past = _ones(len(words) * 32) ^ _ones(n)
+            words[:] = np.frombuffer((folded | past).to_bytes(len(words) * 4, "little"), "<i4")
         done_lens[slot] = total
 
 
@@ -161,21 +163,20 @@ def _requests(
     return [(tokens[b, : m[b]], texts[b, : n[b]]) for b in range(len(m))]
 
 
-def _fold(rises: npt.NDArray[np.intp], tokens: IntArray, text: IntArray) -> npt.NDArray[np.intp]:
-    """Return the rises [lcs] of the row after `tokens` more, from those before them. Ascending, int64."""
+def _ones(n: int) -> int:
+    """Return the row of n bits before any token."""
+    return (1 << n) - 1
+
+
+def _fold(row: int, tokens: IntArray, text: IntArray) -> int:
+    """Return the row of len(text) bits after `tokens` more."""
     found = np.empty(len(text), np.bool_)
-    row = np.empty(len(text) + 1, np.int64)
-    length = len(rises)
-    row[:length] = rises
     for token in tokens:
-        at = np.equal(text, token, out=found).nonzero()[0][::-1]
-        if len(at):
-            # Found in the row before this token; of equal indices the last one, the first match, stays.
-            moved = row[:length].searchsorted(at)
-            row[moved] = at
-            # Matches after the last rise make a new one.
-            length += int(moved[0] == length)
-    return row[:length]
+        np.equal(text, token, out=found)
+        matched = row & int.from_bytes(np.packbits(found, bitorder="little").tobytes(), "little")
+        # row - matched is row & ~matched. What carries past the end stays there: carries only run upwards.
+        row = (row + matched) | (row - matched)
+    return row & _ones(len(text))
 
 
 def _table(tokens: IntArray, text: IntArray) -> IntArray:
