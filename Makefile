@@ -9,6 +9,10 @@ ENGINE ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo vllm || echo cpu
 # Workers for the tests that need no engine.
 JOBS   ?= 2
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+# PyPI's torchvision, torchaudio and torchcodec are built for a CUDA torch. Beside a CPU build they fail at
+# import, and with them transformers and vLLM, which use them where they are found; text models need none.
+DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
+	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
 
 .PHONY: help demo test lint format bench bench-quality docs clean
@@ -25,11 +29,13 @@ $(VENV)/.base: pyproject.toml | $(VENV)/bin/python
 	@echo "==> installing $(TORCH) and the engine extra '$(ENGINE)' (a few minutes the first time)"
 	@$(PIP) install $(TORCH)
 	@$(PIP) install -e ".[$(ENGINE),demo]"
+	@$(DROP_BROKEN)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "==> installing the development tools"
 	@$(PIP) install -e ".[$(ENGINE),dev]"
+	@$(DROP_BROKEN)
 	@touch $@
 
 demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a prediction: table and page

@@ -21,7 +21,7 @@ NUMBERS = DOCS / "quality.json"
 PAGES = (DOCS.parent / "README.md", DOCS / "numbers.md")
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
 
-#: What the rows of the table are, in its order; a policy that is not named here comes last, without a remark.
+#: What the rows of the table are; a policy that is not named here has no remark.
 REMARKS = {
     "gpu_align": "this library, default settings",
     "prompt_lookup": "n-gram of 2–5 tokens, latest match",
@@ -50,8 +50,7 @@ def condense(simulation: dict[str, Any]) -> dict[str, Any]:
 def table(numbers: dict[str, Any]) -> str:
     """The block between the markers, as Markdown."""
     policies = numbers["policies"]
-    names = [name for name in REMARKS if name in policies]
-    names += [name for name in policies if name not in REMARKS]
+    names = sorted(policies, key=lambda name: policies[name]["steps"])
     tokens = next(iter(policies.values()))["output_tokens"]
     rows = ["| policy | tokens a step | rejected per accepted | |", "|---|--:|--:|---|"]
     for name in names:

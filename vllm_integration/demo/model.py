@@ -150,7 +150,7 @@ def _train(recipe: Recipe, tok: Any, report: Callable[[Progress], None]) -> Any:
         if with_prompt and learnt == len(answer) and _writes(model, prompt, answer):
             return model
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         with_prompt = with_prompt or loss_value < recipe.alone_until

@@ -21,6 +21,9 @@ HEADER = (
 )
 
 
+_CAPTION = "steps: forward passes of the model, the prefill included"
+
+
 def cells(row: Row, none: Row) -> tuple[str, ...]:
     """Return one row of the table; `none` is the row without a prediction."""
     return (
@@ -36,13 +39,15 @@ def cells(row: Row, none: Row) -> tuple[str, ...]:
 
 
 def terminal_table(rows: Sequence[Row]) -> Any:
-    """Return the rows as a `rich` table; the first row is the one without a prediction."""
+    """Return the rows as a `rich` table that fits 80 columns; the first row is the one without a prediction."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="The same request, with different predictions")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=_CAPTION)
     table.add_column(HEADER[0])
     for name in HEADER[1:]:
-        table.add_column(name, justify="right")
+        short = name.removeprefix("verification ").replace(" ", "\n")
+        table.add_column(short, justify="right", vertical="bottom")
     for row in rows:
         table.add_row(*cells(row, rows[0]), style=None if row.identical else "red")
     return table
@@ -62,10 +67,10 @@ def render(rows: Sequence[Row], tokenizer: Any, facts: Sequence[str]) -> str:
         html.legend(shown),
         html.note("Hover over a token to see the verification step that produced it."),
     ]
-    for row in rows:
+    for number, row in enumerate(rows):
         texts = token_texts(tokenizer, row.token_ids)
         summary = f"{row.steps} verification steps, {row.seconds:.2f} s"
-        parts.append(
-            html.details(row.name, summary, html.tokens(texts, row.origins, row.token_steps), opened=True)
-        )
+        coloured = html.tokens(texts, row.origins, row.token_steps)
+        # Without a prediction every token has the same colour: there to compare with, folded.
+        parts.append(html.details(row.name, summary, coloured, opened=number > 0))
     return html.page("Predicted outputs: where every token came from", parts)

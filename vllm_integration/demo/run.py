@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +18,7 @@ from vllm_integration.demo import preflight, task
 NUM_DRAFT_TOKENS = 32
 MAX_MODEL_LEN = 4096
 MAX_TOKENS = 1536
+WARM_UP_TOKENS = 32
 TINY_NAME = "tiny-editor"
 CACHE_DIR = Path(".cache/demo-model")
 # A model from the hub may have to be downloaded first.
@@ -91,7 +92,7 @@ def _run(console: Any, model: str | None, out_dir: Path) -> int:
 
     _headline(console, 5, "Page")
     page = _write_page(served, rows, out_dir)
-    console.print(f"   every token coloured by where it came from: {page}", highlight=False)
+    console.print(f"   every token coloured by where it came from: {page}", highlight=False, soft_wrap=True)
 
     found = failures(rows[0], rows[1], rows)
     # Another model promises no speed, and in a shorter float type the batch's shape may flip an argmax.
@@ -106,6 +107,8 @@ def _run(console: Any, model: str | None, out_dir: Path) -> int:
 
 
 def _serve_and_measure(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> list[Any]:
+    from rich.text import Text
+
     from vllm_integration.demo.server import HOST, Server, free_port, vllm_command, vllm_environment
 
     _headline(console, 2, "vLLM server with the plugin")
@@ -123,13 +126,18 @@ def _serve_and_measure(console: Any, served: _Served, out_dir: Path, steps_dir: 
     url = f"http://{HOST}:{port}"
     console.print(f"   {' '.join(command)}", style="dim", markup=False, highlight=False, soft_wrap=True)
     with Server(command, url, log, env) as server:
+        beat = _Beat(15.0)
         with console.status("   starting …") as status:
 
             def tick(seconds: float, line: str) -> None:
-                status.update(f"   starting, {seconds:.0f} s: [dim]{_plain(line)[:90]}[/dim]")
+                text = f"starting, {seconds:.0f} s: {line}"
+                if console.is_terminal:
+                    status.update(Text("   " + text[:90]))
+                elif beat():
+                    console.print("   " + text[:90], markup=False, highlight=False)
 
             took = server.wait_ready(READY_TIMEOUT_S["tiny" if served.tiny else "hub"], tick)
-        console.print(f"   ready on {url} after {took:.0f} s; log: {log}", highlight=False)
+        console.print(f"   ready on {url} after {took:.0f} s; log: {log}", highlight=False, soft_wrap=True)
         _headline(console, 3, "The same edit request, four predictions")
         try:
             return _measure(console, url, served, steps_dir)
@@ -155,7 +163,7 @@ def _measure(console: Any, url: str, served: _Served, steps_dir: Path) -> list[A
     try:
         with Progress(*columns, console=console) as progress:
             bar = progress.add_task("warm-up", total=1 + 4 * REPEATS)
-            send(client, request, None)
+            send(client, replace(request, max_tokens=WARM_UP_TOKENS), None)
             progress.advance(bar)
 
             def row(name: str, prediction: str | None) -> Any:
@@ -166,7 +174,7 @@ def _measure(console: Any, url: str, served: _Served, steps_dir: Path) -> list[A
             return [
                 none,
                 row("verbatim", none.text),
-                row("edited (the original file)", task.ORIGINAL),
+                row("edited", task.ORIGINAL),
                 row("unrelated", task.UNRELATED),
             ]
     except OpenAIError as error:
@@ -190,22 +198,20 @@ def _tiny_model(console: Any) -> Path:
         TextColumn("{task.completed:.0f}/{task.total:.0f} tokens learnt  loss {task.fields[loss]:.3f}"),
         TimeElapsedColumn(),
     )
-    last_line = time.monotonic()
+    beat = _Beat(10.0)
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("tokenizer, from the stdlib", total=1, loss=float("nan"))
 
         def report(now: model.Progress) -> None:
-            nonlocal last_line
             stage = "answer after the prompt" if now.with_prompt else "answer alone"
             progress.update(bar, description=stage, total=now.total, completed=now.learnt, loss=now.loss)
-            if not console.is_terminal and time.monotonic() - last_line > 10:
-                last_line = time.monotonic()
+            if not console.is_terminal and beat():
                 console.print(
                     f"   {stage}: step {now.step}, loss {now.loss:.3f}, {now.learnt}/{now.total} learnt"
                 )
 
         folder = model.make_model(recipe, CACHE_DIR, report)
-    console.print(f"   {folder}", highlight=False)
+    console.print(f"   {folder}", highlight=False, soft_wrap=True)
     return folder
 
 
@@ -229,8 +235,19 @@ def _headline(console: Any, number: int, text: str) -> None:
     console.print(f"{number}/{_STEPS} {text}", style="bold", highlight=False)
 
 
-def _plain(line: str) -> str:
-    return line.replace("[", "\\[")
+class _Beat:
+    """True at most once every `seconds`: a log file gets a line where a terminal has a moving bar."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
 
 
 @contextmanager
