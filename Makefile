@@ -60,10 +60,11 @@ bench: $(VENV)/.dev  ## pytest-benchmark: CPU and GPU alignment side by side
 bench-quality: $(VENV)/.dev  ## the table of draft quality in the README: fetches the corpus, replays all policies
 	@mkdir -p .cache
 	@$(BIN)/python -m benchmarks.corpus .cache/corpus.jsonl.gz
-	@$(BIN)/gpu-align simulate .cache/corpus.jsonl.gz --tokenizer tekken --num-draft-tokens 64
+	@$(BIN)/gpu-align simulate .cache/corpus.jsonl.gz --tokenizer tekken --num-draft-tokens 64 --json .cache/quality.json
+	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
 
 docs: $(VENV)/.dev  ## the documentation site, in site/; any warning fails
-	@$(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove what the other targets made, the venv included
 	rm -rf $(VENV) .cache demo_out site build dist *.egg-info

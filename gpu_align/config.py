@@ -10,7 +10,7 @@ from .ops.draft import MAX_MATCH
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """How eagerly to draft. The defaults suit edits of code; see the trade-off curve in the docs.
+    """How eagerly to draft. The defaults suit edits of code.
 
     `length_factor` and `min_survival` move along the same trade-off, more tokens a verification step against
     more rejected drafts, and work best together.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +12,24 @@ import torch
 
 from .config import DrafterConfig
 from .ops._check import Backend, check_tensor, resolve_backend
-from .ops.draft import MAX_MATCH, Draft, SurvivalTables, allocate_draft, draft
-from .ops.lcs import lcs_extend_inplace, lcs_row_words
-from .ops.realign import realign
-from .ops.suffix_match import SuffixMatch, allocate_suffix_match, suffix_match
+from .ops.draft import (
+    MAX_MATCH,
+    Draft,
+    SurvivalTables,
+    allocate_draft,
+    draft_reference,
+    launch_draft,
+    survival_units,
+)
+from .ops.lcs import lcs_extend_inplace_reference, lcs_row_words
+from .ops.lcs.raw import choose_block_words, launch_extend
+from .ops.realign import launch_realign, realign_reference
+from .ops.suffix_match import (
+    SuffixMatch,
+    allocate_suffix_match,
+    launch_suffix_match,
+    suffix_match_reference,
+)
 
 #: `start` of a slot that holds no request: beyond every context, so that nothing in it ever matches.
 _VACANT = 2**31 - 1
@@ -95,8 +111,9 @@ class Drafter:
         self._row_len = per_slot(-1)
 
         self.device = self._prediction.device
-        self._backend: Backend = resolve_backend(backend, self._prediction)
+        self._steps = _steps(resolve_backend(backend, self._prediction), max_prediction_len)
         self._tables = SurvivalTables.load(num_draft_tokens, self.device, self.config.survival_table)
+        self._min_survival = survival_units(self.config.min_survival)
         # What the operations of a step hand on, one row a batch position.
         self._cursor = per_slot(0)
         self._prediction_match = allocate_suffix_match(max_slots, self.device)
@@ -179,31 +196,33 @@ class Drafter:
             ValueError: a shape, device or layout differs from the above; on the CPU also an unknown slot.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
-        prediction, prediction_len = self._prediction, self._prediction_len
-        config, backend = self.config, self._backend
-        cursor = self._cursor[:batch_size]
-        lcs_extend_inplace(
-            self._row, self._row_len, token_ids, self._output_start, total_len, prediction, prediction_len,
-            slots, num_sampled, backend=backend,
+        steps, text, text_len = self._steps, self._prediction, self._prediction_len
+        cursor, in_prediction, in_context, out = self._rows(batch_size)
+        start, active = self._output_start, num_sampled
+        steps.extend(self._row, self._row_len, token_ids, start, total_len, text, text_len, slots, active)
+        steps.realign(self._row, text_len, slots, active, cursor)
+        steps.match(
+            token_ids, start, total_len, text, text_len, slots, active, cursor, *in_prediction,
+            self.config.min_match, MAX_MATCH, True,
         )  # fmt: skip
-        realign(self._row, prediction_len, slots, active=num_sampled, out=cursor, backend=backend)
-        in_prediction = suffix_match(
-            token_ids, self._output_start, total_len, prediction, prediction_len, slots,
-            active=num_sampled, anchor=cursor, min_match=config.min_match, max_match=MAX_MATCH,
-            from_start=True, out=_rows(self._prediction_match, batch_size), backend=backend,
+        steps.match(
+            token_ids, self._context_start, total_len, token_ids, total_len, slots, active, None, *in_context,
+            self.config.min_context_match, MAX_MATCH, False,
         )  # fmt: skip
-        in_context = suffix_match(
-            token_ids, self._context_start, total_len, token_ids, total_len, slots,
-            active=num_sampled, min_match=config.min_context_match, max_match=MAX_MATCH,
-            out=_rows(self._context_match, batch_size), backend=backend,
+        steps.draft(
+            text, text_len, token_ids, start, total_len, slots, active, cursor, *in_prediction, *in_context,
+            self._tables, *out, self.config.length_factor, self._min_survival, self.vocab_size,
         )  # fmt: skip
-        return draft(
-            prediction, prediction_len, token_ids, self._output_start, total_len, slots,
-            cursor, in_prediction, in_context, self._tables,
-            vocab_size=self.vocab_size, active=num_sampled, length_factor=config.length_factor,
-            min_survival=config.min_survival, out=Draft(*(t[:batch_size] for t in self._draft)),
-            backend=backend,
-        )  # fmt: skip
+        return out
+
+    def _rows(self, batch_size: int) -> tuple[torch.Tensor, SuffixMatch, SuffixMatch, Draft]:
+        """Views of the step's buffers for this batch size."""
+        return (
+            self._cursor[:batch_size],
+            SuffixMatch(*(t[:batch_size] for t in self._prediction_match)),
+            SuffixMatch(*(t[:batch_size] for t in self._context_match)),
+            Draft(*(t[:batch_size] for t in self._draft)),
+        )
 
     def _check_slot(self, slot: int) -> None:
         if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)):
@@ -238,6 +257,22 @@ class Drafter:
         return batch_size
 
 
+class _Steps(NamedTuple):
+    """The operations of a step without their checks: `propose` has made those once for all of them."""
+
+    extend: Callable[..., object]
+    realign: Callable[..., object]
+    match: Callable[..., object]
+    draft: Callable[..., object]
+
+
+def _steps(backend: str, max_prediction_len: int) -> _Steps:
+    if backend == "triton":
+        extend = partial(launch_extend, block_words=choose_block_words(max_prediction_len, None))
+        return _Steps(extend, launch_realign, launch_suffix_match, launch_draft)
+    return _Steps(lcs_extend_inplace_reference, realign_reference, suffix_match_reference, draft_reference)
+
+
 def _upload(tokens: npt.NDArray[np.int32], row: torch.Tensor) -> None:
     """Copy `tokens` to the beginning of `row`, without the host waiting for it."""
     source = torch.from_numpy(tokens)
@@ -245,10 +280,6 @@ def _upload(tokens: npt.NDArray[np.int32], row: torch.Tensor) -> None:
         # PyTorch's pinned allocator keeps the block until the copy on this stream is done.
         source = source.pin_memory()
     row[: len(tokens)].copy_(source, non_blocking=True)
-
-
-def _rows(match: SuffixMatch, batch_size: int) -> SuffixMatch:
-    return SuffixMatch(match.end[:batch_size], match.length[:batch_size])
 
 
 def _as_token_array(prediction: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:

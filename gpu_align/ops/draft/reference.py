@@ -98,24 +98,22 @@ def draft_reference(
     vocab_size: int,
 ) -> None:
     """Same arguments, same results as the kernel's launcher; all on the CPU."""
-    survival, bucket = tables.survival.numpy(), tables.bucket.numpy()
+    survival, probability, bucket = (t.numpy() for t in (tables.survival, tables.confidence, tables.bucket))
     texts = {1: prediction.numpy(), 2: context.numpy()}
-    for b, slot in enumerate(slots.tolist()):
-        total = int(context_len[slot])
-        last = int(context[slot, total - 1]) if total > 0 else 0
-        token_ids[b] = last if 0 <= last < vocab_size else 0
-        length[b], confidence[b], source[b] = 0, 0.0, 0
-        if active[b] <= 0:
+    starts, totals, text_lens = (t.numpy() for t in (context_start, context_len, prediction_len))
+    drafted, lengths, confidences, sources = (t.numpy() for t in (token_ids, length, confidence, source))
+    matches = (t.tolist() for t in (cursor, prediction_end, prediction_matched, context_end, context_matched))
+    for b, (slot, is_active, at, end, matched, own_end, own_matched) in enumerate(
+        zip(slots.tolist(), active.tolist(), *matches, strict=True)
+    ):
+        total = int(totals[slot])
+        last = int(texts[2][slot, total - 1]) if total > 0 else 0
+        drafted[b] = last if 0 <= last < vocab_size else 0
+        lengths[b], confidences[b], sources[b] = 0, 0.0, 0
+        if is_active <= 0:
             continue
-        found = candidates(
-            total - int(context_start[slot]),
-            total,
-            int(prediction_len[slot]),
-            int(cursor[b]),
-            (int(prediction_end[b]), int(prediction_matched[b])),
-            (int(context_end[b]), int(context_matched[b])),
-            bucket,
-        )
+        num_output, num_text = total - int(starts[slot]), int(text_lens[slot])
+        found = candidates(num_output, total, num_text, at, (end, matched), (own_end, own_matched), bucket)
         chosen = choose(found, survival, length_factor, min_survival)
         if chosen is None:
             continue
@@ -125,6 +123,5 @@ def draft_reference(
         bad = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
         num = int(bad[0]) if bad.size else num
         if num:
-            token_ids[b, :num] = torch.from_numpy(tokens[:num].astype(np.int64))
-            confidence[b, :num] = tables.confidence[best.klass, :num]
-            length[b], source[b] = num, best.source
+            drafted[b, :num], confidences[b, :num] = tokens[:num], probability[best.klass, :num]
+            lengths[b], sources[b] = num, best.source

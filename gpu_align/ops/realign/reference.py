@@ -14,10 +14,15 @@ def realign_reference(
     cursor: torch.Tensor,
 ) -> None:
     """Same arguments, same results as the kernel's launcher; all on the CPU."""
-    for b, slot in enumerate(slots.tolist()):
-        n = int(prediction_len[slot])
-        words = row.numpy()[slot, : (n + 31) // 32].astype("<i4")
+    rows, lengths, cursors = row.numpy(), prediction_len.numpy(), cursor.numpy()
+    for b, (slot, is_active) in enumerate(zip(slots.tolist(), active.tolist(), strict=True)):
+        cursors[b] = 0
+        n = int(lengths[slot])
+        if is_active <= 0 or n == 0:
+            continue
+        words = rows[slot, : (n + 31) // 32].astype("<i4")
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:n]
-        # Where H rises the score 2 H[j] - j goes up by one, elsewhere down by one.
-        score = np.concatenate([[0], np.cumsum(1 - 2 * bits.astype(np.int64))])
-        cursor[b] = int(score.argmax()) if active[b] > 0 else 0
+        # Where H rises the score 2 H[j] - j goes up by one, elsewhere down by one; the first maximum counts.
+        score = np.cumsum(1 - 2 * bits.astype(np.int32))
+        best = int(score.argmax())
+        cursors[b] = best + 1 if score[best] > 0 else 0

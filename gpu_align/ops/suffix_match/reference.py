@@ -47,16 +47,17 @@ def suffix_match_reference(
     from_start: bool,
 ) -> None:
     """Same arguments, same results and same order of axes as the kernel's launcher; all on the CPU."""
-    context_np, text_np = context.numpy(), text.numpy()
-    for b, slot in enumerate(slots.tolist()):
-        best_end, best_length = -1, 0
-        if active[b] > 0:
-            best_end, best_length = longest_suffix(
-                text_np[slot, : int(text_len[slot])],
-                context_np[slot, int(context_start[slot]) : int(context_len[slot])],
-                None if anchor is None else int(anchor[b]),
+    starts, context_lens, text_lens = (t.numpy() for t in (context_start, context_len, text_len))
+    contexts, texts, ends, lengths = (t.numpy() for t in (context, text, end, length))
+    anchors = None if anchor is None else anchor.tolist()
+    for b, (slot, is_active) in enumerate(zip(slots.tolist(), active.tolist(), strict=True)):
+        found = -1, 0
+        if is_active > 0:
+            found = longest_suffix(
+                texts[slot, : text_lens[slot]],
+                contexts[slot, starts[slot] : context_lens[slot]],
+                None if anchors is None else anchors[b],
                 max_match,
                 from_start,
             )
-        found = best_length >= min_match
-        end[b], length[b] = (best_end, best_length) if found else (-1, 0)
+        ends[b], lengths[b] = found if found[1] >= min_match else (-1, 0)

@@ -304,8 +304,12 @@ class TestTables:
 
     @pytest.mark.parametrize(
         ("survival", "words"),
-        [([[0.5, 0.4]], f"[{NUM_CLASSES}"), ([[0.5, 0.6]] * NUM_CLASSES, "never rises"), ([[1.5, 0.6]] * NUM_CLASSES, "0 and 1")],
-    )  # fmt: skip
+        [
+            ([[0.5, 0.4]], f"[{NUM_CLASSES}"),
+            ([[0.5, 0.6]] * NUM_CLASSES, "never rises"),
+            ([[1.5, 0.6]] * NUM_CLASSES, "0 and 1"),
+        ],
+    )
     def test_a_bad_file_is_named(self, tmp_path, survival, words):
         path = tmp_path / "table.json"
         path.write_text(f'{{"survival": {survival}}}')
@@ -321,9 +325,9 @@ class TestTables:
         ({"min_survival": 1.5}, ValueError, ["min_survival", "1.5"]),
         ({"cursor": torch.zeros(2, dtype=torch.int32)}, ValueError, ["cursor", "[1]", "[2]"]),
         ({"prediction": torch.zeros((1, 3))}, TypeError, ["prediction", "int32", "float32"]),
-        ({"context_match": SuffixMatch(torch.zeros(1), torch.zeros(1))}, TypeError, ["context_match.end", "int32"]),
+        ({"context_match": SuffixMatch(torch.zeros(1), torch.zeros(1))}, TypeError, ["context_match.end"]),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_named(change, error, words):
     one = torch.zeros(1, dtype=torch.int32)
     good = {
