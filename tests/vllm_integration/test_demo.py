@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -233,6 +234,21 @@ def test_a_stubborn_server_is_forced(tmp_path: Path) -> None:
         pids = [running.pid, _child_pid(running)]
         running.stop(grace_s=0.2)
         running.stop()  # nothing left to do
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_a_second_interrupt_does_not_leave_it_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with _fake_server(tmp_path, "stubborn") as running:
+        pids = [running.pid, _child_pid(running)]
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            running.stop()
     assert all(_gone(pid) for pid in pids)
 
 

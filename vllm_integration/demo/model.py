@@ -40,8 +40,9 @@ class Recipe:
     max_steps: int = 400
     #: loss below which the prompt is put in front of the answer
     alone_until: float = 0.3
-    #: the least likely token of the answer must be at least this likely, so that rounding decides nothing
-    min_probability: float = 0.9
+    #: the least likely token of the answer must be at least this likely, so that rounding decides nothing:
+    #: no other token is then likelier than 0.3
+    min_probability: float = 0.7
     prompt: str = json.dumps(task.messages())
     answer: str = task.EDITED
     chat_template: str = tokenizer.CHAT_TEMPLATE
@@ -76,7 +77,10 @@ def make_model(recipe: Recipe, cache_dir: Path, report: Callable[[Progress], Non
 
     The folder appears whole or not at all. Raises TrainingError when the model does not write the answer.
     """
+    from transformers.utils import logging as transformers_logging
+
     cache_dir.mkdir(parents=True, exist_ok=True)
+    transformers_logging.disable_progress_bar()  # one of our own is on the screen
     partial = Path(tempfile.mkdtemp(prefix="making-", dir=cache_dir))
     try:
         tok = tokenizer.train_tokenizer(tokenizer.stdlib_sources(), recipe.vocab_size)

@@ -134,7 +134,7 @@ def _serve_and_measure(console: Any, served: _Served, out_dir: Path, steps_dir: 
                 if console.is_terminal:
                     status.update(Text("   " + text[:90]))
                 elif beat():
-                    console.print("   " + text[:90], markup=False, highlight=False)
+                    console.print("   " + text[:90], markup=False, highlight=False, soft_wrap=True)
 
             took = server.wait_ready(READY_TIMEOUT_S["tiny" if served.tiny else "hub"], tick)
         console.print(f"   ready on {url} after {took:.0f} s; log: {log}", highlight=False, soft_wrap=True)
@@ -191,7 +191,10 @@ def _tiny_model(console: Any) -> Path:
     if folder is not None:
         console.print(f"   {folder} (made by an earlier run)", highlight=False)
         return folder
-    console.print("   making a tiny Llama that learns this one edit by heart, about a minute on two cores")
+    console.print(
+        "   making a tiny Llama that learns this one edit by heart, about a minute on two cores",
+        soft_wrap=True,
+    )
     columns = (
         TextColumn("   {task.description:<26}"),
         BarColumn(),

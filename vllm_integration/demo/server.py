@@ -145,12 +145,14 @@ class Server:
         if self._process is None:
             return
         process, self._process = self._process, None
-        _signal_group(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-        # Workers that the leader left behind are still in its group.
-        _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+        finally:  # a second Ctrl-C ends the waiting, not the stopping
+            # Workers that the leader left behind are still in its group.
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait()
 
     def _healthy(self) -> bool:
         try:

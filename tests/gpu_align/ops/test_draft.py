@@ -230,7 +230,7 @@ FLAT = [[SURVIVAL_ONE // 2] * 8 for _ in range(NUM_CLASSES)]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestChoice:
-    def draft(self, backend, request, curves=FLAT, length_factor=4, capacity=64):
+    def draft(self, backend, request, curves=FLAT, length_factor=4, capacity=128):
         (row,) = run(backend, [request], [0], curves, length_factor, 1, capacity)
         return row
 

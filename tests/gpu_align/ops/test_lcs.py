@@ -263,20 +263,21 @@ def test_lengths_outside_the_rows_are_clamped(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_strided_views_and_nothing_written_beside_them(backend: str) -> None:
-    batch = make_batch(11, 5, 9, 40, 3)
+@pytest.mark.parametrize("block_words", [1, 8])
+def test_strided_views_and_nothing_written_beside_them(backend: str, block_words: int) -> None:
+    batch = make_batch(11, 5, 9, 37, 3)
     x = put(batch, backend)
     wide_c, wide_p = poisoned(backend, 10, 20), poisoned(backend, 10, 50)
-    wide_c[::2, 3:12], wide_p[::2, 5:45] = x[0], x[2]
-    x[0], x[2] = wide_c[::2, 3:12], wide_p[::2, 5:45]
+    wide_c[::2, 3:12], wide_p[::2, 5:42] = x[0], x[2]
+    x[0], x[2] = wide_c[::2, 3:12], wide_p[::2, 5:42]
     rows, ops = poisoned(backend, 10, 60), poisoned(backend, 10, 70, dtype=torch.int8)
-    lcs.lcs_prefix_row(*x, out=rows[::2, 4:45], backend=backend, block_words=1)
-    out = lcs.EditScript(ops[::2, 4:53], poisoned(backend, 5))
-    lcs.lcs_edit_script(*x, out=out, backend=backend, block_words=1)
+    lcs.lcs_prefix_row(*x, out=rows[::2, 4:42], backend=backend, block_words=block_words)
+    out = lcs.EditScript(ops[::2, 4:50], poisoned(backend, 5))
+    lcs.lcs_edit_script(*x, out=out, backend=backend, block_words=block_words)
     _, expected_rows, expected_ops, _ = run_all(batch, "reference")
-    assert rows[::2, 4:45].tolist() == expected_rows
-    assert ops[::2, 4:53].tolist() == expected_ops
-    rows[::2, 4:45], ops[::2, 4:53] = POISON, 0x5A
+    assert rows[::2, 4:42].tolist() == expected_rows
+    assert ops[::2, 4:50].tolist() == expected_ops
+    rows[::2, 4:42], ops[::2, 4:50] = POISON, 0x5A
     assert (rows == POISON).all()
     assert (ops == 0x5A).all()
 
@@ -372,6 +373,22 @@ def test_carried_row_over_chunks_and_panels(backend: str, n: int, t: int, block_
     for slot in (1, 2):
         assert x.row[slot].tolist() == x.expected(slot)
     assert (x.row[0] == POISON).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block_words", [1, 2, 4])
+def test_carry_passes_over_words_without_a_match(backend: str, block_words: int) -> None:
+    """A word of ones without a match hands on the carry that comes in, and none where none comes in."""
+    x = Slots(backend, np.random.default_rng(3), 2, 128, 8, 2)
+    x.start.fill_(0)
+    x.total.fill_(8)
+    x.prediction_len.fill_(128)
+    x.prediction[:] = torch.arange(4, dtype=torch.int32).repeat_interleave(32)
+    x.token_ids[0] = torch.tensor([1, 3, 1, 3, 0, 2, 3, 1], dtype=torch.int32)
+    x.token_ids[1] = torch.tensor([3, 3, 2, 0, 3, 1, 3, 2], dtype=torch.int32)
+    x.extend([0, 1], [1, 1], block_words)
+    for slot in (0, 1):
+        assert x.row[slot].tolist() == x.expected(slot)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
