@@ -39,7 +39,7 @@ $(VENV)/.dev: $(VENV)/.base
 	@touch $@
 
 demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a prediction: table and page
-	@$(BIN)/gpu-align demo
+	@$(BIN)/python -m vllm_integration.demo
 
 test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then a real engine
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal

@@ -147,7 +147,8 @@ def _print_results(results: list[PolicyResult], num_draft_tokens: int) -> None:
 @app.command("demo")
 def demo_command(
     model: Annotated[
-        str | None, typer.Option("--model", metavar="ORG/NAME", help="instead of a tiny model made here")
+        str | None,
+        typer.Option("--model", envvar="MODEL", metavar="ORG/NAME", help="instead of a tiny model made here"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="for the page")] = Path("demo_out"),
 ) -> None:
