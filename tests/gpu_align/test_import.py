@@ -40,3 +40,13 @@ def test_the_library_never_imports_vllm():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module or ""]
             assert not any(name.split(".")[0] == "vllm" for name in names), f"{path}:{node.lineno}"
+
+
+def test_data_files_are_packaged():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["gpu_align"]
+    packaged = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    read = {path for path in PACKAGE.rglob("*.json")} | {PACKAGE / "py.typed"}
+    assert read <= packaged
+    assert any(path.name == "survival.json" for path in read)
