@@ -47,6 +47,6 @@ def test_data_files_are_packaged():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["gpu_align"]
     packaged = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
-    read = {path for path in PACKAGE.rglob("*.json")} | {PACKAGE / "py.typed"}
+    read = {*PACKAGE.rglob("*.json"), PACKAGE / "py.typed"}
     assert read <= packaged
     assert any(path.name == "survival.json" for path in read)
