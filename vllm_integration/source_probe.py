@@ -36,14 +36,24 @@ class Sources:
         self._root = root
         self._trees: dict[str, ast.Module | None] = {}
 
+    def text(self, module: str) -> str | None:
+        """The module's source, or None when there is no such file."""
+        path = self._root.joinpath(*module.split("."))
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file.read_text(encoding="utf-8")
+        return None
+
     def tree(self, module: str) -> ast.Module | None:
         """The module's syntax tree, or None when there is no such file."""
         if module not in self._trees:
-            path = self._root.joinpath(*module.split("."))
-            files = [path.with_suffix(".py"), path / "__init__.py"]
-            file = next((file for file in files if file.is_file()), None)
-            self._trees[module] = None if file is None else ast.parse(file.read_text(encoding="utf-8"))
+            text = self.text(module)
+            self._trees[module] = None if text is None else ast.parse(text)
         return self._trees[module]
+
+    def modules(self) -> list[str]:
+        """Every module that has been looked for."""
+        return sorted(self._trees)
 
     def find(self, module: str, name: str, imports_left: int = _MAX_IMPORTS) -> _Found | None:
         """Where a name of a module is defined; imports are followed as far as there are sources."""
@@ -85,10 +95,11 @@ class Sources:
 def probe_sources(root: Path, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
     """What `compat.probe` finds in an installed vLLM, read from the sources below `root`."""
     sources = Sources(root)
-    return [_probe(sources, seam) for seam in seams]
+    return [probe_one(sources, seam) for seam in seams]
 
 
-def _probe(sources: Sources, seam: Seam) -> SeamStatus:
+def probe_one(sources: Sources, seam: Seam) -> SeamStatus:
+    """One seam of `probe_sources`."""
     if sources.tree(seam.module) is None:
         return SeamStatus(seam, "missing", f"no module {seam.module}")
     name, _, member = seam.attribute.partition(".")
