@@ -15,7 +15,7 @@ DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help demo test lint format bench bench-quality docs clean
+.PHONY: help demo test lint format bench bench-quality probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -61,6 +61,11 @@ bench-quality: $(VENV)/.dev  ## the table of draft quality in the README: fetche
 	@mkdir -p .cache
 	@$(BIN)/python -m benchmarks.corpus .cache/corpus.jsonl.gz
 	@$(BIN)/gpu-align simulate .cache/corpus.jsonl.gz --tokenizer tekken --num-draft-tokens 64
+
+# Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
+VLLM   ?= 0.33.0
+probe: $(VENV)/.base  ## look up every private vLLM name in a release: make probe VLLM=0.33.0
+	@$(BIN)/python -m vllm_integration.source_probe $(VLLM)
 
 docs: $(VENV)/.dev  ## the documentation site, in site/; any warning fails
 	@$(BIN)/mkdocs build --strict

@@ -174,6 +174,15 @@ SEAMS: tuple[Seam, ...] = (
         ("self", "req_id"),
     ),
     Seam(
+        "v2.finish_requests",
+        "v2_runner",
+        "wrap",
+        RUNNER_MODULE,
+        "GPUModelRunner.finish_requests",
+        "write the step log of finished requests; preempted ones go on",
+        ("self", "scheduler_output"),
+    ),
+    Seam(
         "v2.sample_tokens",
         "v2_runner",
         "wrap",
@@ -250,6 +259,14 @@ SEAMS: tuple[Seam, ...] = (
     Seam("batch.v2_req_ids", "v2_runner", "field", _INPUT_BATCH, "InputBatch.req_ids", "row → request"),
     Seam(
         "batch.rows", "v2_runner", "field", _INPUT_BATCH, "InputBatch.idx_mapping", "the rows, on the device"
+    ),
+    Seam(
+        "batch.verified",
+        "v2_runner",
+        "field",
+        _INPUT_BATCH,
+        "InputBatch.num_draft_tokens_per_req",
+        "the step log: drafts that this step verified",
     ),
     Seam(
         "batch.host_rows",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from vllm_integration import compat, plugin
 from vllm_integration.draft_counts import DraftCounts
 from vllm_integration.predictions import accept_prediction
 from vllm_integration.settings import Settings
+from vllm_integration.step_log import open_step_log
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -63,6 +65,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.draft_token_confidence_probs = torch.zeros(
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
+        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config.parallel_config)
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
@@ -93,6 +96,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             logger.warning("Request %s is served without its prediction: %s", req_id, error)
             return
         self._occupied[slot] = True
+        if self.log is not None:
+            self.log.add(req_id, prediction, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
@@ -114,7 +119,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         **kwargs: Any,
     ) -> torch.Tensor:
         """int64 [num_reqs, K] in batch order, always valid token ids. Called after the sampled tokens are in
-        `req_states`; waits for nothing and copies nothing to the host.
+        `req_states`; waits for nothing and copies nothing to the host (unless `GPU_ALIGN_DEBUG_DIR` asks for
+        a log of every step).
 
         input_batch: read: `num_reqs`, `idx_mapping` [num_reqs] (batch position → row) and its host copy.
         num_sampled: [num_reqs] int32; 0 = still prefilling.
@@ -129,13 +135,19 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             num_sampled = self._idle[:num_reqs]
         elif not self._occupied[input_batch.idx_mapping_np].any():
             return self._no_drafts(num_reqs)
+        log = None if dummy_run else self.log
+        started = time.perf_counter_ns()
         try:
+            if log is not None:
+                log.settle(input_batch, num_sampled, self.req_states)
             draft = self.drafter.propose(
                 self.req_states.all_token_ids.gpu,
                 self.req_states.total_len.gpu,
                 input_batch.idx_mapping.to(torch.int64),
                 num_sampled,
             )
+            if log is not None:
+                log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
         except Exception as error:
             if self.settings.strict:
                 raise
@@ -210,6 +222,19 @@ def wrap_remove_request(original: Callable[..., Any]) -> Callable[..., Any]:
     return _remove_request
 
 
+def wrap_finish_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`GPUModelRunner.finish_requests`, before which finished requests' step logs are written."""
+
+    @functools.wraps(original)
+    def finish_requests(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        speculator = _ours(self)
+        if speculator is not None and speculator.log is not None:
+            speculator.log.finish(scheduler_output.finished_req_ids)
+        return original(self, scheduler_output, *args, **kwargs)
+
+    return finish_requests
+
+
 def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     """`GPUModelRunner.sample_tokens`, whose output then carries draft lengths to the scheduler."""
 
@@ -227,5 +252,6 @@ def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
 RUNNER_WRAPPERS: dict[str, compat.Wrapper] = {
     "v2.add_requests": wrap_add_requests,
     "v2.remove_request": wrap_remove_request,
+    "v2.finish_requests": wrap_finish_requests,
     "v2.sample_tokens": wrap_sample_tokens,
 }

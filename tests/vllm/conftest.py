@@ -53,8 +53,8 @@ def start_engine(
 
         def start(name: str, **settings: Any) -> V2Engine:
             if name not in running:
-                log = tmp_path_factory.mktemp(name) / "log"
-                running[name] = stack.enter_context(V2Engine(tiny_model, log, **settings))
+                directory = tmp_path_factory.mktemp(name)
+                running[name] = stack.enter_context(V2Engine(tiny_model, directory, **settings))
             return running[name]
 
         yield start
@@ -89,4 +89,4 @@ def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine])
     """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks."""
     if request.param:
         return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1)
-    return start_engine("tight", **TIGHT)
+    return start_engine("tight", **TIGHT, step_log=True)

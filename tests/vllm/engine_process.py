@@ -194,6 +194,7 @@ def main() -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         _answer(getattr(engine, name)(**arguments))
+    os._exit(0)  # the engine's own shutdown may wait for threads that nobody will wake
 
 
 def _answer(value: Any) -> None:

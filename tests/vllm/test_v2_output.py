@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+import yaml
 from v2_harness import Request, Run, V2Engine, edited, prompt_of
 
 pytestmark = pytest.mark.vllm
@@ -113,11 +114,36 @@ def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Gree
     requests = [
         Request(prompt, prediction, n) for prompt, prediction in zip(prompts, predictions, strict=True)
     ]
+    if step_log := tight.steps.exists():
+        for file in tight.steps.iterdir():
+            file.unlink()
     run = tight.run(requests)
     check_outputs(requests, run, greedy)
     assert run.preemptions > 0
+    if step_log:
+        check_step_logs(requests, run, tight)
     assert run.accepted > n
     assert tight.state() == {"occupied": 0, "known": 0, "rows": 0}
+
+
+def check_step_logs(requests: list[Request], run: Run, engine: V2Engine) -> None:
+    """One file for each request with a prediction, which agrees with what the scheduler saw."""
+    files = {
+        int(file.name.split("-")[0]): yaml.safe_load(file.read_text()) for file in engine.steps.iterdir()
+    }
+    assert sorted(files) == [index for index, request in enumerate(requests) if request.prediction]
+    for index, document in files.items():
+        output = run.outputs[index]
+        assert [token for step in document["steps"] for token in step["new"]] == output
+        usage = document["usage"]
+        assert usage["output_tokens"] == len(output)
+        assert (
+            usage["drafted"] == usage["accepted"] + usage["rejected"] <= sum(d for _, d, _ in run.of(index))
+        )
+        assert usage["steps"] == run.verification_steps(index) + 1
+        assert document["prompt_tokens"] == len(requests[index].prompt)
+        for step in document["steps"]:
+            assert step["new"][: step["accepted"]] == step["proposed"][: step["accepted"]]
 
 
 def test_prompts_are_prefilled_in_chunks(tight: V2Engine, greedy: Greedy) -> None:

@@ -83,10 +83,26 @@ class Run:
 
 
 class V2Engine:
-    """A running `engine_process`; use as a context manager."""
+    """A running `engine_process`; use as a context manager.
 
-    def __init__(self, model: Path, log: Path, environment: dict[str, str] | None = None, **settings: Any):
-        k = settings.pop("num_draft_tokens", 16)
+    directory: for its log and, with `step_log`, one YAML file a request in `directory / "steps"`.
+    settings: of `vllm.LLM`, and those that `engine_process` knows.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        directory: Path,
+        *,
+        num_draft_tokens: int,
+        environment: dict[str, str] | None = None,
+        step_log: bool = False,
+        **settings: Any,
+    ) -> None:
+        environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
+        self.steps = directory / "steps"
+        if step_log:
+            environment["GPU_ALIGN_DEBUG_DIR"] = str(self.steps)
         arguments = {
             "model": str(model),
             "dtype": "float32",
@@ -101,19 +117,19 @@ class V2Engine:
             "speculative_config": {
                 "method": "custom_class",
                 "model": "vllm_integration.PredictedOutputs",
-                "num_speculative_tokens": k,
+                "num_speculative_tokens": num_draft_tokens,
             },
             **settings,
         }
-        self.log = log
-        self._log = log.open("w")
+        self.log = directory / "log"
+        self._log = self.log.open("w")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("engine_process.py")), json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, **ENVIRONMENT, **(environment or {})},
+            env=environment,
         )
         self.facts: dict[str, Any] = {}
 

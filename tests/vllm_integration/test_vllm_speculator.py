@@ -39,7 +39,8 @@ def speculator(monkeypatch: pytest.MonkeyPatch) -> Any:
     if DEVICE.type == "cpu":  # vLLM's wants pinned memory, which only the engine's own start-up does without
         monkeypatch.setattr(module, "StagedWriteTensor", DenseTensor)
     monkeypatch.setattr(compat, "_off_reason", None)
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    for name in ("GPU_ALIGN_STRICT", "GPU_ALIGN_DEBUG_DIR"):
+        monkeypatch.delenv(name, raising=False)
     states = SimpleNamespace(
         all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
         total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),
@@ -49,6 +50,7 @@ def speculator(monkeypatch: pytest.MonkeyPatch) -> Any:
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=K, enable_adaptive_verification=False),
         model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
     )
     return module.PredictedOutputsSpeculator(config, DEVICE, states)
 
