@@ -304,6 +304,14 @@ SEAMS: tuple[Seam, ...] = (
         ("self", "scheduler_output"),
     ),
     Seam(
+        "config.adaptive",
+        "v2_runner",
+        "field",
+        "vllm.config.speculative",
+        "SpeculativeConfig.enable_adaptive_verification",
+        "vLLM trims drafts by our confidences where it is asked to",
+    ),
+    Seam(
         "scheduler.class",
         "v2_runner",
         "field",
