@@ -26,8 +26,8 @@ class Settings:
     strict: bool = False
     draft_without_prediction: bool = False
     max_prediction_tokens: int | None = None
-    max_draft_tokens: int | None = None
     debug_dir: str | None = None
+    max_draft_tokens: int | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -14,9 +14,6 @@ import sys
 import types
 from typing import Any
 
-PROTOCOL = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
 
 class _Driver:
     @staticmethod
@@ -187,19 +184,21 @@ class Engine:
 
 
 def main() -> None:
+    protocol = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(value: Any) -> None:
+        protocol.write(json.dumps(value) + "\n")
+        protocol.flush()
+
     pretend_triton_has_a_cpu_backend()
     patch_triton_language_once()
     engine = Engine(json.loads(sys.argv[1]))
-    _answer(engine.facts())
+    answer(engine.facts())
     for line in sys.stdin:
         name, arguments = json.loads(line)
-        _answer(getattr(engine, name)(**arguments))
+        answer(getattr(engine, name)(**arguments))
     os._exit(0)  # the engine's own shutdown may wait for threads that nobody will wake
-
-
-def _answer(value: Any) -> None:
-    PROTOCOL.write(json.dumps(value) + "\n")
-    PROTOCOL.flush()
 
 
 if __name__ == "__main__":

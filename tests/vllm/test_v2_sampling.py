@@ -14,7 +14,7 @@ pytestmark = pytest.mark.vllm
 
 TEMPERATURE = 0.8
 WORDS = range(10, 18)
-PROBABILITIES = (0.7, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01, 0.01)
+PROBABILITIES = (0.85, 0.05, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01)
 #: The 0.999 quantile of chi-square with 7 degrees of freedom.
 CRITICAL = 24.32
 
@@ -59,7 +59,7 @@ def test_5000_draws_have_the_models_distribution(memoryless_model: Path, tmp_pat
             Request(
                 prompt_of(seed),
                 # Mostly the likeliest word, which is accepted often, and one of the others, which is not.
-                [WORDS[1 + seed % 7] if i % 5 == seed % 5 else WORDS[0] for i in range(60)],
+                [WORDS[1 + seed % 7] if i % 12 == seed % 12 else WORDS[0] for i in range(60)],
                 tokens,
                 arrives=seed // 8,
                 params={"temperature": TEMPERATURE, "seed": seed},
@@ -71,6 +71,6 @@ def test_5000_draws_have_the_models_distribution(memoryless_model: Path, tmp_pat
     drafted = sum(drafts for step in run.steps for _, drafts, _ in step.values())
     assert sum(counts.values()) == 48 * tokens >= 5000
     assert set(counts) <= set(WORDS)
-    assert 0.3 * drafted < run.accepted < 0.9 * drafted  # both verdicts are well represented
-    assert drafted > 5000
+    assert run.accepted > 2000  # both verdicts are well represented
+    assert drafted - run.accepted > 1000
     assert chi_square(counts) < CRITICAL, counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,3 +136,15 @@ def test_a_step_without_drafts_reports_nothing() -> None:
     counts.publish(output)
     assert draft_counts.received(output) == {}
     counts.publish(None)
+
+
+def test_they_travel_between_processes_with_vllms_own_output() -> None:
+    outputs = pytest.importorskip("vllm.v1.outputs")
+    counts = DraftCounts(4, K, torch.device("cpu"))
+    counts.forget()
+    counts.remember(["a"], torch.tensor([2], dtype=torch.int32), torch.full((1, K), 0.5))
+    output = outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
+    counts.publish(output)
+    there = draft_counts.received(pickle.loads(pickle.dumps(output)))
+    assert there["a"].length == 2
+    assert draft_counts.received(outputs.ModelRunnerOutput(req_ids=[], req_id_to_index={})) == {}
