@@ -15,7 +15,7 @@ DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help demo test lint format bench bench-quality docs clean
+.PHONY: help demo test lint format bench bench-quality probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -43,7 +43,7 @@ demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a pre
 
 test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then a real engine
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
-	@$(BIN)/python -m pytest -q -m vllm
+	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.dev  ## what pre-commit and CI check
 	@$(BIN)/ruff check .
@@ -62,6 +62,11 @@ bench-quality: $(VENV)/.dev  ## the table of draft quality in the README: fetche
 	@$(BIN)/python -m benchmarks.corpus .cache/corpus.jsonl.gz
 	@$(BIN)/gpu-align simulate .cache/corpus.jsonl.gz --tokenizer tekken --num-draft-tokens 64 --json .cache/quality.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
+
+# Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
+VLLM   ?= 0.33.0
+probe: $(VENV)/.base  ## look up every private vLLM name in a release: make probe VLLM=0.33.0
+	@$(BIN)/python -m vllm_integration.source_probe $(VLLM)
 
 docs: $(VENV)/.dev  ## the documentation site, in site/; any warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

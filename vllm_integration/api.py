@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
 
-from vllm_integration import compat, inputs, plugin, wire
+from vllm_integration import compat, inputs, wire
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -109,7 +109,7 @@ def wrap_create_chat_completion(original: Callable[..., Any]) -> Callable[..., A
             except PredictionError as error:
                 return self.create_error_response(str(error), param="prediction")
             except Exception as error:
-                if plugin.strict():
+                if compat.strict():
                     raise
                 # The prediction is a hint: failing to use it must not cost the client the answer.
                 logger.warning(

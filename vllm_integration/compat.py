@@ -1,4 +1,4 @@
-"""Every private vLLM name this package touches, in one table, and the one function that wraps them.
+"""The one function that wraps private names of vLLM, each listed in `seams`.
 
 A seam is a name vLLM does not promise to keep. Each is probed by its signature before anything is
 changed, and a group is installed whole or not at all. A seam that is missing or has changed turns the
@@ -7,174 +7,62 @@ plugin off for the process: vLLM serves as if it were not installed.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType, ModuleType
-from typing import Any, Literal
+from typing import Any
+
+from vllm_integration import source_probe
+from vllm_integration.seams import (
+    CHAT_MODULE,
+    CONFIG_MODULE,
+    INPUTS_MODULE,
+    RUNNER_MODULE,
+    SEAMS,
+    TESTED,
+    Group,
+    Seam,
+    SeamStatus,
+    signature_difference,
+)
+
+__all__ = [
+    "CHAT_MODULE",
+    "CONFIG_MODULE",
+    "INPUTS_MODULE",
+    "RUNNER_MODULE",
+    "SEAMS",
+    "TESTED",
+    "Group",
+    "Seam",
+    "SeamError",
+    "SeamStatus",
+    "install",
+    "off_reason",
+    "probe",
+    "turn_off",
+    "v2_is_whole",
+    "when_imported",
+]
 
 logger = logging.getLogger("vllm.gpu_align")
 
-TESTED = ("0.32.0",)
 MARK = "__gpu_align_seam__"
 
-Group = Literal["v1", "inputs", "chat"]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-@dataclass(frozen=True)
-class Seam:
-    """One private name.
-
-    name: what this project calls it. group: what is installed together with it.
-    module, attribute: where it is; `attribute` is dotted below the module.
-    kind: "wrap" (replaced by a wrapper that calls the original), "call" (called as it is), "field" (an
-        instance attribute or dataclass field that is read).
-    parameters: for "wrap" and "call": the leading parameters, in order, that must be there. Further
-        parameters of a called function must have defaults.
-    """
-
-    name: str
-    group: Group
-    kind: Literal["wrap", "call", "field"]
-    module: str
-    attribute: str
-    purpose: str
-    parameters: tuple[str, ...] = ()
-    tested: tuple[str, ...] = TESTED
-
-
-@dataclass(frozen=True)
-class SeamStatus:
-    """What a probe found: "found", "missing", or "changed" with the difference in `detail`."""
-
-    seam: Seam
-    state: Literal["found", "missing", "changed"]
-    detail: str = ""
 
 
 class SeamError(RuntimeError):
     """A group could not be installed; the message names each seam and what was found."""
 
-
-_RUNNER = "vllm.v1.worker.gpu_model_runner"
-_BATCH = "vllm.v1.worker.gpu_input_batch"
-_OUTPUT = "vllm.v1.core.sched.output"
-_RENDERER = "vllm.renderers.base"
-INPUTS_MODULE = "vllm.v1.engine.input_processor"
-CHAT_MODULE = "vllm.entrypoints.openai.chat_completion.serving"
-
-SEAMS: tuple[Seam, ...] = (
-    Seam(
-        "v1.update_states",
-        "v1",
-        "wrap",
-        _RUNNER,
-        "GPUModelRunner._update_states",
-        "learn which requests arrived, finished or left the batch; runs even when nothing is scheduled",
-        ("self", "scheduler_output"),
-    ),
-    Seam(
-        "v1.input_fits_in_drafter",
-        "v1",
-        "wrap",
-        _RUNNER,
-        "GPUModelRunner._input_fits_in_drafter",
-        "near max_model_len vLLM replaces the whole batch's drafts by zeros; ours end in time by themselves",
-        ("self", "common_attn_metadata"),
-    ),
-    Seam("v1.drafter", "v1", "field", _RUNNER, "GPUModelRunner.drafter", "find our proposer on a runner"),
-    Seam("v1.input_batch", "v1", "field", _RUNNER, "GPUModelRunner.input_batch", "the rows of the batch"),
-    Seam("batch.req_ids", "v1", "field", _BATCH, "InputBatch.req_ids", "row → request"),
-    Seam("batch.req_id_to_index", "v1", "field", _BATCH, "InputBatch.req_id_to_index", "request → row"),
-    Seam("batch.num_prompt_tokens", "v1", "field", _BATCH, "InputBatch.num_prompt_tokens", "prompt length"),
-    Seam("output.new", "v1", "field", _OUTPUT, "SchedulerOutput.scheduled_new_reqs", "new requests"),
-    Seam("output.finished", "v1", "field", _OUTPUT, "SchedulerOutput.finished_req_ids", "finished requests"),
-    Seam(
-        "output.drafts",
-        "v1",
-        "field",
-        _OUTPUT,
-        "SchedulerOutput.scheduled_spec_decode_tokens",
-        "the drafts that this step verifies",
-    ),
-    Seam("new.req_id", "v1", "field", _OUTPUT, "NewRequestData.req_id", "id of a new request"),
-    Seam(
-        "new.sampling_params", "v1", "field", _OUTPUT, "NewRequestData.sampling_params", "extra_args, limits"
-    ),
-    Seam(
-        "inputs.process_inputs",
-        "inputs",
-        "wrap",
-        INPUTS_MODULE,
-        "InputProcessor.process_inputs",
-        "tokenise a text prediction where the tokenizer is",
-        ("self", "request_id", "prompt", "params"),
-    ),
-    Seam("inputs.config", "inputs", "field", INPUTS_MODULE, "InputProcessor.vllm_config", "are we in use"),
-    Seam("inputs.renderer", "inputs", "field", INPUTS_MODULE, "InputProcessor.renderer", "the tokenizer"),
-    Seam(
-        "renderer.tokenize",
-        "inputs",
-        "call",
-        _RENDERER,
-        "BaseRenderer.tokenize_prompt",
-        "tokenise as vLLM does",
-        ("self", "prompt", "params"),
-    ),
-    Seam(
-        "renderer.params",
-        "inputs",
-        "call",
-        "vllm.renderers",
-        "TokenizeParams",
-        "no special tokens, cut at the capacity",
-        ("max_total_tokens",),
-    ),
-    Seam(
-        "chat.create",
-        "chat",
-        "wrap",
-        CHAT_MODULE,
-        "OpenAIServingChat.create_chat_completion",
-        "read and validate the `prediction` field",
-        ("self", "request", "raw_request"),
-    ),
-    Seam(
-        "chat.error",
-        "chat",
-        "call",
-        CHAT_MODULE,
-        "OpenAIServingChat.create_error_response",
-        "HTTP 400 that names the field",
-        ("message", "err_type", "status_code", "param"),
-    ),
-    Seam("chat.renderer", "chat", "field", CHAT_MODULE, "OpenAIServingChat.renderer", "the tokenizer"),
-    Seam("chat.engine", "chat", "field", CHAT_MODULE, "OpenAIServingChat.engine_client", "are we in use"),
-    Seam(
-        "chat.xargs",
-        "chat",
-        "field",
-        "vllm.entrypoints.openai.chat_completion.protocol",
-        "ChatCompletionRequest.vllm_xargs",
-        "becomes SamplingParams.extra_args",
-    ),
-    Seam(
-        "renderer.tokenize_async",
-        "chat",
-        "call",
-        _RENDERER,
-        "BaseRenderer.tokenize_prompt_async",
-        "tokenise off the event loop",
-        ("self", "prompt", "params"),
-    ),
-)
 
 _lock = threading.RLock()
 _off_reason: str | None = None
@@ -194,6 +82,39 @@ def off_reason() -> str | None:
     return _off_reason
 
 
+@functools.cache
+def v2_is_whole() -> bool:
+    """Whether the V2 runner has every seam of ours. Read from its sources: this is asked where the
+    configuration is made, long before, and maybe in another process than, the runner is imported.
+
+    If not, one WARNING line says what is missing, and our class is left to the V1 runner (with
+    `GPU_ALIGN_STRICT=1` this raises `SeamError`).
+    """
+    root = source_probe.installed_root()
+    seams = [seam for seam in SEAMS if seam.group in ("v2", "v2_runner")]
+    if root is None:
+        return False
+    bad = [status for status in source_probe.probe_sources(root, seams) if status.state != "found"]
+    if not bad:
+        return True
+    if strict():
+        raise SeamError(_explain(bad))
+    logger.warning("gpu_align does not know this vLLM's V2 model runner: %s", _explain(bad))
+    return False
+
+
+def strict() -> bool:
+    """Whether a missing seam shall raise. Read leniently: this must not fail while vLLM starts."""
+    return os.environ.get("GPU_ALIGN_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def _explain(bad: Sequence[SeamStatus]) -> str:
+    return (
+        "; ".join(f"{s.seam.module}.{s.seam.attribute} is {s.state}: {s.detail}" for s in bad)
+        + f" (tested with vLLM {', '.join(TESTED)})"
+    )
+
+
 def probe(seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
     """Look every seam up, importing its module; nothing is changed."""
     return [_probe_one(seam) for seam in seams]
@@ -209,10 +130,7 @@ def install(group: Group, wrappers: Mapping[str, Wrapper], seams: Sequence[Seam]
     with _lock:
         bad = [status for status in probe(members) if status.state != "found"]
         if bad:
-            raise SeamError(
-                "; ".join(f"{s.seam.module}.{s.seam.attribute} is {s.state}: {s.detail}" for s in bad)
-                + f" (tested with vLLM {', '.join(TESTED)})"
-            )
+            raise SeamError(_explain(bad))
         undo: list[tuple[Any, str, Any]] = []
         try:
             for seam in members:
@@ -250,6 +168,9 @@ def _probe_one(seam: Seam) -> SeamStatus:
         if _has_field(owner, leaf):
             return SeamStatus(seam, "found")
         return SeamStatus(seam, "missing", f"{owner.__name__} sets no {leaf}")
+    if seam.kind == "global":
+        found = hasattr(owner, leaf)
+        return SeamStatus(seam, "found" if found else "missing", "" if found else f"no name {leaf}")
     target = getattr(owner, leaf, None)
     if not callable(target):
         return SeamStatus(seam, "missing", f"no callable {leaf}")
@@ -262,18 +183,13 @@ def _signature_difference(target: Callable[..., Any], seam: Seam) -> str:
         parameters = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError) as error:
         return f"no signature: {error}"
-    names = tuple(parameter.name for parameter in parameters)
-    if names[: len(seam.parameters)] != seam.parameters:
-        return f"expected parameters {', '.join(seam.parameters)}, got {', '.join(names)}"
-    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = {
         parameter.name
-        for parameter in parameters[len(seam.parameters) :]
-        if parameter.default is inspect.Parameter.empty and parameter.kind not in fixed
-    ]
-    if seam.kind == "call" and needed:
-        return f"needs further parameters {', '.join(needed)}"
-    return ""
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in variable
+    }
+    return signature_difference(seam, [parameter.name for parameter in parameters], needed)
 
 
 def _has_field(cls: type, name: str) -> bool:

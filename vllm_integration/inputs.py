@@ -15,12 +15,12 @@ logger = logging.getLogger("vllm.gpu_align")
 OUR_CLASSES = frozenset({"vllm_integration.PredictedOutputs", "vllm_integration.proposer.PredictedOutputs"})
 
 
-def drafts_predictions(vllm_config: Any) -> bool:
+def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
     """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
     speculative = getattr(vllm_config, "speculative_config", None)
     return (
         speculative is not None
-        and compat.off_reason() is None
+        and (even_if_off or compat.off_reason() is None)
         and speculative.method == "custom_class"
         and speculative.model in OUR_CLASSES
     )

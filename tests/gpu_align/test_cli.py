@@ -230,6 +230,7 @@ def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
         Finding("seam runner", "found, vllm.some.Thing.do", True),
         Finding("seam scheduler", "missing, vllm.some.Thing.do: no callable do", False),
         Finding("seam chat", "changed, vllm.some.Thing.do: got self", False),
+        Finding("model runner", "V2 only: without a GPU there are no drafts", False),
     ]
 
     def fails() -> list[SeamStatus]:
@@ -237,6 +238,38 @@ def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 
     compat.probe = fails
     assert doctor._seams() == [Finding("seams", "RuntimeError: operator does not exist", False)]
+
+
+@pytest.mark.parametrize(
+    ("gone", "words"),
+    [
+        ([], "V2 (drafts on the GPU) where vLLM uses it"),
+        (["v2"], "V1 only"),
+        (["v2_runner"], "V1 only"),
+        (["config"], "V1 only"),
+        (["v1"], "V2 only"),
+        (["v1", "config"], "none"),
+    ],
+)
+def test_doctor_says_which_model_runner_is_left(gone: list[str], words: str) -> None:
+    from vllm_integration.compat import SEAMS, SeamStatus
+
+    statuses = [SeamStatus(seam, "missing" if seam.group in gone else "found") for seam in SEAMS]
+    finding = doctor._runner(statuses)
+    assert finding.found.startswith(words)
+    assert finding.ok is (not gone)
+
+
+def test_doctor_fails_for_every_seam_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_integration import compat
+
+    for changed in compat.SEAMS:
+        statuses = [
+            compat.SeamStatus(seam, "missing" if seam is changed else "found", "") for seam in compat.SEAMS
+        ]
+        monkeypatch.setattr(compat, "probe", lambda statuses=statuses: statuses)
+        bad = [finding.what for finding in doctor._seams() if finding.ok is False]
+        assert bad[0] == f"seam {changed.name}"
 
 
 def test_demo_hands_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

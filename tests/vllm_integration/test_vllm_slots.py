@@ -96,9 +96,10 @@ def test_settings_from_the_environment() -> None:
             "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION": "Yes",
             "GPU_ALIGN_MAX_PREDICTION_TOKENS": "100",
             "GPU_ALIGN_DEBUG_DIR": "/x",
+            "GPU_ALIGN_MAX_DRAFT_TOKENS": "512",
         }
     )
-    assert settings == Settings(True, True, 100, "/x")
+    assert settings == Settings(True, True, 100, "/x", 512)
     assert settings.prediction_capacity(50) == 50
     assert settings.prediction_capacity(500) == 100
     assert Settings().prediction_capacity(500) == 500

@@ -1,0 +1,92 @@
+"""Fixtures of the tests of vLLM's V2 model runner: one engine process a set of settings, each once a session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The model is shared with the tests of the V1 runner.
+sys.path.insert(0, str(Path(__file__).parent.parent / "vllm_integration"))
+
+from tiny_llama import build
+from v2_harness import V2Engine
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a random Llama and its tokenizer."""
+    return build(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session")
+def greedy(tiny_model: Path) -> Callable[[list[int], int], list[int]]:
+    """`greedy(prompt, n)`: the next n tokens by transformers, which knows nothing of drafts."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def generate(prompt: list[int], n: int) -> list[int]:
+        key = tuple(prompt)
+        if len(known.get(key, [])) < n:
+            ids = torch.tensor([prompt])
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False)
+            known[key] = out[0, len(prompt) :].tolist()
+        return known[key][:n]
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def start_engine(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., V2Engine]]:
+    """`start_engine(name, **settings)`: an engine, started when it is first asked for."""
+    with ExitStack() as stack:
+        running: dict[str, V2Engine] = {}
+
+        def start(name: str, **settings: Any) -> V2Engine:
+            if name not in running:
+                directory = tmp_path_factory.mktemp(name)
+                running[name] = stack.enter_context(V2Engine(tiny_model, directory, **settings))
+            return running[name]
+
+        yield start
+
+
+SHORT = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"}  # less to interpret
+
+
+@pytest.fixture(scope="session")
+def k4(start_engine: Callable[..., V2Engine]) -> V2Engine:
+    """K = 4, synchronous scheduling."""
+    return start_engine("k4", num_draft_tokens=4, environment=SHORT)
+
+
+@pytest.fixture(scope="session")
+def k16(start_engine: Callable[..., V2Engine]) -> V2Engine:
+    """K = 16, asynchronous scheduling; draft lengths reach the scheduler a step late."""
+    return start_engine("k16", num_draft_tokens=16, asynchronous=True, delay_counts=1, environment=SHORT)
+
+
+@pytest.fixture(scope="session")
+def k32(start_engine: Callable[..., V2Engine]) -> V2Engine:
+    """K = 32, synchronous scheduling, prefix caching, a longer context."""
+    return start_engine("k32", num_draft_tokens=32, max_model_len=512, enable_prefix_caching=True)
+
+
+TIGHT = {"num_draft_tokens": 8, "num_gpu_blocks_override": 10, "max_num_batched_tokens": 48}
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["synchronous", "asynchronous"])
+def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine]) -> V2Engine:
+    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks."""
+    if request.param:
+        return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1)
+    return start_engine("tight", **TIGHT, step_log=True)

@@ -1,0 +1,205 @@
+"""A real vLLM engine with the V2 model runner, on a machine without a GPU, in a process of its own.
+
+V2's input preparation, sampling and rejection are Triton kernels. Under Triton's interpreter they run on the
+CPU, as do ours: real scheduler, real KV cache, real rejection sampler. That has to be arranged before vLLM is
+imported and for the whole process, hence this script. It is told an engine's settings as its argument, then
+reads one JSON command a line and answers with one; everything else that is printed goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from typing import Any
+
+
+class _Driver:
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+
+def pretend_triton_has_a_cpu_backend() -> None:
+    """What vLLM's check looks for; kernels are interpreted and never reach a backend."""
+    from triton.backends import backends
+
+    backends["cpu"] = types.SimpleNamespace(driver=_Driver, compiler=None)
+
+
+def patch_triton_language_once() -> None:
+    """The interpreter looks through all of `triton.language` at every call of one kernel function by
+    another, though it was patched when the outer one was launched: half of its time here."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang
+    patched: set[int] = set()
+
+    def patch_lang(fn: Any) -> Any:
+        modules = {id(v) for v in fn.__globals__.values() if v is language or v is language.core}
+        if modules <= patched:
+            return interpreter._LangPatchScope()
+        scope = original(fn)
+        patched.update(modules)
+        restore = scope.restore
+
+        def restore_and_forget() -> None:
+            restore()
+            patched.difference_update(modules)
+
+        scope.restore = restore_and_forget
+        return scope
+
+    interpreter._patch_lang = patch_lang
+
+
+def allow_asynchronous_scheduling() -> None:
+    """The CPU platform turns it off for its V1 runner; V2 on the CPU handles it as on a GPU."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = asynchronous
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def delay_counts(steps: int) -> None:
+    """Draft lengths arrive `steps` steps late, as they do from a GPU; here they would be there at once."""
+    from vllm_integration import draft_counts
+
+    publish = draft_counts.DraftCounts.publish
+    draft_counts._InFlight.arrived = lambda self: self.now - self.step >= steps
+
+    def late(self: Any, output: Any) -> None:
+        for copy in self._in_flight:
+            copy.now = self._step
+        draft_counts._InFlight.now = self._step
+        publish(self, output)
+
+    draft_counts.DraftCounts.publish = late
+
+
+class Engine:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        if settings.pop("asynchronous", False):
+            allow_asynchronous_scheduling()
+            settings["async_scheduling"] = True
+        if delay := settings.pop("delay_counts", 0):
+            delay_counts(delay)
+        from vllm import LLM
+
+        self.llm = LLM(**settings)
+        self.engine = self.llm.llm_engine
+        self.core = self.engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.steps: list[dict[str, list[int]]] = []
+        self._record_steps()
+
+    def _record_steps(self) -> None:
+        update = self.scheduler.update_from_output
+
+        def update_from_output(scheduler_output: Any, output: Any) -> Any:
+            drafts = scheduler_output.scheduled_spec_decode_tokens
+            step = {}
+            for req_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+                sampled = output.sampled_token_ids[output.req_id_to_index[req_id]]
+                step[req_id.rsplit("-", 1)[0]] = [num_tokens, len(drafts.get(req_id, ())), len(sampled)]
+            self.steps.append(step)
+            return update(scheduler_output, output)
+
+        self.scheduler.update_from_output = update_from_output
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "runner": f"{type(self.runner).__module__}.{type(self.runner).__name__}",
+            "speculator": type(self.runner.speculator).__name__,
+            "scheduler": type(self.scheduler).__name__,
+        }
+
+    def run(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
+        """Serve requests to their ends; each arrives before step `arrives`, is aborted before `aborted`."""
+        self.steps = []
+        preemptions = self.preemptions()
+        answers: list[dict[str, Any]] = [{"token_ids": [], "end": "aborted"} for _ in requests]
+        step = 0
+        while step <= max(r.get("arrives", 0) for r in requests) or self.engine.has_unfinished_requests():
+            for index, request in enumerate(requests):
+                if request.get("arrives", 0) == step:
+                    self._add(str(index), request)
+                if request.get("aborted") == step:
+                    self.engine.abort_request([str(index)])
+            for output in self.engine.step():
+                self._take(answers[int(output.request_id)], output)
+            step += 1
+        while self.scheduler.has_requests():  # let the worker hear which requests have finished
+            self.core.step_fn()
+        return {"answers": answers, "steps": self.steps, "preemptions": self.preemptions() - preemptions}
+
+    def _add(self, request_id: str, request: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+
+        from vllm_integration import PredictedOutputParams, wire
+
+        extra: dict[str, Any] = {}
+        if request.get("prediction") is not None:
+            extra = PredictedOutputParams(token_ids=request["prediction"]).to_extra_args()
+        if "malformed" in request:  # past the front end's checks, as a broken client of the engine could
+            extra = {wire.KEY: wire.Prediction(token_ids=bytes(request["malformed"]))}
+        params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **request["params"]})
+        params.extra_args = extra or None
+        self.engine.add_request(request_id, {"prompt_token_ids": request["prompt"]}, params)
+
+    @staticmethod
+    def _take(answer: dict[str, Any], output: Any) -> None:
+        if output.finished:
+            answer["token_ids"] = list(output.outputs[0].token_ids)
+            answer["all"] = [list(choice.token_ids) for choice in output.outputs]
+            answer["end"] = output.outputs[0].finish_reason
+            if output.outputs[0].logprobs is not None:
+                answer["logprobs"] = [
+                    position[token].logprob
+                    for position, token in zip(
+                        output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True
+                    )
+                ]
+
+    def preemptions(self) -> int:
+        return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
+
+    def state(self) -> dict[str, Any]:
+        """What is left of requests that have ended."""
+        speculator = self.runner.speculator
+        return {
+            "occupied": int(speculator._occupied.sum()),
+            "known": len(self.scheduler.draft_slots._known),
+            "rows": len(self.runner.req_states.req_id_to_index),
+        }
+
+
+def main() -> None:
+    protocol = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(value: Any) -> None:
+        protocol.write(json.dumps(value) + "\n")
+        protocol.flush()
+
+    pretend_triton_has_a_cpu_backend()
+    patch_triton_language_once()
+    engine = Engine(json.loads(sys.argv[1]))
+    answer(engine.facts())
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        answer(getattr(engine, name)(**arguments))
+    os._exit(0)  # the engine's own shutdown may wait for threads that nobody will wake
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The tests' side of `engine_process`: starts it, sends it requests, reads answers and traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "GPU_ALIGN_STRICT": "1",
+}
+MAX_MODEL_LEN = 256
+VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are special
+
+
+@dataclass
+class Request:
+    """One request; arrives and is aborted before the step of that number."""
+
+    prompt: list[int]
+    prediction: list[int] | None = None
+    max_tokens: int = 16
+    arrives: int = 0
+    aborted: int | None = None
+    malformed: list[int] | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        command: dict[str, Any] = {
+            "prompt": self.prompt,
+            "prediction": self.prediction,
+            "arrives": self.arrives,
+            "params": {"max_tokens": self.max_tokens, **self.params},
+        }
+        if self.aborted is not None:
+            command["aborted"] = self.aborted
+        if self.malformed is not None:
+            command["malformed"] = self.malformed
+        return command
+
+
+@dataclass
+class Run:
+    """What became of the requests.
+
+    steps: a dict a step: request number → (tokens scheduled, of which drafts, tokens sampled).
+    """
+
+    answers: list[dict[str, Any]]
+    steps: list[dict[int, tuple[int, int, int]]]
+    preemptions: int
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [answer["token_ids"] for answer in self.answers]
+
+    @property
+    def accepted(self) -> int:
+        return sum(max(0, sampled - 1) for step in self.steps for _, _, sampled in step.values())
+
+    def of(self, index: int) -> list[tuple[int, int, int]]:
+        """The steps of one request."""
+        return [step[index] for step in self.steps if index in step]
+
+    def verification_steps(self, index: int) -> int:
+        """Steps of one request that sampled tokens, after the one that ended its prefill."""
+        return sum(1 for _, _, sampled in self.of(index) if sampled) - 1
+
+
+class V2Engine:
+    """A running `engine_process`; use as a context manager.
+
+    directory: for its log and, with `step_log`, one YAML file a request in `directory / "steps"`.
+    settings: of `vllm.LLM`, and those that `engine_process` knows.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        directory: Path,
+        *,
+        num_draft_tokens: int,
+        environment: dict[str, str] | None = None,
+        step_log: bool = False,
+        **settings: Any,
+    ) -> None:
+        environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
+        self.steps = directory / "steps"
+        if step_log:
+            environment["GPU_ALIGN_DEBUG_DIR"] = str(self.steps)
+        arguments = {
+            "model": str(model),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": 8,
+            "block_size": 32,
+            "num_gpu_blocks_override": 96,
+            "max_num_batched_tokens": 256,
+            "enable_prefix_caching": False,
+            "disable_log_stats": False,
+            "speculative_config": {
+                "method": "custom_class",
+                "model": "vllm_integration.PredictedOutputs",
+                "num_speculative_tokens": num_draft_tokens,
+            },
+            **settings,
+        }
+        self.log = directory / "log"
+        self._log = self.log.open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("engine_process.py")), json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+        self.facts: dict[str, Any] = {}
+
+    def __enter__(self) -> V2Engine:
+        self.facts = self._answer(seconds=240)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def run(self, requests: Sequence[Request], seconds: float = 240) -> Run:
+        raw = self._call("run", {"requests": [request.as_json() for request in requests]}, seconds)
+        steps = [{int(index): tuple(row) for index, row in step.items()} for step in raw["steps"]]
+        return Run(raw["answers"], steps, raw["preemptions"])
+
+    def state(self) -> dict[str, int]:
+        return dict(self._call("state", {}, 30))
+
+    def _call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._process.stdin.flush()
+        return self._answer(seconds)
+
+    def _answer(self, seconds: float) -> Any:
+        """The next line; a process that is silent for too long is ended, which closes its pipe."""
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(seconds, self._process.kill)
+        watchdog.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        if not line:
+            raise RuntimeError(f"the engine has ended:\n{self.log.read_text()[-4000:]}")
+        return json.loads(line)
+
+
+def prompt_of(seed: int, length: int = 12) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.choice(VOCABULARY) for _ in range(length)]
+
+
+def edited(tokens: list[int], seed: int) -> list[int]:
+    """Insertions, deletions and substitutions, one in about eight tokens."""
+    draw, out = random.Random(seed), []
+    for token in tokens:
+        kind = draw.randrange(24)
+        if kind == 0:
+            continue
+        out.append(draw.choice(VOCABULARY) if kind == 1 else token)
+        if kind == 2:
+            out += [draw.choice(VOCABULARY) for _ in range(3)]
+    return out

@@ -1,0 +1,311 @@
+"""The V2 speculator on its own: rows come and go, drafts stay on the device. (The real runner: tests/vllm.)"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_align import Drafter
+from vllm_integration import compat, wire
+
+pytest.importorskip("vllm")
+
+ROWS, WIDTH, K, VOCABULARY = 4, 64, 4, 1000
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class DenseTensor:
+    """vLLM's `StagedWriteTensor` in its dense form."""
+
+    write_contents = None
+
+    def __init__(self, size: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self.gpu = torch.zeros(size, dtype=dtype, device=device)
+
+
+@pytest.fixture
+def speculator(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A speculator over a table of 4 rows, as the runner would make it."""
+    from vllm_integration import speculator as module
+
+    if DEVICE.type == "cpu":  # vLLM's wants pinned memory, which only the engine's own start-up does without
+        monkeypatch.setattr(module, "StagedWriteTensor", DenseTensor)
+    monkeypatch.setattr(compat, "_off_reason", None)
+    for name in ("GPU_ALIGN_STRICT", "GPU_ALIGN_DEBUG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
+        total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),
+        prompt_len=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)),
+        req_id_to_index={},
+    )
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=K, enable_adaptive_verification=False),
+        model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
+    )
+    return module.PredictedOutputsSpeculator(config, DEVICE, states)
+
+
+def write(speculator: Any, row: int, tokens: list[int]) -> None:
+    speculator.req_states.all_token_ids.gpu[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+    speculator.req_states.total_len.gpu[row] = len(tokens)
+
+
+def params_of(prediction: Any) -> Any:
+    return SimpleNamespace(extra_args=None if prediction is None else {wire.KEY: prediction})
+
+
+def batch_of(rows: list[int]) -> Any:
+    return SimpleNamespace(
+        num_reqs=len(rows),
+        req_ids=[f"r{row}" for row in rows],
+        idx_mapping=torch.tensor(rows, dtype=torch.int64, device=DEVICE),
+        idx_mapping_np=np.array(rows, dtype=np.int32),
+    )
+
+
+def propose(
+    speculator: Any, rows: list[int], sampled: list[int] | None = None, **kwargs: Any
+) -> torch.Tensor:
+    """Called as the runner does: positional arguments, those we do not read in between."""
+    num_sampled = torch.tensor(sampled or [1] * len(rows), dtype=torch.int32, device=DEVICE)
+    rest = (num_sampled, None, None, None, None)
+    drafts: torch.Tensor = speculator.propose(
+        batch_of(rows), None, None, None, None, num_sampled, *rest, num_speculative_tokens=K, **kwargs
+    )
+    return drafts
+
+
+def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None:
+    tokens = speculator.req_states.all_token_ids
+    assert tokens.write_contents is None  # vLLM's sign for "not in host memory"
+    assert (tokens.gpu.shape, tokens.gpu.dtype) == ((ROWS, WIDTH), torch.int32)
+    assert tokens.gpu.device.type == DEVICE.type
+
+
+def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
+    for row, first in ((0, 100), (2, 300)):
+        prediction = list(range(first, first + 20))
+        write(speculator, row, [7, 8, first, first + 1])
+        speculator.add_request(f"r{row}", row, 2, params_of(prediction))
+    write(speculator, 1, [7, 8, 100, 101])
+    speculator.add_request("r1", 1, 2, params_of(None))
+    drafts = propose(speculator, [2, 1, 0])
+    assert drafts.dtype == torch.int64
+    assert drafts.shape == (3, K)
+    assert drafts[0].tolist() == [302, 303, 304, 305]
+    assert drafts[2].tolist() == [102, 103, 104, 105]
+    speculator.counts.publish(output := SimpleNamespace())
+    counts = {} if DEVICE.type == "cuda" else vars(output)["gpu_align_draft_counts"]
+    assert {req_id: count.length for req_id, count in counts.items()} in ({}, {"r0": K, "r1": 0, "r2": K})
+    # What adaptive verification reads: in batch order, 0 where nothing is proposed.
+    confidence = speculator.draft_token_confidence_probs
+    assert confidence.shape == (ROWS, K)
+    assert bool((confidence[[0, 2]] > 0).all())
+    assert confidence[1].tolist() == [0] * K
+
+
+def test_a_batch_without_predictions_launches_nothing(speculator: Any) -> None:
+    speculator.drafter = None  # would fail if it were used
+    speculator.add_request("r1", 1, 2, params_of(None))
+    drafts = propose(speculator, [1, 3])
+    drafts[:, 2:] = -1  # as the runner does when fewer drafts are scheduled
+    assert propose(speculator, [1, 3]).tolist() == [[0] * K] * 2
+
+
+def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None:
+    prediction = list(range(100, 120))
+    write(speculator, 0, [7, 8, 100])
+    speculator.add_request("r0", 0, 2, params_of(prediction))
+    before = speculator.drafter._row_len.clone()
+    propose(speculator, [0], [0])
+    propose(speculator, [0, 1, 2], dummy_run=True, skip_attn_for_dummy_run=True, is_profile=True)
+    assert torch.equal(speculator.drafter._row_len, before)
+    assert propose(speculator, [0])[0].tolist() == [101, 102, 103, 104]
+
+
+def test_a_resumed_request_drafts_as_before_in_another_row(speculator: Any) -> None:
+    prediction = [*range(100, 110), *range(200, 220)]
+    tokens = [7, 8, 100, 101, 102, 55, 200, 201]
+    write(speculator, 0, tokens)
+    speculator.add_request("r", 0, 2, params_of(prediction))
+    before = propose(speculator, [0])[0].tolist()
+    speculator.remove_slot(0)
+    write(speculator, 3, tokens)
+    speculator.add_request("r", 3, 2, params_of(prediction))
+    assert propose(speculator, [3])[0].tolist() == before == [202, 203, 204, 205]
+
+
+@pytest.mark.parametrize("bad", [[1, VOCABULARY], [-1], 7, {"token_ids": b"123"}, {"text": "not tokenised"}])
+def test_a_malformed_prediction_is_dropped_with_one_warning(
+    speculator: Any, plugin_log: list[str], bad: Any
+) -> None:
+    write(speculator, 0, [7, 8, 100])
+    write(speculator, 1, [7, 8, 100])
+    speculator.add_request("bad-one", 0, 2, params_of(bad))
+    speculator.add_request("good-one", 1, 2, params_of(list(range(100, 120))))
+    assert [line for line in plugin_log if "bad-one" in line] == plugin_log
+    assert len(plugin_log) == 1
+    assert propose(speculator, [0, 1])[1].tolist() == [101, 102, 103, 104]
+    assert speculator._occupied.tolist() == [False, True, False, False]
+
+
+def test_a_failure_turns_the_plugin_off_and_serving_goes_on(speculator: Any, plugin_log: list[str]) -> None:
+    speculator.add_request("r0", 0, 0, params_of([5, 6]))
+    speculator.drafter.propose = lambda *_: 1 / 0
+    assert propose(speculator, [0]).tolist() == [[0] * K]
+    assert propose(speculator, [0]).tolist() == [[0] * K]
+    assert len(plugin_log) == 1
+    assert "ZeroDivisionError" in plugin_log[0]
+
+
+def test_strict_raises_instead(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculator, "settings", SimpleNamespace(strict=True, draft_without_prediction=False))
+    speculator.add_request("r0", 0, 0, params_of([5, 6]))
+    speculator.drafter.propose = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        propose(speculator, [0])
+
+
+def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
+    from vllm_integration import speculator as module
+
+    class Runner:
+        def __init__(self) -> None:
+            self.speculator = speculator
+            self.req_states = speculator.req_states
+
+        @module.wrap_add_requests
+        def add_requests(self, scheduler_output: Any) -> str:
+            for new in scheduler_output.scheduled_new_reqs:
+                self._remove_request(new.req_id)
+                self.req_states.req_id_to_index[new.req_id] = new.row
+                self.req_states.prompt_len.np[new.row] = 2
+            return "added"
+
+        @module.wrap_remove_request
+        def _remove_request(self, req_id: str) -> bool:
+            return self.req_states.req_id_to_index.pop(req_id, None) is not None
+
+        @module.wrap_sample_tokens
+        def sample_tokens(self, grammar_output: Any) -> Any:
+            return grammar_output
+
+    runner = Runner()
+    new = [
+        SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params_of([5] * row)) for row in range(3)
+    ]
+    assert runner.add_requests(SimpleNamespace(scheduled_new_reqs=new)) == "added"
+    assert speculator._occupied.tolist() == [False, True, True, False]  # an empty prediction is none
+    assert runner._remove_request("r1") is True
+    assert runner._remove_request("r1") is False
+    assert speculator._occupied.tolist() == [False, False, True, False]
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new[2:]))  # sent again with a longer prompt
+    assert speculator._occupied.tolist() == [False, False, True, False]
+    assert runner.sample_tokens(None) is None
+    runner.speculator = None  # an engine that drafts in another way
+    assert runner._remove_request("r2") is True
+    assert speculator._occupied.tolist() == [False, False, True, False]
+
+
+WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "to")
+
+
+@contextmanager
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of tensor methods that make the host wait for the device, with their callers, as they are called.
+    Not counted: the interpreter, which has to read what a kernel would, and moves to the tensor's own device."""
+    seen: list[str] = []
+
+    def recording(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            frames = traceback.extract_stack()[:-1]
+            if name == "to" and not any("cpu" in str(a) for a in (*args, *kwargs.values())):
+                return original(self, *args, **kwargs)
+            if not any("interpreter" in frame.filename for frame in frames):
+                seen.append(f"{name} in {frames[-1].name}")
+            return original(self, *args, **kwargs)
+
+        return method
+
+    with monkeypatch.context() as patch:
+        for name in WAITS:
+            patch.setattr(torch.Tensor, name, recording(name, getattr(torch.Tensor, name)))
+        for name in ("synchronize",):
+            patch.setattr(torch.cuda, name, lambda *_: seen.append("synchronize"))
+        patch.setattr(torch, "nonzero", recording("nonzero", torch.nonzero))
+        yield seen
+
+
+def test_propose_never_makes_the_host_wait(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for row in range(3):
+        write(speculator, row, [7, 8, 100, 101])
+        speculator.add_request(f"r{row}", row, 2, params_of(list(range(100, 120)) if row else None))
+    batch, num_sampled = batch_of([0, 1, 2]), torch.ones(3, dtype=torch.int32, device=DEVICE)
+    speculator.propose(batch, num_sampled=num_sampled)  # compiles the kernels where they are compiled
+    with waits(monkeypatch) as seen:
+        if DEVICE.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            speculator.propose(batch, num_sampled=num_sampled)
+        finally:
+            if DEVICE.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+    # On the CPU alone the drafter looks at its arguments' values.
+    assert [wait for wait in seen if wait != "__int__ in _check_step"] == []
+
+
+@pytest.mark.parametrize("offence", ["item", "tolist", "cpu", "nonzero", "__bool__", "numpy"])
+def test_the_test_above_can_fail(speculator: Any, monkeypatch: pytest.MonkeyPatch, offence: str) -> None:
+    speculator.add_request("r0", 0, 0, params_of([5, 6]))
+    draft = speculator.drafter.propose
+
+    def offending(*args: Any) -> Any:
+        getattr(args[1][:1], offence)()
+        return draft(*args)
+
+    speculator.drafter.propose = offending
+    with waits(monkeypatch) as seen:
+        propose(speculator, [0])
+    assert f"{offence} in offending" in seen
+
+
+def test_no_draft_ever_holds_another_requests_token(speculator: Any) -> None:
+    """2,000 requests through 4 rows. Each owns three tokens that nobody else has: a draft of any other token
+    would have come from a request that held the row, or still holds another."""
+    draw = random.Random(0)
+    if DEVICE.type == "cpu":  # the reference, which kernels are tested against: the interpreter takes hours
+        speculator.drafter = Drafter(
+            max_slots=ROWS, max_context_len=WIDTH, max_prediction_len=WIDTH, num_draft_tokens=K,
+            vocab_size=VOCABULARY, device="cpu",
+        )  # fmt: skip
+    owned: dict[int, set[int]] = {}
+    drafted = 0
+    for turnover in range(2000):
+        row = draw.randrange(ROWS)
+        if row in owned and draw.random() < 0.7:  # else it is overwritten, as after a crash of the front end
+            speculator.remove_slot(row)
+        canaries = [3 * (turnover % 300) + i for i in range(3)]
+        owned[row] = set(canaries)
+        prediction = [draw.choice(canaries) for _ in range(draw.randrange(30))]
+        tokens = [draw.choice(canaries) for _ in range(draw.randrange(1, 40))]
+        write(speculator, row, tokens)
+        speculator.add_request(f"r{row}", row, draw.randrange(len(tokens)), params_of(prediction or None))
+        if turnover % 2:
+            rows = draw.sample(sorted(owned), draw.randrange(1, len(owned) + 1))
+            drafts = propose(speculator, rows).tolist()
+            lengths = speculator.counts._latest[1].tolist() if speculator.counts._latest else [0] * len(rows)
+            for held, tokens_drafted, length in zip(rows, drafts, lengths, strict=True):
+                assert set(tokens_drafted[:length]) <= owned[held]
+                assert length == 0 or speculator._occupied[held]
+                drafted += length
+    assert drafted > 2000

@@ -1,0 +1,78 @@
+"""One speculative configuration for both model runners: what vLLM's V2 runner needs to accept ours.
+
+vLLM takes a custom drafter class on its V1 runner only. On V2 our speculator takes the same place, so where
+our class is named and everything is found that the V2 part wraps, the configuration is let through.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+from vllm_integration import compat
+from vllm_integration.inputs import drafts_predictions
+
+logger = logging.getLogger("vllm.gpu_align")
+
+_SCHEDULERS = {
+    False: "vllm_integration.scheduling.PredictedOutputsScheduler",
+    True: "vllm_integration.scheduling.PredictedOutputsAsyncScheduler",
+}
+
+
+def wrap_unsupported_features(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`VllmConfig._get_v2_model_runner_unsupported_features`, without our own class in the list."""
+
+    @functools.wraps(original)
+    def _get_v2_model_runner_unsupported_features(self: Any, *args: Any, **kwargs: Any) -> list[str]:
+        unsupported = list(original(self, *args, **kwargs))
+        if drafts_predictions(self) and compat.v2_is_whole():
+            return [feature for feature in unsupported if "'custom_class'" not in feature]
+        return unsupported
+
+    return _get_v2_model_runner_unsupported_features
+
+
+def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`VllmConfig.__post_init__`: on V2, asynchronous scheduling is allowed and our scheduler is used.
+
+    vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
+    own check our method counts as one of them.
+    """
+
+    @functools.wraps(original)
+    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 the name it replaces
+        if not (drafts_predictions(self) and self.use_v2_model_runner):
+            return original(self, *args, **kwargs)
+        module: Any = sys.modules[compat.CONFIG_MODULE]
+        on_device = module.NgramGPUTypes
+        module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            module.NgramGPUTypes = on_device
+        _use_our_scheduler(self.scheduler_config)
+        return result
+
+    return __post_init__
+
+
+def _use_our_scheduler(scheduler_config: Any) -> None:
+    given = scheduler_config.scheduler_cls
+    if given is None or given in _SCHEDULERS.values():
+        scheduler_config.scheduler_cls = _SCHEDULERS[bool(scheduler_config.async_scheduling)]
+    else:
+        logger.warning(
+            "scheduler_cls is %s: every decoding request is scheduled with all draft slots, also those "
+            "without a prediction",
+            given,
+        )
+
+
+WRAPPERS: dict[str, compat.Wrapper] = {
+    "config.unsupported": wrap_unsupported_features,
+    "config.post_init": wrap_post_init,
+}

@@ -1,0 +1,76 @@
+"""Draft slots only where there is something to verify: the policy of `draft_slots` in vLLM's schedulers.
+
+vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. These
+schedulers give each request as many as its prediction was last seen to be good for, none to a request that
+has no prediction, and no more in all than a budget. They are named in `scheduler_cls`, vLLM's official
+place for a scheduler, by `engine_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllm_integration.draft_counts import received
+from vllm_integration.draft_slots import DraftSlots
+from vllm_integration.settings import Settings
+
+
+def slots_of(vllm_config: Any) -> DraftSlots:
+    """The policy of an engine. The budget is `GPU_ALIGN_MAX_DRAFT_TOKENS`, or half of what a step may hold:
+    the other half stays for prefills and for everybody's next token."""
+    settings = Settings.from_env()
+    budget = settings.max_draft_tokens
+    if budget is None:
+        budget = max(1, vllm_config.scheduler_config.max_num_batched_tokens // 2)
+    return DraftSlots(
+        int(vllm_config.speculative_config.num_speculative_tokens), budget, settings.draft_without_prediction
+    )
+
+
+class PredictedOutputsScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
+    """vLLM's scheduler; after each step a request's draft placeholders are cut to its slots."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.draft_slots = slots_of(self.vllm_config)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self.draft_slots.report(received(model_runner_output).items())
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self.draft_slots.keep_only(self.requests)
+        return outputs
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        super().update_draft_token_ids(draft_token_ids)
+        _cut(self, draft_token_ids.req_ids, exact=True)
+
+
+class PredictedOutputsAsyncScheduler(AsyncScheduler):  # type: ignore[misc]  # as above
+    """The same for asynchronous scheduling, which plans a step before the one before it has ended."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.draft_slots = slots_of(self.vllm_config)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self.draft_slots.report(received(model_runner_output).items())
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self.draft_slots.keep_only(self.requests)
+        return outputs
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        super()._update_after_schedule(scheduler_output)
+        _cut(self, scheduler_output.num_scheduled_tokens, exact=False)
+
+
+def _cut(scheduler: Any, req_ids: Iterable[str], *, exact: bool) -> None:
+    requests = [scheduler.requests[req_id] for req_id in req_ids if req_id in scheduler.requests]
+    requests = [request for request in requests if request.spec_token_ids]
+    for req_id, slots in scheduler.draft_slots.grant(requests, exact=exact).items():
+        request = scheduler.requests[req_id]
+        # A new list: asynchronous scheduling shares one list of placeholders between requests.
+        request.spec_token_ids = request.spec_token_ids[:slots]
