@@ -60,6 +60,23 @@ def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
     return __post_init__
 
 
+def wrap_validate_adaptive_verification(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`VllmConfig._validate_adaptive_verification`: what it refuses (LoRA, pipeline parallelism, no full CUDA
+    graphs) is no reason for us not to start. Our schedulers bound the draft slots in any case."""
+
+    @functools.wraps(original)
+    def _validate_adaptive_verification(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except ValueError as error:
+            if not drafts_predictions(self):
+                raise
+            self.speculative_config.enable_adaptive_verification = False
+            logger.warning("gpu_align schedules draft slots without adaptive verification: %s", error)
+
+    return _validate_adaptive_verification
+
+
 def _use_our_scheduler(scheduler_config: Any) -> None:
     given = scheduler_config.scheduler_cls
     if given is None or given in _SCHEDULERS.values():
@@ -74,5 +91,6 @@ def _use_our_scheduler(scheduler_config: Any) -> None:
 
 WRAPPERS: dict[str, compat.Wrapper] = {
     "config.unsupported": wrap_unsupported_features,
+    "config.adaptive_check": wrap_validate_adaptive_verification,
     "config.post_init": wrap_post_init,
 }

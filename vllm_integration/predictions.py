@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 from vllm_integration import wire
 
 logger = logging.getLogger("vllm.gpu_align")
+
+#: Predictions of this process that were not used as they came: "dropped" (malformed) or "cut" (too long).
+refused: Counter[str] = Counter()
 
 
 def accept_prediction(
@@ -17,7 +21,7 @@ def accept_prediction(
 
     None when there is none, and when it is malformed (wrong type, an id outside `vocab_size`, text that no
     front end tokenised): then one warning names the request and the reason, never the content, and the
-    request is served without. Longer than `capacity`: cut there, with a warning.
+    request is served without. Longer than `capacity`: cut there, with a warning. Both are counted in `refused`.
     """
     extra_args = getattr(sampling_params, "extra_args", None)
     if not extra_args or extra_args.get(wire.KEY) is None:
@@ -31,11 +35,18 @@ def accept_prediction(
             bad = token_ids.min() if token_ids.min() < 0 else token_ids.max()
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got {bad}")
     except (TypeError, ValueError) as error:
-        logger.warning("Request %s is served without its prediction: %s", req_id, error)
+        refused["dropped"] += 1
+        logger.warning(
+            "Request %s is served without its prediction: %s (%d dropped so far)",
+            req_id,
+            error,
+            refused["dropped"],
+        )
         return None
     if not token_ids.size:
         return None
     if token_ids.size > capacity:
+        refused["cut"] += 1
         logger.warning(
             "The prediction of request %s was cut: expected at most %d tokens, got %d",
             req_id,

@@ -122,6 +122,15 @@ SEAMS: tuple[Seam, ...] = (
         ("self",),
     ),
     Seam(
+        "config.adaptive_check",
+        "config",
+        "wrap",
+        CONFIG_MODULE,
+        "VllmConfig._validate_adaptive_verification",
+        "where vLLM cannot trim drafts by confidence, our draft slots do without",
+        ("self",),
+    ),
+    Seam(
         "config.post_init",
         "config",
         "wrap",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_integration import PredictedOutputParams, wire
+from vllm_integration import PredictedOutputParams, predictions, wire
 from vllm_integration.predictions import accept_prediction
 
 
@@ -131,7 +131,9 @@ def test_the_worker_takes_what_fits(plugin_log: list[str]) -> None:
 
 
 def test_the_worker_cuts_what_is_too_long(plugin_log: list[str]) -> None:
+    before = predictions.refused["cut"]
     assert accept(list(range(12))) == list(range(8))
+    assert predictions.refused["cut"] == before + 1
     (line,) = plugin_log
     assert "req-7" in line
     assert "at most 8" in line
@@ -142,6 +144,9 @@ def test_the_worker_cuts_what_is_too_long(plugin_log: list[str]) -> None:
     "value", [[100], [5, 2**31 - 1], {"token_ids": b"\xff" * 4}, {"token_ids": b"1"}, 7, "w"]
 )
 def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -> None:
+    before = predictions.refused["dropped"]
     assert accept(value) is None
     (line,) = plugin_log
     assert line.startswith("Request req-7 is served without its prediction: ")
+    assert predictions.refused["dropped"] == before + 1
+    assert line.endswith(f"({before + 1} dropped so far)")
