@@ -69,6 +69,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
+        # vLLM's row numbers are int32; widened in place, so that a step allocates nothing.
+        self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing to set up: the step is a handful of launches outside the model's graphs."""
@@ -143,7 +145,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             draft = self.drafter.propose(
                 self.req_states.all_token_ids.gpu,
                 self.req_states.total_len.gpu,
-                input_batch.idx_mapping.to(torch.int64),
+                self._slots[:num_reqs].copy_(input_batch.idx_mapping),
                 num_sampled,
             )
             if log is not None:
