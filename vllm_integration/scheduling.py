@@ -31,8 +31,8 @@ def slots_of(vllm_config: Any) -> DraftSlots:
     )
 
 
-class PredictedOutputsScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
-    """vLLM's scheduler; after each step a request's draft placeholders are cut to its slots."""
+class _WithDraftSlots(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
+    """Keeps the policy, and feeds it what came with a step's output."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,24 +43,18 @@ class PredictedOutputsScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self.draft_slots.keep_only(self.requests)
         return outputs
+
+
+class PredictedOutputsScheduler(_WithDraftSlots):
+    """vLLM's scheduler; after each step a request's draft placeholders are cut to its slots."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)
         _cut(self, draft_token_ids.req_ids, exact=True)
 
 
-class PredictedOutputsAsyncScheduler(AsyncScheduler):  # type: ignore[misc]  # as above
+class PredictedOutputsAsyncScheduler(_WithDraftSlots, AsyncScheduler):  # type: ignore[misc]  # as above
     """The same for asynchronous scheduling, which plans a step before the one before it has ended."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.draft_slots = slots_of(self.vllm_config)
-
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self.draft_slots.report(received(model_runner_output).items())
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self.draft_slots.keep_only(self.requests)
-        return outputs
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)

@@ -13,7 +13,7 @@ import pytest
 # The model is shared with the tests of the V1 runner.
 sys.path.insert(0, str(Path(__file__).parent.parent / "vllm_integration"))
 
-from tiny_llama import build
+from tiny_llama import build, greedy_by_transformers
 from v2_harness import V2Engine
 
 
@@ -26,21 +26,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def greedy(tiny_model: Path) -> Callable[[list[int], int], list[int]]:
     """`greedy(prompt, n)`: the next n tokens by transformers, which knows nothing of drafts."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    known: dict[tuple[int, ...], list[int]] = {}
-
-    def generate(prompt: list[int], n: int) -> list[int]:
-        key = tuple(prompt)
-        if len(known.get(key, [])) < n:
-            ids = torch.tensor([prompt])
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False)
-            known[key] = out[0, len(prompt) :].tolist()
-        return known[key][:n]
-
-    return generate
+    return greedy_by_transformers(tiny_model)
 
 
 @pytest.fixture(scope="session")

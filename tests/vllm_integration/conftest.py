@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import build
+from tiny_llama import build, greedy_by_transformers
 from vllm_harness import MAX_MODEL_LEN, K, OfflineEngine, Server
 
 from vllm_integration import compat
@@ -59,21 +59,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def greedy(tiny_llama: Path) -> Callable[[list[int], int], list[int]]:
     """`greedy(prompt, n)`: the next n tokens by transformers, which knows nothing of drafts."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
-    known: dict[tuple[int, ...], list[int]] = {}
-
-    def generate(prompt: list[int], n: int) -> list[int]:
-        key = tuple(prompt)
-        if len(known.get(key, [])) < n:
-            ids = torch.tensor([prompt])
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False)
-            known[key] = out[0, len(prompt) :].tolist()
-        return known[key][:n]
-
-    return generate
+    return greedy_by_transformers(tiny_llama)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ instead of repeating one token, and the best logit leads by far: float32 roundin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -53,3 +54,21 @@ def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     return directory
+
+
+def greedy_by_transformers(directory: Path) -> Callable[[list[int], int], list[int]]:
+    """`greedy(prompt, n)`: the next n tokens of the model there; each prompt is generated from once."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def generate(prompt: list[int], n: int) -> list[int]:
+        key = tuple(prompt)
+        if len(known.get(key, [])) < n:
+            ids = torch.tensor([prompt])
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False)
+            known[key] = out[0, len(prompt) :].tolist()
+        return known[key][:n]
+
+    return generate
