@@ -249,6 +249,20 @@ class TestContract:
                     assert length == 0
                 assert set(tokens[:length]) <= {1, 2, held.get(s)}
 
+    def test_an_overwritten_slot_drafts_like_a_fresh_one(self, backend):
+        # A small alphabet: which of many equal matches is taken hangs on the row, which must not be the old one.
+        generator = random.Random(8)
+        used = Engine(backend)
+        for _ in range(30 if backend == "reference" else 8):
+            prediction = [generator.randrange(3) for _ in range(40)]
+            output = prediction[generator.randrange(20) :][:15] + [generator.randrange(3) for _ in range(3)]
+            fresh = Engine(backend)
+            for engine in (used, fresh):
+                engine.add(0, prediction, [])
+                engine.write(0, output)
+            assert used.propose([0]) == fresh.propose([0])
+            assert torch.equal(used.drafter._row[0], fresh.drafter._row[0])
+
     def test_a_vacant_slot_gets_nothing(self, backend):
         engine = Engine(backend)
         engine.write(1, [4, 5, 4, 5, 4])
