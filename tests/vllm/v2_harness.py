@@ -38,6 +38,7 @@ class Request:
     arrives: int = 0
     aborted: int | None = None
     malformed: list[int] | None = None
+    adapter: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -45,6 +46,7 @@ class Request:
             "prompt": self.prompt,
             "prediction": self.prediction,
             "arrives": self.arrives,
+            "adapter": self.adapter,
             "params": {"max_tokens": self.max_tokens, **self.params},
         }
         if self.aborted is not None:
@@ -151,6 +153,10 @@ class V2Engine:
         raw = self._call("run", {"requests": [request.as_json() for request in requests]}, seconds)
         steps = [{int(index): tuple(row) for index, row in step.items()} for step in raw["steps"]]
         return Run(raw["answers"], steps, raw["preemptions"])
+
+    def trim(self, price: float | None) -> list[dict[int, tuple[int, int, list[float]]]]:
+        steps = self._call("trim", {"price": price}, 30)
+        return [{int(index): tuple(row) for index, row in step.items()} for step in steps]
 
     def state(self) -> dict[str, int]:
         return dict(self._call("state", {}, 30))
