@@ -138,7 +138,9 @@ class Engine:
         self.scheduler = self.core.scheduler
         executor = self.core.model_executor
         # Several ranks are processes of their own.
-        self.runner = executor.driver_worker.worker.model_runner if hasattr(executor, "driver_worker") else None
+        self.runner = (
+            executor.driver_worker.worker.model_runner if hasattr(executor, "driver_worker") else None
+        )
         self.steps: list[dict[str, list[int]]] = []
         self._record_steps()
 

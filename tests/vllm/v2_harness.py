@@ -99,6 +99,7 @@ class V2Engine:
         num_draft_tokens: int,
         environment: dict[str, str] | None = None,
         step_log: bool = False,
+        adaptive_verification: bool = False,
         **settings: Any,
     ) -> None:
         environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
@@ -120,6 +121,7 @@ class V2Engine:
                 "method": "custom_class",
                 "model": "vllm_integration.PredictedOutputs",
                 "num_speculative_tokens": num_draft_tokens,
+                "enable_adaptive_verification": adaptive_verification,
             },
             **settings,
         }
@@ -148,6 +150,14 @@ class V2Engine:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+    def warnings(self) -> list[str]:
+        """Our lines of the log from WARNING up."""
+        return [
+            line
+            for line in self.log.read_text().splitlines()
+            if "gpu_align" in line and (" WARNING " in line or " ERROR " in line)
+        ]
 
     def run(self, requests: Sequence[Request], seconds: float = 240) -> Run:
         raw = self._call("run", {"requests": [request.as_json() for request in requests]}, seconds)
