@@ -24,6 +24,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GPU_ALIGN_STRICT": "1",
 }
+# Ranks and engines that are processes of their own. vLLM wants a memory node for each, and compiles a few
+# functions for them, which the stand-in for Triton's backend is not good for.
+SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
 MAX_MODEL_LEN = 256
 VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are special
 
@@ -87,6 +90,7 @@ class Run:
 class V2Engine:
     """A running `engine_process`; use as a context manager.
 
+    record_drafts: each rank writes what it drafts, see `engine_process` (tensor parallel only).
     directory: for its log and, with `step_log`, one YAML file a request in `directory / "steps"`.
     settings: of `vllm.LLM`, and those that `engine_process` knows.
     """
@@ -100,12 +104,19 @@ class V2Engine:
         environment: dict[str, str] | None = None,
         step_log: bool = False,
         adaptive_verification: bool = False,
+        record_drafts: bool = False,
         **settings: Any,
     ) -> None:
         environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
         self.steps = directory / "steps"
         if step_log:
             environment["GPU_ALIGN_DEBUG_DIR"] = str(self.steps)
+        if int(settings.get("tensor_parallel_size", 1)) > 1:
+            environment.update(SEVERAL_PROCESSES)
+            calls = "engine_process.speed_up_the_interpreter()\n"
+            if record_drafts:
+                calls += f"engine_process.record_drafts({str(directory)!r})\n"
+            environment["PYTHONPATH"] = python_path(directory, calls)
         arguments = {
             "model": str(model),
             "dtype": "float32",
@@ -189,6 +200,17 @@ class V2Engine:
         if not line:
             raise RuntimeError(f"the engine has ended:\n{self.log.read_text()[-4000:]}")
         return json.loads(line)
+
+
+def python_path(directory: Path, calls: str = "") -> str:
+    """A search path on which every Python process does what `engine_process` has to do before vLLM is imported;
+    `calls`: more of it. Written to `directory`."""
+    here = Path(__file__).parent
+    (directory / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(here)!r})\nimport engine_process\n"
+        f"engine_process.pretend_triton_has_a_cpu_backend()\n{calls}"
+    )
+    return os.pathsep.join([str(directory), str(here.parents[1])])
 
 
 def prompt_of(seed: int, length: int = 12) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -280,4 +279,3 @@ def test_a_vllm_whose_refusals_cannot_be_caught_is_not_asked(
 def test_every_wrapper_has_its_seam() -> None:
     wrapped = {seam.name for seam in SEAMS if seam.group == "adaptive" and seam.kind == "wrap"}
     assert wrapped == set(adaptive.WRAPPERS)
-    assert logging.getLogger("vllm.gpu_align") is adaptive.logger
