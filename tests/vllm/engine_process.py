@@ -98,6 +98,40 @@ def refuse_late() -> None:
     VllmConfig._validate_adaptive_verification = lambda self: None
 
 
+class _GrammarBitmask:
+    """Does what vLLM's `_apply_grammar_bitmask_kernel` does, which the interpreter refuses for its mask."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self
+
+    def __call__(
+        self,
+        logits: Any,
+        _: int,
+        logits_indices: Any,
+        cu_num_logits: Any,
+        bitmask: Any,
+        __: int,
+        vocab_size: int,
+        **sizes: int,
+    ) -> None:
+        import torch
+
+        offsets = cu_num_logits.tolist()
+        for words, mapped in zip(bitmask, logits_indices.tolist(), strict=True):
+            request, position = divmod(mapped, sizes["MASK_STRIDE"])
+            if offsets[request] + position < offsets[request + 1]:
+                allowed = (words[:, None] >> torch.arange(32)) & 1
+                row = logits[offsets[request] + position, :vocab_size]
+                row.masked_fill_(allowed.flatten()[:vocab_size] == 0, -float("inf"))
+
+
+def stand_in_for_the_grammar_kernel() -> None:
+    from vllm.v1.worker.gpu import structured_outputs
+
+    structured_outputs._apply_grammar_bitmask_kernel = _GrammarBitmask()
+
+
 def record_drafts(directory: str) -> None:
     """Each rank writes what it drafts: one JSON line a step in `directory/rank-N`."""
     from vllm_integration import compat
@@ -142,6 +176,7 @@ class Engine:
             executor.driver_worker.worker.model_runner if hasattr(executor, "driver_worker") else None
         )
         self.steps: list[dict[str, list[int]]] = []
+        stand_in_for_the_grammar_kernel()
         self._record_steps()
 
     def _record_steps(self) -> None:
@@ -189,7 +224,7 @@ class Engine:
     def _add(self, request_id: str, request: dict[str, Any]) -> None:
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         from vllm_integration import PredictedOutputParams, wire
 
@@ -203,6 +238,7 @@ class Engine:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
         params = SamplingParams(**given)
         params.extra_args = extra or None
+        params.output_kind = RequestOutputKind.FINAL_ONLY  # with all of its choices
         prompt = {"prompt_token_ids": request["prompt"]}
         adapter = request.get("adapter")
         lora = None if adapter is None else LoRARequest("adapter", 1, adapter)

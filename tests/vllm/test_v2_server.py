@@ -95,17 +95,17 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda _: post(url, chat), range(4)))
         for answer in answers:
-            (file,) = (tmp_path / "steps").glob(f"{answer['id']}-*.yaml")
+            found = list((tmp_path / "steps").glob(f"{answer['id']}-*.yaml"))
+            assert len(found) == 1, (answer["id"], os.listdir(tmp_path / "steps"))
+            (file,) = found
             usage = yaml.safe_load(file.read_text())["usage"]
             assert (usage["output_tokens"], usage["rejected"]) == (20, 0)
             assert usage["steps"] <= 4  # 1 + 9 + 9 + 1
         with urllib.request.urlopen(url.replace("/v1/chat/completions", "/metrics"), timeout=60) as response:
-            served = re.findall(
-                r'request_success_total{engine="(\d)",finished_reason="length".* (\d+)\.0',
-                response.read().decode(),
-            )
+            metrics = response.read().decode()
+        served = re.findall(r'request_success_total{engine="\d",finished_reason="length".* (\d+)\.0', metrics)
         assert len(served) == 2
-        assert all(int(count) for _, count in served)
+        assert all(map(int, served))
     finally:
         process.terminate()
         try:

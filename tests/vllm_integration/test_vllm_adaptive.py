@@ -33,6 +33,26 @@ def asked(config: Any) -> bool:
     return bool(config.speculative_config.enable_adaptive_verification)
 
 
+def test_what_the_configuration_refuses_does_not_stop_the_server(plugin_log: list[str]) -> None:
+    class Refusing:
+        def __init__(self, model: str) -> None:
+            vars(self).update(vars(config_of(model)))
+
+        @adaptive.wrap_validate
+        def validate(self) -> None:
+            if asked(self):
+                raise ValueError("not currently compatible with LoRA")
+
+    ours, theirs = Refusing(OURS), Refusing(THEIRS)
+    ours.validate()
+    ours.validate()
+    assert not asked(ours)
+    (line,) = plugin_log
+    assert "LoRA" in line
+    with pytest.raises(ValueError, match="LoRA"):
+        theirs.validate()
+
+
 @pytest.fixture
 def backend_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """vLLM's cached choice of an attention backend, wrapped, on a platform whose only backend cannot trim; and the
