@@ -48,21 +48,12 @@ def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
             trimmed += 1
             assert min(kept) >= max(cut)  # what was not proposed has confidence 0: it goes first
     assert trimmed >= 2
+    # In some steps nothing was worth verifying.
+    assert any(
+        sum(row[1] for row in step.values()) == 0 < sum(row[0] for row in step.values()) for step in steps
+    )
     # The scheduler heard of fewer accepted drafts than it gave slots, and nothing is left over.
     assert k16.state() == {"occupied": 0, "known": 0, "rows": 0}
-
-
-def test_a_steep_price_leaves_plain_steps_and_the_same_output(k16: V2Engine, greedy: Greedy) -> None:
-    requests = served(greedy)[:4]
-    k16.trim(1e6)
-    try:
-        run = k16.run(requests)
-    finally:
-        steps = k16.trim(None)
-    assert run.outputs == [greedy(request.prompt, N) for request in requests]
-    assert sum(row[0] for step in steps for row in step.values()) > 0
-    assert sum(row[1] for step in steps for row in step.values()) == 0
-    assert run.accepted == 0
 
 
 def test_the_step_log_tells_what_was_verified() -> None:
