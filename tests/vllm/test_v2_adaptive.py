@@ -76,17 +76,17 @@ def test_the_step_log_tells_what_was_verified() -> None:
     assert as_verified(plain) is plain
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("k4", "CPUAttentionBackend allows none"), ("tight", "requires full CUDA graphs")],
-    ids=["refused by the attention backend", "refused by the configuration"],
-)
-def test_where_vllm_refuses_the_server_starts_and_says_so_once(
-    name: str, reason: str, request: pytest.FixtureRequest, greedy: Greedy
-) -> None:
-    engine: V2Engine = request.getfixturevalue(name)
+def check_one_warning(engine: V2Engine, greedy: Greedy, reason: str) -> None:
     (line,) = [line for line in engine.warnings() if "adaptive" in line]
     assert "without adaptive verification" in line
     assert reason in line
     output = greedy(prompt_of(3), N)
     assert engine.run([Request(prompt_of(3), output, N)]).outputs == [output]
+
+
+def test_the_server_starts_where_the_attention_backend_refuses(k4: V2Engine, greedy: Greedy) -> None:
+    check_one_warning(k4, greedy, "CPUAttentionBackend allows none")
+
+
+def test_the_server_starts_where_the_configuration_refuses(tight: V2Engine, greedy: Greedy) -> None:
+    check_one_warning(tight, greedy, "requires full CUDA graphs")
