@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-from vllm_integration import compat
+from vllm_integration import adaptive, compat
 from vllm_integration.inputs import drafts_predictions
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -37,7 +37,8 @@ def wrap_unsupported_features(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`VllmConfig.__post_init__`: on V2, asynchronous scheduling is allowed and our scheduler is used.
+    """`VllmConfig.__post_init__`: on V2, asynchronous scheduling is allowed and our scheduler is used; V1 does
+    without adaptive verification.
 
     vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
     own check our method counts as one of them.
@@ -45,7 +46,11 @@ def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def __post_init__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 the name it replaces
-        if not (drafts_predictions(self) and self.use_v2_model_runner):
+        if not drafts_predictions(self):
+            return original(self, *args, **kwargs)
+        if not self.use_v2_model_runner:
+            if adaptive.is_on(self):
+                adaptive.do_without(self, "the V1 model runner has none")
             return original(self, *args, **kwargs)
         module: Any = sys.modules[compat.CONFIG_MODULE]
         on_device = module.NgramGPUTypes
@@ -58,23 +63,6 @@ def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return __post_init__
-
-
-def wrap_validate_adaptive_verification(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`VllmConfig._validate_adaptive_verification`: what it refuses (LoRA, pipeline parallelism, no full CUDA
-    graphs) is no reason for us not to start. Our schedulers bound the draft slots in any case."""
-
-    @functools.wraps(original)
-    def _validate_adaptive_verification(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        except ValueError as error:
-            if not drafts_predictions(self):
-                raise
-            self.speculative_config.enable_adaptive_verification = False
-            logger.warning("gpu_align schedules draft slots without adaptive verification: %s", error)
-
-    return _validate_adaptive_verification
 
 
 def _use_our_scheduler(scheduler_config: Any) -> None:
@@ -91,6 +79,6 @@ def _use_our_scheduler(scheduler_config: Any) -> None:
 
 WRAPPERS: dict[str, compat.Wrapper] = {
     "config.unsupported": wrap_unsupported_features,
-    "config.adaptive_check": wrap_validate_adaptive_verification,
+    "config.adaptive_check": adaptive.wrap_validate,
     "config.post_init": wrap_post_init,
 }

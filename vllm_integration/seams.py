@@ -12,7 +12,7 @@ from typing import Literal
 
 TESTED = ("0.32.0",)
 
-Group = Literal["v1", "v2", "v2_runner", "config", "inputs", "chat"]
+Group = Literal["v1", "v2", "v2_runner", "config", "inputs", "chat", "adaptive"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ _SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 _INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _REQUEST = "vllm.v1.request"
+_ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+_SELECTOR = "vllm.v1.attention.selector"
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
@@ -419,5 +421,113 @@ SEAMS: tuple[Seam, ...] = (
         "BaseRenderer.tokenize_prompt_async",
         "tokenise off the event loop",
         ("self", "prompt", "params"),
+    ),
+    Seam(
+        "adaptive.backend",
+        "adaptive",
+        "wrap",
+        _SELECTOR,
+        "_cached_get_attn_backend",
+        "attention backends that cannot trim drafts on the device are refused here",
+        ("backend", "attn_selector_config"),
+    ),
+    Seam(
+        "adaptive.asked",
+        "adaptive",
+        "field",
+        _SELECTOR,
+        "AttentionSelectorConfig.use_adaptive_verification",
+        "choose a backend without",
+    ),
+    Seam(
+        "adaptive.create",
+        "adaptive",
+        "wrap",
+        RUNNER_MODULE,
+        "maybe_create_adaptive_verification_manager",
+        "attention backends whose CUDA graphs take one query length are refused here",
+        (
+            "enable_adaptive_verification",
+            "attn_groups",
+            "req_states",
+            "query_start_loc",
+            "num_bonus_tokens",
+            "max_total_logits",
+            "vllm_config",
+        ),
+    ),
+    Seam(
+        "adaptive.after",
+        "adaptive",
+        "wrap",
+        RUNNER_MODULE,
+        "GPUModelRunner.initialize_kv_cache",
+        "after a refusal the rejection sampler does without, too",
+        ("self", "kv_cache_config"),
+    ),
+    Seam(
+        "adaptive.manager",
+        "adaptive",
+        "field",
+        RUNNER_MODULE,
+        "GPUModelRunner.adaptive_verification",
+        "was it refused",
+    ),
+    Seam(
+        "adaptive.sampler",
+        "adaptive",
+        "field",
+        RUNNER_MODULE,
+        "GPUModelRunner.rejection_sampler",
+        "does without after a refusal",
+    ),
+    Seam(
+        "adaptive.sampler_flag",
+        "adaptive",
+        "field",
+        "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+        "RejectionSampler.enable_adaptive_verification",
+        "does without after a refusal",
+    ),
+    Seam(
+        "adaptive.costs",
+        "adaptive",
+        "wrap",
+        _ADAPTIVE,
+        "AdaptiveVerificationManager.set_cost_curves",
+        "what a step costs; fails when there was none to time",
+        ("self", "draft_curve", "verify_curve"),
+    ),
+    Seam(
+        "adaptive.tables",
+        "adaptive",
+        "field",
+        _ADAPTIVE,
+        "AdaptiveVerificationManager.cost_tables",
+        "a flat price instead",
+    ),
+    Seam(
+        "adaptive.max_reqs",
+        "adaptive",
+        "field",
+        _STATES,
+        "RequestState.max_num_reqs",
+        "the size of the flat price's first table",
+    ),
+    Seam(
+        "adaptive.max_tokens",
+        "adaptive",
+        "field",
+        _STATES,
+        "RequestState.max_num_batched_tokens",
+        "the size of the flat price's second table",
+    ),
+    Seam(
+        "adaptive.verified",
+        "adaptive",
+        "field",
+        _INPUT_BATCH,
+        "InputBatch.cu_num_logits",
+        "the step log: drafts that the device kept",
     ),
 )

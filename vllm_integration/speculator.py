@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from gpu_align import Drafter
-from vllm_integration import compat, plugin
+from vllm_integration import adaptive, compat, plugin
 from vllm_integration.draft_counts import DraftCounts
 from vllm_integration.predictions import accept_prediction
 from vllm_integration.settings import Settings
@@ -60,8 +60,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             backend="triton",
         )
         self.counts = DraftCounts(max_slots, self.num_draft_tokens, device)
-        # vLLM's own budget trimming reads these; its configuration has checked that its conditions hold.
-        self.enable_adaptive_verification = bool(speculative.enable_adaptive_verification)
+        # What vLLM's adaptive verification trims by.
+        self._speculative = speculative
         self.draft_token_confidence_probs = torch.zeros(
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
@@ -71,6 +71,11 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         # vLLM's row numbers are int32; widened in place, so that a step allocates nothing.
         self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
+
+    @property
+    def enable_adaptive_verification(self) -> bool:
+        """Whether vLLM shall trim our drafts; by the time it asks, that may have been refused."""
+        return bool(self._speculative.enable_adaptive_verification)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing to set up: the step is a handful of launches outside the model's graphs."""
@@ -132,7 +137,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         num_reqs = int(input_batch.num_reqs)
         self.counts.forget()
         if compat.off_reason() is not None:
-            return self._nothing[:num_reqs]
+            return self._no_drafts(num_reqs)
         if dummy_run:
             num_sampled = self._idle[:num_reqs]
         elif not self._occupied[input_batch.idx_mapping_np].any():
@@ -141,7 +146,10 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         started = time.perf_counter_ns()
         try:
             if log is not None:
-                log.settle(input_batch, num_sampled, self.req_states)
+                verified = (
+                    adaptive.as_verified(input_batch) if self.enable_adaptive_verification else input_batch
+                )
+                log.settle(verified, num_sampled, self.req_states)
             draft = self.drafter.propose(
                 self.req_states.all_token_ids.gpu,
                 self.req_states.total_len.gpu,
@@ -188,6 +196,7 @@ def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
     if not plugin.guarded_install("v2_runner", RUNNER_WRAPPERS):
         # The engine is configured for drafts and has to get some; these will be none.
         logger.warning("gpu_align proposes nothing: %s", compat.off_reason())
+    adaptive.prepare(vllm_config)
     return PredictedOutputsSpeculator(vllm_config, device, req_states)
 
 

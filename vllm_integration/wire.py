@@ -25,12 +25,15 @@ TokenIds = npt.NDArray[np.int32]
 class Prediction:
     """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised.
 
+    tag: names the HTTP request it came with, so that the usage of all its choices finds back to it.
+
     A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
-    `bytes`); on the other side of the process boundary it is a dict of the two fields.
+    `bytes`); on the other side of the process boundary it is a dict of the fields.
     """
 
     token_ids: bytes | None = None
     text: str | None = None
+    tag: str | None = None
 
     def __repr__(self) -> str:
         if self.token_ids is not None:

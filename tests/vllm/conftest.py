@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -51,8 +52,10 @@ SHORT = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"}  # less to interpret
 
 @pytest.fixture(scope="session")
 def k4(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """K = 4, synchronous scheduling."""
-    return start_engine("k4", num_draft_tokens=4, environment=SHORT)
+    """K = 4, synchronous scheduling. Adaptive verification is asked for, and refused by the attention backend."""
+    return start_engine(
+        "k4", num_draft_tokens=4, environment=SHORT, adaptive_verification=True, late_refusal=True
+    )
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +70,65 @@ def k32(start_engine: Callable[..., V2Engine]) -> V2Engine:
     return start_engine("k32", num_draft_tokens=32, max_model_len=512, enable_prefix_caching=True)
 
 
-TIGHT = {"num_draft_tokens": 8, "num_gpu_blocks_override": 10, "max_num_batched_tokens": 48}
+TIGHT = {
+    "num_draft_tokens": 8,
+    "adaptive_verification": True,
+    "num_gpu_blocks_override": 10,
+    "max_num_batched_tokens": 48,
+}
 
 
 @pytest.fixture(scope="session", params=[False, True], ids=["synchronous", "asynchronous"])
 def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks."""
+    """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
+    Adaptive verification is asked for, and refused for want of CUDA graphs."""
     if request.param:
         return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1)
     return start_engine("tight", **TIGHT, step_log=True)
+
+
+ADAPTER_TARGETS = ["q_proj", "v_proj"]
+
+
+@pytest.fixture(scope="session")
+def spelling_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with the printable ASCII characters for its first 95 words, so that it can write JSON."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("spelling")
+    shutil.copytree(tiny_model, directory, dirs_exist_ok=True)
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<assistant>",
+        *map(chr, range(32, 127)),
+        *(f"w{i}" for i in range(95, 400)),
+    ]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    fast.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def features(spelling_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2Engine]:
+    """K = 8, asynchronous scheduling, LoRA, structured outputs."""
+    with V2Engine(
+        spelling_model,
+        tmp_path_factory.mktemp("features"),
+        num_draft_tokens=8,
+        asynchronous=True,
+        delay_counts=1,
+        environment=SHORT,
+        enable_lora=True,
+        max_loras=2,  # vLLM's LoRA on the CPU gives the last one to requests that asked for none
+        max_lora_rank=8,
+        lora_target_modules=ADAPTER_TARGETS,
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+    ) as engine:
+        yield engine

@@ -90,8 +90,75 @@ def delay_counts(steps: int) -> None:
     draft_counts.DraftCounts.publish = late
 
 
+def refuse_late() -> None:
+    """Adaptive verification passes the check of the configuration, which without CUDA graphs it does not, so
+    that the model runner meets an attention backend that cannot do it: the CPU's."""
+    from vllm.config import VllmConfig
+
+    VllmConfig._validate_adaptive_verification = lambda self: None
+
+
+class _GrammarBitmask:
+    """Does what vLLM's `_apply_grammar_bitmask_kernel` does, which the interpreter refuses for its mask."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self
+
+    def __call__(
+        self,
+        logits: Any,
+        _: int,
+        logits_indices: Any,
+        cu_num_logits: Any,
+        bitmask: Any,
+        __: int,
+        vocab_size: int,
+        **sizes: int,
+    ) -> None:
+        import torch
+
+        offsets = cu_num_logits.tolist()
+        for words, mapped in zip(bitmask, logits_indices.tolist(), strict=True):
+            request, position = divmod(mapped, sizes["MASK_STRIDE"])
+            if offsets[request] + position < offsets[request + 1]:
+                allowed = (words[:, None] >> torch.arange(32)) & 1
+                row = logits[offsets[request] + position, :vocab_size]
+                row.masked_fill_(allowed.flatten()[:vocab_size] == 0, -float("inf"))
+
+
+def stand_in_for_the_grammar_kernel() -> None:
+    from vllm.v1.worker.gpu import structured_outputs
+
+    structured_outputs._apply_grammar_bitmask_kernel = _GrammarBitmask()
+
+
+def record_drafts(directory: str) -> None:
+    """Each rank writes what it drafts: one JSON line a step in `directory/rank-N`."""
+    from vllm_integration import compat
+
+    def wrap() -> None:
+        from vllm.distributed import get_world_group
+
+        from vllm_integration.speculator import PredictedOutputsSpeculator
+
+        propose = PredictedOutputsSpeculator.propose
+
+        def recording(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            drafts = propose(self, batch, *args, **kwargs)
+            if not kwargs.get("dummy_run"):
+                with open(f"{directory}/rank-{get_world_group().rank}", "a") as file:
+                    file.write(json.dumps([list(batch.req_ids), drafts.tolist()]) + "\n")
+            return drafts
+
+        PredictedOutputsSpeculator.propose = recording
+
+    compat.when_imported("vllm_integration.speculator", wrap)
+
+
 class Engine:
     def __init__(self, settings: dict[str, Any]) -> None:
+        if settings.pop("late_refusal", False):
+            refuse_late()
         if settings.pop("asynchronous", False):
             allow_asynchronous_scheduling()
             settings["async_scheduling"] = True
@@ -103,8 +170,13 @@ class Engine:
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
-        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        executor = self.core.model_executor
+        # Several ranks are processes of their own.
+        self.runner = (
+            executor.driver_worker.worker.model_runner if hasattr(executor, "driver_worker") else None
+        )
         self.steps: list[dict[str, list[int]]] = []
+        stand_in_for_the_grammar_kernel()
         self._record_steps()
 
     def _record_steps(self) -> None:
@@ -112,10 +184,12 @@ class Engine:
 
         def update_from_output(scheduler_output: Any, output: Any) -> Any:
             drafts = scheduler_output.scheduled_spec_decode_tokens
-            step = {}
+            step: dict[str, list[int]] = {}
             for req_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
                 sampled = output.sampled_token_ids[output.req_id_to_index[req_id]]
-                step[req_id.rsplit("-", 1)[0]] = [num_tokens, len(drafts.get(req_id, ())), len(sampled)]
+                row = [num_tokens, len(drafts.get(req_id, ())), len(sampled)]
+                name = req_id.rsplit("-", 1)[0].rpartition("_")[2]  # "2_7" is the third choice of request 7
+                step[name] = [a + b for a, b in zip(step.get(name, [0, 0, 0]), row, strict=True)]
             self.steps.append(step)
             return update(scheduler_output, output)
 
@@ -124,7 +198,7 @@ class Engine:
     def facts(self) -> dict[str, Any]:
         return {
             "runner": f"{type(self.runner).__module__}.{type(self.runner).__name__}",
-            "speculator": type(self.runner.speculator).__name__,
+            "speculator": type(getattr(self.runner, "speculator", None)).__name__,
             "scheduler": type(self.scheduler).__name__,
         }
 
@@ -149,6 +223,8 @@ class Engine:
 
     def _add(self, request_id: str, request: dict[str, Any]) -> None:
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         from vllm_integration import PredictedOutputParams, wire
 
@@ -157,26 +233,73 @@ class Engine:
             extra = PredictedOutputParams(token_ids=request["prediction"]).to_extra_args()
         if "malformed" in request:  # past the front end's checks, as a broken client of the engine could
             extra = {wire.KEY: wire.Prediction(token_ids=bytes(request["malformed"]))}
-        params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **request["params"]})
+        given = {"temperature": 0, "ignore_eos": True, **request["params"]}
+        if "structured_outputs" in given:
+            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        params = SamplingParams(**given)
         params.extra_args = extra or None
-        self.engine.add_request(request_id, {"prompt_token_ids": request["prompt"]}, params)
+        params.output_kind = RequestOutputKind.FINAL_ONLY  # with all of its choices
+        prompt = {"prompt_token_ids": request["prompt"]}
+        adapter = request.get("adapter")
+        lora = None if adapter is None else LoRARequest("adapter", 1, adapter)
+        self.engine.add_request(request_id, prompt, params, lora_request=lora)
 
     @staticmethod
     def _take(answer: dict[str, Any], output: Any) -> None:
         if output.finished:
-            answer["token_ids"] = list(output.outputs[0].token_ids)
+            first = output.outputs[0]
+            answer["token_ids"] = list(first.token_ids)
+            answer["text"] = first.text
             answer["all"] = [list(choice.token_ids) for choice in output.outputs]
-            answer["end"] = output.outputs[0].finish_reason
-            if output.outputs[0].logprobs is not None:
-                answer["logprobs"] = [
-                    position[token].logprob
-                    for position, token in zip(
-                        output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True
-                    )
-                ]
+            answer["end"] = first.finish_reason
+            answer["stopped_by"] = first.stop_reason
+            for name, positions in (("logprobs", first.logprobs), ("prompt", output.prompt_logprobs)):
+                if positions is not None:
+                    answer[name] = [
+                        {token: value.logprob for token, value in (position or {}).items()}
+                        for position in positions
+                    ]
 
     def preemptions(self) -> int:
         return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
+
+    def trim(self, price: float | None) -> list[dict[str, Any]]:
+        """Switch vLLM's own adaptive verification on, at `price` a token of a step beside 1 for the step, or off
+        again. Its conditions need a GPU; its manager, trimming and rejection do not. What is missing here are
+        the costs, which it times in CUDA graphs, and a compiler. Returns each step's trimming since it went on:
+        request → drafts scheduled, drafts verified, confidences."""
+        import numpy as np
+        from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
+
+        runner, states = self.runner, self.runner.req_states
+        if price is None:
+            runner.adaptive_verification = None
+            runner.rejection_sampler.enable_adaptive_verification = False
+            return self.trimmed
+        module._assign_draft_token_budget_compiled = module._assign_draft_token_budget
+        manager = module.AdaptiveVerificationManager(
+            states, runner.input_buffers.query_start_loc, 1, max_total_logits=10_000
+        )
+        tokens = np.arange(states.max_num_batched_tokens + 1)
+        manager.cost_tables = np.zeros(states.max_num_reqs + 1), 1 + price * tokens
+        self.trimmed: list[dict[str, Any]] = []
+        reallocate = manager.reallocate_drafts
+
+        def reallocate_drafts(req_ids: list[str], rows: Any) -> Any:
+            scheduled = [manager._batch_budget[0][req_id] for req_id in req_ids]
+            result = reallocate(req_ids, rows)
+            verified = (result[0].diff() - 1).tolist()
+            known = manager._confidence_probs[rows].tolist()
+            names = [req_id.rsplit("-", 1)[0] for req_id in req_ids]
+            self.trimmed.append(
+                {name: step for name, *step in zip(names, scheduled, verified, known, strict=True)}
+            )
+            return result
+
+        manager.reallocate_drafts = reallocate_drafts
+        runner.rejection_sampler.enable_adaptive_verification = True
+        runner.adaptive_verification = manager
+        return []
 
     def state(self) -> dict[str, Any]:
         """What is left of requests that have ended."""

@@ -224,19 +224,3 @@ def test_drafts_end_at_max_tokens_and_at_the_context(k16: V2Engine, greedy: Gree
     assert run.answers[0]["end"] == run.answers[1]["end"] == "length"
     # Beyond the first token, at most five more can be output: one from the model, so four drafts.
     assert max(drafts for _, drafts, _ in run.of(1)) <= 4
-
-
-def test_stop_tokens_logprobs_and_penalties_are_those_of_plain_decoding(k4: V2Engine, greedy: Greedy) -> None:
-    prompt = prompt_of(41)
-    output = greedy(prompt, 20)
-    for params in (
-        {"stop_token_ids": [output[9]], "min_tokens": 4},
-        {"logprobs": 1},
-        {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-    ):
-        plain = k4.run([Request(prompt, None, 20, params=params)])
-        drafted = k4.run([Request(prompt, output, 20, params=params)])
-        assert drafted.outputs == plain.outputs
-        assert drafted.accepted > 0
-        if "logprobs" in params:
-            assert drafted.answers[0]["logprobs"] == pytest.approx(plain.answers[0]["logprobs"], abs=1e-4)

@@ -1,33 +1,28 @@
-"""The OpenAI server on the V2 model runner, as a user starts it: front end, engine core and worker are separate
-processes, each with the plugin."""
+"""The OpenAI server on the V2 model runner, as a user starts it, with two engines (data parallel): front end and
+engine cores are separate processes, each with the plugin."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from v2_harness import ENVIRONMENT
+from v2_harness import ENVIRONMENT, SEVERAL_PROCESSES, python_path
 
 pytestmark = pytest.mark.vllm
 
 K = 8
-ROOT = Path(__file__).parents[2]
-# Runs at the start of every Python process below; see `engine_process` for what it is good for.
-SITE = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import engine_process
-engine_process.pretend_triton_has_a_cpu_backend()
-"""
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +45,6 @@ def wait_until_ready(process: subprocess.Popen[Any], url: str, log: Path, second
 
 
 def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SITE)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -58,14 +52,15 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model)]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
-    command += ["--num-gpu-blocks-override", "64"]
+    command += ["--num-gpu-blocks-override", "64", "--data-parallel-size", "2"]
     command += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": K})]
     environment = {
         **os.environ,
         **ENVIRONMENT,
+        **SEVERAL_PROCESSES,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        "PYTHONPATH": python_path(tmp_path),
         "GPU_ALIGN_DEBUG_DIR": str(tmp_path / "steps"),
     }
     log = tmp_path / "log"
@@ -79,17 +74,38 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
             "temperature": 0,
             "max_tokens": 20,
         }
-        plain = post(f"{url}/v1/chat/completions", chat)
-        text = plain["choices"][0]["message"]["content"]
-        hinted = post(
-            f"{url}/v1/chat/completions", {**chat, "prediction": {"type": "content", "content": text}}
-        )
-        assert hinted["choices"][0]["message"]["content"] == text
-        post(f"{url}/v1/chat/completions", chat)  # one more step tells the worker that the request has ended
-        (file,) = (tmp_path / "steps").glob(f"{hinted['id']}-*.yaml")
-        usage = yaml.safe_load(file.read_text())["usage"]
-        assert (usage["output_tokens"], usage["rejected"]) == (20, 0)
-        assert usage["steps"] <= 4  # 1 + 9 + 9 + 1
+        url += "/v1/chat/completions"
+        text = post(url, chat)["choices"][0]["message"]["content"]
+        chat["prediction"] = {"type": "content", "content": text}
+        with ThreadPoolExecutor(6) as pool:  # enough for both engines
+            answers = list(pool.map(lambda _: post(url, chat), range(6)))
+        assert [answer["choices"][0]["message"]["content"] for answer in answers] == [text] * 6
+        for refused, words in (
+            ({"logit_bias": {"5": 1.0}}, "speculative decoding"),
+            ({"min_p": 0.1, "temperature": 1.0}, "speculative decoding"),
+            ({"n": 2}, "greedy"),
+            ({"use_beam_search": True, "n": 2}, "prediction"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                post(url, {**chat, **refused})
+            assert caught.value.code == 400
+            assert words in json.load(caught.value)["error"]["message"]
+        del chat["prediction"]
+        for _ in range(3):  # a worker hears with its engine's next step that a request has ended
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda _: post(url, chat), range(4)))
+        for answer in answers:
+            found = list((tmp_path / "steps").glob(f"{answer['id']}-*.yaml"))
+            assert len(found) == 1, (answer["id"], os.listdir(tmp_path / "steps"))
+            (file,) = found
+            usage = yaml.safe_load(file.read_text())["usage"]
+            assert (usage["output_tokens"], usage["rejected"]) == (20, 0)
+            assert usage["steps"] <= 4  # 1 + 9 + 9 + 1
+        with urllib.request.urlopen(url.replace("/v1/chat/completions", "/metrics"), timeout=60) as response:
+            metrics = response.read().decode()
+        served = re.findall(r'request_success_total{engine="\d",finished_reason="length".* (\d+)\.0', metrics)
+        assert len(served) == 2
+        assert all(map(int, served))
     finally:
         process.terminate()
         try:

@@ -24,6 +24,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GPU_ALIGN_STRICT": "1",
 }
+# Ranks and engines that are processes of their own. vLLM wants a memory node for each, and compiles a few
+# functions for them, which the stand-in for Triton's backend is not good for.
+SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
 MAX_MODEL_LEN = 256
 VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are special
 
@@ -38,6 +41,7 @@ class Request:
     arrives: int = 0
     aborted: int | None = None
     malformed: list[int] | None = None
+    adapter: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -45,6 +49,7 @@ class Request:
             "prompt": self.prompt,
             "prediction": self.prediction,
             "arrives": self.arrives,
+            "adapter": self.adapter,
             "params": {"max_tokens": self.max_tokens, **self.params},
         }
         if self.aborted is not None:
@@ -85,6 +90,7 @@ class Run:
 class V2Engine:
     """A running `engine_process`; use as a context manager.
 
+    record_drafts: each rank writes what it drafts, see `engine_process` (tensor parallel only).
     directory: for its log and, with `step_log`, one YAML file a request in `directory / "steps"`.
     settings: of `vllm.LLM`, and those that `engine_process` knows.
     """
@@ -97,12 +103,20 @@ class V2Engine:
         num_draft_tokens: int,
         environment: dict[str, str] | None = None,
         step_log: bool = False,
+        adaptive_verification: bool = False,
+        record_drafts: bool = False,
         **settings: Any,
     ) -> None:
         environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
         self.steps = directory / "steps"
         if step_log:
             environment["GPU_ALIGN_DEBUG_DIR"] = str(self.steps)
+        if int(settings.get("tensor_parallel_size", 1)) > 1:
+            environment.update(SEVERAL_PROCESSES)
+            calls = "engine_process.speed_up_the_interpreter()\n"
+            if record_drafts:
+                calls += f"engine_process.record_drafts({str(directory)!r})\n"
+            environment["PYTHONPATH"] = python_path(directory, calls)
         arguments = {
             "model": str(model),
             "dtype": "float32",
@@ -118,6 +132,7 @@ class V2Engine:
                 "method": "custom_class",
                 "model": "vllm_integration.PredictedOutputs",
                 "num_speculative_tokens": num_draft_tokens,
+                "enable_adaptive_verification": adaptive_verification,
             },
             **settings,
         }
@@ -147,10 +162,22 @@ class V2Engine:
             self._process.wait()
         self._log.close()
 
+    def warnings(self) -> list[str]:
+        """Our lines of the log from WARNING up."""
+        return [
+            line
+            for line in self.log.read_text().splitlines()
+            if "gpu_align" in line and (" WARNING " in line or " ERROR " in line)
+        ]
+
     def run(self, requests: Sequence[Request], seconds: float = 240) -> Run:
         raw = self._call("run", {"requests": [request.as_json() for request in requests]}, seconds)
         steps = [{int(index): tuple(row) for index, row in step.items()} for step in raw["steps"]]
         return Run(raw["answers"], steps, raw["preemptions"])
+
+    def trim(self, price: float | None) -> list[dict[int, tuple[int, int, list[float]]]]:
+        steps = self._call("trim", {"price": price}, 30)
+        return [{int(index): tuple(row) for index, row in step.items()} for step in steps]
 
     def state(self) -> dict[str, int]:
         return dict(self._call("state", {}, 30))
@@ -173,6 +200,17 @@ class V2Engine:
         if not line:
             raise RuntimeError(f"the engine has ended:\n{self.log.read_text()[-4000:]}")
         return json.loads(line)
+
+
+def python_path(directory: Path, calls: str = "") -> str:
+    """A search path on which every Python process does what `engine_process` has to do before vLLM is imported;
+    `calls`: more of it. Written to `directory`."""
+    here = Path(__file__).parent
+    (directory / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(here)!r})\nimport engine_process\n"
+        f"engine_process.pretend_triton_has_a_cpu_backend()\n{calls}"
+    )
+    return os.pathsep.join([str(directory), str(here.parents[1])])
 
 
 def prompt_of(seed: int, length: int = 12) -> list[int]:

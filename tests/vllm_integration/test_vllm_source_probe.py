@@ -193,22 +193,3 @@ def test_v2_takes_our_class_only_when_it_is_whole(
     with pytest.raises(compat.SeamError, match="no such thing"):
         ours.unsupported()
     compat.v2_is_whole.cache_clear()
-
-
-@pytest.mark.usefixtures("plugin_on")
-def test_what_adaptive_verification_cannot_do_does_not_stop_the_server(plugin_log: list[str]) -> None:
-    class Refusing(Config):
-        @engine_config.wrap_validate_adaptive_verification
-        def validate(self) -> None:
-            if self.speculative_config.enable_adaptive_verification:
-                raise ValueError("not currently compatible with LoRA")
-
-    ours, theirs = Refusing("vllm_integration.PredictedOutputs"), Refusing("somebody.Else")
-    for config in (ours, theirs):
-        config.speculative_config.enable_adaptive_verification = True
-    ours.validate()
-    assert ours.speculative_config.enable_adaptive_verification is False
-    assert len(plugin_log) == 1
-    assert "LoRA" in plugin_log[0]
-    with pytest.raises(ValueError, match="LoRA"):
-        theirs.validate()

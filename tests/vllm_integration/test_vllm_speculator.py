@@ -6,6 +6,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +33,8 @@ class DenseTensor:
 
 
 @pytest.fixture
-def speculator(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A speculator over a table of 4 rows, as the runner would make it."""
+def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`make(rank, ranks)`: a speculator over a table of 4 rows, as the runner of that rank would make it."""
     from vllm_integration import speculator as module
 
     if DEVICE.type == "cpu":  # vLLM's wants pinned memory, which only the engine's own start-up does without
@@ -41,18 +42,27 @@ def speculator(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(compat, "_off_reason", None)
     for name in ("GPU_ALIGN_STRICT", "GPU_ALIGN_DEBUG_DIR"):
         monkeypatch.delenv(name, raising=False)
-    states = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
-        total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),
-        prompt_len=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)),
-        req_id_to_index={},
-    )
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=K, enable_adaptive_verification=False),
-        model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
-        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
-    )
-    return module.PredictedOutputsSpeculator(config, DEVICE, states)
+
+    def make(rank: int = 0, ranks: int = 1) -> Any:
+        states = SimpleNamespace(
+            all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
+            total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),
+            prompt_len=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)),
+            req_id_to_index={},
+        )
+        config = SimpleNamespace(
+            speculative_config=SimpleNamespace(num_speculative_tokens=K, enable_adaptive_verification=False),
+            model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+            parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
+        )
+        return module.PredictedOutputsSpeculator(config, DEVICE, states)
+
+    return make
+
+
+@pytest.fixture
+def speculator(make_speculator: Callable[..., Any]) -> Any:
+    return make_speculator()
 
 
 def write(speculator: Any, row: int, tokens: list[int]) -> None:
@@ -112,6 +122,40 @@ def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
     assert confidence.shape == (ROWS, K)
     assert bool((confidence[[0, 2]] > 0).all())
     assert confidence[1].tolist() == [0] * K
+
+
+def test_every_rank_drafts_the_same_and_the_first_writes_the_log(
+    make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two stages of two ranks: only the last stage, ranks 2 and 3, has drafters."""
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+    ranks = [make_speculator(rank, 2) for rank in (2, 3)]
+    assert [rank.log is not None for rank in ranks] == [True, False]
+    for rank in ranks:
+        rank.log = None
+        for row in range(3):
+            write(rank, row, [7, 8, *range(100, 103 + row)])
+            rank.add_request(f"r{row}", row, 2, params_of(list(range(100, 120)) if row else None))
+    first, second = (propose(rank, [2, 0, 1]) for rank in ranks)
+    assert torch.equal(first, second)
+    assert torch.equal(*(rank.draft_token_confidence_probs for rank in ranks))
+    assert first[0].tolist() == [105, 106, 107, 108]
+
+
+def test_confidences_are_those_of_this_step_or_0(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(speculator, 0, [7, 8, 100, 101])
+    speculator.add_request("r0", 0, 2, params_of(list(range(100, 120))))
+    propose(speculator, [0])
+    assert bool((speculator.draft_token_confidence_probs[0] > 0).all())
+    monkeypatch.setattr(compat, "_off_reason", "turned off while serving")
+    assert propose(speculator, [0]).tolist() == [[0] * K]
+    assert speculator.draft_token_confidence_probs[0].tolist() == [0] * K
+
+
+def test_adaptive_verification_can_be_refused_after_the_speculator_is_made(speculator: Any) -> None:
+    assert speculator.enable_adaptive_verification is False
+    speculator._speculative.enable_adaptive_verification = True
+    assert speculator.enable_adaptive_verification is True
 
 
 def test_a_batch_without_predictions_launches_nothing(speculator: Any) -> None:

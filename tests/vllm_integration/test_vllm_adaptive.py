@@ -1,0 +1,301 @@
+"""Adaptive verification: each place where vLLM refuses it, with vLLM's own code, ends in one warning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm_integration import adaptive, compat, engine_config
+from vllm_integration.seams import SEAMS
+
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+OURS, THEIRS = "vllm_integration.PredictedOutputs", "somebody.Else"
+
+
+def config_of(model: str = OURS, *, asked: bool = True, rank: int = 0) -> Any:
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            method="custom_class", model=model, enable_adaptive_verification=asked
+        ),
+        parallel_config=SimpleNamespace(rank=rank),
+    )
+
+
+def asked(config: Any) -> bool:
+    return bool(config.speculative_config.enable_adaptive_verification)
+
+
+def test_what_the_configuration_refuses_does_not_stop_the_server(plugin_log: list[str]) -> None:
+    class Refusing:
+        def __init__(self, model: str) -> None:
+            vars(self).update(vars(config_of(model)))
+
+        @adaptive.wrap_validate
+        def validate(self) -> None:
+            if asked(self):
+                raise ValueError("not currently compatible with LoRA")
+
+    ours, theirs = Refusing(OURS), Refusing(THEIRS)
+    ours.validate()
+    ours.validate()
+    assert not asked(ours)
+    (line,) = plugin_log
+    assert "LoRA" in line
+    with pytest.raises(ValueError, match="LoRA"):
+        theirs.validate()
+
+
+@pytest.fixture
+def backend_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """vLLM's cached choice of an attention backend, wrapped, on a platform whose only backend cannot trim; and the
+    choice's configuration."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention import selector
+
+    def choose(_: Any, attn_selector_config: Any, **kwargs: Any) -> str:
+        if attn_selector_config.block_size == 7:
+            raise ValueError("block_size not supported")
+        if attn_selector_config.use_adaptive_verification:
+            raise ValueError("device-cpu query lens mismatch not supported")
+        return "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
+
+    monkeypatch.setattr(type(current_platform), "get_attn_backend_cls", staticmethod(choose))
+    original = selector._cached_get_attn_backend
+    original.cache_clear()
+    config = selector.AttentionSelectorConfig(
+        head_size=64, dtype=torch.float32, kv_cache_dtype=None, block_size=32, use_adaptive_verification=True
+    )
+    yield adaptive.wrap_select_backend(original), config
+    original.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("config", "falls_back"),
+    [(config_of(), True), (config_of(THEIRS), False), (None, False)],
+    ids=["ours", "another drafter", "no drafter"],
+)
+def test_an_attention_backend_is_chosen_without(
+    backend_choice: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    plugin_log: list[str],
+    config: Any,
+    falls_back: bool,
+) -> None:
+    import vllm.config
+
+    choose, selector_config = backend_choice
+    config = config or SimpleNamespace(speculative_config=None)
+    monkeypatch.setattr(vllm.config, "get_current_vllm_config", lambda: config)
+    if falls_back:
+        for _ in range(2):  # each layer of a model asks
+            assert choose(None, selector_config).get_name() == "CPU_ATTN"
+        assert not asked(config)
+        (line,) = plugin_log
+        assert "query lens mismatch" in line
+        with pytest.raises(ValueError, match="block_size"):  # not for want of adaptive verification
+            choose(None, selector_config._replace(block_size=7))
+    else:
+        with pytest.raises(ValueError, match="query lens mismatch"):
+            choose(None, selector_config)
+        assert plugin_log == []
+
+
+def groups_of(support: str, *, exact_lengths: bool = False) -> list[list[Any]]:
+    """One attention group. support: of its CUDA graphs. exact_lengths: it needs query lengths on the host."""
+    from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionMetadataBuilder
+
+    class Builder(AttentionMetadataBuilder):
+        def __init__(self) -> None: ...
+
+        def build(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        @classmethod
+        def get_cudagraph_support(cls, *args: Any) -> Any:
+            return AttentionCGSupport[support]
+
+    class Backend(AttentionBackend):
+        @classmethod
+        def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+            return not exact_lengths
+
+    group = SimpleNamespace(
+        layer_names=["layer"], backend=Backend, kv_cache_spec=None, get_metadata_builder=lambda _: Builder()
+    )
+    return [[group]]
+
+
+def create(config: Any, groups: list[list[Any]]) -> Any:
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
+
+    wrapped = adaptive.wrap_create_manager(module.maybe_create_adaptive_verification_manager)
+    return wrapped(
+        enable_adaptive_verification=asked(config),
+        attn_groups=groups,
+        req_states=SimpleNamespace(num_speculative_steps=4),
+        query_start_loc=torch.zeros(5),
+        num_bonus_tokens=1,
+        max_total_logits=100,
+        vllm_config=config,
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"support": "UNIFORM_BATCH"}, "query lengths vary up to 5, but Backend allows none"),
+        ({"support": "NEVER"}, "Backend allows none"),
+        (
+            {"support": "ALWAYS", "exact_lengths": True},
+            "which the Backend attention backend does not support",
+        ),
+    ],
+    ids=["FlashAttention 2", "no graphs", "lengths on the host"],
+)
+def test_a_model_runner_goes_on_without_its_manager(
+    groups: dict[str, Any], words: str, plugin_log: list[str]
+) -> None:
+    config = config_of()
+    assert create(config, groups_of(**groups)) is None
+    assert not asked(config)
+    (line,) = plugin_log
+    assert words in line
+    assert create(config, groups_of(**groups)) is None  # vLLM asks again after it has profiled its memory
+    assert len(plugin_log) == 1
+    with pytest.raises(ValueError, match="Adaptive verification"):
+        create(config_of(THEIRS), groups_of(**groups))
+
+
+def test_only_the_first_rank_warns(plugin_log: list[str]) -> None:
+    config = config_of(rank=1)
+    adaptive.do_without(config, "reason")
+    assert not asked(config)
+    assert plugin_log == []
+
+
+@pytest.mark.parametrize("manager", [None, object()])
+def test_the_rejection_sampler_does_without_after_a_refusal(manager: Any) -> None:
+    class Runner:
+        vllm_config = config_of()
+        adaptive_verification: Any = None
+        rejection_sampler = SimpleNamespace(enable_adaptive_verification=True)
+
+        @adaptive.wrap_initialize_kv_cache
+        def initialize_kv_cache(self, kv_cache_config: Any) -> str:
+            self.adaptive_verification = manager
+            return "initialised"
+
+    runner = Runner()
+    assert runner.initialize_kv_cache(None) == "initialised"
+    assert runner.rejection_sampler.enable_adaptive_verification is (manager is not None)
+
+
+def test_without_timings_only_hopeless_drafts_are_trimmed(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
+
+    monkeypatch.setattr(
+        module, "get_tp_group", lambda: SimpleNamespace(broadcast_object=lambda value, src: value)
+    )
+    manager = object.__new__(module.AdaptiveVerificationManager)
+    manager.req_states = SimpleNamespace(
+        max_num_reqs=4,
+        max_num_batched_tokens=64,
+        req_id_to_index={"a": 2, "b": 0},
+        num_computed_tokens_np=np.full(4, 9),
+        prefill_len=SimpleNamespace(np=np.full(4, 8)),
+    )
+    manager.num_speculative_steps, manager.num_bonus_tokens = 4, 1
+    manager._max_total_logits, manager._cudagraph_limit, manager._stale_idx = 100, 0, 0
+    confidences = np.array([[0.5, 0.1, 0.0, 0.0], [1, 1, 1, 1], [0.9, 0.9, 0.9, 0.0], [1, 1, 1, 1]])
+    manager._stale_confidences = [SimpleNamespace(np=confidences)]
+    adaptive.wrap_set_cost_curves(module.AdaptiveVerificationManager.set_cost_curves)(manager, [], [])
+    assert len(plugin_log) == 1
+    drafts = {"a": [0] * 4, "b": [0] * 4}
+    assert manager.get_num_tokens({"a": 5, "b": 5}, drafts) == 2 + 3 + 2
+
+
+def test_vllms_ranking_on_the_confidences_of_real_drafts() -> None:
+    """`_assign_draft_token_budget` on what the drafter says of four requests: aligned well, newly diverged, never
+    aligned, none. The budget goes where drafts are, and never past a draft's end."""
+    from vllm.v1.worker.gpu.spec_decode.adaptive_verification import _assign_draft_token_budget
+
+    from gpu_align import Drafter
+
+    K = 8
+    drafter = Drafter(
+        max_slots=4,
+        max_context_len=64,
+        max_prediction_len=64,
+        num_draft_tokens=K,
+        vocab_size=500,
+        device="cpu",
+    )
+    contexts = [[1, *range(100, 112)], [1, 100, 101, 102, 77, 78, 104], [1, 300, 301, 302], [1, 2]]
+    tokens, lengths = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    for row, context in enumerate(contexts):
+        tokens[row, : len(context)] = torch.tensor(context, dtype=torch.int32)
+        lengths[row] = len(context)
+        drafter.add(row, prediction=list(range(100, 150)) if row < 3 else [], prompt_len=1)
+    order = torch.tensor([3, 1, 0, 2])
+    draft = drafter.propose(tokens, lengths, order, torch.ones(4, dtype=torch.int32))
+    confidences = torch.zeros((4, K))
+    confidences[order] = draft.confidence  # as the manager keeps them: by row
+    proposed = draft.length.tolist()
+    assert proposed[2] == K
+    assert proposed[0] == 0
+    for budget in range(1, sum(proposed) + 1):
+        capacities = torch.full((4,), K, dtype=torch.int32)
+        _assign_draft_token_budget(confidences, order, capacities, budget, K)
+        kept = capacities.tolist()
+        assert sum(kept) == budget
+        assert all(a <= b for a, b in zip(kept, proposed, strict=True))
+    assert kept == proposed
+
+
+def test_v1_does_without(plugin_log: list[str]) -> None:
+    class Config:
+        use_v2_model_runner = False
+
+        def __init__(self) -> None:
+            vars(self).update(vars(config_of()))
+
+        @engine_config.wrap_post_init
+        def post_init(self) -> None:
+            assert not asked(self)  # vLLM raises here
+
+    Config().post_init()
+    (line,) = plugin_log
+    assert "V1" in line
+
+
+def test_a_vllm_whose_refusals_cannot_be_caught_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    def fail(group: str, wrappers: Any) -> None:
+        raise compat.SeamError(f"{group} has changed")
+
+    monkeypatch.setattr(compat, "install", fail)
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    adaptive.prepare(config_of(asked=False))
+    assert plugin_log == []
+    config = config_of()
+    adaptive.prepare(config)
+    assert not asked(config)
+    assert "adaptive has changed" in plugin_log[0]
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+    with pytest.raises(compat.SeamError):
+        adaptive.prepare(config_of())
+
+
+def test_every_wrapper_has_its_seam() -> None:
+    wrapped = {seam.name for seam in SEAMS if seam.group == "adaptive" and seam.kind == "wrap"}
+    assert wrapped == set(adaptive.WRAPPERS)
