@@ -23,7 +23,7 @@ TOLERANCE = 0.1
 
 
 class Change(NamedTuple):
-    """One contestant at one size: what it was, what it is, and whether that is noise (0), slower (1), faster (-1)."""
+    """One contestant at one size: what it was and is. verdict: 0 noise, 1 slower, -1 faster."""
 
     name: str
     old: Timing
@@ -43,7 +43,9 @@ class Change(NamedTuple):
         )
 
 
-def changes(old: Mapping[str, Timing], new: Mapping[str, Timing], tolerance: float = TOLERANCE) -> list[Change]:
+def changes(
+    old: Mapping[str, Timing], new: Mapping[str, Timing], tolerance: float = TOLERANCE
+) -> list[Change]:
     """Every benchmark that both have, in the order of `old`.
 
     Raises:
@@ -65,14 +67,18 @@ def changes(old: Mapping[str, Timing], new: Mapping[str, Timing], tolerance: flo
 
 def other_machine(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What would make times differ whatever the code: the hardware."""
-    return [f"{key}: {old.get(key)} → {new.get(key)}" for key in ("gpu", "cpu") if old.get(key) != new.get(key)]
+    return [
+        f"{key}: {old.get(key)} → {new.get(key)}" for key in ("gpu", "cpu") if old.get(key) != new.get(key)
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.split("\n")[0])
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"share of the old time ({TOLERANCE})")
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, help=f"share of the old time ({TOLERANCE})"
+    )
     parser.add_argument("--any-machine", action="store_true", help="compare times of different machines")
     options = parser.parse_args(argv)
     try:

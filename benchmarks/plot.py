@@ -41,7 +41,9 @@ def panels(timings: dict[str, Timing]) -> dict[Panel, dict[str, list[tuple[int, 
         if match is None:
             continue
         title = match[1] + (f", {match[4]}" if match[4] else "")
-        found[Panel(title, int(match[3]))][timing.contestant].append((int(match[2]), timing.median, timing.iqr))
+        found[Panel(title, int(match[3]))][timing.contestant].append(
+            (int(match[2]), timing.median, timing.iqr)
+        )
     for lines in found.values():
         for points in lines.values():
             points.sort()

@@ -12,7 +12,6 @@ docs/serving-model.md. After a change of the drafter run it again.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import platform
 import statistics
@@ -62,7 +61,9 @@ MIXES = (
     Mix("edit", "edit", 1, "every request has the old version of its file as prediction"),
     Mix("third", "edit", 3, "one request in three has, the others have none"),
     Mix("unrelated", "unrelated", 1, "every request has another file as prediction: useless"),
-    Mix("rejected", "rejected", 1, "as unrelated, and the model agrees with no draft whatever: the worst case"),
+    Mix(
+        "rejected", "rejected", 1, "as unrelated, and the model agrees with no draft whatever: the worst case"
+    ),
 )
 
 
@@ -125,7 +126,9 @@ def simulate(
     row = ((np.arange(batch) + rng.random(batch)) * num_rows / batch).astype(np.int64)[rng.permutation(batch)]
     has = np.arange(batch) % every == 0
     request = np.zeros(batch, dtype=np.int64)
-    verified, produced, total = [], [], 0
+    verified: list[int] = []
+    produced: list[int] = []
+    total = 0
     while len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
         length = np.where(has, trace.length[row], 0).astype(np.int64)
         survival = np.where(has[:, None], trace.survival[row], 0).astype(np.uint16)
@@ -176,7 +179,8 @@ def compare(
         (rule, mix, costs) for rule in rules(num_draft_tokens) for mix in MIXES
     ]
     known = [cost for cost in costs if cost.name in shown]
-    tasks += [(Worth(cost.ms), mix, [cost]) for cost in known for mix in MIXES]
+    for cost in known:
+        tasks += [(Worth(cost.ms), mix, [cost]) for mix in MIXES]
     args = [(rule, mix, folder, BATCHES, used, drafter_us / 1e3) for rule, mix, used in tasks]
     if jobs == 1:
         found: Iterable[list[list[float]]] = [_speedups(*a) for a in args]
@@ -185,8 +189,12 @@ def compare(
             found = list(pool.map(_speedups, *zip(*args, strict=True)))
     table: dict[str, Any] = {}
     for (rule, mix, used), speedups in zip(tasks, found, strict=True):
-        row = table.setdefault(rule.name, {}).setdefault(mix.name, {"worst": [math.inf] * len(BATCHES), "shown": {}})
-        row["worst"] = [min(a, *column) for a, column in zip(row["worst"], zip(*speedups, strict=True), strict=True)]
+        row = table.setdefault(rule.name, {}).setdefault(
+            mix.name, {"worst": [math.inf] * len(BATCHES), "shown": {}}
+        )
+        row["worst"] = [
+            min(a, *column) for a, column in zip(row["worst"], zip(*speedups, strict=True), strict=True)
+        ]
         row["gain"] = statistics.geometric_mean(x for column in speedups for x in column)
         row["shown"] |= {c.name: s for c, s in zip(used, speedups, strict=True) if c.name in shown}
     return table
@@ -230,8 +238,12 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="output tokens that are traced", min=2)] = 30_000,
     num_draft_tokens: Annotated[int, typer.Option(help="K", min=1)] = 32,
     drafter_us: Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)] = 15.0,
-    curve: Annotated[list[Path] | None, typer.Option(help="measured step times instead of paper ones")] = None,
-    json_path: Annotated[Path, typer.Option("--json", help="results")] = Path("benchmarks/results/serving.json"),
+    curve: Annotated[
+        list[Path] | None, typer.Option(help="measured step times instead of paper ones")
+    ] = None,
+    json_path: Annotated[Path, typer.Option("--json", help="results")] = Path(
+        "benchmarks/results/serving.json"
+    ),
     page: Annotated[Path | None, typer.Option(help="page whose tables are filled")] = None,
     jobs: Annotated[int, typer.Option(help="processes", min=1)] = 2,
 ) -> None:
@@ -240,7 +252,7 @@ def main(
     shown: Sequence[str] = SHOWN
     try:
         if curve:
-            costs = [read_measured(path) for path in curve]
+            costs = list(map(read_measured, curve))
             shown = [cost.name for cost in costs]
         if not keep_traces:
             make_traces(corpus_path, traces, max_tokens, num_draft_tokens, jobs)

@@ -17,7 +17,9 @@ COLUMNS = (1, 8, 64, 256, 1024)
 def compact(results: dict[str, Any]) -> str:
     """JSON with one list a line, so that a change reads as a diff."""
     text = json.dumps(results, indent=1)
-    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text) + "\n"
+    return (
+        re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text) + "\n"
+    )
 
 
 def _numbers(results: dict[str, Any], row: list[float], fits: list[bool] | None = None) -> list[str]:
@@ -44,7 +46,10 @@ def _compared(results: dict[str, Any]) -> list[tuple[str, str]]:
 def speedups(results: dict[str, Any], mix: str, setup: str | None) -> str:
     """Rules down, batches across: the speed-up over no drafts on one setup, or the worst of all setups."""
     columns = [b for b in COLUMNS if b in results["batches"]]
-    lines = ["| rule | " + " | ".join(f"{b:,}" for b in columns) + " | |", "|---|" + "--:|" * len(columns) + "---|"]
+    lines = [
+        "| rule | " + " | ".join(f"{b:,}" for b in columns) + " | |",
+        "|---|" + "--:|" * len(columns) + "---|",
+    ]
     for name, says in _compared(results):
         row = results["rules"][name][mix]
         cells = (
@@ -60,7 +65,10 @@ def gains(results: dict[str, Any]) -> str:
     """The recommended rule on every shown setup."""
     rule = results["recommended"]["rule"]
     columns = [b for b in COLUMNS if b in results["batches"]]
-    lines = ["| setup | predictions | " + " | ".join(f"{b:,}" for b in columns) + " |", "|---|---|" + "--:|" * len(columns)]
+    lines = [
+        "| setup | predictions | " + " | ".join(f"{b:,}" for b in columns) + " |",
+        "|---|---|" + "--:|" * len(columns),
+    ]
     if rule is None:
         return "No budget is safe."
     for setup, fits in results["fits"].items():
@@ -72,7 +80,10 @@ def gains(results: dict[str, Any]) -> str:
 
 def budgets(results: dict[str, Any]) -> str:
     """Every budget: what it gains by edits, and its worst case by useless predictions."""
-    lines = ["| rule | gain, edit | gain, third | worst, unrelated | worst, rejected |", "|---|--:|--:|--:|--:|"]
+    lines = [
+        "| rule | gain, edit | gain, third | worst, unrelated | worst, rejected |",
+        "|---|--:|--:|--:|--:|",
+    ]
     for name, row in results["rules"].items():
         if name in ("none", "known curve"):
             continue
@@ -87,7 +98,10 @@ def budgets(results: dict[str, Any]) -> str:
 def assumptions(results: dict[str, Any]) -> str:
     """Every number that the step times rest on."""
     model = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 1)
-    lines = ["| GPU | TB/s | bf16 TFLOP/s | fp8 TFLOP/s | GB | NVLink GB/s | source |", "|---|--:|--:|--:|--:|--:|---|"]
+    lines = [
+        "| GPU | TB/s | bf16 TFLOP/s | fp8 TFLOP/s | GB | NVLink GB/s | source |",
+        "|---|--:|--:|--:|--:|--:|---|",
+    ]
     for g in GPUS.values():
         lines.append(
             f"| {g.name} | {g.bandwidth / 1e12:g} | {g.bf16 / 1e12:g} | {g.fp8 / 1e12:g} | {g.memory / 1e9:g} "
@@ -97,30 +111,57 @@ def assumptions(results: dict[str, Any]) -> str:
     lines += ["|---|--:|--:|--:|--:|--:|---|"]
     for m in MODELS.values():
         lines.append(
-            f"| {m.name} | {m.params / 1e9:g} B, {m.embedding / 1e9:g} B of them looked up | {m.layers} | {m.hidden:,} "
-            f"| {m.q_heads}, {m.kv_heads}, {m.head_dim} | {m.vocab:,} | {m.source} |"
+            f"| {m.name} | {m.params / 1e9:g} B, {m.embedding / 1e9:g} B of them looked up | {m.layers} "
+            f"| {m.hidden:,} | {m.q_heads}, {m.kv_heads}, {m.head_dim} | {m.vocab:,} | {m.source} |"
         )
     lines += ["", "| our assumption | value |", "|---|--:|"]
-    shown = ("bandwidth_share", "compute_share", "softness", "overhead_ms", "logits_bytes", "exchange_us", "memory_share")
+    shown = (
+        "bandwidth_share",
+        "compute_share",
+        "softness",
+        "overhead_ms",
+        "logits_bytes",
+        "exchange_us",
+        "memory_share",
+    )
     known = {f.name for f in fields(model)}
     lines += [f"| `{name}` | {getattr(model, name):g} |" for name in shown if name in known]
-    lines += [f"| `drafter_us`: the drafter's own time a step, added to every rule that drafts | {results['drafter_us']:g} |"]
+    lines += [
+        f"| `drafter_us`: the drafter's time a step, paid by every rule that drafts | {results['drafter_us']:g} |"
+    ]
     setups = "; ".join(f"{n} × {g} {m} {d}" if n > 1 else f"{g} {m} {d}" for g, m, d, n in SETUPS)
-    contexts = sorted({int(s.rsplit(" ", 1)[1].replace(",", "")) for s in results["setups"] if "context" in s})
-    lines += ["", f"Setups: {setups}; each at {', '.join(f'{c:,}' for c in contexts)} tokens of context a request."]
+    contexts = sorted(
+        {int(s.rsplit(" ", 1)[1].replace(",", "")) for s in results["setups"] if "context" in s}
+    )
     lines += [
         "",
-        f"Traced: {results['records']} records, {results['positions']:,} positions, at most "
-        f"{results['num_draft_tokens']} drafts a request and step.",
+        f"Setups: {setups}; each at {', '.join(f'{c:,}' for c in contexts)} tokens of context a request.",
+    ]
+    lines += [
+        "",
+        (
+            f"Traced: {results['records']} records, {results['positions']:,} positions, at most "
+            f"{results['num_draft_tokens']} drafts a request and step."
+        ),
     ]
     return "\n".join(lines)
+
+
+def one_setup(results: dict[str, Any]) -> str:
+    """Edits on the first of the shown setups."""
+    return speedups(results, "edit", next(iter(results["fits"])))
+
+
+def worst_setup(results: dict[str, Any]) -> str:
+    """Useless predictions on the worst of all setups."""
+    return speedups(results, "unrelated", None)
 
 
 #: Marker → the block that stands there.
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gains": gains,
-    "edit": lambda r: speedups(r, "edit", next(iter(r["fits"]))),
-    "unrelated": lambda r: speedups(r, "unrelated", None),
+    "edit": one_setup,
+    "unrelated": worst_setup,
     "budgets": budgets,
     "assumptions": assumptions,
 }
@@ -153,6 +194,6 @@ def text(results: dict[str, Any]) -> str:
             speedups(results, "unrelated", None),
             "Means over all setups and batches; worst cases",
             budgets(results),
-            f"Recommended: {results['recommended']['rule']}; as a constant budget: {results['recommended']['constant']}",
+            "Recommended: {rule}; as a constant budget: {constant}".format(**results["recommended"]),
         ]
     )

@@ -35,7 +35,8 @@ class Batch(NamedTuple):
 class Rule(Protocol):
     """Grants draft slots. A slot costs a verified token, whether or not there is a draft in it."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def grant(self, batch: Batch) -> Ints:
         """[B] slots, ``0 <= slots <= K``."""
@@ -100,13 +101,14 @@ class Budget:
         best = spend(batch.survival, budget)
         if self.sure > 1:
             return best
-        return np.maximum(best, (batch.survival >= np.uint16(np.ceil(self.sure * ONE))).sum(axis=1))
+        sure = (batch.survival >= np.uint16(np.ceil(self.sure * ONE))).sum(axis=1)
+        return np.asarray(np.maximum(best, sure))
 
 
 def spend(survival: npt.NDArray[np.uint16], budget: int) -> Ints:
     """[B] slots: the `budget` largest entries above 0 of a [B, K] table whose rows never rise."""
     if int(np.count_nonzero(survival)) <= budget:
-        return (survival > 0).sum(axis=1)
+        return np.asarray((survival > 0).sum(axis=1))
     if budget <= 0:
         return np.zeros(len(survival), dtype=np.int64)
     flat = survival.ravel()

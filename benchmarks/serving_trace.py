@@ -51,9 +51,13 @@ class Trace:
         shapes = {"matched": self.matched.shape, "survival": self.survival.shape[:1]}
         for name, shape in shapes.items():
             if shape != (positions,):
-                raise ValueError(f"{name}: expected {positions} rows, as length has, found shape {list(shape)}")
+                raise ValueError(
+                    f"{name}: expected {positions} rows, as length has, found shape {list(shape)}"
+                )
         if self.start.ndim != 1 or len(self.start) < 2 or self.start[0] != 0 or self.start[-1] != positions:
-            raise ValueError(f"start: expected row numbers from 0 to {positions}, found {self.start.tolist()}")
+            raise ValueError(
+                f"start: expected row numbers from 0 to {positions}, found {self.start.tolist()}"
+            )
         if (np.diff(self.start) < 1).any():
             raise ValueError("start: expected at least one row a record")
         if (self.matched > self.length).any() or (self.length > self.num_draft_tokens).any():
@@ -62,7 +66,7 @@ class Trace:
     @property
     def num_draft_tokens(self) -> int:
         """K."""
-        return self.survival.shape[1]
+        return int(self.survival.shape[1])
 
     def save(self, path: Path) -> None:
         """Write a compressed ``.npz``."""
@@ -122,7 +126,13 @@ def record_trace(records: Sequence[Record], num_draft_tokens: int, jobs: int = 1
         # Longest first, so that no worker is left alone with one at the end.
         order = sorted(range(len(usable)), key=lambda i: -len(usable[i].output))
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            found = dict(zip(order, pool.map(_rows, (usable[i] for i in order), [num_draft_tokens] * len(order)), strict=True))
+            found = dict(
+                zip(
+                    order,
+                    pool.map(_rows, (usable[i] for i in order), [num_draft_tokens] * len(order)),
+                    strict=True,
+                )
+            )
         rows = [found[i] for i in range(len(usable))]
     lengths = [len(length) for length, _, _ in rows]
     return Trace(

@@ -7,7 +7,7 @@ its disassembly:
     scalars    scalar registers a wave; AMD only
     stack      bytes of stack a thread; anything but 0 is a spill
     shared     bytes of shared memory a program
-    loads      bits of one thread's load from global memory → how many such instructions
+    loads      bits of one thread's load from global memory → how many such instructions, copies to shared memory too
 
 and compared with benchmarks/results/static.json, which has a table for each Triton version that it was written
 with: compilers differ. ``--write`` renews the table of the installed one. Exit code 1: something differs, or
@@ -57,7 +57,9 @@ def find_kernels() -> dict[str, Any]:
             # Kernels of another module that this one imports belong there.
             if name.endswith("_kernel") and getattr(value, "__module__", None) == module.__name__:
                 if not isinstance(value, JITFunction):
-                    raise RuntimeError(f"{operation}.{name}: expected a compiled kernel, found {type(value).__name__}")
+                    raise RuntimeError(
+                        f"{operation}.{name}: expected a compiled kernel, found {type(value).__name__}"
+                    )
                 found[f"{operation}.{name}"] = value
     return found
 
@@ -125,7 +127,7 @@ def read_nvidia(usage: str, sass: str, shared: int) -> dict[str, Any]:
         ValueError: the tool's text has not what is looked for.
     """
     loads: Counter[str] = Counter()
-    for kind in re.findall(r"\bLDG((?:\.\w+)*)", sass):
+    for kind in re.findall(r"\bLDG(?:STS)?\b((?:\.\w+)*)", sass):
         found = re.search(r"\.[US]?(8|16|64|128|256)(?:\.|$)", kind)
         loads[found[1] if found else "32"] += 1
     return {
@@ -189,11 +191,15 @@ def differences(expected: Table, found: Table) -> list[str]:
         for target in [*before, *(target for target in after if target not in before)]:
             a, b = before.get(target), after.get(target)
             if a is None or b is None:
-                lines.append(f"{label}, {target}: {'not in the table' if a is None else 'no longer compiled'}")
+                lines.append(
+                    f"{label}, {target}: {'not in the table' if a is None else 'no longer compiled'}"
+                )
                 continue
             for name in [*a, *(name for name in b if name not in a)]:
                 if a.get(name) != b.get(name):
-                    lines.append(f"{label}, {target}, {name}: {_shown(a.get(name))} in the table, {_shown(b.get(name))} now")
+                    lines.append(
+                        f"{label}, {target}, {name}: {_shown(a.get(name))} in the table, {_shown(b.get(name))} now"
+                    )
     return lines
 
 
@@ -225,7 +231,11 @@ def write(version: str, table: Table, path: Path = TABLE) -> None:
         ]
         blocks.append(f'  "{number}": {{\n' + ",\n".join(rows) + "\n  }")
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = '{\n "made_by": "python -m benchmarks.static_check --write",\n "triton": {\n' + ",\n".join(blocks) + "\n }\n}\n"
+    text = (
+        '{\n "made_by": "python -m benchmarks.static_check --write",\n "triton": {\n'
+        + ",\n".join(blocks)
+        + "\n }\n}\n"
+    )
     path.write_text(text, encoding="utf-8")
 
 
@@ -275,7 +285,9 @@ def main(
         typer.echo(f"\nno table of triton {version}: nothing to compare with")
     else:
         wanted = {
-            label: {t: row for t, row in rows.items() if t in targets} for label, rows in expected.items() if only in label
+            label: {t: row for t, row in rows.items() if t in targets}
+            for label, rows in expected.items()
+            if only in label
         }
         wrong_rows += differences(wanted, table)
     for line in wrong_rows:

@@ -20,7 +20,8 @@ Times = npt.NDArray[np.float64]
 class StepCost(Protocol):
     """A step-time curve."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def ms(self, batch: int, tokens: npt.ArrayLike) -> Times:
         """Milliseconds of a step over `batch` requests that verifies `tokens` tokens in all."""
@@ -63,9 +64,9 @@ class Model:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("H100", 3.35e12, 989e12, 1979e12, 80e9, 450e9, "NVIDIA H100 data sheet, SXM; half of the sparse figures"),
-        Gpu("H200", 4.8e12, 989e12, 1979e12, 141e9, 450e9, "NVIDIA H200 data sheet, SXM; half of the sparse figures"),
-        Gpu("B200", 8.0e12, 2250e12, 4500e12, 180e9, 900e9, "NVIDIA DGX B200 data sheet, an eighth; half of the sparse figures"),
+        Gpu("H100", 3.35e12, 989e12, 1979e12, 80e9, 450e9, "NVIDIA H100 data sheet, SXM, without sparsity"),
+        Gpu("H200", 4.8e12, 989e12, 1979e12, 141e9, 450e9, "NVIDIA H200 data sheet, SXM, without sparsity"),
+        Gpu("B200", 8.0e12, 2250e12, 4500e12, 180e9, 900e9, "NVIDIA DGX B200 data sheet / 8, dense"),
     )
 }  # fmt: skip
 MODELS = {
@@ -164,7 +165,8 @@ class Roofline:
 
     def _soft_max(self, a: float, b: Times) -> Times:
         high = np.maximum(a, b)
-        return high * ((a / high) ** self.softness + (b / high) ** self.softness) ** (1 / self.softness)
+        power = (a / high) ** self.softness + (b / high) ** self.softness
+        return np.asarray(high * power ** (1 / self.softness))
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,8 @@ class Measured:
     def __post_init__(self) -> None:
         if len(self.tokens) < 2 or len(self.tokens) != len(self.times_ms):
             raise ValueError(
-                f"tokens, ms: expected as many of each, at least 2, found {len(self.tokens)} and {len(self.times_ms)}"
+                "tokens, ms: expected as many of each, at least 2, "
+                f"found {len(self.tokens)} and {len(self.times_ms)}"
             )
         if min(np.diff(self.tokens)) <= 0 or min(self.times_ms) <= 0:
             raise ValueError("tokens, ms: expected tokens that rise and times above 0")
@@ -216,7 +219,8 @@ def read_measured(path: Path) -> Measured:
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(
-            f'{path}: expected {{"name", "points": [{{"tokens", "ms"}}, …]}}, found {type(error).__name__}: {error}'
+            f'{path}: expected {{"name", "points": [{{"tokens", "ms"}}, …]}}, '
+            f"found {type(error).__name__}: {error}"
         ) from error
 
 

@@ -72,7 +72,9 @@ def main() -> int:
                 print(f"{head} {graph} {r['host_us']:9.1f}", flush=True)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        json_path.write_text(
+            json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
         print(f"wrote {json_path}")
     return int(any("wrong" in r for r in rows))
 

@@ -22,7 +22,9 @@ Tokens = npt.NDArray[np.int32]
 Lists = list[tuple[list[int], list[int]]]
 
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only")
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only"
+)
 
 
 @lru_cache(maxsize=1)

@@ -30,7 +30,9 @@ from gpu_align.policies import POLICIES, StaticText
 from gpu_align.policies.base import Policy
 
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only")
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only"
+)
 
 
 def ends_line(token: int) -> bool:
@@ -49,7 +51,9 @@ class PolicySteps:
         self.outputs = texts.outputs.tolist()
         self.policies = [make() for _ in self.outputs]
         self.written = texts.done
-        for policy, prediction, output in zip(self.policies, texts.predictions.tolist(), self.outputs, strict=True):
+        for policy, prediction, output in zip(
+            self.policies, texts.predictions.tolist(), self.outputs, strict=True
+        ):
             policy.start([], prediction, NUM_DRAFT_TOKENS)
             policy.extend(output[: texts.done])
         self.new: list[list[int]] = []
@@ -125,12 +129,13 @@ class TestStep:
         speculator = ngram_speculator(module, token_ids, total_len)
         input_batch = SimpleNamespace(num_reqs=batch, idx_mapping=torch.arange(batch, device="cuda"))
         sampled = torch.ones(batch, dtype=torch.int32, device="cuda")
+        none_rejected = torch.zeros_like(sampled)
         last = torch.zeros(batch, dtype=torch.int64, device="cuda")
         unused = dict.fromkeys(("next_prefill_tokens", "temperature", "seeds"))
 
         def step() -> torch.Tensor:
             found: torch.Tensor = speculator.propose(
-                input_batch, None, None, None, None, sampled, sampled * 0, last, **unused
+                input_batch, None, None, None, None, sampled, none_rejected, last, **unused
             )
             return found
 

@@ -42,7 +42,7 @@ class Texts:
     @property
     def num_steps(self) -> int:
         """Steps until an output is written but for a draft's length."""
-        return (self.outputs.shape[1] - self.done - NUM_DRAFT_TOKENS) // STEP_TOKENS
+        return int(self.outputs.shape[1] - self.done - NUM_DRAFT_TOKENS) // STEP_TOKENS
 
 
 def make_texts(batch: int, num_text: int, state: str) -> Texts:
@@ -123,7 +123,7 @@ class Steps:
 
 def time_graph(steps: Steps, repeats: int = 50) -> list[float]:
     """Device microseconds of a captured step, one after another; the first fifth is left out as warm-up."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -142,7 +142,7 @@ def time_device(call: Callable[[], object], before: Callable[[], object], repeat
     times = []
     for _ in range(repeats + repeats // 4):
         before()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         start.record()
         call()
