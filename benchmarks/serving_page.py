@@ -176,10 +176,11 @@ def fill(page: str, results: dict[str, Any]) -> str:
     for name, block in BLOCKS.items():
         begin = f"<!-- serving:{name} -->\n"
         pattern = re.escape(begin) + r".*?(?=<!-- serving:end -->)"
-        if len(re.findall(pattern, page, re.DOTALL)) != 1:
+        places = list(re.finditer(pattern, page, re.DOTALL))
+        if len(places) != 1:
             raise ValueError(f"page: expected {begin.strip()} … <!-- serving:end --> once")
-        filled = begin + block(results) + "\n"
-        page = re.sub(pattern, lambda _, text=filled: text, page, flags=re.DOTALL)
+        start, stop = places[0].span()
+        page = f"{page[:start]}{begin}{block(results)}\n{page[stop:]}"
     return page
 
 

@@ -7,7 +7,7 @@ its disassembly:
     scalars    scalar registers a wave; AMD only
     stack      bytes of stack a thread; anything but 0 is a spill
     shared     bytes of shared memory a program
-    loads      bits of one thread's load from global memory → how many such instructions, copies to shared memory too
+    loads      bits of one thread's load from global memory → how many such instructions
 
 and compared with benchmarks/results/static.json, which has a table for each Triton version that it was written
 with: compilers differ. ``--write`` renews the table of the installed one. Exit code 1: something differs, or

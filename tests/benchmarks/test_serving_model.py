@@ -163,7 +163,7 @@ class TestRules:
         assert late.grant(other).tolist() == [1, 0]
 
     def test_the_plugin_is_the_plugin(self) -> None:
-        """The numbers of the policy's own docstring: exact lengths; 2 · length + 4 of an older report; 0 without."""
+        """As its own docstring has it: exact lengths; 2 · length + 4 of an older report; 0 without."""
         batch = batch_of([[0.9, 0.8, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]])
         batch = batch._replace(has_prediction=np.array([True, True, False]))
         assert Plugin(4, 100, late=False).grant(batch).tolist() == [2, 1, 0]
