@@ -36,7 +36,7 @@ def _compared(results: dict[str, Any]) -> list[tuple[str, str]]:
         ("lengths", "every draft proposed"),
         ("plugin 4096", "the plugin, 4,096 draft tokens a step"),
         ("plugin 4096, late", "the same, told a step late"),
-        (constant, "the largest constant budget that never loses"),
+        (constant, "the best constant budget that never loses"),
         (rule, "recommended"),
         ("known curve", "upper bound: knows the step-time curve"),
     ]
