@@ -1,0 +1,75 @@
+"""How each kernel is compiled where there is no GPU: what `static_check` measures.
+
+A kernel is a ``@triton.jit`` function of some ``gpu_align/ops/*/kernels.py`` whose name ends in ``_kernel``; it is
+found there, not listed here. What cannot be found are the constants and warps that its launcher passes: a new
+kernel needs one entry in `CONFIGS`, under ``operation.name``, and its arguments' types in `TYPES` where they are
+neither pointers to int32 nor int32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Argument name → type, in every kernel. Other names that end in ``_ptr`` are pointers to int32, the rest int32.
+TYPES = {
+    "slots_ptr": "*i64",
+    "op_ptr": "*i8",
+    "carry_ptr": "*i8",
+    "confidence_ptr": "*fp32",
+    "confidence_out_ptr": "*fp32",
+    "source_ptr": "*i8",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to compile a kernel.
+
+    Attributes:
+        label: names the row of the table.
+        constants: constexprs, and pointers that are None.
+        warps: as the launcher passes.
+        types: what differs from `TYPES` in this kernel.
+        unaligned: arguments that are not multiples of 16. Pointers and strides are taken to be, as they are with
+            PyTorch's allocator and row lengths that are multiples of 16; Triton compiles for that case apart.
+    """
+
+    label: str
+    constants: dict[str, Any]
+    warps: int
+    types: dict[str, str] = field(default_factory=dict)
+    unaligned: frozenset[str] = frozenset()
+
+
+def _lcs_wavefront() -> list[Config]:
+    # Words for predictions of 1k, 8k and 32k tokens; the last goes through in two panels, hence its carry.
+    uses = {"length": set(), "prefix_row": {"row_ptr"}, "edit_script": {"history_ptr"}}
+    found = []
+    for words in (32, 256, 512):
+        for name, used in uses.items():
+            unused = {"row_ptr", "history_ptr"} - used | ({"carry_ptr"} if words < 512 else set())
+            constants = {"BLOCK_B": 1, "BLOCK_W": words, **dict.fromkeys(sorted(unused))}
+            found.append(Config(f"{name} {words}", constants, words // 32))
+    return found
+
+
+_MATCH = {"MAX_MATCH": 64, "BLOCK_N": 1024}
+
+#: ``operation.kernel`` → how its launcher calls it.
+CONFIGS: dict[str, list[Config]] = {
+    "lcs._lcs_wavefront_kernel": _lcs_wavefront(),
+    "lcs._lcs_extend_kernel": [
+        Config(f"extend {words}", {"BLOCK_B": 1, "BLOCK_W": words}, words // 32) for words in (32, 256, 512)
+    ],
+    "lcs._lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
+    "realign._realign_kernel": [Config("realign", {"BLOCK_N": 1024}, 4)],
+    "suffix_match._suffix_match_kernel": [
+        Config("match prediction", {**_MATCH, "HAS_ANCHOR": True, "FROM_START": True}, 4),
+        Config("match context", {**_MATCH, "HAS_ANCHOR": False, "FROM_START": False}, 4),
+    ],
+    "draft._draft_kernel": [
+        Config(f"draft {K}", {"K": K, "BLOCK_K": K}, warps, {"token_ids_ptr": "*i64"})
+        for K, warps in ((16, 1), (64, 1), (256, 4))
+    ],
+}

@@ -1,0 +1,204 @@
+"""Rules that say how many drafts of each request a step verifies; `serving_model` compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.serving_trace import ONE
+from vllm_integration import wire
+from vllm_integration.draft_counts import Proposed
+from vllm_integration.draft_slots import DraftSlots
+
+Ints = npt.NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """What a rule may look at before a step of B requests.
+
+    length: [B] drafts proposed; 0 without a prediction. survival: [B, K] the drafter's estimates in units of
+    1/`ONE`, 0 beyond `length`. request: [B] a number that changes when another request takes the place.
+    has_prediction: [B].
+    """
+
+    length: Ints
+    survival: npt.NDArray[np.uint16]
+    request: Ints
+    has_prediction: npt.NDArray[np.bool_]
+
+
+class Rule(Protocol):
+    """Grants draft slots. A slot costs a verified token, whether or not there is a draft in it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def grant(self, batch: Batch) -> Ints:
+        """[B] slots, ``0 <= slots <= K``."""
+
+
+@dataclass(frozen=True)
+class NoDrafts:
+    """Every request gets one token a step."""
+
+    name: str = "none"
+
+    def grant(self, batch: Batch) -> Ints:
+        return np.zeros(len(batch.length), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class FixedK:
+    """K slots for every request, prediction or not: what vLLM schedules on its own."""
+
+    k: int
+
+    @property
+    def name(self) -> str:
+        return f"fixed {self.k}"
+
+    def grant(self, batch: Batch) -> Ints:
+        return np.full(len(batch.length), self.k, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What the drafter proposes, all of it."""
+
+    name: str = "lengths"
+
+    def grant(self, batch: Batch) -> Ints:
+        return batch.length.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most ``max(floor, fill - B)`` drafts in a step, and besides them those that survive with `sure`.
+
+    They are spent where survival is highest; ties go to the first requests of the batch. `fill` bounds the
+    step's tokens, not its drafts: a full batch leaves no room that is free.
+    """
+
+    floor: int = 0
+    fill: int = 0
+    #: 1 or less; above 1 nothing is sure.
+    sure: float = 2.0
+
+    @property
+    def name(self) -> str:
+        parts = [f"budget {self.floor}"] if self.floor else []
+        parts += [f"fill {self.fill}"] if self.fill else []
+        parts += [f"sure {self.sure:g}"] if self.sure <= 1 else []
+        return ", ".join(parts) or "budget 0"
+
+    def grant(self, batch: Batch) -> Ints:
+        budget = max(self.floor, self.fill - len(batch.length))
+        best = spend(batch.survival, budget)
+        if self.sure > 1:
+            return best
+        sure = (batch.survival >= np.uint16(np.ceil(self.sure * ONE))).sum(axis=1)
+        return np.asarray(np.maximum(best, sure))
+
+
+def spend(survival: npt.NDArray[np.uint16], budget: int) -> Ints:
+    """[B] slots: the `budget` largest entries above 0 of a [B, K] table whose rows never rise."""
+    if int(np.count_nonzero(survival)) <= budget:
+        return np.asarray((survival > 0).sum(axis=1))
+    if budget <= 0:
+        return np.zeros(len(survival), dtype=np.int64)
+    flat = survival.ravel()
+    last = np.partition(flat, flat.size - budget)[flat.size - budget]
+    above, level = (survival > last).sum(axis=1), (survival == last).sum(axis=1)
+    left = budget - int(above.sum())
+    granted: Ints = above + np.clip(left - (np.cumsum(level) - level), 0, level)
+    return granted
+
+
+@dataclass(frozen=True)
+class Worth:
+    """As many drafts as make ``expected tokens / step time`` largest, the step-time curve being known.
+
+    ``n`` that maximises ``(B + sum of the n largest survivals) / ms(B, B + n)``; the fewest of equally good. An
+    upper bound for rules that do not know the machine.
+    """
+
+    ms: Callable[[int, npt.ArrayLike], npt.NDArray[np.float64]]
+    name: str = "known curve"
+
+    def grant(self, batch: Batch) -> Ints:
+        size = len(batch.length)
+        falling = np.sort(batch.survival[batch.survival > 0])[::-1] / ONE
+        tokens = size + np.concatenate([[0.0], np.cumsum(falling)])
+        times = self.ms(size, size + np.arange(len(tokens)))
+        return spend(batch.survival, int(np.argmax(tokens / times)))
+
+
+@dataclass
+class Late:
+    """Another rule, told what was proposed a step ago: drafts that stay on the device while the next step is
+    planned. A request that was not there a step ago gets none."""
+
+    rule: Rule
+    _before: Batch | None = field(init=False, default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.rule.name}, late"
+
+    def grant(self, batch: Batch) -> Ints:
+        before, self._before = self._before, batch
+        if before is None:
+            return np.zeros(len(batch.length), dtype=np.int64)
+        return np.where(before.request == batch.request, self.rule.grant(before), 0)
+
+
+@dataclass
+class Plugin:
+    """The plugin's own policy, `vllm_integration.draft_slots.DraftSlots`, run as its schedulers run it.
+
+    late: reports are a step old when the next step is planned, as under asynchronous scheduling; else they are
+    about the very step.
+    """
+
+    num_draft_tokens: int
+    budget: int
+    late: bool
+    _slots: DraftSlots = field(init=False, repr=False)
+    _before: list[tuple[str, Proposed]] = field(init=False, default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self._slots = DraftSlots(self.num_draft_tokens, self.budget, False)
+
+    @property
+    def name(self) -> str:
+        return f"plugin {self.budget}{', late' if self.late else ''}"
+
+    def grant(self, batch: Batch) -> Ints:
+        ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
+        expected = batch.survival.sum(axis=1) / ONE
+        now = [
+            (req_id, Proposed(length, value, int(self.late)))
+            for req_id, length, value in zip(ids, batch.length.tolist(), expected.tolist(), strict=True)
+        ]
+        self._slots.report(self._before if self.late else now)
+        self._before = now
+        requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
+        self._slots.keep_only(set(ids))
+        granted = self._slots.grant(requests, exact=not self.late)
+        return np.array([granted[req_id] for req_id in ids], dtype=np.int64)
+
+
+def _request(req_id: str, has_prediction: bool) -> Any:
+    """As much of a vLLM request as the policy looks at; it never comes near its last token."""
+    extra = {wire.KEY: True} if has_prediction else {}
+    return SimpleNamespace(
+        request_id=req_id,
+        sampling_params=SimpleNamespace(extra_args=extra),
+        max_tokens=1 << 30,
+        num_output_tokens=0,
+    )

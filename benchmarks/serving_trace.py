@@ -1,0 +1,182 @@
+"""What the drafter would do at every position of known outputs: the traces that `serving_model` replays.
+
+A draft is a function of the prediction and the tokens so far alone, so one pass over a record, one draft a
+position, says what happens under *any* rule that cuts drafts short: a step at position ``p`` that is granted
+``g`` drafts accepts ``a = min(g, length[p], matched[p])`` of them and goes on at ``p + a + 1``. Nothing has to be
+drafted again for another rule, batch or machine; a new drafter is traced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import gpu_align
+from gpu_align.simulate import Record
+
+#: Confidences travel as integers over this.
+ONE = 65_535
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Drafts at every position of some outputs, joined. P is the sum of ``output tokens - 1`` over all records.
+
+    Position ``p`` of a record is the state after its first ``p`` output tokens, ``1 <= p < L``: the prefill has
+    brought the first.
+
+    Attributes:
+        start: [R + 1] int64: record ``r`` has rows ``start[r]`` to ``start[r + 1]``.
+        length: [P] int16: drafts proposed, ``0 <= length <= K``. Drafts behind the end of the output count:
+            an engine that does not know the end verifies them.
+        matched: [P] int16: how many of them, from the first, are what the output goes on with.
+        survival: [P, K] uint16 in units of 1/`ONE`: the drafter's own estimate that drafts 0..k are all
+            accepted; 0 beyond `length`, and at least 1 before it.
+    """
+
+    start: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int16]
+    matched: npt.NDArray[np.int16]
+    survival: npt.NDArray[np.uint16]
+
+    def __post_init__(self) -> None:
+        positions = len(self.length)
+        shapes = {"matched": self.matched.shape, "survival": self.survival.shape[:1]}
+        for name, shape in shapes.items():
+            if shape != (positions,):
+                raise ValueError(
+                    f"{name}: expected {positions} rows, as length has, found shape {list(shape)}"
+                )
+        if self.start.ndim != 1 or len(self.start) < 2 or self.start[0] != 0 or self.start[-1] != positions:
+            raise ValueError(
+                f"start: expected row numbers from 0 to {positions}, found {self.start.tolist()}"
+            )
+        if (np.diff(self.start) < 1).any():
+            raise ValueError("start: expected at least one row a record")
+        if (self.matched > self.length).any() or (self.length > self.num_draft_tokens).any():
+            raise ValueError(f"matched, length: expected matched <= length <= {self.num_draft_tokens}")
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K."""
+        return int(self.survival.shape[1])
+
+    def save(self, path: Path) -> None:
+        """Write a compressed ``.npz``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file, start=self.start, length=self.length, matched=self.matched, survival=self.survival
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> Trace:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: no trace, or one whose parts do not fit together.
+        """
+        with np.load(path) as file:
+            missing = {"start", "length", "matched", "survival"} - set(file.files)
+            if missing:
+                raise ValueError(f"{path}: expected a trace, {sorted(missing)} are not in it")
+            return cls(file["start"], file["length"], file["matched"], file["survival"])
+
+    def rejected(self) -> Trace:
+        """The same drafts, all wrong: what a prediction costs that fools the drafter at every step."""
+        return Trace(self.start, self.length, np.zeros_like(self.matched), self.survival)
+
+
+def sample(records: Sequence[Record], max_tokens: int) -> list[Record]:
+    """Every n-th record, with the smallest n that keeps their outputs within `max_tokens`; at least one."""
+    for every in range(1, len(records) + 1):
+        chosen = list(records[::every])
+        if sum(len(r.output) for r in chosen) <= max_tokens:
+            return chosen
+    return [min(records, key=lambda r: len(r.output))]
+
+
+def unrelated(records: Sequence[Record]) -> list[Record]:
+    """The records with their predictions moved half the list on: another file, mostly of another package."""
+    n = len(records)
+    return [
+        Record(r.id, r.prompt, records[(i + n // 2) % n].prediction, r.output) for i, r in enumerate(records)
+    ]
+
+
+def record_trace(records: Sequence[Record], num_draft_tokens: int, jobs: int = 1) -> Trace:
+    """Draft at every position of every record that has two output tokens or more.
+
+    Raises:
+        ValueError: no such record.
+    """
+    usable = [r for r in records if len(r.output) > 1]
+    if not usable:
+        raise ValueError("records: expected one with two output tokens or more, found none")
+    if jobs == 1:
+        rows = [_rows(r, num_draft_tokens) for r in usable]
+    else:
+        # Longest first, so that no worker is left alone with one at the end.
+        order = sorted(range(len(usable)), key=lambda i: -len(usable[i].output))
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            found = dict(
+                zip(
+                    order,
+                    pool.map(_rows, (usable[i] for i in order), [num_draft_tokens] * len(order)),
+                    strict=True,
+                )
+            )
+        rows = [found[i] for i in range(len(usable))]
+    lengths = [len(length) for length, _, _ in rows]
+    return Trace(
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        *(np.concatenate([row[i] for row in rows]) for i in range(3)),
+    )
+
+
+def _rows(
+    record: Record, num_draft_tokens: int
+) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16], npt.NDArray[np.uint16]]:
+    """``(length, matched, survival)`` of one record."""
+    torch.set_num_threads(1)
+    output = np.array(record.output, dtype=np.int32)
+    num_prompt, num_output = len(record.prompt), len(output)
+    # Room behind the end: a draft that runs past it is as long as the drafter made it.
+    token_ids = torch.zeros((1, num_prompt + num_output + num_draft_tokens), dtype=torch.int32)
+    drafter = gpu_align.Drafter(
+        max_slots=1,
+        max_context_len=token_ids.shape[1],
+        max_prediction_len=max(1, len(record.prediction)),
+        num_draft_tokens=num_draft_tokens,
+        vocab_size=max(max(t, default=0) for t in (record.prompt, record.prediction, record.output)) + 1,
+        device="cpu",
+    )
+    drafter.add(0, record.prediction, num_prompt)
+    row = token_ids.numpy()[0]
+    row[:num_prompt] = record.prompt
+    total_len = torch.zeros(1, dtype=torch.int32)
+    slots, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+
+    lengths, matched = np.zeros((2, num_output - 1), dtype=np.int16)
+    survival = np.zeros((num_output - 1, num_draft_tokens), dtype=np.uint16)
+    for p in range(1, num_output):
+        row[num_prompt + p - 1] = output[p - 1]
+        total_len[0] = num_prompt + p
+        draft = drafter.propose(token_ids, total_len, slots, one)
+        n = int(draft.length[0])
+        if not n:
+            continue
+        truth = output[p : p + n]
+        wrong = draft.token_ids.numpy()[0, : len(truth)] != truth
+        lengths[p - 1] = n
+        matched[p - 1] = int(wrong.argmax()) if wrong.any() else len(truth)
+        estimate = np.cumprod(draft.confidence.numpy()[0, :n].astype(np.float64))
+        survival[p - 1, :n] = np.maximum(np.rint(estimate * ONE), 1)
+    return lengths, matched, survival

@@ -1,0 +1,184 @@
+"""Batches in the middle of their answers, for timing: the same tensors for every contestant.
+
+Each request has written half of its prediction. Every step brings `STEP_TOKENS` more tokens; nothing is rewound,
+so that a timed step does what a step of an engine does. States:
+
+    aligned  the output is the prediction
+    lost     every step ends with a token that occurs nowhere else: nothing matches there
+    mixed    every other request is lost
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import gpu_align
+
+STATES = ("aligned", "lost", "mixed")
+#: Tokens that each step adds to every request: what an accepted draft of this length brings.
+STEP_TOKENS = 8
+NUM_DRAFT_TOKENS = 16
+VOCAB_SIZE = 131_072
+#: Tokens from here on stand for what no prediction holds; each occurs once in a row.
+_NOVEL = 65_536
+
+
+@dataclass
+class Texts:
+    """predictions, outputs: [B, N] int32. done: tokens of each output that are written before the first step."""
+
+    predictions: npt.NDArray[np.int32]
+    outputs: npt.NDArray[np.int32]
+    done: int
+
+    @property
+    def num_steps(self) -> int:
+        """Steps until an output is written but for a draft's length."""
+        return int(self.outputs.shape[1] - self.done - NUM_DRAFT_TOKENS) // STEP_TOKENS
+
+
+def make_texts(batch: int, num_text: int, state: str) -> Texts:
+    """Source code repeats itself: half of the tokens are drawn from a few.
+
+    Raises:
+        ValueError: an unknown state, or a text too short to step in.
+    """
+    if state not in STATES:
+        raise ValueError(f"state: expected one of {', '.join(STATES)}, found {state!r}")
+    if num_text < 16 * STEP_TOKENS:
+        raise ValueError(f"num_text: expected {16 * STEP_TOKENS} or more, found {num_text}")
+    rng = np.random.default_rng([batch, num_text])
+    shape = (batch, num_text)
+    often, seldom = rng.integers(0, 50, shape, np.int32), rng.integers(50, 40_000, shape, np.int32)
+    predictions = np.where(rng.random(shape) < 0.5, often, seldom)
+    outputs = predictions.copy()
+    lost = {"aligned": slice(0, 0), "lost": slice(None), "mixed": slice(0, None, 2)}[state]
+    ends = np.arange(STEP_TOKENS - 1, num_text, STEP_TOKENS)
+    outputs[lost, ends[0] :: STEP_TOKENS] = _NOVEL + np.arange(len(ends), dtype=np.int32)
+    return Texts(predictions, outputs, num_text // 2 // STEP_TOKENS * STEP_TOKENS)
+
+
+class Steps:
+    """A `Drafter` in the middle of `texts`: ``advance(); propose()`` is one step."""
+
+    def __init__(self, texts: Texts, device: str) -> None:
+        batch, num_text = texts.outputs.shape
+        self.texts = texts
+        self.drafter = gpu_align.Drafter(
+            max_slots=batch,
+            max_context_len=num_text + NUM_DRAFT_TOKENS,
+            max_prediction_len=num_text,
+            num_draft_tokens=NUM_DRAFT_TOKENS,
+            vocab_size=VOCAB_SIZE,
+            device=device,
+        )
+        token_ids = torch.zeros((batch, num_text + NUM_DRAFT_TOKENS), dtype=torch.int32)
+        token_ids[:, :num_text] = torch.from_numpy(texts.outputs)
+        self.token_ids = token_ids.to(device)
+        self.total_len = torch.full((batch,), texts.done, dtype=torch.int32, device=device)
+        self.slots = torch.arange(batch, device=device)
+        self.num_sampled = torch.full((batch,), STEP_TOKENS, dtype=torch.int32, device=device)
+        for slot, prediction in enumerate(texts.predictions):
+            self.drafter.add(slot, prediction, 0)
+        self.propose()  # compiles, and takes in the first half
+
+    def advance(self) -> None:
+        """Write `STEP_TOKENS` more tokens of every output; at the end, begin again in the middle."""
+        if int(self.total_len[0]) + STEP_TOKENS + NUM_DRAFT_TOKENS > self.texts.outputs.shape[1]:
+            self.total_len.fill_(self.texts.done)
+            self.propose()  # takes back what was written: rows are rebuilt here, not in a timed step
+        self.total_len += STEP_TOKENS
+
+    def propose(self) -> gpu_align.Draft:
+        return self.drafter.propose(self.token_ids, self.total_len, self.slots, self.num_sampled)
+
+    def check(self) -> None:
+        """The drafts of this step are right where they can be, and those of the CPU reference everywhere.
+
+        Raises:
+            AssertionError: they are not.
+        """
+        draft = self.propose()
+        written = int(self.total_len[0])
+        first = min(4, len(self.texts.outputs))
+        few = Texts(self.texts.predictions[:first], self.texts.outputs[:first], written)
+        expected = Steps(few, "cpu").propose()
+        for name in ("token_ids", "length", "source"):
+            found, want = getattr(draft, name)[:first].tolist(), getattr(expected, name).tolist()
+            assert found == want, f"{name}: expected {want}, found {found}"
+        lengths, tokens = draft.length.tolist(), draft.token_ids.tolist()
+        for row, output in enumerate(self.texts.outputs):
+            if output[written - 1] < _NOVEL:
+                assert lengths[row] > 0, f"request {row}: expected a draft, found none"
+                assert tokens[row][0] == output[written], f"request {row}: the first draft is wrong"
+
+
+def time_graph(steps: Steps, repeats: int = 50) -> list[float]:
+    """Device microseconds of a captured step, one after another; the first fifth is left out as warm-up."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            steps.advance()
+            steps.propose()
+    torch.cuda.current_stream().wait_stream(side)
+    steps.advance()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        steps.propose()
+    return time_device(graph.replay, steps.advance, repeats)
+
+
+def time_device(call: Callable[[], object], before: Callable[[], object], repeats: int) -> list[float]:
+    """Device microseconds of `call` between two events; `before` runs ahead of each and is not timed."""
+    times = []
+    for _ in range(repeats + repeats // 4):
+        before()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return times[repeats // 4 :]
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Median and interquartile range, in the unit of `times`."""
+    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+    return {"median": statistics.median(times), "iqr": high - low}
+
+
+def machine() -> dict[str, Any]:
+    """What numbers were taken on: GPU, CPU, versions."""
+    import triton
+
+    found: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "cpu": _cpu_name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "numpy": np.__version__,
+        "gpu_align": gpu_align.__version__,
+    }
+    if torch.cuda.is_available():
+        found["cuda"] = str(torch.version.cuda)
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as info:
+            return next(line.partition(":")[2].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

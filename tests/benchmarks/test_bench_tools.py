@@ -1,0 +1,148 @@
+"""Comparing two benchmark runs, plotting one, and the batches that the contestants are timed on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import compare, plot
+from benchmarks.timings import read_timings
+from benchmarks.workload import STATES, STEP_TOKENS, Steps, make_texts, spread
+
+MACHINE = {"gpu": "none", "cpu": "a CPU", "python": "3.12"}
+
+
+def row(name: str, median: float, iqr: float, **more: Any) -> dict[str, Any]:
+    """One benchmark as pytest-benchmark writes it; seconds."""
+    stats = {"median": median * 1e-6, "iqr": iqr * 1e-6}
+    test = {
+        "name": f"test_{name}[64-1024-lost]",
+        "fullname": f"benchmarks/t.py::T::test_{name}[64-1024-lost]",
+    }
+    base = {
+        "group": "step, batch 64, 1024 tokens, lost",
+        "params": {"batch": 64, "size": 1024},
+        "stats": stats,
+    }
+    return {**base, **test, "extra_info": {}, **more}
+
+
+def write_run(path: Path, *rows: dict[str, Any], machine: dict[str, str] = MACHINE) -> str:
+    path.write_text(json.dumps({"machine_info": {"gpu_align": machine}, "benchmarks": rows}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "verdict"),
+    [
+        ((100, 2), (103, 2), 0, "same"),  # within a tenth
+        ((100, 2), (115, 2), 1, "SLOWER"),
+        ((100, 20), (115, 2), 0, "same"),  # within the noise of the old run
+        ((100, 2), (115, 20), 0, "same"),  # … of the new one
+        ((100, 2), (80, 2), 0, "faster"),
+        ((100, 30), (80, 2), 0, "same"),
+    ],
+)
+def test_slower_is_beyond_the_noise(
+    old: tuple[float, float], new: tuple[float, float], code: int, verdict: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    runs = [write_run(tmp_path / f"{i}.json", row("cpu", *times)) for i, times in enumerate((old, new))]
+    assert compare.main(runs) == code
+    assert capsys.readouterr().out.split()[0] == verdict
+
+
+def test_device_time_goes_before_wall_time(tmp_path: Path) -> None:
+    device = {"extra_info": {"device_us": {"median": 5.0, "iqr": 0.5}}}
+    path = Path(write_run(tmp_path / "a.json", row("gpu", 90, 1, **device), row("cpu", 70, 1)))
+    machine, timings = read_timings(path)
+    assert machine == MACHINE
+    assert [(t.contestant, t.median, t.iqr, t.device) for t in timings.values()] == [
+        ("gpu", 5.0, 0.5, True),
+        ("cpu", pytest.approx(70), pytest.approx(1), False),
+    ]
+    wall = write_run(tmp_path / "b.json", row("gpu", 90, 1))
+    assert compare.main([str(path), wall]) == 2
+
+
+def test_a_parameter_names_the_contestant(tmp_path: Path) -> None:
+    named = row("policy", 1, 0, params={"name": "static_text", "batch": 64, "size": 1024})
+    [timing] = read_timings(Path(write_run(tmp_path / "a.json", named)))[1].values()
+    assert timing.contestant == "static_text"
+
+
+def test_other_machines_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = write_run(tmp_path / "old.json", row("cpu", 100, 1))
+    new = write_run(tmp_path / "new.json", row("cpu", 100, 1), machine={**MACHINE, "cpu": "another"})
+    assert compare.main([old, new]) == 2
+    assert "cpu: a CPU → another" in capsys.readouterr().out
+    assert compare.main([old, new, "--any-machine"]) == 0
+
+
+def test_what_only_one_run_has_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = write_run(tmp_path / "old.json", row("cpu", 100, 1), row("gone", 1, 1))
+    new = write_run(tmp_path / "new.json", row("cpu", 100, 1), row("fresh", 1, 1))
+    assert compare.main([old, new]) == 0
+    printed = capsys.readouterr().out
+    assert "only in OLD: benchmarks/t.py::T::test_gone" in printed
+    assert "only in NEW: benchmarks/t.py::T::test_fresh" in printed
+    assert compare.main([old, write_run(tmp_path / "none.json")]) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine_info": {}, "benchmarks": [{}]}'])
+def test_bad_runs(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    assert compare.main([str(path), str(path)]) == 2
+    assert "expected what pytest --benchmark-json writes" in capsys.readouterr().err
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row("cpu", 100, 300), row("gpu", 10, 1), row("other", 1, 1, group="no size")]
+    run = write_run(tmp_path / "run.json", *rows)
+    assert plot.main([run, str(tmp_path / "new" / "a.png")]) == 0
+    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert plot.main([write_run(tmp_path / "empty.json"), str(tmp_path / "b.png")]) == 2
+    [(panel, lines)] = plot.panels(read_timings(Path(run))[1]).items()
+    assert panel == ("step, lost", 1024)
+    assert {name: len(points) for name, points in lines.items()} == {"cpu": 1, "gpu": 1}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_states_of_a_batch(state: str) -> None:
+    texts = make_texts(4, 160, state)
+    same = (texts.outputs == texts.predictions).all(axis=1).tolist()
+    assert same == {"aligned": [True] * 4, "lost": [False] * 4, "mixed": [False, True] * 2}[state]
+    assert texts.done == 80
+    steps = Steps(texts, "cpu")
+    for _ in range(12):  # goes back to the middle on the way
+        steps.advance()
+        steps.check()
+        written = int(steps.total_len[0])
+        assert written % STEP_TOKENS == 0
+        lost = texts.outputs[:, written - 1] != texts.predictions[:, written - 1]
+        assert lost.tolist() == [not value for value in same]
+    with pytest.raises(ValueError, match="state: expected one of aligned"):
+        make_texts(1, 160, "other")
+    with pytest.raises(ValueError, match="num_text: expected 128 or more"):
+        make_texts(1, 100, state)
+
+
+def test_wrong_drafts_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(make_texts(2, 160, "aligned"), "cpu")
+    steps.advance()
+    draft = steps.propose()
+    wrong = draft._replace(token_ids=draft.token_ids + 1)
+    monkeypatch.setattr(Steps, "propose", lambda self: wrong if self is steps else draft)
+    with pytest.raises(AssertionError, match="token_ids"):
+        steps.check()
+
+
+def test_spread() -> None:
+    assert spread([3.0]) == {"median": 3.0, "iqr": 0.0}
+    assert spread(list(np.arange(1.0, 10.0))) == {"median": 5.0, "iqr": 5.0}

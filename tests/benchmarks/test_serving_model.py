@@ -1,0 +1,332 @@
+"""The serving model: the trace says what the drafter does, the rules grant what they say, the sums are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from benchmarks import serving_model, serving_page
+from benchmarks.serving_model import MIXES, Run, recommend, simulate
+from benchmarks.serving_rules import (
+    Batch,
+    Budget,
+    FixedK,
+    Late,
+    Lengths,
+    NoDrafts,
+    Plugin,
+    Worth,
+    spend,
+)
+from benchmarks.serving_trace import ONE, Trace, record_trace, sample, unrelated
+from benchmarks.step_cost import GPUS, MODELS, Measured, Roofline, paper_costs, read_measured
+from gpu_align.simulate import Record, make_policies, replay
+
+ROOT = Path(__file__).parents[2]
+K = 4
+
+
+def make_trace(lengths: list[int], matched: list[int], ends: tuple[int, ...] = ()) -> Trace:
+    """A trace by hand; survival falls by a tenth a draft."""
+    n = len(lengths)
+    curve = np.rint(0.9 ** np.arange(1, K + 1) * ONE)
+    survival = np.where(np.arange(K) < np.array(lengths)[:, None], curve, 0).astype(np.uint16)
+    start = np.array([0, *ends, n])
+    return Trace(start, np.array(lengths, np.int16), np.array(matched, np.int16), survival)
+
+
+def edit_pair(length: int = 90) -> Record:
+    rng = np.random.default_rng(length)
+    prediction = rng.integers(0, 30, length).tolist()
+    return Record("a", [], prediction, [*prediction[:40], 99, 98, *prediction[45:]])
+
+
+def batch_of(survival: list[list[float]]) -> Batch:
+    table = np.array([[round(p * ONE) for p in row] for row in survival], dtype=np.uint16)
+    size = len(table)
+    return Batch((table > 0).sum(axis=1), table, np.zeros(size, np.int64), np.ones(size, bool))
+
+
+class TestTrace:
+    def test_it_is_the_replay_of_the_drafter(self) -> None:
+        record = edit_pair()
+        trace = record_trace([record], K)
+        [policy] = make_policies(["gpu_align"], [record], K)
+        counted = replay(policy, record, K)
+        run = simulate(trace, Lengths(), batch=1, min_steps=1)
+        # One request starts anywhere; walk it from the first row instead.
+        row, steps, accepted = 0, 1, 0
+        while row < len(trace.length):
+            taken = min(int(trace.length[row]), int(trace.matched[row]))
+            accepted += taken
+            row, steps = row + taken + 1, steps + 1
+        assert (steps, accepted) == (counted.steps, counted.accepted)
+        assert run.produced.sum() >= len(trace.length)
+
+    def test_survival_is_the_product_of_the_confidences(self) -> None:
+        trace = record_trace([edit_pair()], K)
+        assert trace.length.max() == K
+        for length, row in zip(trace.length, trace.survival, strict=True):
+            assert (row[:length] > 0).all()
+            assert (row[length:] == 0).all()
+            assert (np.diff(row[:length].astype(int)) <= 0).all()
+
+    def test_two_processes_find_the_same(self) -> None:
+        records = [edit_pair(60), edit_pair(90), edit_pair(70)]
+        one, two = record_trace(records, K, jobs=1), record_trace(records, K, jobs=2)
+        for name in ("start", "length", "matched", "survival"):
+            assert np.array_equal(getattr(one, name), getattr(two, name)), name
+
+    def test_it_survives_the_disk(self, tmp_path: Path) -> None:
+        trace = make_trace([4, 0, 2], [1, 0, 2], ends=(1,))
+        trace.save(tmp_path / "folder" / "t.npz")
+        again = Trace.load(tmp_path / "folder" / "t.npz")
+        assert again.start.tolist() == [0, 1, 3]
+        assert again.matched.tolist() == [1, 0, 2]
+        np.savez(tmp_path / "other.npz", length=trace.length)
+        with pytest.raises(ValueError, match=r"'matched', 'start', 'survival'"):
+            Trace.load(tmp_path / "other.npz")
+
+    def test_what_does_not_fit_together_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="matched <= length <= 4"):
+            make_trace([1], [2])
+        with pytest.raises(ValueError, match="from 0 to 2"):
+            Trace(np.array([0, 1]), *(np.zeros(2, np.int16),) * 2, np.zeros((2, K), np.uint16))
+        with pytest.raises(ValueError, match="two output tokens"):
+            record_trace([Record("a", [], [1], [1])], K)
+
+    def test_samples_and_unrelated_predictions(self) -> None:
+        records = [Record(str(i), [], [i], [i] * 10) for i in range(6)]
+        assert [r.id for r in sample(records, 30)] == ["0", "2", "4"]
+        assert [r.id for r in sample(records, 5)] == ["0"]
+        assert [(r.prediction, r.output[0]) for r in unrelated(records)] == [
+            ([(i + 3) % 6], i) for i in range(6)
+        ]
+
+
+class TestRules:
+    def test_a_budget_goes_to_the_likeliest(self) -> None:
+        batch = batch_of([[0.9, 0.8, 0.2], [0.95, 0.1, 0], [0.5, 0.4, 0.3]])
+        for budget, expected in (
+            (0, [0, 0, 0]),
+            (1, [0, 1, 0]),
+            (3, [2, 1, 0]),
+            (5, [2, 1, 2]),
+            (99, [3, 2, 3]),
+        ):
+            assert spend(batch.survival, budget).tolist() == expected, budget
+
+    def test_ties_go_to_the_first_requests_and_keep_prefixes(self) -> None:
+        batch = batch_of([[0.5, 0.5, 0.5], [0.9, 0.5, 0.5], [0.5, 0.5, 0]])
+        assert spend(batch.survival, 5).tolist() == [3, 2, 0]
+
+    def test_a_budget_spends_no_more_than_it_has(self) -> None:
+        rng = np.random.default_rng(0)
+        for _ in range(50):
+            survival = -np.sort(-rng.integers(0, 9, (7, 5)).astype(np.int64), axis=1).astype(np.uint16)
+            total = int((survival > 0).sum())
+            for budget in (1, 3, 10, 34, 35):
+                granted = spend(survival, budget)
+                assert granted.sum() == min(budget, total)
+                assert (granted <= (survival > 0).sum(axis=1)).all()
+                inside = np.arange(5) < granted[:, None]
+                left = survival[~inside & (survival > 0)]
+                assert not left.size or survival[inside].min() >= left.max()
+
+    def test_fill_bounds_the_tokens_of_the_step_and_sure_ones_come_on_top(self) -> None:
+        batch = batch_of([[0.95, 0.9, 0.2], [0.3, 0.2, 0.1]])
+        assert Budget(fill=5).grant(batch).tolist() == [2, 1]
+        assert Budget(fill=2).grant(batch).tolist() == [0, 0]
+        assert Budget(fill=2, sure=0.9).grant(batch).tolist() == [2, 0]
+        assert Budget(floor=1, fill=2).grant(batch).tolist() == [1, 0]
+        assert Budget(floor=1, fill=64, sure=0.9).name == "budget 1, fill 64, sure 0.9"
+
+    def test_a_known_curve_verifies_what_pays(self) -> None:
+        batch = batch_of([[0.9, 0.5, 0.1]])
+        free = Measured("free", (1, 100), (1.0, 1.0))
+        steep = Measured("steep", (1, 2, 100), (1.0, 1.6, 100.0))
+        assert Worth(free.ms).grant(batch).tolist() == [3]
+        assert Worth(steep.ms).grant(batch).tolist() == [1]
+
+    def test_late_goes_by_the_step_before(self) -> None:
+        late = Late(Lengths())
+        first = batch_of([[0.9, 0.8, 0], [0.5, 0, 0]])
+        second = batch_of([[0.9, 0, 0], [0.5, 0.4, 0.3]])
+        assert late.grant(first).tolist() == [0, 0]
+        assert late.grant(second).tolist() == [2, 1]
+        other = second._replace(request=np.array([0, 1]))
+        assert late.grant(other).tolist() == [1, 0]
+
+    def test_the_plugin_is_the_plugin(self) -> None:
+        """As its own docstring has it: exact lengths; 2 · length + 4 of an older report; 0 without."""
+        batch = batch_of([[0.9, 0.8, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]])
+        batch = batch._replace(has_prediction=np.array([True, True, False]))
+        assert Plugin(4, 100, late=False).grant(batch).tolist() == [2, 1, 0]
+        late = Plugin(16, 100, late=True)
+        assert late.grant(batch).tolist() == [16, 16, 0]
+        assert late.grant(batch).tolist() == [8, 6, 0]
+        assert Plugin(4, 2, late=False).grant(batch).sum() == 2
+
+
+class TestSimulation:
+    def test_without_drafts_a_step_is_a_token_a_request(self) -> None:
+        run = simulate(make_trace([4] * 9, [4] * 9), NoDrafts(), batch=5)
+        assert (run.verified == 5).all()
+        assert (run.produced == 5).all()
+        cost = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 500)
+        assert run.speedup(cost, 5, 0.0) == pytest.approx(1.0)
+
+    def test_slots_cost_and_accepted_drafts_pay(self) -> None:
+        # Rows of one request, all alike: two of three drafts are right.
+        trace = make_trace([3] * 60, [2] * 60)
+        run = simulate(trace, FixedK(4), batch=1, min_steps=20)
+        assert (run.verified == 5).all()
+        assert (run.produced[:-1] <= 3).all()
+        assert run.produced.max() == 3
+        assert simulate(trace, Lengths(), batch=1).verified.max() == 4
+        cost = Measured("m", (1, 10), (1.0, 10.0))
+        assert Run(np.array([5]), np.array([3])).speedup(cost, 1, 0.5) == pytest.approx(3 / 5.5)
+
+    def test_only_a_share_has_predictions(self) -> None:
+        run = simulate(
+            make_trace([4] * 600, [4] * 600), Lengths(), batch=6, every=3, min_steps=5, max_steps=5
+        )
+        assert (run.verified == 6 + 2 * 4).all()
+        assert run.produced[0] == 4 + 2 * 5
+
+    def test_an_output_ends_where_it_ends(self) -> None:
+        """The last row of a record has one token left: no draft brings more."""
+        trace = make_trace([4, 4, 4, 4], [1, 1, 1, 1], ends=(1, 2, 3))
+        assert (simulate(trace, Lengths(), batch=2).produced == 2).all()
+
+    def test_rejected_drafts_bring_nothing(self) -> None:
+        run = simulate(make_trace([4] * 9, [4] * 9).rejected(), Lengths(), batch=3)
+        assert (run.produced == 3).all()
+        assert (run.verified == 15).all()
+
+    def test_a_rule_may_not_grant_more_than_k(self) -> None:
+        with pytest.raises(ValueError, match="expected 0 to 4 slots"):
+            simulate(make_trace([4], [4]), FixedK(5), batch=1)
+        with pytest.raises(ValueError, match="batch: expected 1 or more, found 0"):
+            simulate(make_trace([4], [4]), NoDrafts(), batch=0)
+
+
+class TestStepCost:
+    def test_a_small_batch_reads_the_weights_and_a_large_one_multiplies(self) -> None:
+        cost = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 1)
+        read = 2 * 7.5e9 / (3.35e12 * 0.8) * 1e3
+        assert float(cost.ms(1, 1)) == pytest.approx(0.5 + read, rel=0.01)
+        compute = 2 * 7.5e9 * 8192 / (989e12 * 0.6) * 1e3
+        logits = 8192 * 128_256 * 16 / (3.35e12 * 0.8) * 1e3
+        assert float(cost.ms(1, 8192)) == pytest.approx(0.5 + compute + logits, rel=0.01)
+
+    def test_more_tokens_never_cost_less(self) -> None:
+        for cost in paper_costs(2_000):
+            assert (np.diff(cost.ms(64, np.arange(64, 4096))) > 0).all(), cost.name
+            assert float(cost.ms(128, 128)) > float(cost.ms(64, 64))
+
+    def test_kv_cache_of_llama_8b(self) -> None:
+        cost = Roofline(GPUS["H200"], MODELS["8B"], "bf16", 1_000)
+        assert cost.kv_bytes == 131_072  # 32 layers, keys and values, 8 heads of 128, 2 bytes
+        assert cost.fits(512)
+        assert not cost.fits(1024)
+
+    def test_a_measured_curve(self, tmp_path: Path) -> None:
+        path = tmp_path / "curve.json"
+        points = [{"tokens": 64, "ms": 8.0}, {"tokens": 1, "ms": 6.0}, {"tokens": 128, "ms": 12.0}]
+        path.write_text(json.dumps({"name": "mine", "points": points, "kv_ms_per_request": 0.5}))
+        curve = read_measured(path)
+        assert curve.ms(2, [1, 32.5, 128, 192]).tolist() == [7.0, 8.0, 13.0, 17.0]
+
+    @pytest.mark.parametrize(
+        "text",
+        ["[]", "{}", '{"name": "x"}', '{"name": "x", "points": [1]}', '{"name": "x", "points": []}', "no"],
+    )
+    def test_bad_curves(self, text: str, tmp_path: Path) -> None:
+        path = tmp_path / "curve.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match="expected"):
+            read_measured(path)
+
+
+def test_only_a_budget_that_never_loses_is_recommended() -> None:
+    def row(edit: float, worst: float) -> dict[str, object]:
+        gains = {"gain": edit}
+        return {"edit": gains, "third": gains, "unrelated": {"worst": [1.2, worst]}}
+
+    table = {
+        "lengths": row(9, 1.0),
+        "budget 4": row(1.1, 1.0),
+        "budget 64": row(3, 0.9),
+        "fill 64": row(2, 0.99),
+    }
+    assert recommend(table) == {"rule": "fill 64", "constant": "budget 4"}
+    assert recommend({"budget 64": row(3, 0.9)}) == {"rule": None, "constant": None}
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [edit_pair(60), edit_pair(80)]
+    corpus = tmp_path / "c.jsonl"
+    lines = [{"id": str(i), "prediction": r.prediction, "output": r.output} for i, r in enumerate(records)]
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = tmp_path / "curve.json"
+    curve.write_text(
+        json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 2}]})
+    )
+    page = tmp_path / "page.md"
+    page.write_text(
+        "".join(
+            f"<!-- serving:{name} -->\nstale text\n<!-- serving:end -->\n" for name in serving_page.BLOCKS
+        )
+    )
+    monkeypatch.setattr(serving_model, "BATCHES", (1, 8))
+    monkeypatch.setattr(
+        serving_model,
+        "rules",
+        lambda k: [FixedK(4), Lengths(), Budget(floor=4), Budget(fill=64, sure=0.8), Plugin(k, 4096, True)],
+    )
+    app = Typer()
+    app.command()(serving_model.main)
+    out = tmp_path / "out.json"
+    args = ["--corpus", corpus, "--traces", tmp_path / "t", "--json", out, "--page", page, "--curve", curve]
+    args += ["--jobs", 1, "--num-draft-tokens", 8]
+    done = CliRunner().invoke(app, list(map(str, args)))
+    assert done.exit_code == 0, done.output
+    results = json.loads(out.read_text())
+    assert results["num_draft_tokens"] == 8
+    assert set(results["rules"]) == {
+        "fixed 4", "lengths", "budget 4", "fill 64, sure 0.8", "plugin 4096, late", "known curve",
+    }  # fmt: skip
+    for row in results["rules"].values():
+        assert set(row) == {mix.name for mix in MIXES}
+        assert all(len(mix["shown"]["mine"]) == 2 for mix in row.values())
+    filled = page.read_text()
+    assert "stale text" not in filled
+    assert "| `lengths` |" in filled
+    assert CliRunner().invoke(app, ["--keep-traces", "--traces", str(tmp_path / "none")]).exit_code == 2
+
+
+class TestPage:
+    def results(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads((ROOT / "benchmarks/results/serving.json").read_text())
+        return found
+
+    def test_the_page_shows_the_stored_results(self) -> None:
+        page = (ROOT / "docs" / "serving-model.md").read_text(encoding="utf-8")
+        assert serving_page.fill(page, self.results()) == page, (
+            "run: python -m benchmarks.serving_model --page"
+        )
+
+    def test_the_recommended_budget_never_loses(self) -> None:
+        results = self.results()
+        name = results["recommended"]["rule"]  # type: ignore[index]
+        assert min(results["rules"][name]["unrelated"]["worst"]) >= serving_model.NEVER_BELOW  # type: ignore[index]
+
+    def test_a_page_without_a_place_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="serving:gains"):
+            serving_page.fill("nothing", self.results())
