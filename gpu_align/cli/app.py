@@ -72,7 +72,7 @@ def simulate_command(
     """Replay known outputs and count the verification steps that each drafter takes."""
     from gpu_align import simulate
 
-    names = list(dict.fromkeys(policy or simulate.policy_names()))
+    names = list(dict.fromkeys(policy or simulate.runnable_policy_names()))
     if unknown := [name for name in names if name not in simulate.policy_names()]:
         _refuse(f"--policy: expected one of {', '.join(simulate.policy_names())}, found {unknown[0]!r}")
     _check_outputs(pairs, {"--json": json_out, "--html": html_out})

@@ -11,7 +11,7 @@ follows, until the output ends; `replay` has the loop. From Python::
     print(results[0].tokens_per_step, results[0].rejected_per_accepted)
 """
 
-from gpu_align.simulate.policies import make_policies, policy_names
+from gpu_align.simulate.policies import make_policies, policy_names, runnable_policy_names
 from gpu_align.simulate.records import Record, RecordError, read_records
 from gpu_align.simulate.replay import PairResult, PolicyResult, replay, simulate
 from gpu_align.simulate.report import to_html, to_json, write_html, write_json
@@ -29,6 +29,7 @@ __all__ = [
     "policy_names",
     "read_records",
     "replay",
+    "runnable_policy_names",
     "simulate",
     "to_html",
     "to_json",

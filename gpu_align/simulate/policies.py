@@ -14,9 +14,16 @@ OURS = "gpu_align"
 
 def policy_names() -> list[str]:
     """Every policy: ours, then those of `gpu_align.policies` in their order."""
-    from gpu_align.policies import POLICIES
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES
 
-    return [OURS, *POLICIES]
+    return [OURS, *POLICIES, *OPTIONAL_POLICIES]
+
+
+def runnable_policy_names() -> list[str]:
+    """Those of `policy_names` that need nothing which is not installed."""
+    from gpu_align.policies import available_policies
+
+    return [OURS, *available_policies()]
 
 
 def make_policies(names: Sequence[str], records: Sequence[Record], num_draft_tokens: int) -> list[Policy]:
@@ -27,8 +34,11 @@ def make_policies(names: Sequence[str], records: Sequence[Record], num_draft_tok
 
     Raises:
         ValueError: a name is not one of `policy_names`.
+        MissingExtraError: a policy's package is not installed.
     """
-    from gpu_align.policies import POLICIES, StaticText
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
+
+    factories = {**POLICIES, **OPTIONAL_POLICIES}
 
     policies: list[Policy] = []
     for name in names:
@@ -39,8 +49,8 @@ def make_policies(names: Sequence[str], records: Sequence[Record], num_draft_tok
             policies.append(DrafterPolicy.for_records(records, num_draft_tokens))
         elif name == "static_text":
             policies.append(StaticText(ends_line=_ends_line(records)))
-        elif name in POLICIES:
-            policies.append(POLICIES[name]())
+        elif name in factories:
+            policies.append(factories[name]())
         else:
             raise ValueError(f"policy: expected one of {', '.join(policy_names())}, found {name!r}")
     return policies
