@@ -6,8 +6,8 @@ with the C++ compiler of the machine, and leaves an importable ``arctic_inferenc
 ``.cache/suffix_peer``: the package's own Python beside the compiled tree, unchanged. Nothing of it is kept in this
 repository, and nothing is installed.
 
-With ``PYTHONPATH=.cache/suffix_peer``, ``gpu-align simulate --policy suffix_decoding`` finds it; the benchmarks look
-there by themselves.
+With ``PYTHONPATH=.cache/suffix_peer``, ``gpu-align simulate --policy suffix_decoding`` finds it; the benchmarks
+look there by themselves.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def build(folder: Path = DEFAULT_FOLDER) -> None:
 def _download_sdist(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
                "--no-binary=arctic-inference", "--dest", str(folder), f"arctic-inference=={VERSION}"]  # fmt: skip
-    # To name an sdist's metadata pip runs its build script. In this environment that takes no more than setuptools;
-    # an isolated one, with all that the script would build against, is the fallback.
+    # To name an sdist's metadata pip runs its build script. In this environment that takes no more than
+    # setuptools; an isolated one, with all that the script would build against, is the fallback.
     try:
         _run([*command, "--no-build-isolation"])
     except RuntimeError:

@@ -144,7 +144,14 @@ def build(
         corpus = texts["tune"] or _tune_texts(tokenizer, cache, fetch)
         again = [
             EditPair(
-                f"{e.id}@{tokens}", e.kind, e.text, e.package, split, tokens, encode(e.before), encode(e.after)
+                f"{e.id}@{tokens}",
+                e.kind,
+                e.text,
+                e.package,
+                split,
+                tokens,
+                encode(e.before),
+                encode(e.after),
             )
             for tokens, encode, chosen in other_tokens(texts[split], split, [t.after for t in corpus], cache)
             for e in chosen
@@ -200,7 +207,9 @@ def main(argv: list[str] | None = None, fetch: Fetch = pip_download) -> int:
         return 2
     five = {package.name for package in FIVE}
     sources = [("test" if p.name in five else "tune", Source(p)) for p in chosen] or SETS[options.set]
-    mixed = () if chosen or options.set == "five" else [s for s in ("tune", "test") if options.set in (s, "all")]
+    mixed = (
+        () if chosen or options.set == "five" else [s for s in ("tune", "test") if options.set in (s, "all")]
+    )
 
     print(f"{'package':<34} {'files':>6} {'prediction':>11} {'output':>9}   (tokens)")
     try:

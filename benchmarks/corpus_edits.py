@@ -1,7 +1,7 @@
-"""Edits of known kinds on real text, drawn from a seed: what no release history has enough of.
+"""Edits of known kinds on real text, drawn from a seed: what release histories are short of.
 
-Each kind is a function ``(text, donor, rng) -> edited text`` or None where the text does not lend itself to it; the
-text is the prediction and the edited text the output. `donor` is another text of the same sort, for new material.
+Each kind is a function ``(text, donor, rng) -> edited text``, or None where the text does not lend itself to it.
+The text is the prediction and the edited text the output. `donor` is another text of the same sort, for new material.
 """
 
 from __future__ import annotations
@@ -15,10 +15,69 @@ Edit = Callable[[str, str, random.Random], "str | None"]
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = frozenset(
-    "and as assert async await break case class continue def del elif else except false finally for from global "
-    "if import in is lambda none nonlocal not or pass raise return self true try while with yield "
-    "the that this with from when have will which there their your string none "
-    "select insert update delete where create table values null default primary integer text".split()
+    [
+        "and",
+        "as",
+        "assert",
+        "async",
+        "await",
+        "break",
+        "case",
+        "class",
+        "continue",
+        "def",
+        "del",
+        "elif",
+        "else",
+        "except",
+        "false",
+        "finally",
+        "for",
+        "from",
+        "global",
+        "if",
+        "import",
+        "in",
+        "is",
+        "lambda",
+        "none",
+        "nonlocal",
+        "not",
+        "or",
+        "pass",
+        "raise",
+        "return",
+        "self",
+        "true",
+        "try",
+        "while",
+        "with",
+        "yield",
+        "the",
+        "that",
+        "this",
+        "when",
+        "have",
+        "will",
+        "which",
+        "there",
+        "their",
+        "your",
+        "string",
+        "select",
+        "insert",
+        "update",
+        "delete",
+        "where",
+        "create",
+        "table",
+        "values",
+        "null",
+        "default",
+        "primary",
+        "integer",
+        "text",
+    ]
 )
 
 
@@ -39,7 +98,9 @@ def rename(text: str, donor: str, rng: random.Random) -> str | None:
     if not names:
         return None
     old = rng.choice(sorted(names))
-    parts = sorted(w for w in set(_WORD.findall(donor)) if 4 <= len(w) <= 12 and w.isalpha() and w not in counts)
+    parts = sorted(
+        w for w in set(_WORD.findall(donor)) if 4 <= len(w) <= 12 and w.isalpha() and w not in counts
+    )
     if not parts:
         return None
     part = rng.choice(parts)
@@ -138,7 +199,8 @@ def _change_line(lines: list[str], donor: str, rng: random.Random) -> None:
         start = rng.randrange(len(new))
         indent = re.match(r"[ \t]*", lines[at])
         lines[at:at] = [
-            (indent.group() if indent else "") + line.lstrip() for line in new[start : start + rng.randint(1, 3)]
+            (indent.group() if indent else "") + line.lstrip()
+            for line in new[start : start + rng.randint(1, 3)]
         ]
 
 

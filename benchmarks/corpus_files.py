@@ -118,7 +118,8 @@ def changed_files(source: Source, cache: Path, fetch: Fetch) -> dict[str, tuple[
     """Path → ``(sort, text before, text after)`` of the files that both versions have and that differ."""
     package = source.package
     before, after = (
-        texts_in(fetch(package.name, version, cache, source.sdist), source.sorts) for version in package.versions
+        texts_in(fetch(package.name, version, cache, source.sdist), source.sorts)
+        for version in package.versions
     )
     changed: dict[str, tuple[str, str, str]] = {}
     seen: set[tuple[str, str]] = set()

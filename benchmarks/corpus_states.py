@@ -11,10 +11,51 @@ import json
 import random
 from typing import Any
 
-_NAMES = "amber birch cedar delta ember fjord grove heron inlet jetty knoll lagoon meadow north oasis prairie".split()
+_NAMES = [
+    "amber",
+    "birch",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "heron",
+    "inlet",
+    "jetty",
+    "knoll",
+    "lagoon",
+    "meadow",
+    "north",
+    "oasis",
+    "prairie",
+]
 _STATUS = ("queued", "running", "blocked", "in_review", "done", "failed", "cancelled")
-_VERBS = "collect verify index publish migrate archive compress translate reconcile summarise annotate deploy".split()
-_THINGS = "invoices thumbnails customers backups metrics sessions manifests shipments contracts snapshots".split()
+_VERBS = [
+    "collect",
+    "verify",
+    "index",
+    "publish",
+    "migrate",
+    "archive",
+    "compress",
+    "translate",
+    "reconcile",
+    "summarise",
+    "annotate",
+    "deploy",
+]
+_THINGS = [
+    "invoices",
+    "thumbnails",
+    "customers",
+    "backups",
+    "metrics",
+    "sessions",
+    "manifests",
+    "shipments",
+    "contracts",
+    "snapshots",
+]
 
 
 def state_pair(form: str, rng: random.Random) -> tuple[str, str]:
@@ -108,7 +149,9 @@ def _yaml(value: Any, depth: int) -> list[str]:
         lines = []
         for key, inner in value.items():
             nested = isinstance(inner, (dict, list)) and inner
-            lines += [f"{pad}{key}:", *_yaml(inner, depth + 1)] if nested else [f"{pad}{key}: {_scalar(inner)}"]
+            lines += (
+                [f"{pad}{key}:", *_yaml(inner, depth + 1)] if nested else [f"{pad}{key}: {_scalar(inner)}"]
+            )
         return lines
     lines = []
     for item in value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -88,10 +89,11 @@ def suffix_decoding_available() -> bool:
 def _cache(max_tree_depth: int) -> Any:
     """A new ``SuffixDecodingCache`` without a tree of earlier responses."""
     try:
-        from arctic_inference.suffix_decoding import SuffixDecodingCache
+        # By name: no type checker will find it, as it is a dependency of nothing.
+        module: Any = importlib.import_module("arctic_inference.suffix_decoding")
     except ImportError as error:
         raise MissingSuffixDecodingError() from error
-    return SuffixDecodingCache(max_tree_depth, max_cached_requests=0)
+    return module.SuffixDecodingCache(max_tree_depth, max_cached_requests=0)
 
 
 class MissingSuffixDecodingError(MissingExtraError):
