@@ -1,7 +1,8 @@
 """Edits of known kinds on real text, drawn from a seed: what release histories are short of.
 
 Each kind is a function ``(text, donor, rng) -> edited text``, or None where the text does not lend itself to it.
-The text is the prediction and the edited text the output. `donor` is another text of the same sort, for new material.
+The text is the prediction and the edited text the output. `donor` is another text of the same sort, for new
+material.
 """
 
 from __future__ import annotations

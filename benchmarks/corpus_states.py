@@ -106,7 +106,8 @@ def _task(number: int, rng: random.Random) -> dict[str, Any]:
 
 
 def _time(rng: random.Random) -> str:
-    return f"2024-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}T{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:00Z"
+    month, day, hour, minute = (rng.randint(*r) for r in ((1, 12), (1, 28), (0, 23), (0, 59)))
+    return f"2024-{month:02}-{day:02}T{hour:02}:{minute:02}:00Z"
 
 
 def _update(state: dict[str, Any], rng: random.Random) -> dict[str, Any]:
