@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,7 @@ def with_cases(entries: Sequence[Entry]) -> list[Entry]:
     """The corpus, and behind it the cases of `CASES`."""
     real = [e for e in entries if e.tokens == "tekken" and e.kind == e.text]
     hopeless = [e for e in real if len(e.record.output) <= UNRELATED_TOKENS][::UNRELATED_ONE_IN]
-    strangers = [
-        Entry(e.record, "unrelated_case", e.text, e.package, e.split, e.tokens)
-        for e in quality_cases.unrelated(hopeless)
-    ]
+    strangers = quality_cases.unrelated(hopeless)
     return [
         *entries,
         *quality_cases.perfect(real),
@@ -144,8 +142,11 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(stderr=True)
     finished = [0]
 
-    def done(run: Run, tokens: int) -> None:
+    seconds: dict[Run, float] = {}
+
+    def done(run: Run, tokens: int, took: float) -> None:
         finished[0] += tokens
+        seconds[run] = seconds.get(run, 0.0) + took
         if console.is_terminal:
             console.print(f"{finished[0] / 1e6:8.1f} M tokens replayed, {run.name}", end="\r")
 
@@ -153,13 +154,9 @@ def main(argv: list[str] | None = None) -> int:
     seen = resumption([e for e in entries if e.kind not in CASES], options.jobs)
     test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
     five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}
+    labels = sorted({label for e in entries for label in _labels(e)})
     by_kind = {
-        run: {
-            label: total(found, entries, lambda e, label=label: label in (_kind(e), _tokens(e)))  # type: ignore[misc]
-            for label in sorted(
-                {label for e in entries if e.kind not in CASES for label in (_kind(e), _tokens(e))}
-            )
-        }
+        run: {label: total(found, entries, partial(_has_label, label)) for label in labels}
         for run, found in results.items()
         if run.num_draft_tokens == K and not run.setting and run.policy in BY_KIND
     }
@@ -171,17 +168,23 @@ def main(argv: list[str] | None = None) -> int:
     title = "Tokens a step over rejected drafts, test split of the corpus (each dot is a setting)"
     quality_plot.draw_trade_off(test, title, options.images / "quality.svg")
     quality_plot.draw_reliability(reliability, options.images / "reliability.svg")
+    longest = sorted(seconds, key=lambda run: -seconds[run])[:5]
+    console.print(
+        f"{sum(seconds.values()):.0f} s of processor time in replays, most of it in: "
+        + ", ".join(f"{run.name} K={run.num_draft_tokens} ({seconds[run]:.0f} s)" for run in longest)
+    )
     failed = sum(not check.passed for check in checks)
     print(f"{len(checks) - failed} of {len(checks)} checks hold; {time.monotonic() - began:.0f} s")
     return 3 if failed and options.strict else 0
 
 
-def _kind(entry: Entry) -> str:
-    return entry.kind
+def _labels(entry: Entry) -> tuple[str, ...]:
+    """What a record counts as in the table by kind."""
+    return () if entry.kind in CASES else (entry.kind, f"tokens: {entry.tokens}")
 
 
-def _tokens(entry: Entry) -> str:
-    return f"tokens: {entry.tokens}"
+def _has_label(label: str, entry: Entry) -> bool:
+    return label in _labels(entry)
 
 
 def as_json(

@@ -40,17 +40,11 @@ def unrelated(entries: Sequence[Entry]) -> list[Entry]:
     """Each output with the prediction of a record of another package, of the same sort of text and tokens."""
     found = []
     for entry in entries:
-        others = [
-            e
-            for e in entries
-            if e.text == entry.text
-            and e.tokens == entry.tokens
-            and e.package != entry.package
-            and e.record.prediction
-        ]
+        alike = (e for e in entries if (e.text, e.tokens) == (entry.text, entry.tokens))
+        others = [e for e in alike if e.package != entry.package and e.record.prediction]
         if others:
             other = _rng("unrelated", entry.record.id).choice(others)
-            found.append(_like(entry, other.record.prediction, "unrelated"))
+            found.append(_like(entry, other.record.prediction, "unrelated_case"))
     return found
 
 
@@ -97,8 +91,9 @@ def reentries(prediction: Sequence[int], output: Sequence[int]) -> list[tuple[in
     """
     found = []
     edited = False
-    for tag, _, _, start, end in LCSseq.opcodes(prediction, output).as_list():
-        if tag != "equal":
+    for operation in LCSseq.opcodes(prediction, output):
+        start, end = operation.dest_start, operation.dest_end
+        if operation.tag != "equal":
             edited = True
         elif edited and end - start >= MIN_RESUMED:
             found.append((start, end - start))
@@ -109,9 +104,10 @@ def reentries(prediction: Sequence[int], output: Sequence[int]) -> list[tuple[in
 def resumption(records: Sequence[Record], num_draft_tokens: int) -> Resumption:
     """Replay with our drafter, and look at the first step after each edit.
 
-    For a stretch that begins at output token j (`reentries`) this is the first step that starts with ``n >= j + 2``
-    tokens known, so that the last two of them, or more, are tokens of the stretch. Edits that one step passes over
-    whole, because a draft from elsewhere was accepted across them, have no such step and do not count.
+    For a stretch that begins at output token j (`reentries`) this is the first step that starts with
+    ``n >= j + 2`` tokens known, so that the last two of them, or more, are tokens of the stretch. Edits that one
+    step passes over whole, because a draft from elsewhere was accepted across them, have no such step and do not
+    count.
     """
     seen = Resumption()
     if not records:

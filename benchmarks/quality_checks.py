@@ -151,10 +151,8 @@ def reliability_check(reliability: Reliability) -> Check:
     """Confidence against acceptance, in every decile that holds one per cent of the drafts."""
     gap = reliability.worst_gap()
     drafts = int(reliability.drafts.sum())
-    return Check(
-        "confidence: worst |accepted - promised| of a decile", f"{gap:.3f} ({drafts:,} drafts)", f"at most {MAX_GAP}",
-        drafts > 0 and gap <= MAX_GAP,
-    )  # fmt: skip
+    value, passed = f"{gap:.3f} ({drafts:,} drafts)", drafts > 0 and gap <= MAX_GAP
+    return Check("confidence: worst |accepted - promised| of a decile", value, f"at most {MAX_GAP}", passed)
 
 
 def of_kind(pairs: Mapping[int, PairResult], entries: Sequence[Entry], kind: str) -> list[PairResult]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -30,7 +31,7 @@ def height(points: Sequence[Point], rejected_per_accepted: float) -> float | Non
     """
     if not points or rejected_per_accepted < points[0].rejected_per_accepted:
         return None
-    for left, right in zip(points, points[1:], strict=False):
+    for left, right in pairwise(points):
         if rejected_per_accepted < right.rejected_per_accepted:
             part = (rejected_per_accepted - left.rejected_per_accepted) / (
                 right.rejected_per_accepted - left.rejected_per_accepted

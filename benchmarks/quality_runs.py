@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import multiprocessing
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def run_all(
     entries: Sequence[Entry],
     jobs: int,
     chosen: Callable[[Run, Entry], bool] = lambda run, entry: True,
-    done: Callable[[Run, int], None] = lambda run, tokens: None,
+    done: Callable[[Run, int, float], None] = lambda run, tokens, seconds: None,
 ) -> dict[Run, dict[int, PairResult]]:
     """Every run over the entries that it is `chosen` for: run → index of the entry → result.
 
@@ -135,7 +136,7 @@ def run_all(
         entries: the corpus.
         jobs: processes.
         chosen: which entries a run replays; all by default.
-        done: told the run and its tokens after each task.
+        done: told a task's run, tokens and seconds of processor time when it is done.
     """
     tasks = []
     for run in runs:
@@ -151,9 +152,9 @@ def run_all(
         key=lambda task: (task[0].policy not in BOUNDS, task[0].policy != OURS, task[0].num_draft_tokens)
     )
     results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
-    for (run, indices), pairs in _pool_map(jobs, entries, tasks):
+    for (run, indices), pairs, seconds in _pool_map(jobs, entries, tasks):
         results[run].update(zip(indices, pairs, strict=True))
-        done(run, sum(pair.output_tokens for pair in pairs))
+        done(run, sum(pair.output_tokens for pair in pairs), seconds)
     return results
 
 
@@ -169,18 +170,22 @@ def _start_worker(entries: Sequence[Entry]) -> None:
     add_to_path()
 
 
-def _work(task: tuple[Run, list[int]]) -> tuple[tuple[Run, list[int]], list[PairResult]]:
+Task = tuple[Run, list[int]]
+
+
+def _work(task: Task) -> tuple[Task, list[PairResult], float]:
     run, indices = task
+    began = time.process_time()
     pairs = run_records(run, [_ENTRIES[index].record for index in indices])
     for pair in pairs:
         # Which step gave which token is not asked for here; it would be most of what travels.
         pair.origins, pair.step_of = pair.origins[:0], pair.step_of[:0]
-    return task, pairs
+    return task, pairs, time.process_time() - began
 
 
 def _pool_map(
-    jobs: int, entries: Sequence[Entry], tasks: list[tuple[Run, list[int]]]
-) -> Iterable[tuple[tuple[Run, list[int]], list[PairResult]]]:
+    jobs: int, entries: Sequence[Entry], tasks: list[Task]
+) -> Iterable[tuple[Task, list[PairResult], float]]:
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, initializer=partial(_start_worker, entries)) as pool:

@@ -1,9 +1,9 @@
 """What no drafter can beat: replays in which the choice of the draft knows the output.
 
-`bound` replays a record with a chooser that sees what comes: of the candidates it is given it takes the one that is
-right for longest, and drafts just the part that is right. With `everywhere` as candidates, any place in prediction
-or output, that is the clairvoyant bound; with the candidates of a drafter, what a perfect choice among those would
-be worth.
+`bound` replays a record with a chooser that sees what comes: of the candidates it is given it takes the one that
+is right for longest, and drafts just the part that is right. With `everywhere` as candidates, any place in
+prediction or output, that is the clairvoyant bound; with the candidates of a drafter, what a perfect choice among
+those would be worth.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpu_align.simulate.records import Record
 from gpu_align.simulate.replay import Drafted, PairResult, verification_steps
 
 IntArray = NDArray[np.int64]
-#: ``candidates(record)`` is asked once a record; what it returns is called with the number of output tokens so far,
-#: which only grows, and gives the continuations to choose from. Only tokens before that point may be looked at.
+#: ``candidates(record)`` is asked once a record; what it returns is called with the number of output tokens so
+#: far, which only grows, and gives the continuations to choose from. Only tokens before that point may be read.
 Candidates = Callable[[Record], Callable[[int], Iterable[Sequence[int] | IntArray]]]
 #: How far from the old cursor `suffixes_and_cursor` looks.
 CURSOR_OFFSETS = range(-2, 17)
@@ -60,10 +60,8 @@ def bound(
 
 
 def everywhere(record: Record) -> Callable[[int], Iterable[IntArray]]:
-    """Every place in the prediction, the prompt and the output so far. It looks ahead to leave out the hopeless."""
-    prediction, prompt, output = (
-        np.asarray(t, np.int64) for t in (record.prediction, record.prompt, record.output)
-    )
+    """Every place in prediction, prompt and output so far; looks ahead, and gives the best of each alone."""
+    prediction, prompt, output = _arrays(record)
     context = np.concatenate([prompt, output])
 
     def best(done: int) -> list[IntArray]:
@@ -80,9 +78,7 @@ def suffixes_and_cursor(record: Record) -> Callable[[int], Iterable[IntArray]]:
     The old cursor is behind the last token of the prediction that the output followed; `CURSOR_OFFSETS` around it
     stand for a token or two inserted, replaced or deleted.
     """
-    prediction, prompt, output = (
-        np.asarray(t, np.int64) for t in (record.prediction, record.prompt, record.output)
-    )
+    prediction, prompt, output = _arrays(record)
     context = np.concatenate([prompt, output])
     cursor = seen = 0
 
@@ -100,6 +96,12 @@ def suffixes_and_cursor(record: Record) -> Callable[[int], Iterable[IntArray]]:
         return [prediction[p:] for p in [*places, *ends.tolist()]] + [now[p:] for p in own.tolist()]
 
     return candidates
+
+
+def _arrays(record: Record) -> tuple[IntArray, IntArray, IntArray]:
+    texts = (np.asarray(tokens, np.int64) for tokens in (record.prediction, record.prompt, record.output))
+    prediction, prompt, output = texts
+    return prediction, prompt, output
 
 
 def _equal(candidate: Sequence[int] | IntArray, truth: IntArray) -> int:

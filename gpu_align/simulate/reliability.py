@@ -45,7 +45,7 @@ class Reliability:
     the test only where those were accepted.
 
     Attributes:
-        drafts: [NUM_BINS] int64, tokens a bin; bin i holds ``i <= confidence * NUM_BINS < i + 1``, the last also 1.
+        drafts: [NUM_BINS] int64, tokens a bin; bin i holds ``i / NUM_BINS <= p < (i + 1) / NUM_BINS``, or p = 1.
         accepted: [NUM_BINS] int64, those of them that were accepted.
         confidence: [NUM_BINS] float64, the sum of their confidences.
     """
@@ -100,6 +100,6 @@ class Reliability:
         ]
 
     def worst_gap(self, least_share: float = 0.01) -> float:
-        """The largest ``|gap|`` of the deciles that hold at least this share of the draft tokens; 0 without any."""
+        """The largest ``|gap|`` of the deciles that hold at least this share of the tokens; 0 without any."""
         gaps = [abs(d.gap) for d in self.deciles() if d.drafts and d.share >= least_share]
         return max(gaps, default=0.0)
