@@ -134,20 +134,27 @@ def large_insertions(text: str, donor: str, rng: random.Random) -> str | None:
 
 
 def heavy_rewrite(text: str, donor: str, rng: random.Random) -> str | None:
-    """About half of the lines change in some way, in runs, and some blocks swap places."""
+    """About half of the lines change or go, in runs of up to eight, and some blocks swap places."""
     lines = text.splitlines(keepends=True)
     if len(lines) < 20:
         return None
+    new = donor.splitlines(keepends=True) or ["\n"]
     rewritten: list[str] = []
     at = 0
     while at < len(lines):
         run = rng.randint(1, 8)
         part = lines[at : at + run]
-        if rng.random() < 0.5:
-            for _ in range(max(1, len(part) * 2 // 3)):
-                if part:
-                    _change_line(part, donor, rng)
-        rewritten += part
+        if rng.random() < 0.7:
+            for line in part:
+                what = rng.random() if line.strip() else 1.0
+                if what < 0.55:
+                    line = _change_word(_change_word(line, donor, rng), donor, rng)
+                elif what < 0.65:
+                    line = rng.choice(new)
+                if not 0.65 <= what < 0.75:  # else the line is gone
+                    rewritten.append(line)
+        else:
+            rewritten += part
         at += run
     blocks = _blocks("".join(rewritten))
     for _ in range(len(blocks) // 8):

@@ -28,7 +28,8 @@ FAMILIES = {
     "input lookup of node-llama-cpp": (r"input_lookup_node_llama_cpp", "#a0a0a0", "d"),
 }
 _JOINED = ("suffix decoding", "suffix decoding, tree of depth 128")
-_LEAST_REJECTED = 0.01
+_TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+_LEAST_REJECTED = _TICKS[0]
 _OURS = "#0f766e"
 
 
@@ -63,6 +64,9 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
                 label=label,
             )  # fmt: skip
         panel.set_xscale("log")
+        panel.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+        panel.minorticks_off()
+        panel.set_xlim(_TICKS[0] * 0.8, None)
         panel.set_title(f"up to {k} drafts a step")
         panel.set_xlabel("rejected drafts per accepted one")
         panel.grid(alpha=0.25)
