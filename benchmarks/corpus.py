@@ -118,7 +118,8 @@ def build(
     sources = list(sources)
     pairs: list[EditPair] = []
     texts: dict[str, list[Text]] = defaultdict(list)
-    wanted = {(s.package.name, version, s.sdist) for _, s in sources for version in s.package.versions}
+    needed = [s for _, s in sources] + [s for _, s in SETS["tune"] if mixed]
+    wanted = {(s.package.name, version, s.sdist) for s in needed for version in s.package.versions}
     with ThreadPoolExecutor(4) as pool:  # downloads wait for the network, and sdists for their build scripts
         list(pool.map(lambda one: fetch(one[0], one[1], cache, one[2]), sorted(wanted)))
     for split, source in sources:
@@ -164,8 +165,7 @@ def build(
 
 def _tune_texts(tokenizer: TextTokenizer, cache: Path, fetch: Fetch) -> list[Text]:
     """What the tokenizer of our own is trained on, where the tune split itself is not asked for."""
-    tune = [(split, source) for split, source in SETS["tune"] if split == "tune"]
-    return [text for split, s in tune for _, text in source_pairs(s, split, tokenizer, cache, fetch)]
+    return [text for split, s in SETS["tune"] for _, text in source_pairs(s, split, tokenizer, cache, fetch)]
 
 
 def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
