@@ -134,6 +134,11 @@ def test_nothing_beats_the_clairvoyant(k: int) -> None:
         assert ours.steps >= clairvoyant.steps
 
 
+def test_the_clairvoyant_tells_long_common_prefixes_apart() -> None:
+    prediction = [1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 6]
+    assert bound(Record("a", [], prediction, [0, 1, 2, 3, 4, 5, 6, 7]), 16, everywhere).steps == 2
+
+
 def test_a_chooser_of_nothing_generates_every_token() -> None:
     assert bound(RECORDS[0], 8, lambda record: lambda done: []).steps == len(RECORDS[0].output)
 
