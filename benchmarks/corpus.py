@@ -1,15 +1,22 @@
-"""Edit pairs from real Python packages: the file before an upgrade, and the file after it.
+"""Edit pairs: texts before and after an edit, from real releases and from edits of known kinds.
 
 ``python -m benchmarks.corpus OUT.jsonl.gz`` downloads two pinned versions of each package, and writes one
 record for each source file that changed::
 
-    {"id": "flask/2.2.5..3.0.3/flask/app.py", "prediction": [ids], "output": [ids]}
+    {"id": "flask/2.2.5..3.0.3/flask/app.py", "kind": "python", "text": "python", "package": "flask",
+     "split": "test", "tokens": "tekken", "prediction": [ids], "output": [ids]}
 
-The old file is the prediction, the new one what the model writes. Selection rule: ``.py`` files of the
-package that both versions have, whose text differs, and whose *new* version has 200 to 8,000 tokens
-(`MIN_TOKENS`, `MAX_TOKENS`); the old one may be of any length. Line ends are normalised to LF. Tokens are
-Tekken's, so that nothing but PyPI is needed. Records are sorted by id, and the gzip header carries no time:
-the same packages give the same bytes.
+The old file is the prediction, the new one what the model writes. ``--set`` chooses what is written:
+
+- ``five`` (the default): the ``.py`` files of five packages, 117 records;
+- ``test``: ``five``, more packages and sorts of text, edits of known kinds, two more tokenizers;
+- ``tune``: the same from packages of which ``test`` has nothing; tables are learned from these;
+- ``all``: ``tune`` and ``test``.
+
+Selection rule: files that both versions have, whose text differs, and whose *new* version has 200 to 8,000
+tokens (`MIN_TOKENS`, `MAX_TOKENS`); the old one may be of any length. Line ends are normalised to LF. Tokens are
+Tekken's unless the record says otherwise, so that nothing but PyPI is needed. Records are sorted by id, and the
+gzip header carries no time: the same packages give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +26,16 @@ import gzip
 import hashlib
 import io
 import json
-import re
-import subprocess
 import sys
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from benchmarks.corpus_files import Fetch, PackagePair, Source, changed_files, pip_download
+from benchmarks.corpus_mix import Text, other_tokens, synthetic_pairs
+from benchmarks.corpus_sources import FIVE, SETS
 from gpu_align.errors import MissingExtraError
 from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer
 
@@ -37,137 +45,127 @@ DEFAULT_CACHE = Path(".cache/corpus")
 
 
 @dataclass(frozen=True)
-class PackagePair:
-    """Two versions of one package."""
-
-    name: str
-    old: str
-    new: str
-
-    @classmethod
-    def parse(cls, text: str) -> PackagePair:
-        """Read ``NAME:OLD:NEW``.
-
-        Raises:
-            ValueError: not three parts, or a part that pip would not take as a plain name or version.
-        """
-        parts = text.split(":")
-        # pip reads options and URLs from the same argument, so only plain names and versions pass.
-        if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", part) for part in parts):
-            raise ValueError(f"--packages: expected NAME:OLD:NEW, like flask:2.2.5:3.0.3, got {text!r}")
-        return cls(*parts)
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} → {self.new}"
-
-
-DEFAULT_PACKAGES = (
-    PackagePair("requests", "2.28.2", "2.32.3"),
-    PackagePair("flask", "2.2.5", "3.0.3"),
-    PackagePair("rich", "13.3.5", "13.9.4"),
-    PackagePair("werkzeug", "2.2.3", "3.0.6"),
-    PackagePair("jinja2", "3.0.3", "3.1.6"),
-)
-
-#: (package name, version, cache folder) → archive on disk
-Fetch = Callable[[str, str, Path], Path]
-
-
-@dataclass(frozen=True)
 class EditPair:
-    """One changed file as token ids."""
+    """One edit as token ids, and what it is.
+
+    Attributes:
+        id: unique in the corpus.
+        kind: "python", "document", "json", "config" or "sql" for a real change of such a file; else the kind of
+            edit that was made (`corpus_edits.EDITS`), "unrelated" or "state".
+        text: the sort of text that was edited, one of the first five.
+        package: where the text is from; "" for a text made here.
+        split: "tune" or "test".
+        tokens: "tekken", "bpe" or "bytes".
+        prediction: token ids.
+        output: token ids.
+    """
 
     id: str
+    kind: str
+    text: str
+    package: str
+    split: str
+    tokens: str
     prediction: list[int]
     output: list[int]
 
 
-def pip_download(name: str, version: str, cache: Path) -> Path:
-    """The wheel of ``name==version``, or its sdist where there is no wheel; from `cache` when it is there.
+def source_pairs(
+    source: Source, split: str, tokenizer: TextTokenizer, cache: Path, fetch: Fetch = pip_download
+) -> list[tuple[EditPair, Text]]:
+    """The edit pairs of one source by the module's selection rule, sorted by id, each with its texts.
 
-    Raises:
-        RuntimeError: pip could not get it; the message has pip's last line.
+    Of more than `Source.most` files of a sort, those are kept whose ids have the lowest hashes.
     """
-    folder = cache / f"{name}-{version}"
-    if found := _archives(folder):
-        return found[0]
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    requirement = ["--dest", str(folder), f"{name}=={version}"]
-    # Wheels first: to read an sdist's metadata, pip runs its build script.
-    message = ""
-    for choice in (["--only-binary=:all:"], []):
-        done = subprocess.run([*command, *choice, *requirement], capture_output=True, text=True, check=False)
-        if done.returncode == 0 and (found := _archives(folder)):
-            return found[0]
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    raise RuntimeError(f"pip download {name}=={version} failed: {message}")
-
-
-def _archives(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("*") if p.name.endswith((".whl", ".tar.gz", ".zip")))
-
-
-def python_files(archive: Path) -> dict[str, str]:
-    """Path inside the package → text, for each ``.py`` file of a wheel or sdist that is UTF-8.
-
-    An sdist's top folder and a ``src`` folder are stripped, and only folders with an ``__init__.py`` that
-    are not tests or documentation are kept, so that an sdist and a wheel of one package give the same paths.
-    """
-    if archive.name.endswith(".whl"):
-        return dict(_decoded(_zip_members(archive)))
-    members = _zip_members(archive) if archive.suffix == ".zip" else _tar_members(archive)
-    stripped = dict(_decoded((_strip_sdist(path), content) for path, content in members))
-    packages = {path.split("/")[0] for path in stripped if re.fullmatch(r"[^/]+/__init__\.py", path)}
-    packages -= {"test", "tests", "doc", "docs", "examples"}
-    return {path: text for path, text in stripped.items() if path.split("/")[0] in packages}
-
-
-def _zip_members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(archive) as opened:
-        for name in opened.namelist():
-            if name.endswith(".py"):
-                yield name, opened.read(name)
-
-
-def _tar_members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(archive) as opened:
-        for member in opened:
-            if member.isfile() and member.name.endswith(".py"):
-                stream = opened.extractfile(member)
-                if stream is not None:
-                    yield member.name, stream.read()
-
-
-def _strip_sdist(path: str) -> str:
-    parts = PurePosixPath(path).parts[1:]
-    return "/".join(parts[1:] if parts[:1] == ("src",) else parts)
-
-
-def _decoded(members: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
-    for path, content in members:
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-        yield path, text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def package_pairs(
-    package: PackagePair, tokenizer: TextTokenizer, cache: Path, fetch: Fetch = pip_download
-) -> list[EditPair]:
-    """The edit pairs of one package by the module's selection rule, sorted by id."""
-    before = python_files(fetch(package.name, package.old, cache))
-    after = python_files(fetch(package.name, package.new, cache))
-    pairs = []
-    for path in sorted(before.keys() & after.keys()):
-        if before[path] == after[path]:
-            continue
-        output = tokenizer.encode(after[path])
+    package = source.package
+    found: dict[str, list[tuple[EditPair, Text]]] = defaultdict(list)
+    for path, (sort, before, after) in sorted(changed_files(source, cache, fetch).items()):
+        output = tokenizer.encode(after)
         if MIN_TOKENS <= len(output) <= MAX_TOKENS:
             identifier = f"{package.name}/{package.old}..{package.new}/{path}"
-            pairs.append(EditPair(identifier, tokenizer.encode(before[path]), output))
+            pair = EditPair(
+                identifier, sort, sort, package.name, split, "tekken", tokenizer.encode(before), output
+            )
+            found[sort].append((pair, Text(identifier, sort, package.name, before, after, len(output))))
+    kept = []
+    for pairs in found.values():
+        pairs.sort(key=lambda found: hashlib.sha256(found[0].id.encode()).digest())
+        kept += pairs[: source.most]
+    return sorted(kept, key=lambda found: found[0].id)
+
+
+def build(
+    sources: Iterable[tuple[str, Source]],
+    mixed: Sequence[str],
+    cache: Path,
+    fetch: Fetch = pip_download,
+    report: bool = True,
+) -> list[EditPair]:
+    """All records of some sources, each given with its split.
+
+    Args:
+        sources: ``(split, source)``.
+        mixed: the splits that get made edits and other tokenizers on top of their real files.
+        cache: downloads are kept here.
+        fetch: gets an archive.
+        report: print one line a source.
+
+    Raises:
+        RuntimeError: a download failed.
+        MissingExtraError: mistral-common is not installed.
+    """
+    tokenizer = load_tokenizer("tekken")
+    sources = list(sources)
+    pairs: list[EditPair] = []
+    texts: dict[str, list[Text]] = defaultdict(list)
+    needed = [s for _, s in sources] + [s for _, s in SETS["tune"] if mixed]
+    wanted = {(s.package.name, version, s.sdist) for s in needed for version in s.package.versions}
+    with ThreadPoolExecutor(4) as pool:  # downloads wait for the network, and sdists for their build scripts
+        list(pool.map(lambda one: fetch(one[0], one[1], cache, one[2]), sorted(wanted)))
+    for split, source in sources:
+        found = source_pairs(source, split, tokenizer, cache, fetch)
+        pairs += [pair for pair, _ in found]
+        texts[split] += [text for _, text in found]
+        if report:
+            print(_summary(str(source.package), [pair for pair, _ in found]), flush=True)
+    for split in mixed:
+        made = [
+            EditPair(
+                e.id, e.kind, e.text, e.package, split, "tekken",
+                tokenizer.encode(e.before), tokenizer.encode(e.after),
+            )
+            for e in synthetic_pairs(texts[split], split)
+        ]  # fmt: skip
+        made = [pair for pair in made if MIN_TOKENS <= len(pair.output) <= MAX_TOKENS]
+        if report:
+            print(_summary(f"{split}: edits made here", made), flush=True)
+        pairs += made
+    # The tokenizer of our own is trained on the tune split, whichever split it is used on.
+    for split in mixed:
+        corpus = texts["tune"] or _tune_texts(tokenizer, cache, fetch)
+        again = [
+            EditPair(
+                f"{e.id}@{tokens}",
+                e.kind,
+                e.text,
+                e.package,
+                split,
+                tokens,
+                encode(e.before),
+                encode(e.after),
+            )
+            for tokens, encode, chosen in other_tokens(texts[split], split, [t.after for t in corpus], cache)
+            for e in chosen
+        ]
+        if report:
+            print(_summary(f"{split}: other tokenizers", again), flush=True)
+        pairs += again
     return pairs
+
+
+def _tune_texts(tokenizer: TextTokenizer, cache: Path, fetch: Fetch) -> list[Text]:
+    """What the tokenizer of our own is trained on, where the tune split itself is not asked for."""
+    return [text for split, s in SETS["tune"] for _, text in source_pairs(s, split, tokenizer, cache, fetch)]
 
 
 def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
@@ -178,11 +176,10 @@ def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
     """
     text = io.StringIO()
     for pair in sorted(pairs, key=lambda pair: pair.id):
-        record = {"id": pair.id, "prediction": pair.prediction, "output": pair.output}
-        text.write(json.dumps(record, separators=(",", ":")) + "\n")
+        text.write(json.dumps(asdict(pair), separators=(",", ":")) + "\n")
     content = text.getvalue().encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(content, compresslevel=9, mtime=0))
+    path.write_bytes(gzip.compress(content, compresslevel=6, mtime=0))
     return hashlib.sha256(content).hexdigest()
 
 
@@ -190,12 +187,13 @@ def main(argv: list[str] | None = None, fetch: Fetch = pip_download) -> int:
     """Command line; returns the exit code (0, 1: a download failed, 2: bad arguments)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, metavar="OUT.jsonl.gz")
+    parser.add_argument("--set", choices=sorted(SETS), default="five", help="what to write (five)")
     parser.add_argument(
         "--packages",
         action="append",
         nargs="+",
         metavar="NAME:OLD:NEW",
-        help="instead of the default five; repeatable",
+        help="the .py files of these packages instead; repeatable",
     )
     parser.add_argument(
         "--cache", type=Path, default=DEFAULT_CACHE, help=f"downloads are kept here ({DEFAULT_CACHE})"
@@ -203,29 +201,29 @@ def main(argv: list[str] | None = None, fetch: Fetch = pip_download) -> int:
     options = parser.parse_args(argv)
     try:
         chosen = [PackagePair.parse(text) for group in options.packages or () for text in group]
-        packages = chosen or list(DEFAULT_PACKAGES)
-        tokenizer = load_tokenizer("tekken")
+        load_tokenizer("tekken")
     except (ValueError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    five = {package.name for package in FIVE}
+    sources = [("test" if p.name in five else "tune", Source(p)) for p in chosen] or SETS[options.set]
+    mixed = (
+        () if chosen or options.set == "five" else [s for s in ("tune", "test") if options.set in (s, "all")]
+    )
 
-    pairs: list[EditPair] = []
     print(f"{'package':<34} {'files':>6} {'prediction':>11} {'output':>9}   (tokens)")
-    for package in packages:
-        try:
-            found = package_pairs(package, tokenizer, options.cache, fetch)
-        except RuntimeError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        print(_summary(str(package), found), flush=True)
-        pairs += found
+    try:
+        pairs = build(sources, mixed, options.cache, fetch)
+    except (RuntimeError, MissingExtraError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(_summary("all", pairs))
     digest = write_pairs(pairs, options.out)
     print(f"{options.out}: {options.out.stat().st_size:,} bytes, sha256 of the lines {digest}")
     return 0
 
 
-def _summary(label: str, pairs: list[EditPair]) -> str:
+def _summary(label: str, pairs: Sequence[EditPair]) -> str:
     prediction = sum(len(pair.prediction) for pair in pairs)
     output = sum(len(pair.output) for pair in pairs)
     return f"{label:<34} {len(pairs):>6,} {prediction:>11,} {output:>9,}"

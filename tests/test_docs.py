@@ -193,7 +193,8 @@ def test_every_operation_has_its_four_files() -> None:
 
 def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
     draw = _load(ROOT / "docs" / "img" / "draw.py")
-    assert {path.name for path in (ROOT / "docs" / "img").glob("*.svg")} == set(draw.PICTURES)
+    measured = {"quality.svg", "reliability.svg"}  # drawn by benchmarks.quality
+    assert {path.name for path in (ROOT / "docs" / "img").glob("*.svg")} == {*draw.PICTURES, *measured}
     for name, picture in draw.PICTURES.items():
         drawn = picture().svg()
         ElementTree.fromstring(drawn)
@@ -215,24 +216,31 @@ def test_the_picture_of_an_edit_has_the_shape_that_its_brackets_name() -> None:
 def test_numbers_are_those_of_the_last_replay() -> None:
     filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
     numbers = json.loads(filler.NUMBERS.read_text(encoding="utf-8"))
-    assert set(numbers["policies"]) == set(policy_names())
+    known = {*policy_names(), "clairvoyant", "perfect_chooser"}
+    assert {run["policy"] for run in numbers["runs"]} == known
+    assert {*filler.REMARKS, *filler.MORE_REMARKS} == known
     for page in filler.PAGES:
         text = page.read_text(encoding="utf-8")
-        assert filler.fill(text, filler.table(numbers)) == text, (
-            f"{page.name}: run docs/_scripts/fill_numbers.py"
-        )
-        assert "make bench-quality" in text.partition(filler.END)[2]
+        assert filler.filled(page, numbers) == text, f"{page.name}: run docs/_scripts/fill_numbers.py"
+        assert "make bench-quality" in text
 
 
 def test_numbers_are_ratios_of_the_counts() -> None:
     filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
-    counts = {"output_tokens": 300, "steps": 40, "accepted": 260, "rejected": 65, "pairs": [{}, {}]}
-    none = {"output_tokens": 300, "steps": 300, "accepted": 0, "rejected": 9, "pairs": [{}, {}]}
-    simulation = {"num_draft_tokens": 16, "policies": {"new": none, "gpu_align": counts}}
-    rows = filler.table(filler.condense(simulation)).splitlines()
+    counts = {"records": 2, "output_tokens": 300, "steps": 40, "accepted": 260, "rejected": 65}
+    none = {**counts, "steps": 300, "accepted": 0, "rejected": 9}
+
+    def run(policy: str, k: int, five: dict[str, int], **setting: int) -> dict[str, object]:
+        return {"policy": policy, "setting": setting, "num_draft_tokens": k, "five": five, "test": five}
+
+    others = [run("gpu_align", 64, none, length_factor=1), run("gpu_align", 16, none)]
+    numbers = {"runs": [run("cursor", 64, none), run("gpu_align", 64, counts), *others]}
+    rows = filler.table(numbers).splitlines()
     assert rows[2].startswith("| `gpu_align` | **7.50** | **0.25** |")
-    assert rows[3].startswith("| `new` | 1.00 | – |")
-    assert "2 outputs, 300 tokens, at most 16 drafts" in rows[-1]
+    assert rows[3].startswith("| `cursor` | 1.00 | – |")
+    assert len(rows) == 6
+    assert "2 outputs, 300 tokens, at most 64 drafts" in rows[-1]
+    assert "| `gpu_align` | 1.00 | – | 1.00 | – | `length_factor=1` |" in filler.everything(numbers)
 
 
 @pytest.mark.parametrize("page", ["no markers", "<!-- numbers:end --> <!-- numbers:begin -->"])

@@ -1,27 +1,31 @@
-"""Puts measured numbers into README.md and docs/numbers.md, so that nobody types one.
+"""Puts measured numbers into README.md and the pages of docs, so that nobody types one.
 
 ::
 
-    gpu-align simulate CORPUS --json OUT.json
+    python -m benchmarks.quality --json OUT.json
     python docs/_scripts/fill_numbers.py OUT.json
 
-keeps the integers of OUT.json in docs/quality.json and rewrites the block between the two markers of each
-page from them. Without an argument it rewrites the blocks from docs/quality.json as it is.
+keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
+argument it rewrites the blocks from docs/quality.json as it is.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
 NUMBERS = DOCS / "quality.json"
-PAGES = (DOCS.parent / "README.md", DOCS / "numbers.md")
-BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
+#: Name of the block in ``<!-- NAME:begin -->``.
+MAIN_BLOCK = "numbers"
+OURS = "gpu_align"
+#: K of the tables.
+K = 64
 
-#: What the rows of the table are; a policy that is not named here has no remark.
+#: The rows of the table in README.md and docs/numbers.md, and what they are.
 REMARKS = {
     "gpu_align": "this library, default settings",
     "prompt_lookup": "n-gram of 2–5 tokens, latest match",
@@ -34,61 +38,162 @@ REMARKS = {
     "input_lookup_node_llama_cpp": "input lookup as in node-llama-cpp",
     "cursor": "stops at the first mismatch",
 }
-COUNTS = ("output_tokens", "steps", "accepted", "rejected")
+#: In docs/quality.md alone.
+MORE_REMARKS = {
+    "suffix_decoding": "Arctic's suffix decoding, spec factor 1",
+    "suffix_decoding_2": "spec factor 2",
+    "suffix_decoding_4": "spec factor 4",
+    "suffix_decoding_16": "spec factor 16",
+    "suffix_decoding_deep": "spec factor 1, tree of depth 128",
+    "suffix_decoding_2_deep": "spec factor 2, tree of depth 128",
+    "suffix_decoding_4_deep": "spec factor 4, tree of depth 128",
+    "suffix_decoding_16_deep": "spec factor 16, tree of depth 128",
+    "suffix_decoding_vllm": "spec factor 1, tree of depth 24, as vLLM has it by default",
+    "prompt_lookup_vllm_2_5": "n-gram as vLLM's V1 runner looks it up, window 2–5",
+    "prompt_lookup_vllm_1_3": "the same, window 1–3",
+    "prompt_lookup_vllm_v2_1_3": "as vLLM's V2 runner looks it up, window 1–3",
+    "clairvoyant": "bound: best continuation anywhere in prediction or output",
+    "perfect_chooser": "bound: best of the longest suffix matches and places near the cursor",
+}
 
 
-def condense(simulation: dict[str, Any]) -> dict[str, Any]:
-    """The integers of a ``gpu-align simulate --json`` file; ratios are computed when they are shown."""
-    policies = simulation["policies"]
-    return {
-        "num_draft_tokens": simulation["num_draft_tokens"],
-        "records": max(len(counts["pairs"]) for counts in policies.values()),
-        "policies": {name: {key: counts[key] for key in COUNTS} for name, counts in policies.items()},
-    }
+def _ratios(counts: dict[str, int]) -> tuple[str, str]:
+    per_step = f"{counts['output_tokens'] / counts['steps']:.2f}" if counts["steps"] else "–"
+    return per_step, f"{counts['rejected'] / counts['accepted']:.2f}" if counts["accepted"] else "–"
+
+
+def _runs(numbers: dict[str, Any], num_draft_tokens: int = K) -> list[dict[str, Any]]:
+    return [run for run in numbers["runs"] if run["num_draft_tokens"] == num_draft_tokens]
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """The block between the markers, as Markdown."""
-    policies = numbers["policies"]
-    names = sorted(policies, key=lambda name: policies[name]["steps"])
-    tokens = next(iter(policies.values()))["output_tokens"]
+    """The block of README.md and docs/numbers.md: the five packages, default settings."""
+    shown = {run["policy"]: run["five"] for run in _runs(numbers) if not run["setting"]}
+    names = sorted(REMARKS.keys() & shown.keys(), key=lambda name: (shown[name]["steps"], name))
     rows = ["| policy | tokens a step | rejected per accepted | |", "|---|--:|--:|---|"]
     for name in names:
-        counts = policies[name]
-        per_step = f"{counts['output_tokens'] / counts['steps']:.2f}"
-        per_accepted = f"{counts['rejected'] / counts['accepted']:.2f}" if counts["accepted"] else "–"
-        strong = "**" if name == "gpu_align" else ""
+        per_step, per_accepted = _ratios(shown[name])
+        strong = "**" if name == OURS else ""
         rows.append(
-            f"| `{name}` | {strong}{per_step}{strong} | {strong}{per_accepted}{strong} "
-            f"| {REMARKS.get(name, '')} |"
+            f"| `{name}` | {strong}{per_step}{strong} | {strong}{per_accepted}{strong} | {REMARKS[name]} |"
         )
+    first = shown[names[0]]
     note = (
-        f"{numbers['records']} outputs, {tokens:,} tokens, at most {numbers['num_draft_tokens']} drafts a "
+        f"{first['records']} outputs, {first['output_tokens']:,} tokens, at most {K} drafts a "
         "step, the prefill counted as a step without drafts."
     )
     return "\n".join([*rows, "", note])
 
 
-def fill(page: str, block: str) -> str:
-    """`page` with `block` between its markers.
+def everything(numbers: dict[str, Any]) -> str:
+    """Every drafter with every setting on the test split and on the five packages, at each K."""
+    sizes = sorted({run["num_draft_tokens"] for run in numbers["runs"]}, reverse=True)
+    parts = []
+    for size in sizes:
+        runs = sorted(_runs(numbers, size), key=lambda run: run["test"]["steps"])
+        rows = [
+            f"**Up to {size} drafts a step**: tokens a step, rejected per accepted",
+            "",
+            "| drafter | test split | | five packages | | |",
+            "|---|--:|--:|--:|--:|---|",
+        ]
+        for run in runs:
+            name = f"`{run['policy']}`"
+            remark = {**REMARKS, **MORE_REMARKS}.get(run["policy"], "")
+            if run["setting"]:
+                remark = ", ".join(f"`{field}={value}`" for field, value in run["setting"].items())
+            rows.append(
+                f"| {name} | {' | '.join((*_ratios(run['test']), *_ratios(run['five'])))} | {remark} |"
+            )
+        parts.append("\n".join(rows))
+    test, five = (numbers["runs"][0][group] for group in ("test", "five"))
+    parts.append(
+        f"Test split: {test['records']} outputs, {test['output_tokens']:,} tokens. Five packages: "
+        f"{five['records']} outputs, {five['output_tokens']:,} tokens."
+    )
+    return "\n\n".join(parts)
+
+
+def kinds(numbers: dict[str, Any]) -> str:
+    """Drafters by kind of record at K = 64."""
+    names = list(numbers["kinds"])
+    rows = [
+        f"| kind | records | {' | '.join(f'`{name}`' for name in names)} |",
+        "|---|--:|" + "--:|" * len(names),
+    ]
+    for kind, first in numbers["kinds"][names[0]].items():
+        cells = [" at ".join(_ratios(numbers["kinds"][name][kind])) for name in names]
+        rows.append(f"| {kind} | {first['records']} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def confidence(numbers: dict[str, Any]) -> str:
+    """The reliability of our confidence, a row a decile that holds drafts."""
+    drafts = sum(decile["drafts"] for decile in numbers["reliability"])
+    rows = ["| confidence | share of drafts | promised | accepted |", "|---|--:|--:|--:|"]
+    for decile in numbers["reliability"]:
+        if decile["drafts"]:
+            low = decile["low"]
+            rows.append(
+                f"| {low:.1f}–{low + 0.1:.1f} | {decile['drafts'] / drafts:.1%} | {decile['confidence']:.3f} "
+                f"| {decile['accepted']:.3f} |"
+            )
+    return "\n".join([*rows, "", f"{drafts:,} drafts were put to the test."])
+
+
+def checks(numbers: dict[str, Any]) -> str:
+    """What has to hold, and whether it does."""
+    rows = ["| check | found | wanted | |", "|---|---|---|---|"]
+    for check in numbers["checks"]:
+        verdict = "holds" if check["passed"] else "**does not hold**"
+        cells = (str(check[field]).replace("|", "\\|") for field in ("name", "value", "wanted"))
+        rows.append(f"| {' | '.join(cells)} | {verdict} |")
+    return "\n".join(rows)
+
+
+#: Page → its blocks by name.
+Blocks = dict[str, Callable[[dict[str, Any]], str]]
+PAGES: dict[Path, Blocks] = {
+    DOCS.parent / "README.md": {MAIN_BLOCK: table},
+    DOCS / "numbers.md": {MAIN_BLOCK: table},
+    DOCS / "quality.md": {
+        "checks": checks,
+        "everything": everything,
+        "kinds": kinds,
+        "confidence": confidence,
+    },
+}
+
+
+def fill(page: str, block: str, name: str = MAIN_BLOCK) -> str:
+    """`page` with `block` between its markers of this name.
 
     Raises:
         ValueError: the markers are not there once each, in order.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in after or END in before + after:
-        raise ValueError(f"page: expected {BEGIN} and {END} once each, in this order")
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+    begin_mark, end_mark = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, begin, rest = page.partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
+    if not (begin and end) or begin_mark in after or end_mark in before + after:
+        raise ValueError(f"page: expected {begin_mark} and {end_mark} once each, in this order")
+    return f"{before}{begin_mark}\n{block}\n{end_mark}{after}"
+
+
+def filled(page: Path, numbers: dict[str, Any]) -> str:
+    """The text of one of `PAGES` with all its blocks made anew."""
+    text = page.read_text(encoding="utf-8")
+    for name, block in PAGES[page].items():
+        text = fill(text, block(numbers), name)
+    return text
 
 
 def main(arguments: list[str]) -> None:
     if arguments:
-        numbers = condense(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+        numbers = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))
     for page in PAGES:
-        page.write_text(fill(page.read_text(encoding="utf-8"), table(numbers)), encoding="utf-8")
+        page.write_text(filled(page, numbers), encoding="utf-8")
 
 
 if __name__ == "__main__":

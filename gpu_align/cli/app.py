@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich import box
@@ -54,6 +55,17 @@ def simulate_command(
     draft_in_prefill: Annotated[
         bool, typer.Option("--draft-in-prefill", help="let the prefill step verify drafts too")
     ] = False,
+    length_factor: Annotated[
+        list[int] | None,
+        typer.Option("--length-factor", metavar="F", help="a setting of gpu_align; repeatable: each is run"),
+    ] = None,
+    min_survival: Annotated[
+        list[float] | None,
+        typer.Option("--min-survival", metavar="P", help="a setting of gpu_align; repeatable: each is run"),
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="run gpu_align all along its trade-off, beside its default")
+    ] = False,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -72,9 +84,10 @@ def simulate_command(
     """Replay known outputs and count the verification steps that each drafter takes."""
     from gpu_align import simulate
 
-    names = list(dict.fromkeys(policy or simulate.policy_names()))
+    names = list(dict.fromkeys(policy or simulate.runnable_policy_names()))
     if unknown := [name for name in names if name not in simulate.policy_names()]:
         _refuse(f"--policy: expected one of {', '.join(simulate.policy_names())}, found {unknown[0]!r}")
+    settings = _settings(length_factor, min_survival, sweep)
     _check_outputs(pairs, {"--json": json_out, "--html": html_out})
     try:
         records = simulate.read_records(pairs, tokenizer)
@@ -87,7 +100,7 @@ def simulate_command(
     except ValueError as error:
         _refuse(str(error))
 
-    policies = simulate.make_policies(names, records, num_draft_tokens)
+    policies = simulate.make_policies(names, records, num_draft_tokens, settings)
     total = sum(len(record.output) for record in records) * len(policies)
     with _progress(total) as advance:
         results = simulate.simulate(records, policies, num_draft_tokens, draft_in_prefill, advance)
@@ -100,6 +113,24 @@ def simulate_command(
     for written in (json_out, html_out):
         if written is not None:
             typer.echo(f"wrote {written}")
+
+
+def _settings(
+    length_factors: list[int] | None, min_survivals: list[float] | None, sweep: bool
+) -> list[dict[str, Any]]:
+    """The settings of our drafter to run: every combination of what is given, or the default alone."""
+    from gpu_align import simulate
+
+    given = {"length_factor": length_factors, "min_survival": min_survivals}
+    fields = [[(name, value) for value in dict.fromkeys(values)] for name, values in given.items() if values]
+    settings = [dict(combination) for combination in itertools.product(*fields)]
+    settings += [setting for setting in simulate.SWEEP if sweep and setting not in settings]
+    for setting in settings:
+        try:
+            simulate.config_of(setting)
+        except ValueError as error:
+            _refuse(f"--{str(error).replace('_', '-', 1)}")
+    return settings
 
 
 def _check_outputs(source: Path, outputs: dict[str, Path | None]) -> None:

@@ -1,12 +1,13 @@
 """Single-sequence drafters that others published, as baselines for the simulator.
 
-``POLICIES`` maps the name on the command line to a factory that takes no argument. Policies run on plain
-Python lists and never import torch.
+``POLICIES`` maps the name on the command line to a factory that takes no argument, and ``OPTIONAL_POLICIES`` those
+that need a package which the core does not. Policies run on plain Python lists and never import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gpu_align.policies.base import Policy
 from gpu_align.policies.cursor import Cursor
@@ -20,6 +21,7 @@ from gpu_align.policies.prompt_lookup import (
     prompt_lookup_vllm_v2,
 )
 from gpu_align.policies.static_text import StaticText, guess_line_end, line_end_test
+from gpu_align.policies.suffix_decoding import SuffixDecoding, suffix_decoding_available
 
 #: Command-line name -> a new policy with its published defaults.
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -29,12 +31,36 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "myers": Myers,
     "prompt_lookup": PromptLookup,
     "prompt_lookup_vllm": prompt_lookup_vllm,
+    "prompt_lookup_vllm_2_5": partial(prompt_lookup_vllm, 2, 5, "prompt_lookup_vllm_2_5"),
+    "prompt_lookup_vllm_1_3": partial(prompt_lookup_vllm, 1, 3, "prompt_lookup_vllm_1_3"),
     "prompt_lookup_vllm_v2": prompt_lookup_vllm_v2,
+    "prompt_lookup_vllm_v2_1_3": partial(prompt_lookup_vllm_v2, 1, 3, "prompt_lookup_vllm_v2_1_3"),
     "prompt_lookup_transformers": prompt_lookup_transformers,
     "input_lookup_node_llama_cpp": InputLookup,
 }
 
+#: Spec factor of Arctic's suffix decoding -> a name; "suffix_decoding" is its default, 1.
+_FACTORS = {1: "suffix_decoding", 2: "suffix_decoding_2", 4: "suffix_decoding_4", 16: "suffix_decoding_16"}
+
+#: The same for policies whose code is somebody else's package; what they raise without it says how to get it.
+OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
+    **{name: partial(SuffixDecoding, factor, name=name) for factor, name in _FACTORS.items()},
+    # A tree twice as deep: a draft of K = 64 still fits under a match as long. More than the tree's default.
+    **{
+        f"{name}_deep": partial(SuffixDecoding, factor, max_tree_depth=128, name=f"{name}_deep")
+        for factor, name in _FACTORS.items()
+    },
+    "suffix_decoding_vllm": partial(SuffixDecoding, max_tree_depth=24, name="suffix_decoding_vllm"),
+}
+
+
+def available_policies() -> list[str]:
+    """The names of `POLICIES`, and of `OPTIONAL_POLICIES` where their package can be imported."""
+    return [*POLICIES, *(OPTIONAL_POLICIES if suffix_decoding_available() else ())]
+
+
 __all__ = [
+    "OPTIONAL_POLICIES",
     "POLICIES",
     "Cursor",
     "InputLookup",
@@ -43,9 +69,12 @@ __all__ = [
     "Policy",
     "PromptLookup",
     "StaticText",
+    "SuffixDecoding",
+    "available_policies",
     "guess_line_end",
     "line_end_test",
     "prompt_lookup_transformers",
     "prompt_lookup_vllm",
     "prompt_lookup_vllm_v2",
+    "suffix_decoding_available",
 ]

@@ -90,23 +90,27 @@ class PromptLookup(SequencePolicy):
         return []
 
 
-def prompt_lookup_vllm() -> PromptLookup:
-    """vLLM's ``ngram`` method on the V1 runner, with its defaults.
+def prompt_lookup_vllm(
+    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm"
+) -> PromptLookup:
+    """vLLM's ``ngram`` method on the V1 runner, with its defaults or another window.
 
     ``prompt_lookup_min`` and ``prompt_lookup_max`` are both 5 when a user sets neither; the earliest of
     several longest matches is taken. Source: ``vllm/v1/spec_decode/ngram_proposer.py`` and
     ``vllm/config/speculative.py``, 0.32.0.
     """
-    return PromptLookup(5, 5, tie="earliest", name="prompt_lookup_vllm")
+    return PromptLookup(pattern_min, pattern_max, tie="earliest", name=name)
 
 
-def prompt_lookup_vllm_v2() -> PromptLookup:
+def prompt_lookup_vllm_v2(
+    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm_v2"
+) -> PromptLookup:
     """vLLM's ``ngram`` method on the V2 runner: as on V1, but the *latest* match is taken.
 
     The kernel fills draft slots that it has nothing for with the last sampled token; those are not part of
     this policy. Source: ``vllm/v1/worker/gpu/spec_decode/ngram``, 0.32.0.
     """
-    return PromptLookup(5, 5, tie="latest", name="prompt_lookup_vllm_v2")
+    return PromptLookup(pattern_min, pattern_max, tie="latest", name=name)
 
 
 def prompt_lookup_transformers() -> PromptLookup:

@@ -11,25 +11,43 @@ follows, until the output ends; `replay` has the loop. From Python::
     print(results[0].tokens_per_step, results[0].rejected_per_accepted)
 """
 
-from gpu_align.simulate.policies import make_policies, policy_names
+from gpu_align.simulate.bounds import bound, everywhere, suffixes_and_cursor
+from gpu_align.simulate.policies import (
+    SWEEP,
+    config_of,
+    make_policies,
+    policy_names,
+    runnable_policy_names,
+    setting_name,
+)
 from gpu_align.simulate.records import Record, RecordError, read_records
+from gpu_align.simulate.reliability import Decile, Reliability
 from gpu_align.simulate.replay import PairResult, PolicyResult, replay, simulate
 from gpu_align.simulate.report import to_html, to_json, write_html, write_json
 from gpu_align.simulate.tokenizers import TextTokenizer, line_ending_ids, load_tokenizer, token_texts
 
 __all__ = [
+    "SWEEP",
+    "Decile",
     "PairResult",
     "PolicyResult",
     "Record",
     "RecordError",
+    "Reliability",
     "TextTokenizer",
+    "bound",
+    "config_of",
+    "everywhere",
     "line_ending_ids",
     "load_tokenizer",
     "make_policies",
     "policy_names",
     "read_records",
     "replay",
+    "runnable_policy_names",
+    "setting_name",
     "simulate",
+    "suffixes_and_cursor",
     "to_html",
     "to_json",
     "token_texts",

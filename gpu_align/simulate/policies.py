@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpu_align.policies.base import Policy
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.tokenizers import line_ending_ids, load_tokenizer
 
+if TYPE_CHECKING:
+    from gpu_align.config import DrafterConfig
+
 #: This library's drafter.
 OURS = "gpu_align"
+#: Settings of a `DrafterConfig` along the trade-off, from few rejected drafts to few steps.
+SWEEP: tuple[dict[str, Any], ...] = (
+    {"length_factor": 1, "min_survival": 0.95},
+    {"length_factor": 1, "min_survival": 0.8},
+    {"length_factor": 1, "min_survival": 0.6},
+    {"length_factor": 2, "min_survival": 0.4},
+    {"length_factor": 4, "min_survival": 0.3},
+    {"length_factor": 4, "min_survival": 0.15},
+    {"length_factor": 4, "min_survival": 0.05},
+    {"length_factor": 16, "min_survival": 0.02},
+    {"length_factor": 64, "min_survival": 0.0},
+)
+
+
+def setting_name(setting: Mapping[str, Any]) -> str:
+    """What our drafter is called in reports: ``gpu_align`` by default, else with its settings."""
+    return " ".join([OURS, *(f"{name}={value}" for name, value in setting.items())])
 
 
 def policy_names() -> list[str]:
     """Every policy: ours, then those of `gpu_align.policies` in their order."""
-    from gpu_align.policies import POLICIES
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES
 
-    return [OURS, *POLICIES]
+    return [OURS, *POLICIES, *OPTIONAL_POLICIES]
 
 
-def make_policies(names: Sequence[str], records: Sequence[Record], num_draft_tokens: int) -> list[Policy]:
-    """One policy for each of `names`, large enough for `records`.
+def runnable_policy_names() -> list[str]:
+    """Those of `policy_names` that need nothing which is not installed."""
+    from gpu_align.policies import available_policies
+
+    return [OURS, *available_policies()]
+
+
+def make_policies(
+    names: Sequence[str],
+    records: Sequence[Record],
+    num_draft_tokens: int,
+    settings: Sequence[Mapping[str, Any]] = ({},),
+) -> list[Policy]:
+    """One policy for each of `names`, large enough for `records`; ours once for each of `settings`.
+
+    Each setting holds fields of `DrafterConfig`, like those of `SWEEP`; an empty one is the default.
 
     ``static_text`` works on lines. Where all records name the same tokenizer, it is told which tokens end
     one; otherwise it guesses.
 
     Raises:
         ValueError: a name is not one of `policy_names`.
+        MissingExtraError: a policy's package is not installed.
     """
-    from gpu_align.policies import POLICIES, StaticText
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
+
+    factories = {**POLICIES, **OPTIONAL_POLICIES}
 
     policies: list[Policy] = []
     for name in names:
@@ -36,14 +74,26 @@ def make_policies(names: Sequence[str], records: Sequence[Record], num_draft_tok
             # Imported here: the other policies run without torch.
             from gpu_align.simulate.drafter_policy import DrafterPolicy
 
-            policies.append(DrafterPolicy.for_records(records, num_draft_tokens))
+            configs = [(config_of(setting), setting_name(setting)) for setting in settings]
+            policies += [DrafterPolicy.for_records(records, num_draft_tokens, *config) for config in configs]
         elif name == "static_text":
             policies.append(StaticText(ends_line=_ends_line(records)))
-        elif name in POLICIES:
-            policies.append(POLICIES[name]())
+        elif name in factories:
+            policies.append(factories[name]())
         else:
             raise ValueError(f"policy: expected one of {', '.join(policy_names())}, found {name!r}")
     return policies
+
+
+def config_of(setting: Mapping[str, Any]) -> DrafterConfig:
+    """The `DrafterConfig` with these fields and the defaults of the others.
+
+    Raises:
+        ValueError: a value outside its domain.
+    """
+    from gpu_align.config import DrafterConfig
+
+    return DrafterConfig(**setting)
 
 
 def _ends_line(records: Sequence[Record]) -> Callable[[int], bool] | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpu_align.html import Origin
 from gpu_align.policies.base import Policy
 from gpu_align.simulate.records import Record
+from gpu_align.simulate.reliability import Reliability
 
 
 @runtime_checkable
@@ -22,6 +23,24 @@ class TellsSource(Protocol):
     @property
     def source(self) -> int:
         """The `gpu_align.Source` of the draft that `propose` returned last."""
+
+
+@runtime_checkable
+class TellsConfidence(Protocol):
+    """A policy that says how sure it is of each token of its last draft."""
+
+    @property
+    def confidence(self) -> Sequence[float]:
+        """For each token `propose` returned last, the probability that it is accepted if those before it are."""
+
+
+class Drafted(NamedTuple):
+    """One draft, with what the policy tells about it."""
+
+    tokens: Sequence[int]
+    source: int | None = None
+    confidence: Sequence[float] | None = None
+    ns: int = 0
 
 
 @dataclass
@@ -37,6 +56,8 @@ class PairResult:
         propose_ns: a step's drafting time, `extend` and `propose` together, [steps with a draft call].
         origins: [L] uint8, an `Origin` a token.
         step_of: [L] int32, the step, from 0, that produced each token.
+        rejected_from: rejected draft tokens by `gpu_align.Source`, of a policy that tells its source.
+        reliability: confidence beside acceptance, of a policy that tells its confidence.
     """
 
     id: str
@@ -47,6 +68,8 @@ class PairResult:
     propose_ns: list[int] = field(repr=False)
     origins: NDArray[np.uint8] = field(repr=False)
     step_of: NDArray[np.int32] = field(repr=False)
+    rejected_from: dict[int, int] = field(default_factory=dict)
+    reliability: Reliability = field(default_factory=Reliability, repr=False)
 
 
 def replay(
@@ -89,43 +112,82 @@ def replay(
     Raises:
         ValueError: ``num_draft_tokens < 1``, or the policy drafted more than K tokens.
     """
-    if num_draft_tokens < 1:
-        raise ValueError(f"num_draft_tokens: expected at least 1, found {num_draft_tokens}")
-    output = record.output
-    length = len(output)
-    origins = np.full(length, Origin.GENERATED, dtype=np.uint8)
-    step_of = np.zeros(length, dtype=np.int32)
-    propose_ns: list[int] = []
-    accepted = rejected = 0
     # Only a policy that looks in several texts says which one a draft is from.
     sourced = policy if isinstance(policy, TellsSource) else None
-
+    sure = policy if isinstance(policy, TellsConfidence) else None
+    steps = verification_steps(record, num_draft_tokens, draft_in_prefill, policy.name)
     policy.start(list(record.prompt), list(record.prediction), num_draft_tokens)
+    try:
+        fresh = next(steps)  # tokens of the last step, not yet given to the policy
+        while True:
+            began = time.perf_counter_ns()
+            if fresh:
+                policy.extend(fresh)
+            draft = policy.propose()
+            ns = time.perf_counter_ns() - began
+            told = None if sourced is None else sourced.source, None if sure is None else sure.confidence
+            fresh = steps.send(Drafted(draft, *told, ns))
+    except StopIteration as finished:
+        result: PairResult = finished.value
+        return result
+
+
+def verification_steps(
+    record: Record, num_draft_tokens: int, draft_in_prefill: bool = False, name: str = ""
+) -> Generator[list[int], Drafted, PairResult]:
+    """The loop of `replay` without the policy: yields the tokens of a step, is sent the next `Drafted`.
+
+    What is yielded first is what the prefill gave (nothing with `draft_in_prefill`). Whoever runs several of these
+    side by side can draft for all of them at once.
+
+    Args:
+        record: what to replay.
+        num_draft_tokens: K, at least 1.
+        draft_in_prefill: let the prefill step verify drafts.
+        name: the policy's, for errors.
+
+    Returns:
+        The `PairResult`, once the output has ended.
+
+    Raises:
+        ValueError: ``num_draft_tokens < 1``, or a draft of more than K tokens.
+    """
+    if num_draft_tokens < 1:
+        raise ValueError(f"num_draft_tokens: expected at least 1, found {num_draft_tokens}")
+    output, length = record.output, len(record.output)
+    origins = np.full(length, Origin.GENERATED, dtype=np.uint8)
+    result = PairResult(record.id, length, 0, 0, 0, [], origins, np.zeros(length, dtype=np.int32))
     position, steps = (0, 0) if draft_in_prefill else (1, 1)
-    fresh = output[:position]  # tokens of the last step, not yet given to the policy
+    fresh = output[:position]
     while position < length:
-        began = time.perf_counter_ns()
-        if fresh:
-            policy.extend(fresh)
-        draft = policy.propose()
-        propose_ns.append(time.perf_counter_ns() - began)
-        if len(draft) > num_draft_tokens:
+        drafted = yield fresh
+        if len(drafted.tokens) > num_draft_tokens:
             raise ValueError(
-                f"policy {policy.name!r}: expected at most {num_draft_tokens} draft tokens, "
-                f"found {len(draft)}"
+                f"policy {name!r}: expected at most {num_draft_tokens} draft tokens, "
+                f"found {len(drafted.tokens)}"
             )
-        draft = draft[: length - position]
+        draft = drafted.tokens[: length - position]
         matched = _common_prefix(draft, output[position : position + len(draft)])
+        wrong = len(draft) - matched
+        if drafted.source is not None and wrong:
+            result.rejected_from[drafted.source] = result.rejected_from.get(drafted.source, 0) + wrong
+        if drafted.confidence is not None:
+            # What comes behind the first wrong token was never put to the test.
+            result.reliability.add(drafted.confidence[: min(matched + 1, len(draft))], matched)
         if matched:
-            origins[position : position + matched] = Origin.ACCEPTED if sourced is None else sourced.source
-        accepted += matched
-        rejected += len(draft) - matched
+            origins[position : position + matched] = (
+                Origin.ACCEPTED if drafted.source is None else drafted.source
+            )
+        result.propose_ns.append(drafted.ns)
+        result.accepted += matched
+        result.rejected += wrong
         end = min(position + matched + 1, length)
-        step_of[position:end] = steps
+        result.step_of[position:end] = steps
         fresh = output[position:end]
         position = end
         steps += 1
-    return PairResult(record.id, length, steps, accepted, rejected, propose_ns, origins, step_of)
+    result.steps = steps
+    return result
 
 
 def _common_prefix(draft: Sequence[int], truth: Sequence[int]) -> int:
@@ -174,6 +236,20 @@ class PolicyResult:
         """Median over all steps of the time spent drafting, µs; None where no step drafted."""
         times = [ns for pair in self.pairs for ns in pair.propose_ns]
         return float(np.median(times)) / 1e3 if times else None
+
+    @property
+    def rejected_from(self) -> dict[int, int]:
+        """Rejected draft tokens by `gpu_align.Source`; empty for a policy that does not tell its source."""
+        counts: dict[int, int] = {}
+        for pair in self.pairs:
+            for source, rejected in pair.rejected_from.items():
+                counts[source] = counts.get(source, 0) + rejected
+        return counts
+
+    @property
+    def reliability(self) -> Reliability:
+        """Confidence beside acceptance; empty for a policy that does not tell its confidence."""
+        return Reliability.total(pair.reliability for pair in self.pairs)
 
 
 #: Called as ``progress(policy_name, tokens_just_replayed)`` after each record.

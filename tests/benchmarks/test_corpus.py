@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import corpus
-from benchmarks.corpus import PackagePair, package_pairs, python_files, write_pairs
+from benchmarks import corpus, corpus_files
+from benchmarks.corpus import EditPair, source_pairs, write_pairs
+from benchmarks.corpus_files import PackagePair, Source, texts_in
+from benchmarks.corpus_sources import FIVE, SETS
 from gpu_align.simulate import read_records
 
 
@@ -61,7 +64,7 @@ OLD: dict[str, str | bytes] = {
     "pkg/too_long.py": words(300),
     "pkg/latin.py": b"\xe9 " * 300,
     "pkg/data.json": words(300),
-    "pkg-1.dist-info/METADATA": "x",
+    "pkg-1.dist-info/METADATA": "Name: x\n\n" + words(300),
 }
 NEW: dict[str, str | bytes] = {
     "pkg/edited.py": words(310),
@@ -75,18 +78,24 @@ NEW: dict[str, str | bytes] = {
     "pkg/too_long.py": words(8001),
     "pkg/latin.py": words(400),
     "pkg/data.json": words(310),
-    "pkg-2.dist-info/METADATA": "y",
+    "pkg-2.dist-info/METADATA": "Name: y\n\n" + words(320),
 }
+LABELS = {"id", "kind", "text", "package", "split", "tokens"}
 SELECTED = ["pkg/edited.py", "pkg/grown_from_little.py", "pkg/least.py", "pkg/most.py"]
 
 
-def fetch(name: str, version: str, cache: Path) -> Path:
+def fetch(name: str, version: str, cache: Path, sdist: bool) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     return wheel(cache / f"{name}-{version}.whl", OLD if version == "1" else NEW)
 
 
+def pairs_of(cache: Path, *sorts: str, most: int = 100) -> list[EditPair]:
+    source = Source(PackagePair("pkg", "1", "2"), sorts or ("python",), most=most)
+    return [pair for pair, _ in source_pairs(source, "test", Words(), cache, fetch)]
+
+
 def test_selection(tmp_path: Path) -> None:
-    pairs = package_pairs(PackagePair("pkg", "1", "2"), Words(), tmp_path, fetch)
+    pairs = pairs_of(tmp_path)
     assert [pair.id for pair in pairs] == [f"pkg/1..2/{path}" for path in SELECTED]
     assert [(len(pair.prediction), len(pair.output)) for pair in pairs] == [
         (300, 310),
@@ -94,6 +103,22 @@ def test_selection(tmp_path: Path) -> None:
         (300, 200),
         (300, 8000),
     ]
+
+
+def test_other_sorts_of_text(tmp_path: Path) -> None:
+    pairs = pairs_of(tmp_path, "json", "document")
+    assert [(pair.id, pair.kind) for pair in pairs] == [
+        ("pkg/1..2/dist-info/METADATA", "document"),
+        ("pkg/1..2/pkg/data.json", "json"),
+    ]
+    assert len(pairs[0].output) == 320  # the headers are not part of the description
+
+
+def test_of_many_files_the_same_few_are_kept(tmp_path: Path) -> None:
+    few, all_of_them = pairs_of(tmp_path, most=2), pairs_of(tmp_path)
+    assert len(few) == 2
+    assert few == pairs_of(tmp_path, most=2)
+    assert [pair for pair in all_of_them if pair in few] == few
 
 
 def test_an_sdist_gives_the_paths_of_a_wheel(tmp_path: Path) -> None:
@@ -108,21 +133,21 @@ def test_an_sdist_gives_the_paths_of_a_wheel(tmp_path: Path) -> None:
     }
     in_src = {name.replace("pkg-1/pkg/", "pkg-1/src/pkg/"): content for name, content in plain.items()}
     expected = {"pkg/__init__.py": "", "pkg/a.py": "a\nb"}
-    assert python_files(sdist(tmp_path / "pkg-1.tar.gz", plain)) == expected
-    assert python_files(sdist(tmp_path / "src-1.tar.gz", in_src)) == expected
-    assert python_files(wheel(tmp_path / "pkg-1.zip", dict(plain))) == expected
-    assert python_files(wheel(tmp_path / "pkg-1.whl", dict(expected))) == expected
+    assert texts_in(sdist(tmp_path / "pkg-1.tar.gz", plain)) == expected
+    assert texts_in(sdist(tmp_path / "src-1.tar.gz", in_src)) == expected
+    assert texts_in(wheel(tmp_path / "pkg-1.zip", dict(plain))) == expected
+    assert texts_in(wheel(tmp_path / "pkg-1.whl", dict(expected))) == expected
 
 
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:
-    pairs = package_pairs(PackagePair("pkg", "1", "2"), Words(), tmp_path, fetch)
+    pairs = pairs_of(tmp_path)
     first, second = tmp_path / "first.jsonl.gz", tmp_path / "second.jsonl.gz"
     digest = write_pairs(pairs, first)
     assert write_pairs(reversed(pairs), second) == digest
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes()[4:8] == bytes(4)  # no time in the header
     found = [json.loads(line) for line in gzip.decompress(first.read_bytes()).splitlines()]
-    assert [set(record) for record in found] == [{"id", "prediction", "output"}] * len(SELECTED)
+    assert [set(record) for record in found] == [LABELS | {"prediction", "output"}] * len(SELECTED)
     assert [record["id"] for record in found] == sorted(record["id"] for record in found)
 
 
@@ -152,12 +177,12 @@ def test_bad_packages(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_failed_download_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(name: str, version: str, cache: Path) -> Path:
+    def refuse(name: str, version: str, cache: Path, sdist: bool) -> Path:
         raise RuntimeError(f"pip download {name}=={version} failed: no network")
 
     monkeypatch.setattr(corpus, "load_tokenizer", lambda name: Words())
     assert corpus.main([str(tmp_path / "o.gz")], refuse) == 1
-    assert "pip download requests==2.28.2 failed: no network" in capsys.readouterr().err
+    assert "pip download flask==2.2.5 failed: no network" in capsys.readouterr().err
     assert not (tmp_path / "o.gz").exists()
 
 
@@ -165,14 +190,40 @@ def test_a_download_is_kept(tmp_path: Path) -> None:
     kept = tmp_path / "pkg-1"
     kept.mkdir()
     archive = wheel(kept / "pkg-1-py3-none-any.whl", OLD)
-    assert corpus.pip_download("pkg", "1", tmp_path) == archive
+    assert corpus_files.pip_download("pkg", "1", tmp_path) == archive
 
 
 def test_the_default_packages_are_pinned() -> None:
-    assert [str(package) for package in corpus.DEFAULT_PACKAGES] == [
+    assert [str(package) for package in FIVE] == [
         "requests 2.28.2 → 2.32.3",
         "flask 2.2.5 → 3.0.3",
         "rich 13.3.5 → 13.9.4",
         "werkzeug 2.2.3 → 3.0.6",
         "jinja2 3.0.3 → 3.1.6",
     ]
+
+
+def test_no_package_is_in_both_splits() -> None:
+    split_of: dict[str, set[str]] = {}
+    for split, source in SETS["all"]:
+        split_of.setdefault(source.package.name, set()).add(split)
+    assert all(len(splits) == 1 for splits in split_of.values())
+    assert {split for splits in split_of.values() for split in splits} == {"tune", "test"}
+    assert all(split_of[package.name] == {"test"} for package in FIVE)
+
+
+def test_a_download_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        if len(calls) == 3:
+            wheel(tmp_path / "pkg-1.sdist" / "pkg-1.tar.gz", {})
+        return subprocess.CompletedProcess(command, 0 if len(calls) == 3 else 1, "", "connection reset")
+
+    monkeypatch.setattr(corpus_files, "PAUSE", 0)
+    monkeypatch.setattr(subprocess, "run", pip)
+    assert corpus_files.pip_download("pkg", "1", tmp_path, sdist=True).name == "pkg-1.tar.gz"
+    assert len(calls) == 3
+    with pytest.raises(RuntimeError, match="other==1 failed: connection reset"):
+        corpus_files.pip_download("other", "1", tmp_path, sdist=True)

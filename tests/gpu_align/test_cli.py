@@ -20,6 +20,7 @@ from gpu_align.cli import doctor
 from gpu_align.cli.app import app
 from gpu_align.cli.doctor import Finding
 from gpu_align.policies import POLICIES
+from gpu_align.simulate import SWEEP, setting_name
 from tests.gpu_align.test_simulate_records import GOOD, MALFORMED, lines
 
 PAIRS = [
@@ -52,6 +53,24 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
             assert policy[count] == sum(pair[count] for pair in policy["pairs"])
         assert name[:20] in result.output
     assert (tmp_path / "o.html").read_text().startswith("<!doctype html>")
+
+
+def test_settings_of_our_drafter(pairs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.json"
+    options = ["--policy", "gpu_align", "--json", out]
+    chosen = ["--length-factor", 1, "--length-factor", 4, "--min-survival", 0.5]
+    assert run("simulate", pairs, *options, *chosen).exit_code == 0
+    assert list(json.loads(out.read_text())["policies"]) == [
+        "gpu_align length_factor=1 min_survival=0.5",
+        "gpu_align length_factor=4 min_survival=0.5",
+    ]
+    assert run("simulate", pairs, *options, "--sweep").exit_code == 0
+    names = list(json.loads(out.read_text())["policies"])
+    assert names == [setting_name(setting) for setting in ({}, *SWEEP)]
+    for option, value in (("--length-factor", -1), ("--min-survival", 1.5)):
+        refused = run("simulate", pairs, *options, option, value)
+        assert refused.exit_code == 2
+        assert f"{option}: expected" in refused.stderr
 
 
 def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:

@@ -1,0 +1,218 @@
+"""Replays of the corpus by every drafter, spread over processes, and what they counted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.build_suffix_peer import add_to_path
+from benchmarks.corpus_sources import FIVE
+from gpu_align.simulate import Record, Reliability, replay
+from gpu_align.simulate.bounds import bound, everywhere, suffixes_and_cursor
+from gpu_align.simulate.policies import OURS, config_of, make_policies, setting_name
+from gpu_align.simulate.replay import PairResult
+
+#: Policy names of the two bounds.
+BOUNDS = {"clairvoyant": everywhere, "perfect_chooser": suffixes_and_cursor}
+#: Most output tokens that one task of a worker replays: small enough to keep all workers busy to the end.
+SHARD_TOKENS = 120_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record of the corpus and its labels."""
+
+    record: Record
+    kind: str
+    text: str
+    package: str
+    split: str
+    tokens: str
+
+    @property
+    def in_five(self) -> bool:
+        """Whether it is one of the records of ``--set five``."""
+        names = {package.name for package in FIVE}
+        return self.kind == "python" and self.tokens == "tekken" and self.package in names
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """The corpus, in its order."""
+    entries = []
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            f = json.loads(line)
+            record = Record(
+                f["id"], [], f["prediction"], f["output"], "tekken" if f["tokens"] == "tekken" else None
+            )
+            entries.append(Entry(record, f["kind"], f["text"], f["package"], f["split"], f["tokens"]))
+    return entries
+
+
+@dataclass(frozen=True)
+class Run:
+    """One drafter with one setting at one K."""
+
+    policy: str
+    num_draft_tokens: int
+    setting: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return setting_name(dict(self.setting)) if self.policy == OURS else self.policy
+
+
+@dataclass
+class Counts:
+    """Sums over records."""
+
+    records: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    rejected_from_prediction: int = 0
+    reliability: Reliability = field(default_factory=Reliability, repr=False)
+
+    def add(self, pair: PairResult) -> None:
+        self.records += 1
+        self.output_tokens += pair.output_tokens
+        self.steps += pair.steps
+        self.accepted += pair.accepted
+        self.rejected += pair.rejected
+        self.rejected_from_prediction += pair.rejected_from.get(1, 0)
+        self.reliability = Reliability.total((self.reliability, pair.reliability))
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.output_tokens / self.steps
+
+    @property
+    def rejected_per_accepted(self) -> float:
+        """Infinite where drafts were made and none was accepted."""
+        return self.rejected / self.accepted if self.accepted else float("inf") if self.rejected else 0.0
+
+    def as_json(self) -> dict[str, int]:
+        names = ["records", "output_tokens", "steps", "accepted", "rejected", "rejected_from_prediction"]
+        return {name: getattr(self, name) for name in names}
+
+
+def run_records(run: Run, records: Sequence[Record]) -> list[PairResult]:
+    """Replay `records` with one drafter; results in their order, without times."""
+    k = run.num_draft_tokens
+    if run.policy in BOUNDS:
+        return [bound(record, k, BOUNDS[run.policy]) for record in records]
+    if run.policy == OURS:
+        from gpu_align.simulate.drafter_policy import replay_batched
+
+        pairs = replay_batched(records, k, config_of(dict(run.setting))).pairs
+    else:
+        [policy] = make_policies([run.policy], records, k)
+        pairs = [replay(policy, record, k) for record in records]
+    for pair in pairs:
+        pair.propose_ns = []  # not needed, and long
+    return pairs
+
+
+def run_all(
+    runs: Sequence[Run],
+    entries: Sequence[Entry],
+    jobs: int,
+    chosen: Callable[[Run, Entry], bool] = lambda run, entry: True,
+    done: Callable[[Run, int, float], None] = lambda run, tokens, seconds: None,
+) -> dict[Run, dict[int, PairResult]]:
+    """Every run over the entries that it is `chosen` for: run → index of the entry → result.
+
+    Args:
+        runs: what to run.
+        entries: the corpus.
+        jobs: processes.
+        chosen: which entries a run replays; all by default.
+        done: told a task's run, tokens and seconds of processor time when it is done.
+    """
+    tasks = []
+    for run in runs:
+        # Policies of one call may share one tokenizer, so a task holds records of one.
+        by_tokens: dict[str, list[int]] = defaultdict(list)
+        for index, entry in enumerate(entries):
+            if chosen(run, entry):
+                by_tokens[entry.tokens].append(index)
+        for indices in by_tokens.values():
+            tasks += [(run, shard) for shard in _shards(indices, entries)]
+    # Small budgets take the most steps, bounds the longest a step: what takes long goes first.
+    tasks.sort(
+        key=lambda task: (task[0].policy not in BOUNDS, task[0].policy != OURS, task[0].num_draft_tokens)
+    )
+    results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
+    for (run, indices), pairs, seconds in _pool_map(jobs, entries, tasks):
+        results[run].update(zip(indices, pairs, strict=True))
+        done(run, sum(pair.output_tokens for pair in pairs), seconds)
+    return results
+
+
+_ENTRIES: Sequence[Entry] = ()
+
+
+def _start_worker(entries: Sequence[Entry]) -> None:
+    global _ENTRIES
+    import torch
+
+    _ENTRIES = entries
+    torch.set_num_threads(1)
+    add_to_path()
+
+
+Task = tuple[Run, list[int]]
+
+
+def _work(task: Task) -> tuple[Task, list[PairResult], float]:
+    run, indices = task
+    began = time.process_time()
+    pairs = run_records(run, [_ENTRIES[index].record for index in indices])
+    for pair in pairs:
+        # Which step gave which token is not asked for here; it would be most of what travels.
+        pair.origins, pair.step_of = pair.origins[:0], pair.step_of[:0]
+    return task, pairs, time.process_time() - began
+
+
+def _pool_map(
+    jobs: int, entries: Sequence[Entry], tasks: list[Task]
+) -> Iterable[tuple[Task, list[PairResult], float]]:
+    # Spawned, not forked: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, initializer=partial(_start_worker, entries)) as pool:
+        yield from pool.imap_unordered(_work, tasks)
+
+
+def _shards(indices: Sequence[int], entries: Sequence[Entry]) -> list[list[int]]:
+    """Parts of `indices` with about equal numbers of tokens, none with many more than `SHARD_TOKENS`."""
+    sizes = {index: len(entries[index].record.output) for index in indices}
+    count = max(1, -(-sum(sizes.values()) // SHARD_TOKENS))
+    shards: list[list[int]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for index in sorted(indices, key=lambda index: -sizes[index]):
+        least = totals.index(min(totals))
+        shards[least].append(index)
+        totals[least] += sizes[index]
+    return shards
+
+
+def total(
+    results: Mapping[int, PairResult],
+    entries: Sequence[Entry],
+    keep: Callable[[Entry], bool] = lambda e: True,
+) -> Counts:
+    """The sums over the entries that `keep` says yes to."""
+    counts = Counts()
+    for index, pair in results.items():
+        if keep(entries[index]):
+            counts.add(pair)
+    return counts

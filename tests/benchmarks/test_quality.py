@@ -1,0 +1,214 @@
+"""The benchmark of draft quality: curves, cases, verdicts, and a run of all of it on a corpus made here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rapidfuzz")
+
+from benchmarks import build_suffix_peer, quality_cases, quality_checks, quality_plot, quality_runs
+from benchmarks.quality_cases import Resumption, least_steps, reentries, resumption
+from benchmarks.quality_curves import Point, curve, height
+from benchmarks.quality_runs import Counts, Entry, Run, read_entries, run_all, total
+from gpu_align.simulate import Record, Reliability
+
+
+def entries(count: int = 6) -> list[Entry]:
+    found = []
+    for seed in range(count):
+        rng = random.Random(seed)
+        before = [rng.randrange(40) for _ in range(120)]
+        after = [*before[:50], *(rng.randrange(40, 60) for _ in range(5)), *before[55:]]
+        kind = ("python", "json")[seed % 2]
+        found.append(
+            Entry(
+                Record(str(seed), [], before, after),
+                kind,
+                kind,
+                f"p{seed % 3}",
+                "test",
+                ("bytes", "bpe")[seed % 2],
+            )
+        )
+    return found
+
+
+def test_a_curve_keeps_what_nothing_beats() -> None:
+    points = [Point(0.5, 10), Point(0.1, 6), Point(0.3, 5), Point(0.5, 9), Point(1.0, 10)]
+    assert curve(points) == [Point(0.1, 6), Point(0.5, 10)]
+
+
+def test_the_height_of_a_curve() -> None:
+    points = [Point(0.1, 6), Point(0.5, 10)]
+    assert height(points, 0.05) is None
+    assert height(points, 0.1) == 6
+    assert height(points, 0.3) == pytest.approx(8)
+    assert height(points, 0.5) == 10
+    assert height(points, 9) == 10
+    assert height([], 1) is None
+
+
+def counts(steps: int, accepted: int, rejected: int) -> Counts:
+    return Counts(1, 1000, steps, accepted, rejected)
+
+
+def test_peer_checks_ask_for_ten_per_cent_at_64_and_for_no_less_elsewhere() -> None:
+    runs = {
+        Run("gpu_align", 64): counts(100, 900, 90),
+        Run("near", 64): counts(105, 895, 90),
+        Run("far", 64): counts(120, 880, 600),
+        Run("careful", 64): counts(500, 500, 1),
+        Run("bound", 64): counts(50, 950, 0),
+        Run("gpu_align", 16): counts(100, 900, 90),
+        Run("near", 16): counts(105, 895, 90),
+    }
+    rows = {row.name.split(" (")[0]: row for row in quality_checks.peer_checks(runs, ["bound"])}
+    assert {name: row.passed for name, row in rows.items()} == {
+        "K=64: over near": False,
+        "K=64: over far": True,
+        "K=64: over careful": False,
+        "K=16: over near": True,
+    }
+    assert "few rejections" in rows["K=64: over careful"].value
+
+
+def test_verdicts_fail_on_nothing_at_all() -> None:
+    assert not quality_checks.perfect_check([]).passed
+    assert not any(row.passed for row in quality_checks.one_line_checks([], []))
+    assert not any(row.passed for row in quality_checks.unrelated_checks(Counts(), Counts()))
+    assert not quality_checks.resumption_checks(Resumption())[0].passed
+    assert not quality_checks.reliability_check(Reliability()).passed
+    assert not any(row.passed for row in quality_checks.five_checks({}))
+
+
+def test_reentries() -> None:
+    before = list(range(100))
+    after = [*range(20), 200, 201, *range(25, 60), *range(63, 68), 300, *range(70, 100)]
+    # The five tokens in between are too few to count, so the third edit follows the second.
+    assert reentries(before, after) == [(22, 35), (63, 30)]
+    assert reentries(before, before) == []
+
+
+def test_resumption_of_single_edits() -> None:
+    seen = resumption([e.record for e in entries()], 64)
+    assert seen.edits == 6
+    assert seen.right <= seen.drafted <= 6
+    assert seen.drafted == 6
+    assert resumption([], 64) == Resumption()
+
+
+def test_cases() -> None:
+    corpus = entries()
+    assert all(e.record.prediction == e.record.output for e in quality_cases.perfect(corpus))
+    strangers = quality_cases.unrelated(corpus)
+    own = {tuple(e.record.output): e.record.prediction for e in corpus}
+    assert len(strangers) == 6
+    assert all(own[tuple(e.record.output)] != e.record.prediction for e in strangers)
+    assert all(e.record.prediction == [] for e in quality_cases.without_prediction(strangers))
+    assert [least_steps(n, 64) for n in (1, 2, 66, 67)] == [1, 2, 2, 3]
+
+
+def test_one_line_cases_differ_in_one_line() -> None:
+    class Letters:
+        name, vocab_size = "letters", 128
+
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+        def token_bytes(self, token_id: int) -> bytes:
+            return bytes([token_id])
+
+    text = "".join(f"line {i} of a file\n" for i in range(100))
+    record = Record("a", [], [], list(text.encode()))
+    made = quality_cases.one_line_edits([Entry(record, "python", "python", "p", "test", "tekken")], Letters())
+    assert len(made) == quality_cases.EDITS_A_FILE
+    for entry in made:
+        before, after = (bytes(t).splitlines() for t in (entry.record.prediction, entry.record.output))
+        assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_workers_count_what_one_process_counts() -> None:
+    corpus = entries()
+    runs = [Run("gpu_align", 16), Run("prompt_lookup", 16), Run("clairvoyant", 16)]
+    found = run_all(runs, corpus, 2, lambda run, entry: run.policy != "clairvoyant" or entry.kind == "json")
+    for run in runs:
+        assert found[run]
+        assert all(found[run][i].id == corpus[i].record.id for i in found[run])
+        alone = quality_runs.run_records(run, [corpus[i].record for i in sorted(found[run])])
+        assert total(found[run], corpus).as_json() == total(dict(enumerate(alone)), corpus).as_json()
+    assert len(found[runs[2]]) == 3
+
+
+def test_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = {Run("gpu_align", 16): counts(100, 900, 90), Run("openai", 16): counts(200, 800, 0)}
+    reliability = Reliability()
+    reliability.add([0.9, 0.5], 1)
+    for name in ("a", "b"):
+        quality_plot.draw_trade_off(runs, "title", tmp_path / f"{name}.svg")
+        quality_plot.draw_reliability(reliability, tmp_path / f"{name}2.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a2.svg").read_bytes() == (tmp_path / "b2.svg").read_bytes()
+    assert ">gpu-align<" in (tmp_path / "a.svg").read_text()
+
+
+def test_every_peer_has_a_place_in_the_picture() -> None:
+    import re
+
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES
+
+    for name in [*POLICIES, *OPTIONAL_POLICIES]:
+        matching = [f for f, (pattern, *_) in quality_plot.FAMILIES.items() if re.fullmatch(pattern, name)]
+        assert len(matching) == (0 if name == "cursor" else 1), name
+
+
+def test_read_entries(tmp_path: Path) -> None:
+    fields = {"kind": "python", "text": "python", "package": "flask", "split": "test", "tokens": "tekken"}
+    record = {"id": "a", "prediction": [1], "output": [2]}
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps({**record, **fields}).encode()))
+    [entry] = read_entries(path)
+    assert (entry.record.output, entry.in_five, entry.record.tokenizer) == ([2], True, "tekken")
+
+
+def test_no_compiler_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build_suffix_peer.shutil, "which", lambda name: None)
+    assert build_suffix_peer.main([str(tmp_path / "peer")]) == 1
+    assert "no C++ compiler" in capsys.readouterr().err
+    assert not build_suffix_peer.add_to_path(tmp_path / "peer")
+
+
+PEER = build_suffix_peer.DEFAULT_FOLDER
+
+
+@pytest.mark.skipif(
+    not (PEER / build_suffix_peer.STAMP).is_file(), reason="python -m benchmarks.build_suffix_peer"
+)
+def test_suffix_decoding_follows_the_longest_most_frequent_path() -> None:
+    code = """
+from benchmarks.build_suffix_peer import add_to_path
+assert add_to_path()
+from gpu_align.policies import SuffixDecoding
+policy = SuffixDecoding(1)
+policy.start([], [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 1, 2, 9], 64)
+policy.extend([5])
+assert policy.propose() == [6]          # one token matched, one drafted
+policy.extend([6])
+assert policy.propose() == [7, 8]
+four = SuffixDecoding(4)
+four.start([], [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 1, 2, 9], 3)
+four.extend([1, 2])
+assert four.propose()[:1] == [9]        # two of three times
+assert len(four.propose()) <= 3         # K
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

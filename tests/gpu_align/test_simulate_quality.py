@@ -1,0 +1,161 @@
+"""Batched replay, confidence beside acceptance, the bounds, and the settings of a sweep."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gpu_align.policies import OPTIONAL_POLICIES, suffix_decoding
+from gpu_align.simulate import (
+    SWEEP,
+    Record,
+    Reliability,
+    bound,
+    config_of,
+    everywhere,
+    make_policies,
+    replay,
+    setting_name,
+    simulate,
+    suffixes_and_cursor,
+)
+from gpu_align.simulate.drafter_policy import replay_batched
+
+
+def record(seed: int, size: int = 90) -> Record:
+    """An output that follows its prediction with random edits."""
+    rng = random.Random(seed)
+    prediction = [rng.randrange(20) for _ in range(size)]
+    output = [t if rng.random() < 0.93 else rng.randrange(20, 30) for t in prediction if rng.random() < 0.97]
+    return Record(str(seed), [rng.randrange(20) for _ in range(seed % 4)], prediction, output or [1])
+
+
+RECORDS = [
+    *(record(seed) for seed in range(12)),
+    Record("one", [], [], [3]),
+    Record("same", [], [1, 2], [1, 2]),
+]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_a_batch_counts_what_single_replays_count(batch_size: int, prefill: bool) -> None:
+    [alone] = simulate(RECORDS, make_policies(["gpu_align"], RECORDS, 16), 16, prefill)
+    together = replay_batched(RECORDS, 16, draft_in_prefill=prefill, batch_size=batch_size)
+    assert together.name == alone.name
+    for a, b in zip(alone.pairs, together.pairs, strict=True):
+        assert (a.id, a.steps, a.accepted, a.rejected) == (b.id, b.steps, b.accepted, b.rejected)
+        assert a.rejected_from == b.rejected_from
+        assert a.origins.tolist() == b.origins.tolist()
+        assert a.step_of.tolist() == b.step_of.tolist()
+        assert a.reliability.drafts.tolist() == b.reliability.drafts.tolist()
+    assert sum(alone.rejected_from.values()) == alone.rejected > 0
+
+
+def test_settings_reach_the_drafter() -> None:
+    few, many = {"length_factor": 0, "min_survival": 0.9}, {"length_factor": 64, "min_survival": 0.0}
+    policies = make_policies(["gpu_align", "cursor"], RECORDS, 16, [few, many])
+    assert [policy.name for policy in policies] == [setting_name(few), setting_name(many), "cursor"]
+    rejected = [result.rejected for result in simulate(RECORDS, policies, 16)]
+    assert rejected[0] < rejected[1]
+    assert setting_name({}) == "gpu_align"
+    for setting in SWEEP:
+        config_of(setting)
+
+
+def test_reliability_counts_by_hand() -> None:
+    counts = Reliability()
+    counts.add([0.95, 0.92, 0.31], 2)  # two accepted, the third wrong
+    counts.add([1.0], 1)
+    counts.add([0.0], 0)
+    counts.add([], 0)
+    deciles = counts.deciles()
+    assert [d.drafts for d in deciles] == [1, 0, 0, 1, 0, 0, 0, 0, 0, 3]
+    assert deciles[9].confidence == pytest.approx((0.95 + 0.92 + 1) / 3)
+    assert deciles[9].accepted == 1
+    assert deciles[3].gap == pytest.approx(-0.31)
+    assert np.isnan(deciles[1].gap)
+    assert counts.worst_gap() == pytest.approx(0.31)
+    assert counts.worst_gap(least_share=0.5) == pytest.approx(1 - deciles[9].confidence)
+    assert Reliability().worst_gap() == 0
+    for bad in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="confidence"):
+            counts.add([bad], 0)
+
+
+def test_reliability_stops_at_the_first_wrong_token() -> None:
+    class Sure:
+        name = "sure"
+        confidence = (0.9, 0.8, 0.7, 0.6)
+
+        def start(self, *_: object) -> None: ...
+        def extend(self, _: object) -> None: ...
+        def propose(self) -> list[int]:
+            return [2, 9, 9, 9]
+
+    pair = replay(Sure(), Record("a", [], [], [1, 2, 3, 5, 5]), 4)  # type: ignore[arg-type]
+    # [2, 9…]: 0.9 right, 0.8 wrong, the others not tested; then [2, …] against 5, 5: 0.9 wrong, one token left.
+    assert pair.reliability.drafts[[90, 80, 70, 60]].tolist() == [3, 1, 0, 0]
+    assert pair.reliability.accepted.sum() == 1
+
+
+def brute_force_steps(r: Record, k: int) -> int:
+    """The fewest steps over all ways to copy from the prediction or the context so far."""
+    n = len(r.output)
+    best = [0] * (n + 1)
+    for done in range(n - 1, 0, -1):
+        reach = 0
+        for text in (r.prediction, r.prompt + r.output[:done]):
+            for start in range(len(text)):
+                length = 0
+                while (
+                    length < min(k, n - done)
+                    and start + length < len(text)
+                    and text[start + length] == r.output[done + length]
+                ):
+                    length += 1
+                reach = max(reach, length)
+        best[done] = 1 + min(best[min(done + taken + 1, n)] for taken in range(reach + 1))
+    return 1 + (best[1] if n > 1 else 0)
+
+
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_nothing_beats_the_clairvoyant(k: int) -> None:
+    for r in RECORDS:
+        clairvoyant = bound(r, k, everywhere)
+        assert clairvoyant.rejected == 0
+        assert clairvoyant.steps == brute_force_steps(r, k)
+        chosen = bound(r, k, suffixes_and_cursor)
+        assert chosen.rejected == 0
+        assert chosen.steps >= clairvoyant.steps
+        [ours] = simulate([r], make_policies(["gpu_align"], [r], k), k)
+        assert ours.steps >= clairvoyant.steps
+
+
+def test_the_clairvoyant_tells_long_common_prefixes_apart() -> None:
+    prediction = [1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 6]
+    assert bound(Record("a", [], prediction, [0, 1, 2, 3, 4, 5, 6, 7]), 16, everywhere).steps == 2
+
+
+def test_a_chooser_of_nothing_generates_every_token() -> None:
+    assert bound(RECORDS[0], 8, lambda record: lambda done: []).steps == len(RECORDS[0].output)
+
+
+def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        suffix_decoding.importlib, "import_module", lambda name: exec("raise ImportError(name)")
+    )
+    with pytest.raises(ImportError, match=r"benchmarks\.build_suffix_peer"):
+        make_policies(["suffix_decoding"], RECORDS, 8)
+
+
+def test_suffix_decoding_arguments() -> None:
+    with pytest.raises(ValueError, match="max_spec_factor"):
+        suffix_decoding.SuffixDecoding(-1)
+    with pytest.raises(ValueError, match="min_token_prob"):
+        suffix_decoding.SuffixDecoding(1, min_token_prob=2)
+    with pytest.raises(ValueError, match="max_tree_depth"):
+        suffix_decoding.SuffixDecoding(1, max_tree_depth=0)
+    assert {"suffix_decoding", "suffix_decoding_4", "suffix_decoding_4_deep"} <= set(OPTIONAL_POLICIES)
