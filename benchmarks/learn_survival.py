@@ -1,62 +1,61 @@
 """Learn the survival tables that the drafter chooses by: ``python -m benchmarks.learn_survival [OUT.json]``.
 
-Replays edit pairs from packages that the reported corpus does not contain. At every verification step each
-candidate that the drafter could have chosen is compared with what really came next; a class's curve is the
-share of its candidates whose first k tokens were all right. The steps are those of the drafter itself, so the
-replay is repeated with the table it just learned until the visited steps settle.
+Replays edit pairs of the tuning split, packages that no reported corpus contains, and predictions that belong to
+another file. At every verification step each candidate that the drafter could have chosen is compared with what
+really came next; a class's curve is the share of its candidates whose first k tokens were all right. The steps
+are those of the drafter itself, so the replay is repeated with the table it just learned until they settle.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.progress import track
 
 from benchmarks import corpus
+from benchmarks.quality_runs import read_entries
 from gpu_align.config import DrafterConfig
-from gpu_align.ops.draft import survival_units
-from gpu_align.ops.draft.reference import Candidate, candidates, choose
+from gpu_align.ops.draft import length_quarters
+from gpu_align.ops.draft.reference import Candidates, candidates, choose
 from gpu_align.ops.draft.tables import (
-    CLASS_CONTEXT,
-    CLASS_WHOLE,
+    KNOTS,
     LENGTH_EDGES,
+    MARGIN_EDGES,
     MAX_MATCH,
     NUM_CLASSES,
-    NUM_DISTANCES,
     NUM_LENGTHS,
+    NUM_MARGINS,
+    NUM_PLACES,
+    NUM_TRUSTS,
+    PLACE_CONTEXT,
     SHIPPED,
     SURVIVAL_ONE,
-    length_buckets,
+    SurvivalTables,
+    fit_curves,
+    survival_units,
 )
 from gpu_align.ops.lcs import lcs_extend_inplace, lcs_row_words
 from gpu_align.ops.realign import realign
-from gpu_align.ops.suffix_match import suffix_match
-from gpu_align.simulate import Record, read_records
+from gpu_align.ops.suffix_match import allocate_suffix_match, suffix_match
+from gpu_align.simulate import Record
 
 Array = npt.NDArray[np.float64]
 
-#: Other packages than those of the corpus that results are reported on.
-PACKAGES = (
-    "click:8.0.4:8.1.7",
-    "attrs:22.1.0:23.2.0",
-    "urllib3:1.26.15:2.2.1",
-    "packaging:21.3:24.0",
-    "httpx:0.23.3:0.27.0",
-    "starlette:0.27.0:0.37.2",
-    "pydantic:2.0:2.7.0",
-    "tqdm:4.62.0:4.66.4",
-)
 NUM_DRAFT_TOKENS = 64
-NUM_ROUNDS = 4
-#: A match in the prediction is worth this many observations of its length at any distance.
-PRIOR = 20
+NUM_ROUNDS = 3
+#: A class starts from the curve of the classes that say the same with less detail, worth this many observations.
+PRIOR = 15
+#: Kinds of records to learn from: what real edits look like, and predictions of another file.
+KINDS = ("python", "document", "json", "config", "sql", "unrelated")
 
 
 class Replay:
@@ -64,7 +63,7 @@ class Replay:
 
     def __init__(self, records: Sequence[Record]) -> None:
         num_context = max(len(r.output) for r in records)
-        num_text = max(len(r.prediction) for r in records)
+        num_text = max(max(len(r.prediction) for r in records), 1)
         self.token_ids = torch.zeros((1, num_context), dtype=torch.int32)
         self.prediction = torch.zeros((1, num_text), dtype=torch.int32)
         self.row = torch.zeros((1, lcs_row_words(num_text)), dtype=torch.int32)
@@ -73,7 +72,7 @@ class Replay:
         )
         self.one = torch.ones(1, dtype=torch.int32)
         self.slots = torch.zeros(1, dtype=torch.int64)
-        self.bucket = length_buckets()
+        self.matches = [allocate_suffix_match(1, "cpu") for _ in range(4)]
 
     def start(self, record: Record) -> None:
         self.prediction[0, : len(record.prediction)] = torch.tensor(record.prediction, dtype=torch.int32)
@@ -81,74 +80,100 @@ class Replay:
         self.num_text[0] = len(record.prediction)
         self.row_len[0] = -1
 
-    def candidates(self, done: int) -> list[Candidate]:
+    def candidates(self, done: int) -> Candidates:
         """What the drafter chooses from after `done` tokens of the output."""
         self.total_len[0] = done
         lcs_extend_inplace(
             self.row, self.row_len, self.token_ids, self.zero, self.total_len,
             self.prediction, self.num_text, self.slots, self.one,
         )  # fmt: skip
-        cursor = realign(self.row, self.num_text, self.slots)
+        cursor, followed = realign(self.row, self.num_text, self.slots)
         context = self.token_ids, self.zero, self.total_len
-        in_prediction = suffix_match(
+        first, second, own, own_second = self.matches
+        suffix_match(
             *context, self.prediction, self.num_text, self.slots,
-            anchor=cursor, max_match=MAX_MATCH, from_start=True,
+            anchor=cursor, max_match=MAX_MATCH, from_start=True, out=first, runner_up=second,
         )  # fmt: skip
-        in_context = suffix_match(*context, self.token_ids, self.total_len, self.slots, max_match=MAX_MATCH)
-        return candidates(
-            done, done, int(self.num_text), int(cursor),
-            (int(in_prediction.end), int(in_prediction.length)),
-            (int(in_context.end), int(in_context.length)), self.bucket,
+        suffix_match(
+            *context, self.token_ids, self.total_len, self.slots,
+            max_match=MAX_MATCH, out=own, runner_up=own_second,
         )  # fmt: skip
+        found = tuple((int(match.end), int(match.length)) for match in self.matches)
+        text = self.prediction.numpy()[0, : int(self.num_text)]
+        return candidates(text, self.token_ids.numpy()[0, :done], done, int(cursor), int(followed), found)
 
-    def run_length(self, candidate: Candidate, done: int, num_output: int) -> int:
-        """How many tokens of the candidate's continuation are right, at most K."""
-        text = (self.prediction if candidate.source == 1 else self.token_ids).numpy()[0]
-        n = min(candidate.room, num_output - done, NUM_DRAFT_TOKENS)
-        wrong = (
-            text[candidate.position : candidate.position + n] != self.token_ids.numpy()[0, done : done + n]
-        )
-        return int(wrong.argmax()) if wrong.any() else n
+    def right(self, found: Candidates, done: int, num_output: int) -> npt.NDArray[np.int64]:
+        """[C]: how many tokens of each candidate's continuation are right, at most K."""
+        truth = self.token_ids.numpy()[0, done : min(done + NUM_DRAFT_TOKENS, num_output)]
+        ahead = np.arange(len(truth))
+        runs = np.zeros(len(found.position), dtype=np.int64)
+        for source, tokens in ((False, self.prediction.numpy()[0]), (True, self.token_ids.numpy()[0])):
+            index = np.flatnonzero((found.is_context == source) & (found.room > 0))
+            read = found.position[index, None] + ahead
+            wrong = (tokens[np.minimum(read, len(tokens) - 1)] != truth) | (ahead >= found.room[index, None])
+            runs[index] = np.where(wrong.any(axis=1), wrong.argmax(axis=1), len(truth))
+        return runs
 
 
-def observe(records: Sequence[Record], survival: npt.NDArray[np.int32]) -> tuple[Array, Array, float, float]:
-    """``(seen [C], survived [C, K], tokens per step, rejected per accepted)`` of one replay of all records."""
+def observe(
+    records: Sequence[Record], survival: npt.NDArray[np.int32]
+) -> tuple[Array, npt.NDArray[np.int64]]:
+    """``(runs [C, K + 1], [output tokens, steps, accepted, rejected])`` of one replay of all records.
+
+    runs[c, r]: candidates of class c of which just r tokens were right (K: K or more).
+    """
     config = DrafterConfig()
-    min_survival = survival_units(config.min_survival)
-    seen, survived = np.zeros(NUM_CLASSES), np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS))
+    tables = SurvivalTables.from_survival(survival, "cpu", config.min_survival, config.min_survival_lost)
+    quarters = length_quarters(config.length_factor)
+    runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
+    total = np.zeros(4, dtype=np.int64)
     replay = Replay(records)
-    steps = accepted = rejected = 0
-    for record in track(records, description="replaying"):
+    for record in records:
         replay.start(record)
         done, num_output = min(1, len(record.output)), len(record.output)
-        steps += 1
+        total += [num_output, 1, 0, 0]
         while done < num_output:
             found = replay.candidates(done)
-            right = {c: replay.run_length(c, done, num_output) for c in found}
-            for candidate, n in right.items():
-                seen[candidate.klass] += 1
-                survived[candidate.klass, :n] += 1
-            chosen = choose(found, survival, config.length_factor, min_survival)
+            right = replay.right(found, done, num_output)
+            # A place that is both a match and in the window is one candidate, the first.
+            places = np.where(found.is_context, -1 - found.position, found.position)
+            distinct = np.unique(places[found.room > 0], return_index=True)[1]
+            seen = np.flatnonzero(found.room > 0)[distinct]
+            runs[found.klass[seen], right[seen]] += 1
+            chosen = choose(found, tables.keep.numpy(), tables.gain.numpy(), quarters)
             drafted = min(chosen[1], num_output - done) if chosen else 0
-            taken = min(right[chosen[0]], drafted) if chosen else 0
-            accepted, rejected, steps = accepted + taken, rejected + drafted - taken, steps + 1
+            taken = min(int(right[chosen[0]]), drafted) if chosen else 0
+            total += [0, 1, taken, drafted - taken]
             done = min(done + taken + 1, num_output)
-    return seen, survived, sum(len(r.output) for r in records) / steps, rejected / max(accepted, 1)
+    return runs, total
 
 
-def learn(seen: Array, survived: Array) -> Array:
-    """Curves [C, K] that never rise: counts, smoothed towards classes that say the same with less detail."""
-    curves = (survived + 0.5) / (seen[:, None] + 1)
-    for bucket in range(1, NUM_LENGTHS):
-        rows = slice(bucket * NUM_DISTANCES, (bucket + 1) * NUM_DISTANCES)
-        pooled = (survived[rows].sum(axis=0) + 0.5) / (seen[rows].sum() + 1)
-        curves[rows] = (survived[rows] + PRIOR * pooled) / (seen[rows, None] + PRIOR)
-    # A sure match in the prediction is never weighed below one in the context, nor a whole match below any:
-    # what the step count of a perfect prediction rests on.
-    longest = (NUM_LENGTHS - 1) * NUM_DISTANCES
-    curves[longest] = np.maximum(curves[longest], curves[CLASS_CONTEXT:].max(axis=0))
-    curves[CLASS_WHOLE] = curves.max(axis=0)
-    return np.minimum.accumulate(np.clip(curves, 0, 1), axis=1)
+def learn(runs: Array) -> Array:
+    """Survival at every k, [NUM_CLASSES, K]: counts, smoothed from the classes with less detail down.
+
+    Matched length alone, then with the place, then with the margin, then with the trust. A match in the prediction
+    and one in the context have nothing in common but their length, and share nothing.
+    """
+    survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
+    shape = NUM_LENGTHS, NUM_MARGINS, NUM_PLACES, NUM_TRUSTS
+    seen, right = survived[:, 0].reshape(*shape, 1), survived[:, 1:].reshape(*shape, -1)
+    curves = np.zeros_like(right)
+    for places in (slice(0, PLACE_CONTEXT), slice(PLACE_CONTEXT, NUM_PLACES)):
+        n, r = seen[:, :, places], right[:, :, places]
+        curve = (r.sum((1, 2, 3), keepdims=True) + 0.3) / (n.sum((1, 2, 3), keepdims=True) + 1)
+        for axes in ((1, 3), (3,), ()):
+            curve = (r.sum(axes, keepdims=True) + PRIOR * curve) / (n.sum(axes, keepdims=True) + PRIOR)
+        curves[:, :, places] = curve
+    # A sure match at the cursor is never weighed below one elsewhere: what the step count of a perfect prediction
+    # rests on.
+    curves[-1, :, 0] = np.maximum(curves[-1, :, 0], curves[-1].max((0, 1, 2)))
+    return np.minimum.accumulate(np.clip(curves, 0, 1).reshape(NUM_CLASSES, -1), axis=1)
+
+
+def at_knots(curves: Array) -> npt.NDArray[np.int64]:
+    """[NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`."""
+    units = np.array([[survival_units(p) for p in row] for row in curves[:, np.array(KNOTS) - 1]])
+    return np.minimum.accumulate(units, axis=1)
 
 
 def main() -> None:
@@ -156,29 +181,46 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
-    parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the packages")
+    parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pairs = args.pairs or Path(folder) / "pairs.jsonl.gz"
         if args.pairs is None:
-            corpus.main([str(pairs), *(word for p in PACKAGES for word in ("--packages", p))])
-        records = read_records(pairs)
+            corpus.main([str(pairs), "--set", "tune"])
+        entries = [e for e in read_entries(pairs) if e.kind in KINDS and e.tokens == "tekken"]
+        records = [e.record for e in entries if e.record.output]
+    # Long records first, dealt out in turn: equal work for every process, the same sums whatever their number.
+    records.sort(key=lambda r: (-len(r.output), r.id))
+    num_workers = os.cpu_count() or 1
+    shares = [records[i::num_workers] for i in range(num_workers)]
     curves = np.power(0.9, np.arange(1, NUM_DRAFT_TOKENS + 1))[None].repeat(NUM_CLASSES, axis=0)
-    seen = np.zeros(NUM_CLASSES)
-    for i in range(NUM_ROUNDS):
-        survival = np.maximum(np.rint(curves * SURVIVAL_ONE), 1).astype(np.int32)
-        seen, survived, tokens_per_step, rejected = observe(records, survival)
-        print(f"round {i}: {tokens_per_step:.2f} tokens a step, {rejected:.3f} rejected per accepted")
-        curves = learn(seen, survived)
+    runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
+    with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
+        for i in range(NUM_ROUNDS):
+            survival = fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS)
+            parts = pool.map(partial(observe, survival=survival), shares)
+            runs = np.sum([part[0] for part in parts], axis=0)
+            tokens, steps, accepted, rejected = np.sum([part[1] for part in parts], axis=0)
+            print(
+                f"round {i}: {tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted"
+            )
+            curves = learn(runs)
     table = {
         "made_by": "python -m benchmarks.learn_survival",
-        "packages": list(PACKAGES) if args.pairs is None else [args.pairs.name],
+        "records": len(records),
         "length_edges": list(LENGTH_EDGES),
-        "seen": seen.astype(int).tolist(),
-        "survival": [[round(float(p), 5) for p in curve] for curve in curves],
+        "margin_edges": list(MARGIN_EDGES),
+        "knots": list(KNOTS),
+        "unit": SURVIVAL_ONE,
+        "seen": runs.sum(axis=1).astype(int).tolist(),
+        "survival": at_knots(curves).tolist(),
     }
     # One class a line: a new table reads as a diff.
-    text = json.dumps(table).replace('"survival": [[', '"survival": [\n[').replace("], [", "],\n[")
+    text = (
+        json.dumps(table, separators=(",", ":"))
+        .replace('"survival":[[', '"survival":[\n[')
+        .replace("],[", "],\n[")
+    )
     args.out.write_text(text.replace("]]}", "]\n]}") + "\n")
     print(f"wrote {args.out}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ops.draft import MAX_MATCH
+from .ops.draft import MAX_MATCH, length_quarters
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,12 @@ class DrafterConfig:
         ValueError: a setting outside its domain.
     """
 
-    #: Most drafts for each token of matched suffix, plus one; ``>= 0``.
-    length_factor: int = 4
+    #: Most drafts for each token of matched suffix, plus one; ``>= 0``, a multiple of 0.25.
+    length_factor: float = 8.0
     #: Drafting stops where the probability that all drafts up to here are accepted falls below this; 0 to 1.
     min_survival: float = 0.05
+    #: The same for drafts from a prediction that the output does not follow, where it is larger; 0 to 1.
+    min_survival_lost: float = 0.3
     #: Shortest suffix that counts as a match in the prediction, tokens; ``1 <= min_match <= 64``.
     min_match: int = 1
     #: Shortest suffix that counts as a match in the request's own prompt and output; likewise.
@@ -33,10 +35,10 @@ class DrafterConfig:
     survival_table: Path | str | None = None
 
     def __post_init__(self) -> None:
-        if self.length_factor < 0:
-            raise ValueError(f"length_factor: expected 0 or more, found {self.length_factor}")
-        if not 0 <= self.min_survival <= 1:
-            raise ValueError(f"min_survival: expected 0 <= p <= 1, found {self.min_survival}")
+        length_quarters(self.length_factor)
+        for name in ("min_survival", "min_survival_lost"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected 0 <= p <= 1, found {getattr(self, name)}")
         for name in ("min_match", "min_context_match"):
             if not 1 <= getattr(self, name) <= MAX_MATCH:
                 raise ValueError(f"{name}: expected 1 to {MAX_MATCH}, found {getattr(self, name)}")

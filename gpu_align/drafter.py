@@ -19,13 +19,12 @@ from .ops.draft import (
     allocate_draft,
     draft_reference,
     launch_draft,
-    survival_units,
+    length_quarters,
 )
 from .ops.lcs import lcs_extend_inplace_reference, lcs_row_words
 from .ops.lcs.raw import choose_block_words, launch_extend
-from .ops.realign import launch_realign, realign_reference
+from .ops.realign import Alignment, allocate_alignment, launch_realign, realign_reference
 from .ops.suffix_match import (
-    SuffixMatch,
     allocate_suffix_match,
     launch_suffix_match,
     suffix_match_reference,
@@ -112,12 +111,15 @@ class Drafter:
 
         self.device = self._prediction.device
         self._steps = _steps(resolve_backend(backend, self._prediction), max_prediction_len)
-        self._tables = SurvivalTables.load(num_draft_tokens, self.device, self.config.survival_table)
-        self._min_survival = survival_units(self.config.min_survival)
+        self._tables = SurvivalTables.load(
+            num_draft_tokens, self.device, self.config.survival_table,
+            self.config.min_survival, self.config.min_survival_lost,
+        )  # fmt: skip
+        self._length_quarters = length_quarters(self.config.length_factor)
         # What the operations of a step hand on, one row a batch position.
-        self._cursor = per_slot(0)
-        self._prediction_match = allocate_suffix_match(max_slots, self.device)
-        self._context_match = allocate_suffix_match(max_slots, self.device)
+        self._alignment = allocate_alignment(max_slots, self.device)
+        # In the prediction the best and the second best, then in the context.
+        self._matches = [allocate_suffix_match(max_slots, self.device) for _ in range(4)]
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
 
     def add(self, slot: int, prediction: Sequence[int] | npt.NDArray[np.integer], prompt_len: int) -> None:
@@ -197,30 +199,29 @@ class Drafter:
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
         steps, text, text_len = self._steps, self._prediction, self._prediction_len
-        cursor, in_prediction, in_context, out = self._rows(batch_size)
+        alignment, matches, out = self._rows(batch_size)
         start, active = self._output_start, num_sampled
         steps.extend(self._row, self._row_len, token_ids, start, total_len, text, text_len, slots, active)
-        steps.realign(self._row, text_len, slots, active, cursor)
+        steps.realign(self._row, text_len, slots, active, *alignment)
         steps.match(
-            token_ids, start, total_len, text, text_len, slots, active, cursor, *in_prediction,
+            token_ids, start, total_len, text, text_len, slots, active, alignment.cursor, *matches[:4],
             self.config.min_match, MAX_MATCH, True,
         )  # fmt: skip
         steps.match(
-            token_ids, self._context_start, total_len, token_ids, total_len, slots, active, None, *in_context,
+            token_ids, self._context_start, total_len, token_ids, total_len, slots, active, None, *matches[4:],
             self.config.min_context_match, MAX_MATCH, False,
         )  # fmt: skip
         steps.draft(
-            text, text_len, token_ids, start, total_len, slots, active, cursor, *in_prediction, *in_context,
-            self._tables, *out, self.config.length_factor, self._min_survival, self.vocab_size,
+            text, text_len, token_ids, start, total_len, slots, active, *alignment, *matches,
+            self._tables, *out, self._length_quarters, self.vocab_size,
         )  # fmt: skip
         return out
 
-    def _rows(self, batch_size: int) -> tuple[torch.Tensor, SuffixMatch, SuffixMatch, Draft]:
+    def _rows(self, batch_size: int) -> tuple[Alignment, list[torch.Tensor], Draft]:
         """Views of the step's buffers for this batch size."""
         return (
-            self._cursor[:batch_size],
-            SuffixMatch(*(t[:batch_size] for t in self._prediction_match)),
-            SuffixMatch(*(t[:batch_size] for t in self._context_match)),
+            Alignment(*(t[:batch_size] for t in self._alignment)),
+            [tensor[:batch_size] for match in self._matches for tensor in match],
             Draft(*(t[:batch_size] for t in self._draft)),
         )
 

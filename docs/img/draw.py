@@ -13,16 +13,20 @@ from pathlib import Path
 
 import torch
 
+from gpu_align.ops.draft import MAX_MATCH, SURVIVAL_ONE
 from gpu_align.ops.draft.tables import (
-    CLASS_CONTEXT,
-    CLASS_WHOLE,
-    LENGTH_EDGES,
-    NUM_DISTANCES,
+    NUM_MARGINS,
+    NUM_PLACES,
+    NUM_TRUSTS,
+    PLACE_CONTEXT,
     SHIPPED,
+    fit_curves,
     length_buckets,
+    margin_buckets,
     read_survival,
 )
 from gpu_align.ops.lcs import lcs_prefix_row
+from gpu_align.ops.realign import MATCH_WEIGHT
 from gpu_align.ops.suffix_match import suffix_match
 
 GREY = "#757c86"
@@ -134,10 +138,10 @@ def _int32(value: int) -> torch.Tensor:
 
 
 def _scores(output: Sequence[str]) -> list[int]:
-    """``2 * H[j] - j`` for every prefix of the prediction."""
+    """What the cursor makes largest, for every prefix of the prediction."""
     context, prediction = _ids(output, PREDICTION)
     row = lcs_prefix_row(context, _int32(len(output)), prediction, _int32(len(PREDICTION)))[0].tolist()
-    return [2 * h - j for j, h in enumerate(row)]
+    return [MATCH_WEIGHT * h - j for j, h in enumerate(row)]
 
 
 def _match(output: Sequence[str], text: Sequence[str], cursor: int) -> tuple[int, int]:
@@ -189,21 +193,21 @@ def draw_alignment() -> Picture:
 
 
 def draw_cursor() -> Picture:
-    """The score 2H[j] - j along the prediction, at two moments of the example."""
-    picture = Picture(916, 330, "The cursor is where 2H[j] - j is largest")
-    x0, unit, y0 = 60.0, 9.0, 190.0
+    """The score along the prediction, at two moments of the example."""
+    picture = Picture(916, 330, f"The cursor is where {MATCH_WEIGHT}H[j] - j is largest")
+    x0, unit, y0 = 60.0, 8.0, 234.0
     lefts, x = [], x0
     for token in PREDICTION:
         lefts.append(x)
         x += _width(token) * 0.86 + GAP
     lefts.append(x)
-    for value in range(-4, 13, 4):
+    for value in range(0, 25, 6):
         y = y0 - unit * value
         picture.line([(x0 - 6, y), (x, y)], GREY, 0.4)
         picture.text(x0 - 12, y + 4.5, f"{value}".replace("-", "−"), anchor="end", size=12)
-    picture.text(8, 24, "2H[j] − j", bold=True)
-    moments = ((STEP + 10, "draft", "after “.read”, one step later"), (STEP, "insert", "after “␣with”"))
-    for (count, kind, label), label_x, label_y in zip(moments, (440, 330), (110, 262), strict=True):
+    picture.text(8, 18, f"{MATCH_WEIGHT}H[j] − j", bold=True)
+    moments = ((STEP + 3, "draft", "after “)”, three tokens later"), (STEP, "insert", "after “␣with”"))
+    for (count, kind, label), label_x, label_y in zip(moments, (640, 640), (64, 214), strict=True):
         scores = _scores(OUTPUT[:count])
         points = [(lx, y0 - unit * s) for lx, s in zip(lefts, scores, strict=True)]
         stroke = COLOURS[kind][1]
@@ -262,7 +266,7 @@ def draw_ties() -> Picture:
     output = _tokens("if ␣a : ␣return ↵ if ␣z : ␣return ↵")
     context, tokens = _ids(output, prediction)
     row = lcs_prefix_row(context, _int32(len(output)), tokens, _int32(len(prediction)))[0].tolist()
-    scores = [2 * h - j for j, h in enumerate(row)]
+    scores = [MATCH_WEIGHT * h - j for j, h in enumerate(row)]
     cursor = scores.index(max(scores))
     end, length = _match(output, prediction, cursor)
     picture = Picture(826, 222, "Equally long matches: the one nearest to the cursor is meant")
@@ -294,22 +298,28 @@ def draw_ties() -> Picture:
 
 def draw_survival() -> Picture:
     """Survival curves of the shipped table for a few classes."""
-    curves, bucket = read_survival(SHIPPED), length_buckets()
-    shown = [(CLASS_WHOLE, "whole output is its beginning", "#3f9b57", "")]
-    for matched, colour in ((64, "#2f6fd0"), (16, "#4c90e0"), (4, "#8a63d2"), (2, "#b0519f"), (1, "#c9534a")):
-        i = int(bucket[matched])
-        first = LENGTH_EDGES[i - 1]
-        last = LENGTH_EDGES[i] - 1 if i < len(LENGTH_EDGES) else None
-        span = f"{first} or more" if last is None else f"{first}" if first == last else f"{first}–{last}"
-        unit = "token" if span == "1" else "tokens"
-        shown.append((i * NUM_DISTANCES, f"{span} {unit}, at the cursor", colour, ""))
-    i = int(bucket[4])
-    shown.append((i * NUM_DISTANCES + 4, "4 tokens, behind the cursor", "#8a63d2", 'stroke-dasharray="6 4"'))
-    shown.append(
-        (CLASS_CONTEXT + i, "4 tokens, in the request's own text", "#c98a1b", 'stroke-dasharray="2 3"')
-    )
+    K = 64
+    curves = fit_curves(read_survival(SHIPPED), K) / SURVIVAL_ONE
+    lengths, margins = length_buckets(), margin_buckets()
+
+    def klass(matched: int, margin: int, place: int = 0, trust: int = 2) -> int:
+        evidence = int(lengths[matched]) * NUM_MARGINS + int(margins[margin + MAX_MATCH])
+        return (evidence * NUM_PLACES + place) * NUM_TRUSTS + trust
+
+    dashed, dotted = 'stroke-dasharray="6 4"', 'stroke-dasharray="2 3"'
+    shown = [
+        (klass(64, 64), "64 or more tokens, at the cursor", "#2f6fd0", ""),
+        (klass(16, 16), "13–16 tokens, at the cursor", "#4c90e0", ""),
+        (klass(4, 4), "4 tokens, at the cursor", "#8a63d2", ""),
+        (klass(2, 2), "2 tokens, at the cursor", "#b0519f", ""),
+        (klass(1, 1), "1 token, at the cursor", "#c9534a", ""),
+        (klass(4, 4, place=6), "4 tokens, far ahead", "#8a63d2", dashed),
+        (klass(4, 0, place=0), "4 tokens, and a rival of 4", "#8a63d2", dotted),
+        (klass(4, 4, PLACE_CONTEXT), "4 tokens, in the request's own text", "#c98a1b", dashed),
+        (klass(4, 4, trust=0), "4 tokens, an output that is lost", "#757c86", dotted),
+    ]
     picture = Picture(880, 400, "Survival: probability that the first k drafts are all accepted")
-    x0, y0, width, height, K = 64.0, 350.0, 510.0, 310.0, 64
+    x0, y0, width, height = 64.0, 350.0, 510.0, 310.0
 
     def at(k: float, p: float) -> tuple[float, float]:
         return x0 + width * k / K, y0 - height * p
@@ -322,9 +332,9 @@ def draw_survival() -> Picture:
     picture.text(x0 + width / 2, y0 + 38, "k drafts", anchor="middle")
     picture.text(x0 - 50, 24, "P(first k drafts all accepted)", bold=True)
     ends = []
-    for klass, label, colour, more in shown:
-        picture.line([at(k + 1, p) for k, p in enumerate(curves[klass][:K])], colour, 2, more)
-        ends.append((at(K, float(curves[klass][K - 1]))[1], label, colour))
+    for i, label, colour, more in shown:
+        picture.line([at(k + 1, p) for k, p in enumerate(curves[i])], colour, 2, more)
+        ends.append((at(K, float(curves[i][K - 1]))[1], label, colour))
     # Labels beside the curves' ends, pushed apart where they would touch.
     lowest = 0.0
     for y, label, colour in sorted(ends):

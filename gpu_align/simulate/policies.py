@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 OURS = "gpu_align"
 #: Settings of a `DrafterConfig` along the trade-off, from few rejected drafts to few steps.
 SWEEP: tuple[dict[str, Any], ...] = (
-    {"length_factor": 1, "min_survival": 0.95},
+    {"length_factor": 0.5, "min_survival": 0.95},
     {"length_factor": 1, "min_survival": 0.8},
-    {"length_factor": 1, "min_survival": 0.6},
-    {"length_factor": 2, "min_survival": 0.4},
-    {"length_factor": 4, "min_survival": 0.3},
-    {"length_factor": 4, "min_survival": 0.15},
-    {"length_factor": 4, "min_survival": 0.05},
-    {"length_factor": 16, "min_survival": 0.02},
-    {"length_factor": 64, "min_survival": 0.0},
+    {"length_factor": 1, "min_survival": 0.5},
+    {"length_factor": 1, "min_survival": 0.3},
+    {"length_factor": 1.5, "min_survival": 0.3},
+    {"length_factor": 2, "min_survival": 0.2},
+    {"length_factor": 3, "min_survival": 0.1},
+    {"length_factor": 6, "min_survival": 0.08},
+    {"length_factor": 8, "min_survival": 0.05},
+    {"length_factor": 12, "min_survival": 0.05},
+    {"length_factor": 20, "min_survival": 0.02},
+    {"length_factor": 64, "min_survival": 0.005},
 )
 
 

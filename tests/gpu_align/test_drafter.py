@@ -95,8 +95,9 @@ class TestRealignsAtOnce:
         engine.add(0, prediction, [900, 901])
         offered = engine.generate(0, output)
         after = [step for step in offered if step[0] > back_at]
-        # One token matches: a short draft, and right. Its successors grow with the evidence.
-        assert after[0][0] == back_at + 1
+        # At the latest when one token matches: a short draft, and right. Its successors grow with the evidence. A
+        # guess that nothing matched may have been right a step before.
+        assert after[0][0] <= back_at + 2
         assert all(0 < min(len(draft), len(output) - at) == accepted for at, draft, accepted, _ in after)
         assert [len(draft) for _, draft, _, _ in after][:2] == sorted(len(d) for _, d, _, _ in after[:2])
         return len(offered)
@@ -429,7 +430,15 @@ class TestBadInput:
             )  # fmt: skip
 
     @pytest.mark.parametrize(
-        "setting", [{"length_factor": -1}, {"min_survival": 2}, {"min_match": 0}, {"min_context_match": 65}]
+        "setting",
+        [
+            {"length_factor": -1},
+            {"length_factor": 0.3},
+            {"min_survival": 2},
+            {"min_survival_lost": -0.5},
+            {"min_match": 0},
+            {"min_context_match": 65},
+        ],
     )
     def test_config(self, setting):
         with pytest.raises(ValueError, match=next(iter(setting))):

@@ -1,8 +1,8 @@
 """One continuation a request, chosen among the candidates and written as draft tokens; see README.md here."""
 
-from .launch import Draft, Source, allocate_draft, draft, launch_draft, survival_units
+from .launch import Draft, Source, allocate_draft, draft, launch_draft, length_quarters
 from .reference import draft_reference
-from .tables import MAX_MATCH, NUM_CLASSES, SURVIVAL_ONE, SurvivalTables
+from .tables import MAX_MATCH, NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, survival_units
 
 __all__ = [
     "MAX_MATCH",
@@ -15,5 +15,6 @@ __all__ = [
     "draft",
     "draft_reference",
     "launch_draft",
+    "length_quarters",
     "survival_units",
 ]

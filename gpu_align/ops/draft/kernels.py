@@ -4,104 +4,162 @@ import triton
 import triton.language as tl
 
 from .tables import (
-    CLASS_CONTEXT,
-    CLASS_CURSOR_ALONE,
-    CLASS_CURSOR_BESIDE_MATCH,
-    CLASS_WHOLE,
     MAX_MATCH,
-    NUM_DISTANCES,
+    NUM_MARGINS,
+    NUM_PLACES,
+    NUM_TRUSTS,
+    PLACE_CONTEXT,
+    TRUST_FROM,
+    WINDOW_AHEAD,
+    WINDOW_BEHIND,
 )
 
-_CONTEXT = tl.constexpr(CLASS_CONTEXT)
-_CURSOR_ALONE = tl.constexpr(CLASS_CURSOR_ALONE)
-_CURSOR_BESIDE_MATCH = tl.constexpr(CLASS_CURSOR_BESIDE_MATCH)
-_WHOLE = tl.constexpr(CLASS_WHOLE)
 _MAX_MATCH = tl.constexpr(MAX_MATCH)
-_NUM_DISTANCES = tl.constexpr(NUM_DISTANCES)
+_NUM_MARGINS = tl.constexpr(NUM_MARGINS)
+_NUM_PLACES = tl.constexpr(NUM_PLACES)
+_NUM_TRUSTS = tl.constexpr(NUM_TRUSTS)
+_PLACE_CONTEXT = tl.constexpr(PLACE_CONTEXT)
+_TRUST_FROM = tl.constexpr(TRUST_FROM)
+_BEHIND = tl.constexpr(WINDOW_BEHIND)
+#: Lanes: two matches in the prediction, the window around the cursor, two matches in the context, then nothing.
+_OWN = tl.constexpr(2 + WINDOW_BEHIND + 1 + WINDOW_AHEAD)
+_LANES = tl.constexpr(32)
 
 
 @triton.jit
-def _prediction_class(end, matched, cursor, num_output, bucket_ptr):
-    """Class of a match in the prediction."""
-    away = end - cursor
-    distance = tl.where(away < 0, 4, tl.where(away <= 1, away, tl.where(away <= 16, 2, 3)))
-    near = tl.load(bucket_ptr + matched) * _NUM_DISTANCES + distance
-    is_whole = (end == num_output) & (matched == _MAX_MATCH) & (num_output <= _MAX_MATCH)
-    return tl.where(is_whole, _WHOLE, near)
+def _at(b_values, lane):
+    """One lane's value."""
+    o_c = tl.arange(0, _LANES)
+    return tl.sum(tl.where(o_c == lane, b_values, 0), axis=0)
 
 
 @triton.jit
-def _weigh(
-    position, room, matched, klass, survival_ptr,
-    length_factor, min_survival, K: tl.constexpr, BLOCK_K: tl.constexpr,
+def _lay_out(first, second, b_window, own, own_second):
+    """[_LANES]: the values of the matches and of the window in the order of the lanes."""
+    o_c = tl.arange(0, _LANES)
+    b_values = tl.where(o_c == 0, first, tl.where(o_c == 1, second, b_window))
+    return tl.where(o_c == _OWN, own, tl.where(o_c == _OWN + 1, own_second, b_values))
+
+
+@triton.jit
+def _window_matches(p_prediction, p_context, o_position, m_live, total, num_output):
+    """Common suffix of the output and of ``prediction[:position]``, at most `MAX_MATCH`, [_LANES] int32."""
+    b_length = tl.zeros_like(o_position)
+    m_alive = m_live
+    i_back = 0
+    limit = tl.minimum(num_output, _MAX_MATCH)
+    running = (tl.max(m_alive.to(tl.int32), axis=0) > 0) & (limit > 0)
+    while running:
+        token = tl.load(p_context + (total - 1 - i_back))
+        m_read = m_alive & (o_position > i_back)
+        b_token = tl.load(p_prediction + (o_position - 1 - i_back), mask=m_read, other=-1)
+        m_alive = m_read & (b_token == token)
+        b_length += m_alive.to(tl.int32)
+        i_back += 1
+        running = (tl.max(m_alive.to(tl.int32), axis=0) > 0) & (i_back < limit)
+    return b_length
+
+
+@triton.jit
+def _class_of(
+    o_position, b_matched, b_margin, m_own, cursor, followed, num_output,
+    length_bucket_ptr, margin_bucket_ptr,
 ):  # fmt: skip
-    """``(gain, length)`` of one candidate; a gain of -1 marks one that cannot be drafted from."""
-    o_k = tl.arange(0, BLOCK_K)
-    limit = tl.where(matched >= _MAX_MATCH, K, tl.minimum(length_factor * matched + 1, K))
-    b_survival = tl.load(survival_ptr + klass * K + o_k, mask=o_k < K, other=0)
-    m_keep = (b_survival >= min_survival) & (o_k < limit)
-    gain = tl.sum(tl.where(m_keep, b_survival, 0), axis=0)
-    gain = tl.where(klass == _WHOLE, 0x7FFFFFFF, gain)
-    possible = (position >= 0) & (room > 0)
-    return tl.where(possible, gain, -1), tl.minimum(tl.sum(m_keep.to(tl.int32), axis=0), room)
+    """Class of every candidate, [_LANES] int32."""
+    away = o_position - cursor
+    behind = tl.where(away < -2, 5, 4)
+    ahead = tl.where(away <= 1, away, tl.where(away <= 4, 2, tl.where(away <= 16, 3, 6)))
+    place = tl.where(m_own, _PLACE_CONTEXT, tl.where(away < 0, behind, ahead))
+    trust = tl.where(8 * followed < num_output, 0, tl.where(2 * followed < num_output, 1, 2))
+    trust = tl.where(num_output < _TRUST_FROM, 2, trust)
+    evidence = tl.load(length_bucket_ptr + b_matched) * _NUM_MARGINS
+    evidence += tl.load(margin_bucket_ptr + b_margin + _MAX_MATCH)
+    return (evidence * _NUM_PLACES + place) * _NUM_TRUSTS + trust
 
 
-@triton.jit(do_not_specialize=["length_factor", "min_survival", "context_capacity", "vocab_size"])
+@triton.jit
+def _margins(b_token, b_matched, m_live):
+    """Matched tokens ahead of the longest match that expects another token next, [_LANES] int32."""
+    o_c = tl.arange(0, _LANES)
+    b_reach = tl.where(m_live, b_matched, -1)
+    reach = tl.max(b_reach, axis=0)
+    first = tl.min(tl.where(b_reach == reach, o_c, _LANES), axis=0)
+    m_agrees = b_token == _at(b_token, first)
+    rival = tl.max(tl.where(m_agrees, 0, tl.where(m_live, b_matched, 0)), axis=0)
+    return tl.where(m_live, b_matched - tl.where(m_agrees, rival, reach), 0)
+
+
+@triton.jit(do_not_specialize=["length_quarters", "context_capacity", "vocab_size"])
 def _draft_kernel(
     prediction_ptr, stride_prediction_s, prediction_len_ptr,
     context_ptr, stride_context_s, context_start_ptr, context_len_ptr,
-    slots_ptr, active_ptr, cursor_ptr,
-    prediction_end_ptr, prediction_matched_ptr, context_end_ptr, context_matched_ptr,
-    bucket_ptr, survival_ptr, confidence_ptr,
+    slots_ptr, active_ptr, cursor_ptr, followed_ptr,
+    prediction_end_ptr, prediction_matched_ptr, prediction_second_end_ptr, prediction_second_matched_ptr,
+    context_end_ptr, context_matched_ptr, context_second_end_ptr, context_second_matched_ptr,
+    length_bucket_ptr, margin_bucket_ptr, keep_ptr, gain_ptr, confidence_ptr,
     token_ids_ptr, length_ptr, confidence_out_ptr, source_ptr,
-    length_factor, min_survival, context_capacity, vocab_size,
+    length_quarters, context_capacity, vocab_size,
     K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,). See `gpu_align.ops.draft.draft` for the loop that this computes."""
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
     total = tl.load(context_len_ptr + i_slot)
-    num_output = total - tl.load(context_start_ptr + i_slot)
-    num_text = tl.load(prediction_len_ptr + i_slot)
+    num_output = tl.maximum(total - tl.load(context_start_ptr + i_slot), 0)
     p_prediction = prediction_ptr + i_slot * stride_prediction_s
     p_context = context_ptr + i_slot * stride_context_s
+    # A request that is not active has nothing to read on from.
+    is_active = tl.load(active_ptr + i_b) > 0
+    num_text = tl.where(is_active, tl.load(prediction_len_ptr + i_slot), 0)
+    num_own = tl.where(is_active, total, 0)
     cursor = tl.load(cursor_ptr + i_b)
     end = tl.load(prediction_end_ptr + i_b)
     matched = tl.load(prediction_matched_ptr + i_b)
-    own_end = tl.load(context_end_ptr + i_b)
-    own_matched = tl.load(context_matched_ptr + i_b)
 
-    # Candidate 0: the longest match in the prediction.
-    position = end
-    klass = _prediction_class(end, matched, cursor, num_output, bucket_ptr)
-    gain, length = _weigh(
-        end, num_text - end, matched, klass, survival_ptr, length_factor, min_survival, K, BLOCK_K
-    )
-    # Candidate 1: the cursor, where that is another place.
-    cursor_class = tl.where(end < 0, _CURSOR_ALONE, _CURSOR_BESIDE_MATCH)
-    other_gain, other_length = _weigh(
-        tl.where(cursor == end, -1, cursor), num_text - cursor, 0, cursor_class, survival_ptr,
-        length_factor, min_survival, K, BLOCK_K,
+    # The candidates: where they are, how much of the output they match, what they expect next.
+    o_c = tl.arange(0, _LANES)
+    m_own = (o_c >= _OWN) & (o_c < _OWN + 2)
+    m_window = (o_c >= 2) & (o_c < _OWN)
+    o_window = cursor + o_c - (2 + _BEHIND)
+    m_window = m_window & (o_window >= 0) & (o_window < num_text)
+    o_position = _lay_out(
+        end, tl.load(prediction_second_end_ptr + i_b), tl.where(m_window, o_window, -1),
+        tl.load(context_end_ptr + i_b), tl.load(context_second_end_ptr + i_b),
     )  # fmt: skip
-    better = other_gain > gain
-    position = tl.where(better, cursor, position)
-    klass = tl.where(better, cursor_class, klass)
-    length = tl.where(better, other_length, length)
-    gain = tl.where(better, other_gain, gain)
-    # Candidate 2: the longest match in the request's own context.
-    own_class = _CONTEXT + tl.load(bucket_ptr + own_matched)
-    own_gain, own_length = _weigh(
-        own_end, total - own_end, own_matched, own_class, survival_ptr,
-        length_factor, min_survival, K, BLOCK_K,
+    b_room = tl.where(m_own, num_own, num_text) - o_position
+    m_live = (o_position >= 0) & (b_room > 0)
+    b_matched = _lay_out(
+        matched, tl.load(prediction_second_matched_ptr + i_b),
+        _window_matches(p_prediction, p_context, o_position, m_window, total, num_output),
+        tl.load(context_matched_ptr + i_b), tl.load(context_second_matched_ptr + i_b),
     )  # fmt: skip
-    is_own = own_gain > gain
-    position = tl.where(is_own, own_end, position)
-    klass = tl.where(is_own, own_class, klass)
-    length = tl.where(is_own, own_length, length)
-    gain = tl.where(is_own, own_gain, gain)
+    b_own = tl.load(p_context + o_position, mask=m_live & m_own, other=-1)
+    b_text = tl.load(p_prediction + o_position, mask=m_live & (o_c < _OWN), other=-1)
+    b_margin = _margins(tl.where(m_own, b_own, b_text), b_matched, m_live)
 
-    live = (gain > 0) & (tl.load(active_ptr + i_b) > 0)
+    # What each is worth, and the best.
+    b_class = _class_of(
+        o_position, tl.where(m_live, b_matched, 0), b_margin, m_own, cursor, followed=tl.load(followed_ptr + i_b),
+        num_output=num_output, length_bucket_ptr=length_bucket_ptr, margin_bucket_ptr=margin_bucket_ptr,
+    )  # fmt: skip
+    is_whole = (end == num_output) & (matched == _MAX_MATCH) & (num_output <= _MAX_MATCH)
+    m_whole = (o_c == 0) & (tl.where(o_c == 0, is_whole.to(tl.int32), 0) > 0)
+    b_num = tl.minimum(length_quarters * b_matched // 4 + 1, K)
+    b_num = tl.where(b_matched >= _MAX_MATCH, K, b_num)
+    b_num = tl.minimum(b_num, tl.load(keep_ptr + b_class))
+    b_num = tl.where(m_whole, K, b_num)
+    b_gain = tl.load(gain_ptr + b_class * (K + 1) + b_num)
+    b_gain = tl.where(m_whole, 0x7FFFFFFF, b_gain)
+    b_key = tl.where(m_live, b_gain.to(tl.int64) * _LANES + (_LANES - 1 - o_c), 0)
+    top = tl.max(b_key, axis=0)
+    lane = _LANES - 1 - (top % _LANES).to(tl.int32)
+    live = top >= _LANES  # a gain above 0
+    is_own = (lane >= _OWN) & live
+    position = _at(o_position, lane)
+    klass = _at(b_class, lane)
+    length = tl.minimum(_at(b_num, lane), _at(b_room, lane))
     length = tl.where(live, tl.minimum(length, context_capacity - total), 0)
+
     o_k = tl.arange(0, BLOCK_K)
     m_draft = o_k < length
     # Only one of the two loads has lanes: the other's length is 0.

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 
 from .._check import Backend, check_tensor, resolve_backend
+from ..realign import Alignment
 from ..suffix_match import SuffixMatch
 from .reference import draft_reference
-from .tables import MAX_MATCH, SURVIVAL_ONE, SurvivalTables
+from .tables import NUM_CLASSES, SurvivalTables
 
 
 class Source(IntEnum):
@@ -54,15 +55,14 @@ def draft(
     context_start: torch.Tensor,
     context_len: torch.Tensor,
     slots: torch.Tensor,
-    cursor: torch.Tensor,
-    prediction_match: SuffixMatch,
-    context_match: SuffixMatch,
+    alignment: Alignment,
+    prediction_matches: tuple[SuffixMatch, SuffixMatch],
+    context_matches: tuple[SuffixMatch, SuffixMatch],
     tables: SurvivalTables,
     *,
     vocab_size: int,
     active: torch.Tensor | None = None,
-    length_factor: int = 4,
-    min_survival: float = 0.05,
+    length_factor: float = 8.0,
     out: Draft | None = None,
     backend: Backend = "auto",
 ) -> Draft:
@@ -70,21 +70,24 @@ def draft(
 
     For every batch position, with the candidates in this order and K columns in the tables::
 
-        0  PREDICTION at prediction_match.end, matched prediction_match.length tokens
-        1  PREDICTION at cursor, matched 0 tokens                       (if it is another position)
-        2  CONTEXT    at context_match.end, matched context_match.length tokens
+        PREDICTION  at the end of the best match, then of the second best
+        PREDICTION  at cursor - 2, cursor - 1, ..., cursor + 16
+        CONTEXT     at the end of the best match, then of the second best
 
+        matched = common suffix, up to MAX_MATCH, of the output and of the text before the position
+        room    = tokens of the text from the position on; no candidate if 0
+        margin  = matched - the longest `matched` of a candidate that expects another next token
+                  (where the first candidate with the largest `matched` expects another: that largest)
         for candidate in candidates:
-            room  = tokens of its text from its position on; skipped if 0
-            limit = K if matched >= MAX_MATCH else min(length_factor * matched + 1, K)
-            keep  = number of k < limit with survival[class][k] >= min_survival
-            gain  = sum(survival[class][:keep])           # expected accepted drafts; whole match: infinite
-        best   = the candidate with the largest gain > 0
-        length = min(best.keep, best.room, T - total_len), cut before the first token outside the vocabulary
+            limit = K if matched >= MAX_MATCH else min(length_factor * matched // 1 + 1, K)
+            num   = min(limit, keep[class])               # drafts whose survival reaches the threshold
+            value = gain[class][num]                      # expected accepted drafts; whole match: infinite
+        best   = the candidate with the largest value > 0
+        length = min(best.num, best.room, T - total_len), cut before the first token outside the vocabulary
         token_ids[:length]  = best.text[best.position:best.position + length]
         confidence[:length] = P(draft k accepted | drafts before it accepted) for best.class
 
-    Ties: the earlier candidate. The classes are in this folder's README.md. A candidate's gain does not
+    Ties: the earlier candidate. The classes are in this folder's README.md. A candidate's value does not
     shrink with its room: a sure continuation wins against a doubtful one up to its last token.
 
     Args:
@@ -94,21 +97,21 @@ def draft(
         context_start: [S] int32: where each output begins.
         context_len: [S] int32, ``<= T``: tokens so far. A draft never reaches beyond T.
         slots: [B] int64, ``0 <= slot < S``.
-        cursor: [B] int32, ``0 <= cursor <= prediction_len``, from `realign`.
-        prediction_match: from `suffix_match` on the prediction, with ``max_match = MAX_MATCH``.
-        context_match: from `suffix_match` on the context itself, likewise.
-        tables: `SurvivalTables` on the same device; its width is K.
+        alignment: from `realign`.
+        prediction_matches: best and runner-up of `suffix_match` on the prediction, with
+            ``max_match = MAX_MATCH`` and ``from_start``.
+        context_matches: best and runner-up of `suffix_match` on the context itself, likewise.
+        tables: `SurvivalTables` on the same device; their width is K.
         vocab_size: tokens are below it.
         active: [B] int32 or None: requests where it is 0 get length 0.
-        length_factor: drafts a matched token, ``>= 0``: more tokens a step for more rejected ones.
-        min_survival: probability below which drafting stops, ``0 <= p <= 1``; the same trade-off.
+        length_factor: drafts a matched token, in quarters, ``>= 0``: more tokens a step for more rejected ones.
         out: where to write, from `allocate_draft`; allocated if None.
         backend: "auto" runs the kernel on CUDA tensors and the reference on CPU tensors.
 
     Returns:
         `Draft`.
 
-    No sync and, with `out`, no allocation. O(K) a request.
+    No sync and, with `out`, no allocation. O(K + matched tokens) a request.
 
     Raises:
         TypeError: an argument is no tensor or has another dtype.
@@ -138,21 +141,20 @@ def draft(
     batch_size = check_tensor("slots", slots, dtype=torch.int64, shape=(None,), device=device).shape[0]
     if active is None:
         active = torch.ones(batch_size, dtype=torch.int32, device=device)
-    for name, per_request in (
-        ("active", active),
-        ("cursor", cursor),
-        ("prediction_match.end", prediction_match.end),
-        ("prediction_match.length", prediction_match.length),
-        ("context_match.end", context_match.end),
-        ("context_match.length", context_match.length),
-    ):
+    matches = (*prediction_matches, *context_matches)
+    names = ("prediction_matches[0]", "prediction_matches[1]", "context_matches[0]", "context_matches[1]")
+    found = {
+        f"{name}.{field}": t
+        for name, m in zip(names, matches, strict=True)
+        for field, t in m._asdict().items()
+    }
+    aligned = {f"alignment.{field}": t for field, t in alignment._asdict().items()}
+    for name, per_request in ({"active": active} | aligned | found).items():
         check_tensor(name, per_request, dtype=torch.int32, shape=(batch_size,), device=device)
-    check_tensor("tables.bucket", tables.bucket, dtype=torch.int32, shape=(MAX_MATCH + 1,), device=device)
-    K = tables.survival.shape[1]
-    if length_factor < 0:
-        raise ValueError(f"length_factor: expected 0 or more, found {length_factor}")
-    if not 0 <= min_survival <= 1:
-        raise ValueError(f"min_survival: expected 0 <= p <= 1, found {min_survival}")
+    K = tables.confidence.shape[1]
+    check_tensor("tables.keep", tables.keep, dtype=torch.int32, shape=(NUM_CLASSES,), device=device)
+    check_tensor("tables.gain", tables.gain, dtype=torch.int32, shape=(NUM_CLASSES, K + 1), device=device)
+    quarters = length_quarters(length_factor)
     if out is None:
         out = allocate_draft(batch_size, K, device)
     check_tensor("out.token_ids", out.token_ids, dtype=torch.int64, shape=(batch_size, K), device=device)
@@ -161,16 +163,24 @@ def draft(
     check_tensor("out.source", out.source, dtype=torch.int8, shape=(batch_size,), device=device)
     run = launch_draft if resolve_backend(backend, context) == "triton" else draft_reference
     run(
-        prediction, prediction_len, context, context_start, context_len, slots, active, cursor,
-        *prediction_match, *context_match, tables, *out,
-        length_factor, survival_units(min_survival), vocab_size,
+        prediction, prediction_len, context, context_start, context_len, slots, active, *alignment,
+        *prediction_matches[0], *prediction_matches[1], *context_matches[0], *context_matches[1],
+        tables, *out, quarters, vocab_size,
     )  # fmt: skip
     return out
 
 
-def survival_units(probability: float) -> int:
-    """A probability in the integer units of the survival table, at least 1: no draft of survival 0."""
-    return max(round(probability * SURVIVAL_ONE), 1)
+def length_quarters(length_factor: float) -> int:
+    """A length factor as the kernel takes it.
+
+    Raises:
+        ValueError: it is no multiple of 0.25 from 0 to 2^20.
+    """
+    quarters = 4 * length_factor
+    # The upper end keeps its product with a matched length within the kernel's 32 bits.
+    if not (0 <= quarters <= 1 << 22 and quarters == int(quarters)):
+        raise ValueError(f"length_factor: expected a multiple of 0.25 from 0 to 2^20, found {length_factor}")
+    return int(quarters)
 
 
 def launch_draft(
@@ -182,17 +192,21 @@ def launch_draft(
     slots: torch.Tensor,
     active: torch.Tensor,
     cursor: torch.Tensor,
+    followed: torch.Tensor,
     prediction_end: torch.Tensor,
     prediction_matched: torch.Tensor,
+    prediction_second_end: torch.Tensor,
+    prediction_second_matched: torch.Tensor,
     context_end: torch.Tensor,
     context_matched: torch.Tensor,
+    context_second_end: torch.Tensor,
+    context_second_matched: torch.Tensor,
     tables: SurvivalTables,
     token_ids: torch.Tensor,
     length: torch.Tensor,
     confidence: torch.Tensor,
     source: torch.Tensor,
-    length_factor: int,
-    min_survival: int,
+    length_quarters: int,
     vocab_size: int,
 ) -> None:
     """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `draft_reference`."""
@@ -205,10 +219,11 @@ def launch_draft(
     _draft_kernel[(slots.shape[0],)](
         prediction, prediction.stride(0), prediction_len,
         context, context.stride(0), context_start, context_len,
-        slots, active, cursor,
-        prediction_end, prediction_matched, context_end, context_matched,
-        tables.bucket, tables.survival, tables.confidence,
+        slots, active, cursor, followed,
+        prediction_end, prediction_matched, prediction_second_end, prediction_second_matched,
+        context_end, context_matched, context_second_end, context_second_matched,
+        tables.length_bucket, tables.margin_bucket, tables.keep, tables.gain, tables.confidence,
         token_ids, length, confidence, source,
-        length_factor, min_survival, context.shape[1], vocab_size,
+        length_quarters, context.shape[1], vocab_size,
         K=K, BLOCK_K=1 << (K - 1).bit_length(), num_warps=1 if K <= 128 else 4,
     )  # fmt: skip

@@ -19,45 +19,75 @@ import torch
 SURVIVAL_ONE = 1 << 16
 #: A match this long is as good as certain; longer ones are not told apart.
 MAX_MATCH = 64
-#: Distance of a match in the prediction from the cursor: at it, one ahead, up to 16 ahead, more, behind.
-NUM_DISTANCES = 5
+#: Candidates near the cursor: this many tokens before it, and this many after it.
+WINDOW_BEHIND, WINDOW_AHEAD = 2, 16
 #: Matched length -> bucket: the first length of each bucket; bucket 0 is "nothing matched".
 LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
-NUM_LENGTHS = len(LENGTH_EDGES) + 1
+#: Margin -> bucket likewise; bucket 0 is "a match that disagrees is four or more tokens longer".
+MARGIN_EDGES = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
+NUM_LENGTHS, NUM_MARGINS = len(LENGTH_EDGES) + 1, len(MARGIN_EDGES) + 1
+#: Places: at the cursor, 1 ahead, 2-4, 5-16 ahead, 1-2 behind, more behind, more ahead; the own context.
+PLACE_CONTEXT = 7
+NUM_PLACES = 8
+#: How much of the output follows the prediction: less than an eighth, less than half, more (or too early to say).
+NUM_TRUSTS = 3
+#: Outputs shorter than this are trusted to follow.
+TRUST_FROM = 8
+NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_PLACES * NUM_TRUSTS
 
-#: No suffix matches anywhere in the prediction: go on at the cursor.
-CLASS_CURSOR_ALONE = 0
-#: A suffix matches elsewhere in the prediction, but go on at the cursor all the same.
-CLASS_CURSOR_BESIDE_MATCH = 1
-#: The whole output so far is the beginning of the prediction.
-CLASS_WHOLE = 2
-#: Classes of matches in the prediction: ``bucket * NUM_DISTANCES + distance``, from bucket 1 on.
-#: Classes of matches in the request's own context: ``CLASS_CONTEXT + bucket``.
-CLASS_CONTEXT = NUM_LENGTHS * NUM_DISTANCES
-NUM_CLASSES = CLASS_CONTEXT + NUM_LENGTHS
-
+#: Numbers of drafts that the file holds survival for; in between it is interpolated.
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SHIPPED = Path(__file__).with_name("survival.json")
 
+IntArray = npt.NDArray[np.int32]
 
-def length_buckets() -> npt.NDArray[np.int32]:
+
+def length_buckets() -> IntArray:
     """[MAX_MATCH + 1] int32: matched length -> bucket, ``0 <= bucket < NUM_LENGTHS``."""
-    return np.searchsorted(np.array(LENGTH_EDGES), np.arange(MAX_MATCH + 1), side="right").astype(np.int32)
+    return np.searchsorted(LENGTH_EDGES, np.arange(MAX_MATCH + 1), side="right").astype(np.int32)
+
+
+def margin_buckets() -> IntArray:
+    """[2 * MAX_MATCH + 1] int32: margin + MAX_MATCH -> bucket, ``0 <= bucket < NUM_MARGINS``."""
+    return np.searchsorted(MARGIN_EDGES, np.arange(-MAX_MATCH, MAX_MATCH + 1), side="right").astype(np.int32)
+
+
+def lost_classes() -> npt.NDArray[np.bool_]:
+    """[NUM_CLASSES]: candidates in a prediction that the output does not follow."""
+    classes = np.arange(NUM_CLASSES)
+    in_prediction = classes // NUM_TRUSTS % NUM_PLACES != PLACE_CONTEXT
+    lost: npt.NDArray[np.bool_] = in_prediction & (classes % NUM_TRUSTS == 0)
+    return lost
+
+
+def survival_units(probability: float) -> int:
+    """A probability as the tables hold it."""
+    return round(probability * SURVIVAL_ONE)
 
 
 @dataclass(frozen=True)
 class SurvivalTables:
-    """The tables of one drafter, on its device, for its K."""
+    """The tables of one drafter, on its device, for its K and its thresholds."""
 
     #: [MAX_MATCH + 1] int32: matched length -> bucket.
-    bucket: torch.Tensor
-    #: [NUM_CLASSES, K] int32 in units of 1/`SURVIVAL_ONE`: P(drafts 0..k are all accepted); never rises in k.
-    survival: torch.Tensor
+    length_bucket: torch.Tensor
+    #: [2 * MAX_MATCH + 1] int32: margin + MAX_MATCH -> bucket.
+    margin_bucket: torch.Tensor
+    #: [NUM_CLASSES] int32, ``0 <= keep <= K``: drafts after which the survival is below the threshold.
+    keep: torch.Tensor
+    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: expected accepted drafts of the first n.
+    gain: torch.Tensor
     #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
     confidence: torch.Tensor
 
     @classmethod
     def load(
-        cls, num_draft_tokens: int, device: torch.device | str, path: Path | str | None = None
+        cls,
+        num_draft_tokens: int,
+        device: torch.device | str,
+        path: Path | str | None = None,
+        min_survival: float = 0.05,
+        min_survival_lost: float = 0.3,
     ) -> SurvivalTables:
         """Read a table and fit it to K: cut where it is longer, continued at its last rate where it is shorter.
 
@@ -65,39 +95,68 @@ class SurvivalTables:
             num_draft_tokens: K >= 1.
             device: where the tensors live.
             path: a JSON file as ``benchmarks.learn_survival`` writes it; None is the shipped one.
+            min_survival: drafting stops where the survival falls below this, ``0 <= p <= 1``.
+            min_survival_lost: the same in a prediction that the output does not follow, where it is larger.
 
         Raises:
-            ValueError: the file does not hold ``NUM_CLASSES`` curves that start at or below 1 and never rise.
+            ValueError: a threshold outside its domain, or the file does not hold ``NUM_CLASSES`` curves between
+                0 and `SURVIVAL_ONE` that never rise.
         """
-        curves = read_survival(SHIPPED if path is None else Path(path))
-        survival = np.rint(fit_curves(curves, num_draft_tokens) * SURVIVAL_ONE).astype(np.int32)
-        survival = np.maximum(survival, 1)
-        before = np.concatenate([np.full((NUM_CLASSES, 1), SURVIVAL_ONE), survival[:, :-1]], axis=1)
-        return cls(
-            bucket=torch.from_numpy(length_buckets()).to(device),
-            survival=torch.from_numpy(survival).to(device),
-            confidence=torch.from_numpy((survival / before).astype(np.float32)).to(device),
+        survival = fit_curves(read_survival(SHIPPED if path is None else Path(path)), num_draft_tokens)
+        return cls.from_survival(survival, device, min_survival, min_survival_lost)
+
+    @classmethod
+    def from_survival(
+        cls,
+        survival: IntArray,
+        device: torch.device | str,
+        min_survival: float = 0.05,
+        min_survival_lost: float = 0.3,
+    ) -> SurvivalTables:
+        """Tables of curves [NUM_CLASSES, K] int32 in units of 1/`SURVIVAL_ONE`, from 1 up and never rising."""
+        for name, value in (("min_survival", min_survival), ("min_survival_lost", min_survival_lost)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
+        threshold = np.full(NUM_CLASSES, survival_units(min_survival))
+        threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
+        zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
+        before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
+        arrays = (
+            length_buckets(),
+            margin_buckets(),
+            (survival >= threshold[:, None]).sum(axis=1).astype(np.int32),
+            np.concatenate([zero, survival.cumsum(axis=1, dtype=np.int32)], axis=1),
+            (survival / before).astype(np.float32),
         )
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 @lru_cache(maxsize=4)
 def read_survival(path: Path) -> npt.NDArray[np.float64]:
-    """[NUM_CLASSES, k] float64 survival probabilities from a JSON file, checked."""
-    curves = np.array(json.loads(path.read_text())["survival"], dtype=np.float64)
-    if curves.ndim != 2 or curves.shape[0] != NUM_CLASSES or curves.shape[1] < 2:
-        raise ValueError(f"{path}: expected survival [{NUM_CLASSES}, 2 or more], found {list(curves.shape)}")
-    if not (curves.min() >= 0 and curves.max() <= 1 and (np.diff(curves, axis=1) <= 0).all()):
-        raise ValueError(f"{path}: expected survival between 0 and 1 that never rises along a row")
+    """[NUM_CLASSES, len(KNOTS)] survival in units of 1/`SURVIVAL_ONE` from a JSON file, checked."""
+    table = json.loads(path.read_text())
+    if table.get("knots") != list(KNOTS):
+        raise ValueError(f"{path}: expected the knots {list(KNOTS)}, found {table.get('knots')}")
+    curves = np.array(table.get("survival", []), dtype=np.float64)
+    if curves.shape != (NUM_CLASSES, len(KNOTS)):
+        raise ValueError(
+            f"{path}: expected survival [{NUM_CLASSES}, {len(KNOTS)}], found {list(curves.shape)}"
+        )
+    if not (curves.min() >= 0 and curves.max() <= SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
+        raise ValueError(f"{path}: expected survival from 0 to {SURVIVAL_ONE} that never rises along a row")
     return curves
 
 
-def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> npt.NDArray[np.float64]:
-    """[NUM_CLASSES, K] from curves of any length: cut, or continued at the mean rate of their second half."""
-    known = curves.shape[1]
-    if num_draft_tokens <= known:
-        return curves[:, :num_draft_tokens]
-    half = known // 2
-    tail = np.maximum(curves[:, -1:], 1e-9)
-    rate = (tail / np.maximum(curves[:, half - 1 : half], 1e-9)) ** (1 / (known - half))
-    more = np.arange(1, num_draft_tokens - known + 1)
-    return np.concatenate([curves, tail * np.minimum(rate, 1) ** more], axis=1)
+def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> IntArray:
+    """[NUM_CLASSES, K] int32 from survival at the knots.
+
+    Between two knots it falls at a constant rate, behind the last one at the mean rate from half way there.
+    """
+    at = np.arange(1, num_draft_tokens + 1)
+    logs = np.log(np.maximum(curves, 0.5))
+    last, half = KNOTS[-1], KNOTS.index(KNOTS[-1] // 2)
+    rate = (logs[:, -1] - logs[:, half]) / (last - KNOTS[half])
+    inside = np.stack([np.interp(at, KNOTS, row) for row in logs])
+    beyond = rate[:, None] * np.maximum(at - last, 0)
+    fitted: IntArray = np.maximum(np.rint(np.exp(inside + beyond)), 1).astype(np.int32)
+    return fitted

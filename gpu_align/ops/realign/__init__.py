@@ -1,6 +1,13 @@
-"""Where in its prediction each request stands, read from its LCS row; the maths is in README.md here."""
+"""Where a request stands in its prediction, read off the carried LCS row; see README.md here."""
 
-from .launch import launch_realign, realign
-from .reference import realign_reference
+from .launch import Alignment, allocate_alignment, launch_realign, realign
+from .reference import MATCH_WEIGHT, realign_reference
 
-__all__ = ["launch_realign", "realign", "realign_reference"]
+__all__ = [
+    "MATCH_WEIGHT",
+    "Alignment",
+    "allocate_alignment",
+    "launch_realign",
+    "realign",
+    "realign_reference",
+]

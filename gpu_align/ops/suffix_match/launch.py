@@ -45,6 +45,7 @@ def suffix_match(
     max_match: int = 64,
     from_start: bool = False,
     out: SuffixMatch | None = None,
+    runner_up: SuffixMatch | None = None,
     backend: Backend = "auto",
 ) -> SuffixMatch:
     """Find, for each request, the longest suffix of its context that occurs in a text.
@@ -83,6 +84,8 @@ def suffix_match(
         max_match: longest match that is told apart; longer ones count as this long.
         from_start: whether a match of the whole context at the beginning of the text counts as `max_match`.
         out: where to write, from `allocate_suffix_match`; allocated if None.
+        runner_up: where to write the second best match of each request, at another end and by the same order;
+            ``(-1, 0)`` where there is none. Not looked for if None.
         backend: "auto" runs the kernel on CUDA tensors and the reference on CPU tensors.
 
     Returns:
@@ -123,7 +126,12 @@ def suffix_match(
         out = allocate_suffix_match(batch_size, context.device)
     for name, tensor in zip(("out.end", "out.length"), out, strict=True):
         check_tensor(name, tensor, dtype=torch.int32, shape=(batch_size,), device=device)
-    args = (context, context_start, context_len, text, text_len, slots, active, anchor, *out)
+    second: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    if runner_up is not None:
+        for name, tensor in zip(("runner_up.end", "runner_up.length"), runner_up, strict=True):
+            check_tensor(name, tensor, dtype=torch.int32, shape=(batch_size,), device=device)
+        second = runner_up.end, runner_up.length
+    args = (context, context_start, context_len, text, text_len, slots, active, anchor, *out, *second)
     if resolve_backend(backend, context) == "triton":
         launch_suffix_match(*args, min_match, max_match, from_start)
     else:
@@ -142,6 +150,8 @@ def launch_suffix_match(
     anchor: torch.Tensor | None,
     end: torch.Tensor,
     length: torch.Tensor,
+    second_end: torch.Tensor | None,
+    second_length: torch.Tensor | None,
     min_match: int,
     max_match: int,
     from_start: bool,
@@ -156,8 +166,9 @@ def launch_suffix_match(
         context, context.stride(0), context_start, context_len,
         text, text.stride(0), text_len,
         slots if anchor is None else anchor, slots, active,
-        end, length,
+        end, length, end if second_end is None else second_end, length if second_length is None else second_length,
         min_match,
-        MAX_MATCH=max_match, HAS_ANCHOR=anchor is not None, FROM_START=from_start, BLOCK_N=BLOCK_N,
+        MAX_MATCH=max_match, HAS_ANCHOR=anchor is not None, FROM_START=from_start,
+        HAS_SECOND=second_end is not None, BLOCK_N=BLOCK_N,
         num_warps=4,
     )  # fmt: skip

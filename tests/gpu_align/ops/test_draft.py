@@ -1,6 +1,6 @@
 """`draft`: plain Python, the reference and the kernel agree on tokens, length, confidence and source."""
 
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,17 +17,7 @@ from gpu_align.ops.draft import (
     SurvivalTables,
     draft,
 )
-from gpu_align.ops.draft.tables import (
-    CLASS_CONTEXT,
-    CLASS_CURSOR_ALONE,
-    CLASS_CURSOR_BESIDE_MATCH,
-    CLASS_WHOLE,
-    LENGTH_EDGES,
-    NUM_DISTANCES,
-    NUM_LENGTHS,
-    fit_curves,
-    read_survival,
-)
+from gpu_align.ops.realign import Alignment
 from gpu_align.ops.suffix_match import SuffixMatch
 
 BACKENDS = ["reference", "triton"]
@@ -36,305 +26,327 @@ VOCAB = 50
 NOTHING = (-1, 0)
 
 
-def oracle(request, curves, length_factor, min_survival, capacity):
+class Request(NamedTuple):
+    prediction: list[int]
+    context: list[int]
+    start: int = 0
+    cursor: int = 0
+    followed: int = 0
+    # Best and second best match in the prediction, then in the context.
+    matches: tuple[tuple[int, int], ...] = (NOTHING,) * 4
+    active: int = 1
+
+
+class Settings(NamedTuple):
+    curves: np.ndarray  # [NUM_CLASSES, K]
+    factor: float = 8.0
+    # In units of 1/SURVIVAL_ONE: the threshold, and the one where the prediction is not followed.
+    floor: int = 1
+    floor_lost: int = 1
+
+
+def common_suffix(a, b, limit):
+    """Tokens that the ends of both share, at most `limit`."""
+    length = 0
+    while length < min(limit, len(a), len(b)) and a[-1 - length] == b[-1 - length]:
+        length += 1
+    return length
+
+
+def class_of(source, matched, margin, away, followed, num_output):
+    """The class as the README of the operation numbers it."""
+    length_edges = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
+    margin_edges = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
+    length_bucket = sum(matched >= edge for edge in length_edges)
+    margin_bucket = sum(margin >= edge for edge in margin_edges)
+    if source == Source.CONTEXT:
+        place = 7
+    elif away < 0:
+        place = 4 if away >= -2 else 5
+    else:
+        place = next((p for p, most in enumerate((0, 1, 4, 16)) if away <= most), 6)
+    trust = 2
+    if num_output >= 8:
+        trust = 0 if followed < num_output / 8 else 1 if followed < num_output / 2 else 2
+    return ((length_bucket * 10 + margin_bucket) * 8 + place) * 3 + trust
+
+
+def oracle(r, how, capacity):
     """The loop of the docstring, in plain Python."""
-    prediction, context, start = request["prediction"], request["context"], request["start"]
-    K = len(curves[0])
-    last = context[-1] if context and 0 <= context[-1] < VOCAB else 0
+    K = how.curves.shape[1]
+    last = r.context[-1] if r.context and 0 <= r.context[-1] < VOCAB else 0
     nothing = ([last] * K, 0, [0.0] * K, 0)
-    if not request["active"]:
+    if not r.active:
         return nothing
-
-    def bucket(length):
-        return sum(length >= edge for edge in LENGTH_EDGES)
-
-    num_output = len(context) - start
-    (end, matched), (own_end, own_matched) = request["prediction_match"], request["context_match"]
-    found = []
-    if end >= 0:
-        away = end - request["cursor"]
-        distance = 4 if away < 0 else 0 if away == 0 else 1 if away == 1 else 2 if away <= 16 else 3
-        klass = bucket(matched) * NUM_DISTANCES + distance
-        if matched == MAX_MATCH and end == num_output <= MAX_MATCH:
-            klass = CLASS_WHOLE
-        found.append((1, prediction, end, matched, klass))
-    if request["cursor"] != end:
-        klass = CLASS_CURSOR_ALONE if end < 0 else CLASS_CURSOR_BESIDE_MATCH
-        found.append((1, prediction, request["cursor"], 0, klass))
-    if own_end >= 0:
-        found.append((2, context, own_end, own_matched, CLASS_CONTEXT + bucket(own_matched)))
-    best, best_gain = None, 0
-    for source, text, position, matched, klass in found:
-        if position >= len(text):
-            continue
-        limit = K if matched >= MAX_MATCH else min(length_factor * matched + 1, K)
-        keep = [p for p in curves[klass][:limit] if p >= min_survival]
-        gain = float("inf") if klass == CLASS_WHOLE else sum(keep)
-        if gain > best_gain:
-            best, best_gain = (source, text, position, klass, len(keep)), gain
-    if best is None:
+    output = r.context[r.start :]
+    best, second, own, own_second = r.matches
+    found = [(Source.PREDICTION, r.prediction, *match) for match in (best, second)]
+    for position in range(r.cursor - 2, r.cursor + 17):
+        if 0 <= position < len(r.prediction):
+            matched = common_suffix(output, r.prediction[:position], 64)
+            found.append((Source.PREDICTION, r.prediction, position, matched))
+    found += [(Source.CONTEXT, r.context, *match) for match in (own, own_second)]
+    whole = found[0] if best == (len(output), 64) and len(output) <= 64 else None
+    found = [c for c in found if 0 <= c[2] < len(c[1])]
+    chosen, most = None, 0
+    for c in found:
+        source, text, position, matched = c
+        rivals = [m for _, other, at, m in found if other[at] != text[position]]
+        margin = matched - max(rivals, default=0)
+        klass = class_of(source, matched, margin, position - r.cursor, r.followed, len(output))
+        lost = source == Source.PREDICTION and klass % 3 == 0
+        floor = max(how.floor, how.floor_lost) if lost else how.floor
+        limit = K if matched >= 64 else int(min(how.factor * matched // 1 + 1, K))
+        kept = [int(s) for s in how.curves[klass, :limit] if s >= floor]
+        value, num = sum(kept), len(kept)
+        if c is whole:
+            value, num = float("inf"), K
+        if value > most:
+            chosen, most = (source, text, position, klass, num), value
+    if chosen is None:
         return nothing
-    source, text, position, klass, keep = best
+    source, text, position, klass, num = chosen
     tokens = []
-    for token in text[position : position + min(keep, capacity - len(context))]:
+    for token in text[position : position + min(num, capacity - len(r.context))]:
         if not 0 <= token < VOCAB:
             break
         tokens.append(token)
     n = len(tokens)
-    before = [SURVIVAL_ONE, *curves[klass]]
-    confidence = [float(np.float32(curves[klass][k] / before[k])) for k in range(n)]
-    return tokens + [last] * (K - n), n, confidence + [0.0] * (K - n), source if n else 0
+    curve = [SURVIVAL_ONE, *how.curves[klass].tolist()]
+    confidence = [float(np.float32(curve[k + 1] / curve[k])) for k in range(n)]
+    return tokens + [last] * (K - n), n, confidence + [0.0] * (K - n), int(source) if n else 0
 
 
-def tables_from(curves, device="cpu"):
-    """Tables of given integer curves, [NUM_CLASSES][K]."""
-    K = len(curves[0])
-    survival = np.array(curves, dtype=np.int32)
-    before = np.concatenate([np.full((NUM_CLASSES, 1), SURVIVAL_ONE), survival[:, :-1]], axis=1)
-    template = SurvivalTables.load(K, device)
-    return dataclasses.replace(
-        template,
-        survival=torch.from_numpy(survival).to(device),
-        confidence=torch.from_numpy((survival / before).astype(np.float32)).to(device),
-    )
-
-
-def run(backend, requests, order, curves, length_factor, min_survival, capacity):
+def run(backend, requests, how, capacity, order=None):
+    """[(tokens, length, confidence, source)] of the requests, in batch order."""
     device = DEVICE if backend == "triton" else "cpu"
-    num_slots, K = len(requests), len(curves[0])
-    widest = max((len(r["prediction"]) for r in requests), default=0) + 1
-    prediction = torch.full((num_slots, widest), -123, dtype=torch.int32)
-    context = torch.full((num_slots, capacity), -456, dtype=torch.int32)
+    order = list(range(len(requests))) if order is None else order
+    K = how.curves.shape[1]
+    prediction = torch.full((len(requests), 80), -123, dtype=torch.int32)
+    context = torch.full((len(requests), capacity), -456, dtype=torch.int32)
     for s, r in enumerate(requests):
-        prediction[s, : len(r["prediction"])] = torch.tensor(r["prediction"], dtype=torch.int32)
-        context[s, : len(r["context"])] = torch.tensor(r["context"], dtype=torch.int32)
+        prediction[s, : len(r.prediction)] = torch.tensor(r.prediction, dtype=torch.int32)
+        context[s, : len(r.context)] = torch.tensor(r.context, dtype=torch.int32)
 
     def int32(values):
-        return torch.tensor(values, dtype=torch.int32, device=device)
+        return torch.tensor(list(values), dtype=torch.int32, device=device)
 
-    in_order = [requests[s] for s in order]
+    batch = [requests[s] for s in order]
+    matches = [SuffixMatch(*(int32(r.matches[i][j] for r in batch) for j in range(2))) for i in range(4)]
     out = Draft(
         torch.full((len(order), K), -999, dtype=torch.int64, device=device),
         torch.full((len(order),), -999, dtype=torch.int32, device=device),
         torch.full((len(order), K), float("nan"), device=device),
         torch.full((len(order),), 99, dtype=torch.int8, device=device),
     )
+    floors = how.floor / SURVIVAL_ONE, how.floor_lost / SURVIVAL_ONE
     draft(
         prediction.to(device),
-        int32([len(r["prediction"]) for r in requests]),
+        int32(len(r.prediction) for r in requests),
         context.to(device),
-        int32([r["start"] for r in requests]),
-        int32([len(r["context"]) for r in requests]),
+        int32(r.start for r in requests),
+        int32(len(r.context) for r in requests),
         torch.tensor(order, dtype=torch.int64, device=device),
-        int32([r["cursor"] for r in in_order]),
-        SuffixMatch(*(int32([r["prediction_match"][i] for r in in_order]) for i in range(2))),
-        SuffixMatch(*(int32([r["context_match"][i] for r in in_order]) for i in range(2))),
-        tables_from(curves, device),
+        Alignment(int32(r.cursor for r in batch), int32(r.followed for r in batch)),
+        (matches[0], matches[1]),
+        (matches[2], matches[3]),
+        SurvivalTables.from_survival(how.curves.astype(np.int32), device, *floors),
         vocab_size=VOCAB,
-        active=int32([r["active"] for r in in_order]),
-        length_factor=length_factor,
-        min_survival=min_survival / SURVIVAL_ONE,
+        active=int32(r.active for r in batch),
+        length_factor=how.factor,
         out=out,
         backend=backend,
     )
-    return [tuple(row) for row in zip(*(t.tolist() for t in out), strict=True)]
+    return list(zip(*(t.tolist() for t in out), strict=True))
 
 
-def make_request(
-    prediction=(), context=(), start=0, cursor=0, prediction_match=NOTHING, context_match=NOTHING
-):
-    return {
-        "prediction": list(prediction),
-        "context": list(context),
-        "start": start,
-        "cursor": cursor,
-        "prediction_match": prediction_match,
-        "context_match": context_match,
-        "active": 1,
-    }
+def best_two(text, suffix_of):
+    """``(end, length)`` of the two longest suffixes in a text, `NOTHING` where there is none."""
+    found = [(end, common_suffix(text[:end], suffix_of, MAX_MATCH)) for end in range(1, len(text))]
+    found = sorted((match for match in found if match[1]), key=lambda match: -match[1])
+    return [*found, NOTHING, NOTHING][:2]
 
 
 @st.composite
 def requests_(draw):
-    # Mostly tokens of the vocabulary, now and then one that must not be emitted.
-    token = st.one_of(
-        st.integers(0, VOCAB - 1), st.integers(0, VOCAB - 1), st.sampled_from([-1, VOCAB, 2**31 - 1])
+    # Small alphabets make long matches that disagree; a bad token must never be emitted.
+    tokens = st.integers(0, draw(st.sampled_from([0, 1, 2, VOCAB - 1])))
+
+    def some(most):
+        values = draw(st.lists(tokens, min_size=draw(st.integers(0, most)), max_size=most))
+        if values and draw(st.integers(0, 3)) == 0:
+            at = draw(st.integers(0, len(values) - 1))
+            values[at] = draw(st.sampled_from([-1, VOCAB, 2**31 - 1, -(2**31)]))
+        return values
+
+    prediction, prompt, output = some(70), some(10), some(12)
+    if draw(st.booleans()):
+        # What an edit leaves: a beginning, something else, and a part from further on.
+        a, b, c = (draw(st.integers(0, len(prediction))) for _ in range(3))
+        output = prediction[:a] + output[:4] + prediction[b:c]
+    context = prompt + output
+    matched = st.one_of(st.integers(1, 9), st.integers(1, MAX_MATCH), st.just(MAX_MATCH))
+
+    def any_match(length):
+        return (draw(st.integers(0, length - 1)), draw(matched)) if length else NOTHING
+
+    matches = best_two(prediction, output) + best_two(context, context)
+    for i, text in enumerate((prediction, prediction, context, context)):
+        kind = draw(st.integers(0, 5))
+        matches[i] = NOTHING if kind == 0 else any_match(len(text)) if kind == 1 else matches[i]
+    if len(output) < len(prediction) and draw(st.integers(0, 5)) == 0:
+        matches[0] = (len(output), MAX_MATCH)
+    near = max(matches[0][0], 0)
+    return Request(
+        prediction,
+        context,
+        len(prompt),
+        draw(st.one_of(st.integers(0, len(prediction)), st.integers(near, min(near + 3, len(prediction))))),
+        draw(st.integers(0, len(output))),
+        tuple(matches),
+        draw(st.sampled_from([1, 1, 1, 1, 1, 0, 4])),
     )
-    num_text = draw(st.one_of(st.sampled_from([0, 1, 5]), st.integers(0, 40)))
-    num_context = draw(st.integers(0, 40))
-    text = draw(st.lists(token, min_size=num_text, max_size=num_text))
-    context = draw(st.lists(token, min_size=num_context, max_size=num_context))
-    start = draw(st.integers(0, num_context))
-    matched = st.one_of(st.integers(1, 6), st.sampled_from([16, 17, 63, 64, 64]))
 
-    def match(length, limit):
-        none = st.just(NOTHING)
-        if limit == 0:
-            return draw(none)
-        places = st.one_of(st.just(num_context - start), st.integers(0, limit - 1)).filter(
-            lambda e: e < limit
-        )
-        if length == num_text and num_context - start >= limit:
-            places = st.integers(0, limit - 1)
-        return draw(st.one_of(none, st.tuples(places, matched), st.tuples(places, matched)))
 
-    prediction_match = match(num_text, num_text)
-    cursors = st.integers(0, num_text)
-    if prediction_match[0] >= 0:
-        cursors = st.one_of(st.just(prediction_match[0]), cursors)
-    own = draw(st.one_of(st.just(NOTHING), st.tuples(st.integers(0, max(num_context - 1, 0)), matched)))
-    return {
-        "prediction": text,
-        "context": context,
-        "start": start,
-        "cursor": draw(cursors),
-        "prediction_match": prediction_match,
-        "context_match": own if num_context else NOTHING,
-        "active": draw(st.sampled_from([0, 1, 1, 1, 4])),
-    }
+def random_curves(seed, K):
+    """[NUM_CLASSES, K], never rising and 1 or more, some steep and some flat."""
+    random = np.random.default_rng(seed)
+    top = SURVIVAL_ONE * random.random((NUM_CLASSES, 1))
+    rate = random.choice([0.3, 0.8, 0.99, 1.0], (NUM_CLASSES, 1))
+    return np.maximum(np.floor(top * rate ** np.arange(K)), 1).astype(np.int64)
+
+
+def flat_curves(value, K=8):
+    return np.full((NUM_CLASSES, K), value)
 
 
 @st.composite
 def cases(draw):
-    requests = draw(st.lists(requests_(), min_size=1, max_size=4))
-    order = draw(st.permutations(range(len(requests))))[: draw(st.integers(0, len(requests)))]
-    K = draw(st.sampled_from([1, 2, 4, 7, 31, 32, 33]))
-    widest = max(len(r["context"]) for r in requests)
-    return {
-        "requests": requests,
-        "order": order,
-        "K": K,
-        "seed": draw(st.integers(0, 2**32 - 1)),
-        "length_factor": draw(st.integers(0, 5)),
-        "min_survival": draw(st.sampled_from([1, SURVIVAL_ONE // 3, SURVIVAL_ONE])),
-        "capacity": widest + draw(st.sampled_from([0, 1, 3, 64])) or 1,
-    }
+    requests = draw(st.lists(requests_(), min_size=1, max_size=5))
+    order = draw(st.permutations(range(len(requests))))[: draw(st.integers(0, 9))]
+    # The curves come from a seed: thousands of numbers would bury a failing example. One seed in four has all
+    # curves equal, so that candidates tie.
+    K, seed = draw(st.sampled_from([1, 3, 8, 64, 65])), draw(st.integers(0, 2**32 - 1))
+    curves = random_curves(seed, K) if seed % 4 else flat_curves(SURVIVAL_ONE // 2, K)
+    floors = st.sampled_from([0, 1, SURVIVAL_ONE // 20, SURVIVAL_ONE // 3, SURVIVAL_ONE // 2, SURVIVAL_ONE])
+    how = Settings(curves, draw(st.sampled_from([0, 0.25, 1.5, 2, 8, 64])), draw(floors), draw(floors))
+    widest = max(len(r.context) for r in requests)
+    return requests, order, how, max(widest + draw(st.sampled_from([0, 1, 3, 80])), 1)
 
 
-@settings(max_examples=2000, deadline=None, database=None)
+@settings(max_examples=160, deadline=None, database=None)
 @given(cases())
 def test_three_oracles_agree(case):
-    # The curves come from a seed: thousands of numbers would bury a failing example.
-    K, seed = case.pop("K"), case.pop("seed")
-    falling = np.random.default_rng(seed).integers(0, SURVIVAL_ONE + 1, (NUM_CLASSES, K))
-    case["curves"] = np.maximum(np.sort(falling, axis=1)[:, ::-1], 1).tolist()
-    settings_ = {k: case[k] for k in ("curves", "length_factor", "min_survival", "capacity")}
-    expected = [oracle(case["requests"][s], **settings_) for s in case["order"]]
+    requests, order, how, capacity = case
+    expected = [oracle(requests[s], how, capacity) for s in order]
     for backend in BACKENDS:
-        found = run(backend, **case)
-        assert found == [tuple(e) for e in expected], backend
+        assert run(backend, requests, how, capacity, order) == expected, backend
 
 
-FLAT = [[SURVIVAL_ONE // 2] * 8 for _ in range(NUM_CLASSES)]
+HALF = flat_curves(SURVIVAL_ONE // 2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestChoice:
-    def draft(self, backend, request, curves=FLAT, length_factor=4, capacity=128):
-        (row,) = run(backend, [request], [0], curves, length_factor, 1, capacity)
-        return row
+    def draft(self, backend, request, capacity=128, **how):
+        """What one request gets: ``(tokens, source)``."""
+        [(tokens, length, _, source)] = run(backend, [request], Settings(**{"curves": HALF, **how}), capacity)
+        return tokens[:length], source
 
-    def test_ties_go_to_the_prediction(self, backend):
-        request = make_request([1, 2, 3], [4, 4, 4], 0, 1, (1, 2), (1, 2))
-        assert self.draft(backend, request)[3] == Source.PREDICTION
+    def test_ties_go_to_the_earlier_candidate(self, backend):
+        text, own = list(range(10, 30)), list(range(30, 50))
+        matches = [(4, 5), (9, 5), (3, 5), (8, 5)]
+        expected = [(14, 1), (19, 1), (33, 2), (38, 2)]
+        for dropped in range(4):
+            left = (*[NOTHING] * dropped, *matches[dropped:])
+            request = Request(text, own, 0, len(text), 20, left)
+            tokens, source = self.draft(backend, request)
+            assert (tokens[0], source) == expected[dropped]
+
+    def test_of_the_window_the_first_that_matches_longest(self, backend):
+        # Nothing matches at 1 … 6; two tokens do at 7, and at 10.
+        text = [9, 9, 9, 9, 9, 1, 2, 3, 1, 2, 4, 5]
+        request = Request(text, [1, 2], 0, 3)
+        assert self.draft(backend, request, factor=1) == ([3, 1, 2], Source.PREDICTION)
+
+    def test_the_window_is_two_behind_to_sixteen_ahead(self, backend):
+        text = list(range(40))
+        for at, seen in ((17, False), (18, True), (20, True), (36, True), (37, False)):
+            tokens, _ = self.draft(backend, Request(text, [at - 1], 0, 20), factor=2)
+            # Outside it the cursor's neighbours are left, with nothing matched.
+            assert tokens == (text[at : at + 3] if seen else [18]), at
 
     def test_more_room_does_not_buy_a_doubtful_candidate(self, backend):
-        curves = [[c * SURVIVAL_ONE // NUM_CLASSES + 1] * 8 for c in range(NUM_CLASSES)]
-        curves[CLASS_CONTEXT + 2] = [9] * 8
-        request = make_request([1, 2, 3], list(range(20)), 0, 2, (2, 2), (3, 2))
-        tokens, length, _, source = self.draft(backend, request, curves)
-        assert (tokens[:length], source) == ([3], Source.PREDICTION)
+        curves = HALF.copy()
+        curves[np.arange(NUM_CLASSES) // 3 % 8 == 7] = SURVIVAL_ONE // 2 - 1
+        matches = ((2, 8), NOTHING, (3, 8), NOTHING)
+        request = Request([1, 2, 3], list(range(20)), 0, 3, 20, matches)
+        assert self.draft(backend, request, curves=curves) == ([3], Source.PREDICTION)
 
     def test_a_whole_match_wins_whatever_the_table_says(self, backend):
-        curves = [[SURVIVAL_ONE] * 8 for _ in range(NUM_CLASSES)]
-        curves[CLASS_WHOLE] = [1] * 8
-        request = make_request(list(range(20)), [9, 0], 1, 1, (1, MAX_MATCH), (1, MAX_MATCH))
-        tokens, length, _, source = self.draft(backend, request, curves)
-        assert (tokens[:length], source) == (list(range(1, 9)), Source.PREDICTION)
+        curves = flat_curves(1)
+        curves[np.arange(NUM_CLASSES) // 3 % 8 == 7] = SURVIVAL_ONE
+        for num_output in (0, 1, 63, 64, 65):
+            text, output = [*[7] * 66, *range(14)], [7] * num_output
+            matches = ((num_output, MAX_MATCH), NOTHING, (1, MAX_MATCH), NOTHING)
+            request = Request(text, [9, 9, 9, *output], 3, num_output, num_output, matches)
+            tokens, source = self.draft(backend, request, curves=curves, floor=2, floor_lost=SURVIVAL_ONE)
+            wins = num_output <= MAX_MATCH
+            assert source == (Source.PREDICTION if wins else Source.CONTEXT)
+            assert not wins or tokens == text[num_output : num_output + 8]
 
     def test_length_grows_with_the_match(self, backend):
-        for matched, want in [(1, 3), (2, 5), (3, 7), (4, 8), (64, 8)]:
-            request = make_request(list(range(30)), [9] * 70, 0, 5, (5, matched))
-            assert self.draft(backend, request, length_factor=2)[1] == want
+        for factor, lengths in ((0, [1, 1, 1, 8]), (0.25, [1, 1, 2, 8]), (1.5, [2, 4, 7, 8])):
+            for matched, length in zip((1, 2, 4, 64), lengths, strict=True):
+                request = Request(list(range(40)), [49], 0, 40, 1, ((5, matched), *[NOTHING] * 3))
+                assert len(self.draft(backend, request, factor=factor)[0]) == length
+
+    def test_a_lost_prediction_needs_more(self, backend):
+        # Lost is less than an eighth of 8 tokens or more; a match of the same length in the context never is.
+        for num_output, followed, found in ((20, 2, 2), (20, 3, 1), (8, 0, 2), (8, 1, 1), (7, 0, 1)):
+            matches = ((5, 3), NOTHING, (5, 3), NOTHING)
+            request = Request(list(range(40)), [49] * num_output, 0, 40, followed, matches)
+            assert self.draft(backend, request, floor_lost=SURVIVAL_ONE // 2 + 1)[1] == found
 
     def test_a_token_outside_the_vocabulary_ends_the_draft(self, backend):
         for bad in (-1, VOCAB, 2**31 - 1, -(2**31)):
-            request = make_request([1, 2, bad, 3], [7], 0, 0, (0, 64))
-            tokens, length, confidence, _ = self.draft(backend, request)
+            request = Request([1, 2, bad, 3], [7], 0, 0, 0, ((0, 64), *[NOTHING] * 3))
+            [(tokens, length, confidence, _)] = run(backend, [request], Settings(HALF), 20)
             assert (tokens, length) == ([1, 2, 7, 7, 7, 7, 7, 7], 2)
-            assert confidence[1] > 0
-            assert confidence[2:] == [0.0] * 6
+            assert confidence == [0.5, 1.0] + [0.0] * 6
 
     def test_never_past_the_end_of_the_context_row(self, backend):
-        request = make_request(list(range(30)), [9] * 10, 0, 5, (5, 64))
+        request = Request(list(range(30)), [9] * 10, 0, 5, 0, ((5, 64), *[NOTHING] * 3))
         for room in (0, 1, 5):
-            assert self.draft(backend, request, capacity=10 + room)[1] == room
-
-    def test_batch_order_does_not_matter(self, backend):
-        requests = [make_request([s, s + 1, s + 2], [s], 0, 0, (0, 3)) for s in range(3)]
-        straight = run(backend, requests, [0, 1, 2], FLAT, 4, 1, 9)
-        assert run(backend, requests, [2, 0, 1], FLAT, 4, 1, 9) == [straight[i] for i in (2, 0, 1)]
+            assert len(self.draft(backend, request, capacity=10 + room)[0]) == room
 
 
-class TestTables:
-    def test_shipped_table_is_sane(self):
-        tables = SurvivalTables.load(64, "cpu")
-        survival = tables.survival
-        assert survival.shape == (NUM_CLASSES, 64)
-        assert (survival[:, 1:] <= survival[:, :-1]).all()
-        assert (tables.confidence > 0).all()
-        assert (tables.confidence <= 1).all()
-        # What a perfect prediction rests on: its classes beat every class of the context at every length.
-        longest = (NUM_LENGTHS - 1) * NUM_DISTANCES
-        assert (survival[longest] >= survival[CLASS_CONTEXT:]).all()
-        assert (survival[CLASS_WHOLE] >= survival[CLASS_CONTEXT:]).all()
-
-    @pytest.mark.parametrize("num_draft_tokens", [1, 16, 64, 65, 256])
-    def test_fits_any_number_of_drafts(self, num_draft_tokens):
-        tables = SurvivalTables.load(num_draft_tokens, "cpu")
-        shipped = SurvivalTables.load(64, "cpu")
-        both = min(num_draft_tokens, 64)
-        assert torch.equal(tables.survival[:, :both], shipped.survival[:, :both])
-        assert (tables.survival[:, 1:] <= tables.survival[:, :-1]).all()
-        assert int(tables.survival.min()) >= 1
-
-    def test_continues_at_the_rate_it_ended_with(self):
-        curve = np.array([[0.5**k for k in range(1, 5)]])
-        assert np.allclose(fit_curves(curve, 8), [[0.5**k for k in range(1, 9)]])
-
-    @pytest.mark.parametrize(
-        ("survival", "words"),
-        [
-            ([[0.5, 0.4]], f"[{NUM_CLASSES}"),
-            ([[0.5, 0.6]] * NUM_CLASSES, "never rises"),
-            ([[1.5, 0.6]] * NUM_CLASSES, "0 and 1"),
-        ],
-    )
-    def test_a_bad_file_is_named(self, tmp_path, survival, words):
-        path = tmp_path / "table.json"
-        path.write_text(f'{{"survival": {survival}}}')
-        with pytest.raises(ValueError, match=r"table\.json") as caught:
-            read_survival(path)
-        assert words in str(caught.value)
+ONE = torch.zeros(1, dtype=torch.int32)
+INTS, FLOATS = SuffixMatch(ONE, ONE), SuffixMatch(torch.zeros(1), torch.zeros(1))
 
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"vocab_size": 5, "length_factor": -1}, ValueError, ["length_factor", "-1"]),
-        ({"min_survival": 1.5}, ValueError, ["min_survival", "1.5"]),
-        ({"cursor": torch.zeros(2, dtype=torch.int32)}, ValueError, ["cursor", "[1]", "[2]"]),
+        ({"length_factor": -1}, ValueError, ["length_factor", "-1"]),
+        (
+            {"alignment": Alignment(ONE, torch.zeros(2).int())},
+            ValueError,
+            ["alignment.followed", "[1]", "[2]"],
+        ),
         ({"prediction": torch.zeros((1, 3))}, TypeError, ["prediction", "int32", "float32"]),
-        ({"context_match": SuffixMatch(torch.zeros(1), torch.zeros(1))}, TypeError, ["context_match.end"]),
+        ({"prediction_matches": (FLOATS, FLOATS)}, TypeError, ["prediction_matches[0].end", "float32"]),
+        ({"context_matches": (INTS, FLOATS)}, TypeError, ["context_matches[1].end", "float32"]),
+        ({"active": [1]}, TypeError, ["active", "list"]),
+        ({"slots": ONE}, TypeError, ["slots", "int64", "int32"]),
     ],
 )
 def test_bad_input_is_named(change, error, words):
-    one = torch.zeros(1, dtype=torch.int32)
     good = {
-        "prediction": torch.zeros((1, 3), dtype=torch.int32), "prediction_len": one,
-        "context": torch.zeros((1, 3), dtype=torch.int32), "context_start": one, "context_len": one,
-        "slots": torch.zeros(1, dtype=torch.int64), "cursor": one,
-        "prediction_match": SuffixMatch(one, one), "context_match": SuffixMatch(one, one),
+        "prediction": torch.zeros((1, 3), dtype=torch.int32), "prediction_len": ONE,
+        "context": torch.zeros((1, 3), dtype=torch.int32), "context_start": ONE, "context_len": ONE,
+        "slots": torch.zeros(1, dtype=torch.int64), "alignment": Alignment(ONE, ONE),
+        "prediction_matches": (INTS, INTS), "context_matches": (INTS, INTS),
         "tables": SurvivalTables.load(4, "cpu"), "vocab_size": 9,
     }  # fmt: skip
     for backend in BACKENDS:

@@ -6,22 +6,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align.ops.lcs import lcs_extend_inplace, lcs_row_words
-from gpu_align.ops.realign import realign
+from gpu_align.ops.realign import Alignment, realign
 
 BACKENDS = ["reference", "triton"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def oracle(output, prediction):
-    """Smallest j with the largest 2 H[j] - j, H by the textbook table."""
+    """Smallest j with the largest 4 H[j] - j, and the largest 2 H[j] - j; H by the textbook table."""
     row = [0] * (len(prediction) + 1)
     for token in output:
         new = [0]
         for j, other in enumerate(prediction):
             new.append(row[j] + 1 if token == other else max(row[j + 1], new[j]))
         row = new
-    scores = [2 * h - j for j, h in enumerate(row)]
-    return scores.index(max(scores))
+    return best_of(row)
+
+
+def best_of(common):
+    scores = [4 * h - j for j, h in enumerate(common)]
+    return scores.index(max(scores)), max(2 * h - j for j, h in enumerate(common))
 
 
 def pack(rises, num_words, width):
@@ -33,7 +37,7 @@ def pack(rises, num_words, width):
 
 def run(backend, rows, lengths, slots, active):
     device = DEVICE if backend == "triton" else "cpu"
-    out = torch.full((len(slots),), -77, dtype=torch.int32, device=device)
+    out = Alignment(*(torch.full((len(slots),), -77, dtype=torch.int32, device=device) for _ in range(2)))
     realign(
         torch.tensor(rows, dtype=torch.int32, device=device).reshape(len(rows), -1),
         torch.tensor(lengths, dtype=torch.int32, device=device),
@@ -42,7 +46,7 @@ def run(backend, rows, lengths, slots, active):
         out=out,
         backend=backend,
     )
-    return out.tolist()
+    return list(zip(out.cursor.tolist(), out.followed.tolist(), strict=True))
 
 
 @st.composite
@@ -65,10 +69,10 @@ def test_three_oracles_agree(batch):
     rows = [pack(r, num_words, n) for r, n in zip(rises, lengths, strict=True)]
     expected = []
     for slot, is_active in zip(order, active, strict=True):
-        scores = [0]
+        common = [0]
         for i in range(lengths[slot]):
-            scores.append(scores[-1] + (1 if i in rises[slot] else -1))
-        expected.append(scores.index(max(scores)) if is_active else 0)
+            common.append(common[-1] + (i in rises[slot]))
+        expected.append(best_of(common) if is_active else (0, 0))
     for backend in BACKENDS:
         assert run(backend, rows, lengths, order, active) == expected, backend
 
@@ -90,21 +94,26 @@ def test_the_cursor_of_a_carried_row(output, prediction):
             row, tensor([-1]), tensor([[*output, 0]]), tensor([0]), tensor([len(output)]),
             padded, tensor([len(prediction)]), slots, tensor([1]), backend=backend,
         )  # fmt: skip
-        cursor = realign(row, tensor([len(prediction)]), slots, backend=backend)
-        assert cursor.tolist() == [oracle(output, prediction)]
+        found = realign(row, tensor([len(prediction)]), slots, backend=backend)
+        assert (found.cursor.item(), found.followed.item()) == oracle(output, prediction)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [1000, 1024, 1025, 3000])
 def test_rows_beyond_one_block(backend, size):
     num_words = (size + 31) // 32
-    for rises, want in [(set(range(size)), size), (set(), 0), ({0, size - 1}, 1), (set(range(5, 900)), 900)]:
+    for rises, want in [
+        (set(range(size)), (size, size)),
+        (set(), (0, 0)),
+        ({0, size - 1}, (1, 1)),
+        (set(range(5, 900)), (900, 890)),
+    ]:
         assert run(backend, [pack(rises, num_words, size)], [size], [0], [1]) == [want]
 
 
 def test_docstring_example():
-    assert oracle([5, 6, 1, 8], [5, 6, 7, 8, 9]) == 2
-    assert oracle([5, 6, 1, 8, 9], [5, 6, 7, 8, 9]) == 5
+    assert oracle([5, 6, 1], [5, 6, 7, 8, 9]) == (2, 2)
+    assert oracle([5, 6, 1, 9], [5, 6, 7, 8, 9]) == (5, 2)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,11 @@ def test_docstring_example():
         ({"row": torch.zeros((4, 1), dtype=torch.int32).T[:, ::2]}, ValueError, ["row", "stride"]),
         ({"prediction_len": torch.zeros(2, dtype=torch.int32)}, ValueError, ["prediction_len", "[1]", "[2]"]),
         ({"slots": torch.zeros(1)}, TypeError, ["slots", "int64", "float32"]),
-        ({"out": torch.zeros(3, dtype=torch.int32)}, ValueError, ["out", "[1]", "[3]"]),
+        (
+            {"out": Alignment(torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))},
+            ValueError,
+            ["out.cursor", "[1]", "[3]"],
+        ),
     ],
 )
 def test_bad_input_is_named(change, error, words):

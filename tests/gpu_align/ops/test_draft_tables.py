@@ -1,0 +1,82 @@
+"""The survival tables of `draft`: read, fitted to K, cut by the thresholds; and its length factor."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, length_quarters
+from gpu_align.ops.draft.tables import KNOTS, fit_curves, lost_classes, read_survival
+
+
+def test_thresholds():
+    curves = np.array([[1000, 500, 500, 3]] * NUM_CLASSES, dtype=np.int32)
+    for floor, floor_lost, keep, keep_lost in ((500, 501, 3, 1), (501, 0, 1, 1), (0, 2000, 4, 0)):
+        tables = SurvivalTables.from_survival(curves, "cpu", floor / SURVIVAL_ONE, floor_lost / SURVIVAL_ONE)
+        lost = torch.from_numpy(lost_classes())
+        assert (tables.keep[lost] == keep_lost).all()
+        assert (tables.keep[~lost] == keep).all()
+        assert tables.gain[0].tolist() == [0, 1000, 1500, 2000, 2003]
+    assert lost_classes().sum() == NUM_CLASSES // 3 * 7 // 8
+
+
+@pytest.mark.parametrize("K", [1, 16, 65])
+def test_the_shipped_table_fits_any_number_of_drafts(K):
+    tables = SurvivalTables.load(K, "cpu")
+    assert tables.gain.shape == (NUM_CLASSES, K + 1)
+    assert (tables.keep >= 0).all()
+    assert (tables.keep <= K).all()
+    assert (tables.gain[:, 1:] > tables.gain[:, :-1]).all()
+    assert (tables.confidence > 0).all()
+    assert (tables.confidence <= 1).all()
+
+
+def test_curves_go_through_the_knots_and_on_at_their_last_rate():
+    curve = np.array([[SURVIVAL_ONE * 0.9**k for k in KNOTS], [8.0] * 6 + [0.0] * 6, [100.0] * 12])
+    fitted = fit_curves(curve, 80)
+    assert fitted[0].tolist() == [round(SURVIVAL_ONE * 0.9**k) or 1 for k in range(1, 81)]
+    # Zeros end at the smallest survival there is, one unit.
+    assert fitted[1, :8].tolist() == [8] * 8
+    assert fitted[1, 11:].tolist() == [1] * 69
+    assert fitted[2].tolist() == [100] * 80
+    assert (np.diff(fitted, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"knots": [1, 2]}, "knots [1, 2, 3, 4"),
+        ({"knots": None}, "knots"),
+        ({"survival": [[5] * 12]}, f"[{NUM_CLASSES}, 12], found [1, 12]"),
+        ({"survival": None}, f"[{NUM_CLASSES}, 12]"),
+        ({"survival": [[*[5] * 11, 6]] * NUM_CLASSES}, "never rises"),
+        ({"survival": [[SURVIVAL_ONE + 1] * 12] * NUM_CLASSES}, f"0 to {SURVIVAL_ONE}"),
+        ({"survival": [[*[5] * 11, -1]] * NUM_CLASSES}, f"0 to {SURVIVAL_ONE}"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, change, words):
+    good = {"knots": KNOTS, "survival": [[5] * 12] * NUM_CLASSES}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(good))
+    assert read_survival(path).shape == (NUM_CLASSES, 12)
+    bad = tmp_path / "bad_table.json"
+    bad.write_text(json.dumps({name: v for name, v in (good | change).items() if v is not None}))
+    with pytest.raises(ValueError, match=r"bad_table\.json") as caught:
+        read_survival(bad)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["min_survival", "min_survival_lost"])
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+def test_thresholds_are_probabilities(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}: expected 0 <= p <= 1, found {value}"):
+        SurvivalTables.load(4, "cpu", **{name: value})
+
+
+@pytest.mark.parametrize("factor", [-0.25, 0.1, float("nan"), float("inf"), 2.0**30])
+def test_length_factor_is_a_number_of_quarters(factor):
+    assert length_quarters(1.75) == 7
+    with pytest.raises(ValueError, match=r"length_factor: expected a multiple of 0\.25") as caught:
+        length_quarters(factor)
+    assert str(factor) in str(caught.value)
