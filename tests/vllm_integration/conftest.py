@@ -50,6 +50,18 @@ def plugin_log() -> Iterator[list[str]]:
     compat.logger.removeHandler(handler)
 
 
+@pytest.fixture(scope="module")
+def request_app() -> Iterator[Any]:
+    """vLLM's HTTP application around a fake serving, with the plugin on and its settings at their defaults."""
+    from request_app import make_app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compat, "_off_reason", None)
+        for name in [name for name in os.environ if name.startswith("GPU_ALIGN_")]:
+            patch.delenv(name)
+        yield make_app()
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a random Llama and its tokenizer."""

@@ -5,8 +5,6 @@ says "served", then with a whole server."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,83 +12,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed_bodies import RAW_BODIES, as_json, is_taken, predictions
+from request_app import ENDPOINTS
 from vllm_fakes import config
 from vllm_harness import MAX_MODEL_LEN, Server
 
-from vllm_integration import api, body_limit, compat
 from vllm_integration.limits import CHARS_PER_TOKEN, Limits
 
 pytestmark = pytest.mark.vllm
 
-ENDPOINTS = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "w5"}]},
-    "/v1/completions": {"prompt": "w5"},
-    "/v1/responses": {"input": "w5"},
-    "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "w5"}]]},
-}
-TOKENS = MAX_MODEL_LEN
-EXPECTED = {"characters": CHARS_PER_TOKEN * TOKENS, "parts": 1000}
-
-
-class Serving:
-    """Says "served". A token is a character."""
-
-    def __init__(self) -> None:
-        self.engine_client = SimpleNamespace(vllm_config=config(max_model_len=TOKENS))
-        self.renderer = self
-        self.tokenizer = "a tokenizer"
-
-    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
-        return {"prompt_token_ids": [1] * min(len(prompt["prompt"]), params.truncate_prompt_tokens)}
-
-    def create_error_response(self, message: str, param: str | None = None) -> Any:
-        from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-
-        return create_error_response(message, param=param)
-
-    async def serve(self, request: Any, raw_request: Any = None) -> Any:
-        from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
-
-        return ErrorResponse(error=ErrorInfo(message="served", type="served", code=200))
-
-    create_chat_completion = create_responses = api.wrap_serving(serve)
-    create_completion = api.wrap_serving(serve, plain_text=True)
-    create_batch_chat_completion = api.wrap_serving(serve, many_conversations=True)
+EXPECTED = {"characters": CHARS_PER_TOKEN * MAX_MODEL_LEN, "parts": 1000}
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[Any]:
-    """vLLM's routes, validation and error handlers, with our middleware."""
-    from fastapi import FastAPI
-    from vllm.entrypoints.openai.chat_completion import api_router as chat
-    from vllm.entrypoints.openai.completion import api_router as completion
-    from vllm.entrypoints.openai.responses import api_router as responses
-    from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-
-    app = FastAPI()
-    for module in (chat, completion, responses):
-        module.attach_router(app)
-    init_exception_handler(app)
-    app.add_middleware(body_limit.BodyLimit)
-    serving = Serving()
-    for name in ("chat", "chat_batch", "completion", "responses"):
-        setattr(app.state, f"openai_serving_{name}", serving)
-    app.state.engine_client = serving.engine_client
-    app.state.args = SimpleNamespace(log_error_stack=False)
-    app.state.enable_server_load_tracking = False
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compat, "_off_reason", None)
-        patch.delenv("GPU_ALIGN_STRICT_LIMITS", raising=False)
-        yield app
-
-
-@pytest.fixture(scope="module")
-def post(app: Any) -> Any:
+def post(request_app: Any) -> Any:
     """`post(path, content)` → the response; any exception of the application is raised here."""
     import anyio
 
     async def send(path: str, content: bytes) -> httpx.Response:
-        transport = httpx.ASGITransport(app)
+        transport = httpx.ASGITransport(request_app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.post(path, content=content, headers={"content-type": "application/json"})
 
@@ -175,7 +114,7 @@ def test_malformed_ids_in_vllm_xargs_are_a_400(post: Any, path: str) -> None:
 
 
 def test_the_oracle_knows_the_limits_of_the_application() -> None:
-    limits = Limits.of(config(max_model_len=TOKENS))
+    limits = Limits.of(config(max_model_len=MAX_MODEL_LEN))
     assert {"characters": limits.characters, "parts": limits.parts} == EXPECTED
 
 
