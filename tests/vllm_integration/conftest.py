@@ -63,6 +63,17 @@ def request_app() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose model can write any text, JSON too; stopped at the end."""
+    from byte_llama import build as build_byte_llama
+    from request_server import serve
+
+    model = build_byte_llama(tmp_path_factory.mktemp("byte-llama"))
+    with serve(model, tmp_path_factory.mktemp("byte-server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a random Llama and its tokenizer."""
     return build(tmp_path_factory.mktemp("tiny-llama"))
