@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from vllm_integration import compat, inputs, limits, wire
+from vllm_integration import compat, inputs, limits, redaction, wire
 from vllm_integration.settings import Settings
 
 Message = MutableMapping[str, Any]
@@ -108,12 +108,16 @@ async def _refuse(send: Send, limit: int) -> None:
 
 
 def wrap_init_middleware(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing."""
+    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing.
+
+    It is also where an HTTP server begins, so what it logs is seen to here.
+    """
 
     @functools.wraps(original)
     def init_entrypoints_middleware(args: Any, app: Any, *more: Any, **kwargs: Any) -> Any:
         from starlette.middleware import Middleware
 
+        redaction.install()
         app.user_middleware.append(Middleware(BodyLimit))
         return original(args, app, *more, **kwargs)
 

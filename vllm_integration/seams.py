@@ -538,4 +538,12 @@ SEAMS: tuple[Seam, ...] = (
         "a body too long to be parsed on the event loop is refused before it is",
         ("args", "app", "supported_tasks"),
     ),
+    Seam(
+        "app.validation_log",
+        "app",
+        "global",
+        "vllm.entrypoints.serve.exception_handling.handlers.validation",
+        "logger",
+        "a traceback there can end with the request's body: not with a prediction in it",
+    ),
 )

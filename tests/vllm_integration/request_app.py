@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +47,7 @@ class Serving:
     create_batch_chat_completion = api.wrap_serving(serve, many_conversations=True)
 
 
-def make_app() -> Any:
+def make_app(serving: Serving | None = None) -> Any:
     """The application, with our middleware."""
     from fastapi import FastAPI
     from vllm.entrypoints.openai.chat_completion import api_router as chat
@@ -59,7 +60,7 @@ def make_app() -> Any:
         module.attach_router(app)
     init_exception_handler(app)
     body_limit.wrap_init_middleware(lambda args, app, tasks: None)(None, app, ("generate",))
-    serving = Serving()
+    serving = serving or Serving()
     for name in ("chat", "chat_batch", "completion", "responses"):
         setattr(app.state, f"openai_serving_{name}", serving)
     app.state.engine_client = serving.engine_client
@@ -87,7 +88,9 @@ async def send(
     async def receive() -> dict[str, Any]:
         nonlocal taken
         taken += 1
-        return messages[taken - 1] if taken <= len(messages) else {"type": "http.disconnect"}
+        if taken > len(messages):
+            await asyncio.Event().wait()  # the client waits for its answer
+        return messages[taken - 1]
 
     async def answer(message: dict[str, Any]) -> None:
         sent.append(message)
