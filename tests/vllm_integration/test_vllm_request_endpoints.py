@@ -40,10 +40,10 @@ def ids(text: str) -> list[int]:
     return [int(word[1:]) + 4 for word in text.split()]
 
 
-def used(server: Server, answer_id: str, request: int) -> bool:
-    """Whether the prediction was right for that request (vLLM numbers those of one HTTP request)."""
-    separator = "_" if answer_id.startswith(("chatcmpl", "resp")) else "-"
-    return bool(read_steps(server.logs, f"{answer_id}{separator}{request}-")["usage"]["rejected"] == 0)
+def step_log(server: Server, answer_id: str, request: int) -> dict[str, Any]:
+    """Of one of the requests that vLLM makes of an HTTP request, in its own ways to number them."""
+    separator = "-" if answer_id.startswith("cmpl") else "_"
+    return read_steps(server.logs, f"{answer_id}{separator}{request}-")
 
 
 @pytest.mark.parametrize("path", [path for path in ENDPOINTS if path != "/v1/chat/completions"])
@@ -58,12 +58,9 @@ def test_the_same_prediction_serves_every_prompt(server: Server, path: str) -> N
         ):
             answer = post(server, path, **more)
             assert texts(answer) == plain
-            assert used(server, answer["id"], i)
-            for other in range(len(plain)):
-                steps = read_steps(
-                    server.logs, f"{answer['id']}{'-' if 'prompt' in ENDPOINTS[path] else '_'}{other}-"
-                )
-                assert steps["prediction_tokens"] == N
+            logs = [step_log(server, answer["id"], request) for request in range(len(plain))]
+            assert [log["prediction_tokens"] for log in logs] == [N] * len(plain)
+            assert logs[i]["usage"]["rejected"] == 0
 
 
 def test_what_openai_forbids_is_allowed(server: Server) -> None:
