@@ -20,6 +20,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from pydantic_core import SchemaSerializer, core_schema
+
 from vllm_integration import compat, inputs, limits, response_usage, wire
 from vllm_integration.limits import Limits, PredictionError
 from vllm_integration.prediction_field import checked_text, parse_prediction, type_name
@@ -27,6 +29,11 @@ from vllm_integration.prediction_field import checked_text, parse_prediction, ty
 logger = logging.getLogger("vllm.gpu_align")
 
 FIELD = "prediction"
+
+# How pydantic prints a request that carries one, which vLLM does at the DEBUG level: by its size, not as bytes.
+wire.Prediction.__pydantic_serializer__ = SchemaSerializer(  # type: ignore[attr-defined]
+    core_schema.any_schema(serialization=core_schema.plain_serializer_function_ser_schema(repr))
+)
 
 
 def wrap_serving(

@@ -21,7 +21,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/completions",
+    "/v1/responses",
+    "/invocations",  # the same requests, as SageMaker sends them
+)
 
 _KEY = re.compile(rb'"(?:prediction|%s)"\s*:' % wire.KEY.encode())
 _OVERLAP = 64  # a key may lie across two chunks; one with more white space before its colon is let through

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_integration import compat, wire
-from vllm_integration.limits import Limits
+from vllm_integration.limits import Limits, PredictionError, count_refused
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -79,6 +79,7 @@ def _with_token_ids(processor: Any, params: Any) -> Any:
             prompt = processor.renderer.tokenize_prompt({"prompt": text}, tokenize_params(limits.tokens))
             prediction = as_prediction(prompt["prompt_token_ids"], limits, prediction.tag)
     except (TypeError, ValueError) as error:
+        count_refused(error.reason if isinstance(error, PredictionError) else "malformed")
         raise VLLMValidationError(str(error), parameter="prediction") from None
     params = params.clone()
     params.extra_args = {**params.extra_args, wire.KEY: prediction}

@@ -81,12 +81,14 @@ def test_what_openai_forbids_is_allowed(server: Server) -> None:
 
 
 def test_several_choices(server: Server) -> None:
-    plain = texts(post(server, "/v1/chat/completions"))[0]
-    prediction = {"type": "content", "content": plain}
-    answer = post(server, "/v1/chat/completions", n=3, temperature=0.01, seed=1, prediction=prediction)
-    assert texts(answer) == [plain] * 3
+    """Each choice is a request of its own for the engine, and has the prediction."""
+    prediction = {"type": "content", "content": "w1 w2 w3 w4"}
+    answer = post(server, "/v1/chat/completions", n=3, temperature=1, prediction=prediction)
+    assert len(texts(answer)) == 3
     for i in range(3):
-        assert read_steps(server.logs, f"{i}_{answer['id']}-")["usage"]["rejected"] == 0
+        steps = read_steps(server.logs, f"{i}_{answer['id']}-")
+        assert steps["prediction_tokens"] == 4
+        assert steps["usage"]["output_tokens"] == N
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/chat/completions/batch"])

@@ -180,6 +180,19 @@ def _log_of_all_requests(
     return lines
 
 
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_debugging_breaks_no_request(request_app: Any, path: str) -> None:
+    """At DEBUG vLLM writes each request's body as JSON, what we put into it included."""
+    app, vllm = make_app(Logging()), logging.getLogger("vllm.entrypoints.serve.utils.request_logger")
+    level = vllm.level
+    vllm.setLevel(logging.DEBUG)
+    try:
+        body = json.dumps(next(bodies(path))).encode()
+        assert asyncio.run(send(app, path, [body]))[0] == 200
+    finally:
+        vllm.setLevel(level)
+
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
