@@ -27,4 +27,4 @@ request = {
 ticket, raw = client.chat.completions.create_with_completion(**request)
 prediction = {"type": "content", "content": raw.choices[0].message.content}
 hinted, raw = client.chat.completions.create_with_completion(**request, prediction=prediction)
-print("instructor", raw.id, hinted == ticket)
+print("instructor", raw.id, hinted.model_dump() == ticket.model_dump())
