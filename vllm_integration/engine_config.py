@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-from vllm_integration import adaptive, compat
+from vllm_integration import adaptive, compat, wire
 from vllm_integration.inputs import drafts_predictions
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -48,6 +49,7 @@ def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def __post_init__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 the name it replaces
         if not drafts_predictions(self):
             return original(self, *args, **kwargs)
+        _warn_of_rust_front_end()
         if not self.use_v2_model_runner:
             if adaptive.is_on(self):
                 adaptive.do_without(self, "the V1 model runner has none")
@@ -63,6 +65,17 @@ def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return __post_init__
+
+
+@functools.cache
+def _warn_of_rust_front_end() -> None:
+    """One WARNING a process where vLLM's Rust front end, which drops unknown fields, may serve."""
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
+        logger.warning(
+            "VLLM_USE_RUST_FRONTEND is set: that front end drops the `prediction` field of requests. "
+            "Clients can send the token ids of a prediction in vllm_xargs.%s",
+            wire.KEY,
+        )
 
 
 def _use_our_scheduler(scheduler_config: Any) -> None:

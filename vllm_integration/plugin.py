@@ -19,7 +19,11 @@ def register() -> None:
     """
     for module, install in (
         (compat.INPUTS_MODULE, _install_inputs),
-        (compat.CHAT_MODULE, _install_chat),
+        (compat.CHAT_MODULE, functools.partial(_install_api, "chat")),
+        (compat.COMPLETION_MODULE, functools.partial(_install_api, "completions")),
+        (compat.RESPONSES_MODULE, functools.partial(_install_api, "responses")),
+        (compat.BATCH_MODULE, functools.partial(_install_api, "batch")),
+        (compat.APP_MODULE, _install_app),
         (compat.CONFIG_MODULE, _install_config),
         (compat.RUNNER_MODULE, _install_v2),
     ):
@@ -46,10 +50,16 @@ def _install_inputs() -> None:
     guarded_install("inputs", inputs.WRAPPERS)
 
 
-def _install_chat() -> None:
+def _install_api(group: compat.Group) -> None:
     from vllm_integration import api
 
-    guarded_install("chat", api.WRAPPERS)
+    guarded_install(group, api.WRAPPERS)
+
+
+def _install_app() -> None:
+    from vllm_integration import body_limit
+
+    guarded_install("app", body_limit.WRAPPERS)
 
 
 def _install_config() -> None:

@@ -12,7 +12,19 @@ from typing import Literal
 
 TESTED = ("0.32.0",)
 
-Group = Literal["v1", "v2", "v2_runner", "config", "inputs", "chat", "adaptive"]
+Group = Literal[
+    "v1",
+    "v2",
+    "v2_runner",
+    "config",
+    "inputs",
+    "chat",
+    "completions",
+    "responses",
+    "batch",
+    "app",
+    "adaptive",
+]
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,11 @@ _OUTPUT = "vllm.v1.core.sched.output"
 _RENDERER = "vllm.renderers.base"
 INPUTS_MODULE = "vllm.v1.engine.input_processor"
 CHAT_MODULE = "vllm.entrypoints.openai.chat_completion.serving"
+COMPLETION_MODULE = "vllm.entrypoints.openai.completion.serving"
+RESPONSES_MODULE = "vllm.entrypoints.openai.responses.serving"
+BATCH_MODULE = "vllm.entrypoints.openai.chat_completion.batch_serving"
+APP_MODULE = "vllm.entrypoints.launchers.app"
+_CHAT_PROTOCOL = "vllm.entrypoints.openai.chat_completion.protocol"
 CONFIG_MODULE = "vllm.config.vllm"
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 _STATES = "vllm.v1.worker.gpu.states"
@@ -529,5 +546,124 @@ SEAMS: tuple[Seam, ...] = (
         _INPUT_BATCH,
         "InputBatch.cu_num_logits",
         "the step log: drafts that the device kept",
+    ),
+    Seam(
+        "completions.create",
+        "completions",
+        "wrap",
+        COMPLETION_MODULE,
+        "OpenAIServingCompletion.create_completion",
+        "read and validate the `prediction` field",
+        ("self", "request", "raw_request"),
+    ),
+    Seam(
+        "completions.error",
+        "completions",
+        "call",
+        COMPLETION_MODULE,
+        "OpenAIServingCompletion.create_error_response",
+        "HTTP 400 that names the field",
+        ("message", "err_type", "status_code", "param"),
+    ),
+    Seam(
+        "completions.renderer",
+        "completions",
+        "field",
+        COMPLETION_MODULE,
+        "OpenAIServingCompletion.renderer",
+        "the tokenizer",
+    ),
+    Seam(
+        "completions.engine",
+        "completions",
+        "field",
+        COMPLETION_MODULE,
+        "OpenAIServingCompletion.engine_client",
+        "are we in use",
+    ),
+    Seam(
+        "completions.xargs",
+        "completions",
+        "field",
+        "vllm.entrypoints.openai.completion.protocol",
+        "CompletionRequest.vllm_xargs",
+        "becomes SamplingParams.extra_args",
+    ),
+    Seam(
+        "responses.create",
+        "responses",
+        "wrap",
+        RESPONSES_MODULE,
+        "OpenAIServingResponses.create_responses",
+        "read and validate the `prediction` field",
+        ("self", "request", "raw_request"),
+    ),
+    Seam(
+        "responses.error",
+        "responses",
+        "call",
+        RESPONSES_MODULE,
+        "OpenAIServingResponses.create_error_response",
+        "HTTP 400 that names the field",
+        ("message", "err_type", "status_code", "param"),
+    ),
+    Seam(
+        "responses.renderer",
+        "responses",
+        "field",
+        RESPONSES_MODULE,
+        "OpenAIServingResponses.renderer",
+        "the tokenizer",
+    ),
+    Seam(
+        "responses.engine",
+        "responses",
+        "field",
+        RESPONSES_MODULE,
+        "OpenAIServingResponses.engine_client",
+        "are we in use",
+    ),
+    Seam(
+        "responses.xargs",
+        "responses",
+        "field",
+        "vllm.entrypoints.openai.responses.protocol",
+        "ResponsesRequest.vllm_xargs",
+        "becomes SamplingParams.extra_args",
+    ),
+    Seam(
+        "batch.create",
+        "batch",
+        "wrap",
+        BATCH_MODULE,
+        "OpenAIServingChatBatch.create_batch_chat_completion",
+        "read and validate the `prediction` field",
+        ("self", "request", "raw_request"),
+    ),
+    Seam(
+        "batch.split",
+        "batch",
+        "wrap",
+        _CHAT_PROTOCOL,
+        "BatchChatCompletionRequest.to_chat_completion_request",
+        "each conversation's request gets the prediction",
+        ("self", "messages"),
+    ),
+    Seam(
+        "app.middleware",
+        "app",
+        "wrap",
+        APP_MODULE,
+        "init_entrypoints_middleware",
+        "a body too long to be parsed on the event loop is refused before it is",
+        ("args", "app", "supported_tasks"),
+    ),
+    Seam(
+        "app.validation_log",
+        "app",
+        "global",
+        "vllm.entrypoints.serve.exception_handling.handlers.validation",
+        "logger",
+        "a traceback there can end with the request's body: not with a prediction in it",
     ),
 )
