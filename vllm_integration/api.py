@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictStr, TypeAdapter, ValidationError
 
-from vllm_integration import compat, inputs, wire
+from vllm_integration import compat, inputs, response_usage, wire
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -103,9 +103,10 @@ def wrap_create_chat_completion(original: Callable[..., Any]) -> Callable[..., A
         self: Any, request: Any, raw_request: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         value = (request.model_extra or {}).get("prediction")
+        tag = None
         if value is not None and inputs.drafts_predictions(self.engine_client.vllm_config):
             try:
-                await attach_prediction(self, request, value)
+                tag = await attach_prediction(self, request, value)
             except PredictionError as error:
                 return self.create_error_response(str(error), param="prediction")
             except Exception as error:
@@ -117,22 +118,28 @@ def wrap_create_chat_completion(original: Callable[..., Any]) -> Callable[..., A
                     request.request_id,
                     type(error).__name__,
                 )
-        return await original(self, request, raw_request, *args, **kwargs)
+        result = await original(self, request, raw_request, *args, **kwargs)
+        return result if tag is None else response_usage.with_usage(result, tag)
 
     return create_chat_completion
 
 
-async def attach_prediction(serving: Any, request: Any, value: object) -> None:
-    """Validate, tokenise and attach the prediction of one chat request. Raises `PredictionError`."""
+async def attach_prediction(serving: Any, request: Any, value: object) -> str | None:
+    """Validate, tokenise and attach the prediction of one chat request; its tag, or None when it is empty.
+
+    Raises `PredictionError`.
+    """
     text = parse_prediction(value)
     if request.use_beam_search:
         raise PredictionError("prediction: cannot be combined with use_beam_search")
     if not text:
-        return
+        return None
+    tag = response_usage.new_tag()
     limit = inputs.capacity(serving.engine_client.vllm_config)
     prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, inputs.tokenize_params(limit))
-    prediction = inputs.as_prediction(prompt["prompt_token_ids"], limit, request.request_id)
+    prediction = inputs.as_prediction(prompt["prompt_token_ids"], limit, request.request_id, tag)
     request.vllm_xargs = {**(request.vllm_xargs or {}), wire.KEY: prediction}
+    return tag
 
 
 WRAPPERS: dict[str, compat.Wrapper] = {"chat.create": wrap_create_chat_completion}

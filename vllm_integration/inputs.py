@@ -43,12 +43,14 @@ def tokenize_params(limit: int) -> Any:
     )
 
 
-def as_prediction(token_ids: list[int], limit: int, request_id: str) -> wire.Prediction:
+def as_prediction(
+    token_ids: list[int], limit: int, request_id: str, tag: str | None = None
+) -> wire.Prediction:
     """Token ids of at most `limit` tokens, ready to travel; a warning when they had to be cut."""
     if len(token_ids) > limit:
         logger.warning("The prediction of request %s was cut to %d tokens", request_id, limit)
         token_ids = token_ids[:limit]
-    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids))
+    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids), tag=tag)
 
 
 def wrap_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +81,7 @@ def _with_token_ids(processor: Any, request_id: str, params: Any) -> Any:
                 raise ValueError("prediction: expected token ids, the engine has no tokenizer for text")
             limit = capacity(processor.vllm_config)
             prompt = processor.renderer.tokenize_prompt({"prompt": prediction.text}, tokenize_params(limit))
-            prediction = as_prediction(prompt["prompt_token_ids"], limit, request_id)
+            prediction = as_prediction(prompt["prompt_token_ids"], limit, request_id, prediction.tag)
     except (TypeError, ValueError) as error:
         raise VLLMValidationError(str(error), parameter="prediction") from None
     params = params.clone()

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_integration import compat, plugin
+from vllm_integration import compat, plugin, usage_seams
 from vllm_integration.debug_log import DebugLog
-from vllm_integration.predictions import accept_prediction
+from vllm_integration.draft_counts import Proposed, Report, attach, when_it_leaves
+from vllm_integration.predictions import accept_prediction, take_refusals
 from vllm_integration.requests import Proposal, RequestState, stop_rule
 from vllm_integration.settings import Settings
 from vllm_integration.slots import SlotTable
@@ -42,6 +43,7 @@ class PredictedOutputs:
     def __init__(self, vllm_config: Any) -> None:
         plugin.register()  # harmless again; vLLM may have been told to load other plugins only
         plugin.guarded_install("v1", WRAPPERS)
+        usage_seams.install("usage_v1", USAGE_WRAPPERS)
         self.settings = Settings.from_env()
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_model_len = int(vllm_config.model_config.max_model_len)
@@ -56,6 +58,7 @@ class PredictedOutputs:
         self._lengths = self.total_len.numpy()
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
+        self._proposed: list[tuple[str, Proposed]] = []
         self._log = self._open_log(vllm_config.parallel_config)
         self.drafter = make_drafter(self, max_slots)
 
@@ -91,6 +94,11 @@ class PredictedOutputs:
             except Exception as error:
                 self._give_up(error)
         return [[] for _ in sampled_token_ids]
+
+    def take_report(self) -> Report:
+        """What was proposed since this was last asked, for the scheduler's accounts."""
+        proposed, self._proposed = self._proposed, []
+        return Report(proposed, {}, take_refusals())
 
     def usage(self, req_id: str) -> RequestUsage | None:
         """The counters of a request that is drafted for and has not finished."""
@@ -179,6 +187,7 @@ class PredictedOutputs:
             ):
                 state.proposal = proposal
                 drafts[row] = proposal.token_ids
+                self._proposed.append((state.req_id, _as_proposed(proposal, state.synced)))
         return drafts
 
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
@@ -236,6 +245,11 @@ class PredictedOutputs:
         return DebugLog(self.settings.debug_dir) if self.settings.debug_dir and first else None
 
 
+def _as_proposed(proposal: Proposal, position: int) -> Proposed:
+    length = len(proposal.token_ids)
+    return Proposed(length, float(length), 0, SOURCES.index(proposal.source), position)
+
+
 def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
     """The alignment engine, imported late: a process that only checks names need not load it."""
     from gpu_align import Drafter
@@ -287,6 +301,22 @@ def wrap_input_fits_in_drafter(original: Callable[..., Any]) -> Callable[..., An
     return _input_fits_in_drafter
 
 
+def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`GPUModelRunner.sample_tokens`, whose output then tells the scheduler what was proposed."""
+
+    @functools.wraps(original)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        proposer = _ours(self)
+        if proposer is None or output is None:
+            return output
+        report = proposer.take_report()
+        return when_it_leaves(output, lambda finished: attach(finished, report))
+
+    return sample_tokens
+
+
+USAGE_WRAPPERS: dict[str, compat.Wrapper] = {"usage.sample_tokens": wrap_sample_tokens}
 WRAPPERS: dict[str, compat.Wrapper] = {
     "v1.update_states": wrap_update_states,
     "v1.input_fits_in_drafter": wrap_input_fits_in_drafter,

@@ -19,8 +19,8 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from gpu_align import Drafter
 from vllm_integration import compat, plugin
-from vllm_integration.draft_counts import DraftCounts
-from vllm_integration.predictions import accept_prediction
+from vllm_integration.draft_counts import DraftCounts, when_it_leaves
+from vllm_integration.predictions import accept_prediction, take_refusals
 from vllm_integration.settings import Settings
 from vllm_integration.step_log import open_step_log
 
@@ -59,7 +59,9 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             device=device,
             backend="triton",
         )
-        self.counts = DraftCounts(max_slots, self.num_draft_tokens, device)
+        self.counts = DraftCounts(
+            max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
+        )
         # vLLM's own budget trimming reads these; its configuration has checked that its conditions hold.
         self.enable_adaptive_verification = bool(speculative.enable_adaptive_verification)
         self.draft_token_confidence_probs = torch.zeros(
@@ -157,7 +159,13 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             return self._no_drafts(num_reqs)
         if not dummy_run:
             self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-            self.counts.remember(input_batch.req_ids, draft.length, draft.confidence)
+            self.counts.remember(
+                input_batch.req_ids,
+                input_batch.idx_mapping_np,
+                draft,
+                self.req_states.total_len.gpu,
+                input_batch.cu_num_logits if self.enable_adaptive_verification else None,
+            )
         return draft.token_ids
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
@@ -244,9 +252,10 @@ def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = original(self, *args, **kwargs)
         speculator = _ours(self)
-        if speculator is not None:
-            speculator.counts.publish(output)
-        return output
+        if speculator is None or output is None:
+            return output
+        counts, step, refused = speculator.counts, speculator.counts.start(), take_refusals()
+        return when_it_leaves(output, lambda finished: counts.attach(finished, step, refused))
 
     return sample_tokens
 

@@ -129,7 +129,7 @@ def decode_token_ids(encoded: bytes) -> TokenIds:
 
 
 def read(value: object) -> Prediction:
-    """Whatever arrived under `KEY`, as a `Prediction` with exactly one field set.
+    """Whatever arrived under `KEY`, as a `Prediction` with exactly one of `token_ids` and `text`.
 
     Taken: a `Prediction`, the dict it becomes between processes, a sequence of token ids (also how a
     client sends one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` for anything else.
@@ -138,18 +138,18 @@ def read(value: object) -> Prediction:
         check_text("prediction", value)
         return Prediction(text=normalise_newlines(value))
     if isinstance(value, Prediction):
-        token_ids, text = value.token_ids, value.text
+        token_ids, text, tag = value.token_ids, value.text, value.tag
     elif isinstance(value, Mapping):
-        if set(value) - {"token_ids", "text"}:
-            raise ValueError("prediction: expected the keys token_ids and text, got others")
-        token_ids, text = value.get("token_ids"), value.get("text")
+        if set(value) - {"token_ids", "text", "tag"}:
+            raise ValueError("prediction: expected the keys token_ids, text and tag, got others")
+        token_ids, text, tag = value.get("token_ids"), value.get("text"), value.get("tag")
     else:
         return Prediction(token_ids=encode_token_ids("prediction", value))
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
         check_text("prediction", text)
-        return Prediction(text=normalise_newlines(text))
+        return Prediction(text=normalise_newlines(text), tag=tag)
     if isinstance(token_ids, (bytes, bytearray, memoryview)):
-        return Prediction(token_ids=bytes(token_ids))
-    return Prediction(token_ids=encode_token_ids("prediction", token_ids))
+        return Prediction(token_ids=bytes(token_ids), tag=tag)
+    return Prediction(token_ids=encode_token_ids("prediction", token_ids), tag=tag)
