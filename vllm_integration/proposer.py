@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from vllm_integration import compat, plugin, usage_seams
-from vllm_integration.debug_log import DebugLog
+from vllm_integration.debug_log import DebugLog, tokenizer_of
 from vllm_integration.draft_counts import Proposed, Report, attach, when_it_leaves
 from vllm_integration.predictions import accept_prediction, take_refusals
 from vllm_integration.requests import Proposal, RequestState, stop_rule
@@ -59,7 +59,7 @@ class PredictedOutputs:
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._proposed: list[tuple[str, Proposed]] = []
-        self._log = self._open_log(vllm_config.parallel_config)
+        self._log = self._open_log(vllm_config)
         self.drafter = make_drafter(self, max_slots)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -145,6 +145,7 @@ class PredictedOutputs:
                 prediction_tokens=0 if state.prediction is None else int(state.prediction.size),
                 usage=state.usage,
                 steps=state.steps,
+                tokens=state.tokens,
             )
 
     def _release(self, req_id: str) -> None:
@@ -174,6 +175,9 @@ class PredictedOutputs:
                 continue
             total_len = int(num_tokens_no_spec[row])
             state.prompt_len = int(self._batch.num_prompt_tokens[row])
+            if state.keep_steps:
+                before = total_len - len(sampled)
+                state.know_prompt(token_ids_cpu[row, :before].tolist, self.num_draft_tokens)
             state.settle(sampled, self._scheduled.get(req_id, ()), total_len)
             room = state.room(total_len, self.num_draft_tokens, self.max_model_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
@@ -239,10 +243,13 @@ class PredictedOutputs:
         compat.turn_off(f"drafting failed, {type(error).__name__}: {error}")
         self.requests.clear()
 
-    def _open_log(self, parallel_config: Any) -> DebugLog | None:
+    def _open_log(self, vllm_config: Any) -> DebugLog | None:
         # Tensor-parallel ranks draft the same; one of them writes.
-        first = int(parallel_config.rank) % int(parallel_config.tensor_parallel_size) == 0
-        return DebugLog(self.settings.debug_dir) if self.settings.debug_dir and first else None
+        parallel = vllm_config.parallel_config
+        first = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
+        if not (self.settings.debug_dir and first):
+            return None
+        return DebugLog(self.settings.debug_dir, tokenizer_of(vllm_config.model_config))
 
 
 def _as_proposed(proposal: Proposal, position: int) -> Proposed:

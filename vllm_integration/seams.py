@@ -495,9 +495,9 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         "usage.details",
         "usage",
-        "call",
+        "field",
         _PROTOCOL,
-        "CompletionTokenUsageInfo",
+        "CompletionTokenUsageInfo.reasoning_tokens",
         "where accepted and rejected prediction tokens are shown",
     ),
     Seam(

@@ -67,7 +67,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.draft_token_confidence_probs = torch.zeros(
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
-        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config.parallel_config)
+        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)

@@ -30,9 +30,7 @@ def bodies_for(seed: int, text: str) -> list[dict[str, Any]]:
     hints = variants(text, seed)
     bodies = [chat(seed, N, hint) for hint in hints.values()]
     bodies += [chat(seed, N, hints[name], stream=True) for name in ("verbatim", "edited")]
-    bodies.append(
-        chat(seed, N, hints["long"], stream=True, stream_options={"continuous_usage_stats": True})
-    )
+    bodies.append(chat(seed, N, hints["long"], stream=True, stream_options={"continuous_usage_stats": True}))
     stop = text.split()[-4]
     bodies += [chat(seed, N, hints[name], stop=stop) for name in ("verbatim", "edited")]
     bodies.append(chat(seed, N, hints["long"], stop=[stop], stream=True))
@@ -96,7 +94,9 @@ def test_usage_is_a_replay_of_the_step_log(traffic: Any) -> None:
         assert answer.accepted_rejected == (accepted, rejected), answer.body
         assert accepted + rejected <= sum(r.verified for r in replays)
         assert accepted <= answer.usage["completion_tokens"]
-        assert answer.usage["total_tokens"] == answer.usage["prompt_tokens"] + answer.usage["completion_tokens"]
+        assert (
+            answer.usage["total_tokens"] == answer.usage["prompt_tokens"] + answer.usage["completion_tokens"]
+        )
         for r in replays:
             sources.update({name: sum(counts) for name, counts in r.by_source.items()})
     # All of this would hold of empty accounts.
