@@ -117,7 +117,7 @@ def _log(document: Any) -> StepLog:
     )
 
 
-def _field(where: str, row: Any, name: str, kind: type) -> Any:
+def _field(where: str, row: Any, name: str, kind: type[Any]) -> Any:
     place = f"{where}.{name}" if where else name
     if not isinstance(row, dict):
         raise StepLogError(f"{where}: expected a mapping, found {type(row).__name__}")
@@ -126,7 +126,7 @@ def _field(where: str, row: Any, name: str, kind: type) -> Any:
     value = row[name]
     if not isinstance(value, kind) or isinstance(value, bool):
         raise StepLogError(f"{place}: expected {kind.__name__}, found {type(value).__name__}")
-    if kind is int and value < 0:
+    if isinstance(value, int) and value < 0:
         raise StepLogError(f"{place}: expected 0 or more, found {value}")
     return value
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from usage_harness import ask_all, chat, moved, read_logs, replay, scrape, variants
 from v2_harness import ENVIRONMENT
 
 pytestmark = pytest.mark.vllm
@@ -49,6 +50,28 @@ def wait_until_ready(process: subprocess.Popen[Any], url: str, log: Path, second
     pytest.fail(f"the server is not there:\n{log.read_text()[-4000:]}")
 
 
+def check_many(url: str, steps: Path) -> None:
+    """Usage of 24 requests in one batch, of every kind of prediction, is a recount of their step logs."""
+    seeds, n = range(4), 10
+    texts = [answer.texts[0] for answer in ask_all(url, [chat(seed, n) for seed in seeds])]
+    bodies = []
+    for seed, text in zip(seeds, texts, strict=True):
+        hints = list(variants(text, seed).values())
+        bodies += [chat(seed, n, hint, stream=index % 2 == 0) for index, hint in enumerate(hints)]
+    before = scrape(url)
+    answers = ask_all(url, bodies)
+    deltas = moved(before, scrape(url))
+    ask_all(url, [chat(0, 2)])  # one more step tells the worker that the last ones have ended
+    logs = read_logs(steps, [answer.id for answer in answers])
+    for index, answer in enumerate(answers):
+        assert answer.texts == [texts[index // 6]]
+        (log,) = logs[answer.id]
+        assert answer.accepted_rejected == replay(log["steps"], n).prediction
+    for index, verdict in enumerate(("accepted", "rejected")):
+        total = sum(answer.accepted_rejected[index] for answer in answers)
+        assert deltas[f'gpu_align_prediction_tokens_total{{verdict="{verdict}"}}'] == total > 0
+
+
 def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITE)
     with socket.socket() as probe:
@@ -73,23 +96,27 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT)
     try:
         wait_until_ready(process, f"{url}/health", log)
-        chat = {
+        body = {
             "model": "tiny",
             "messages": [{"role": "user", "content": "w1 w2 w3"}],
             "temperature": 0,
             "max_tokens": 20,
         }
-        plain = post(f"{url}/v1/chat/completions", chat)
+        plain = post(f"{url}/v1/chat/completions", body)
         text = plain["choices"][0]["message"]["content"]
         hinted = post(
-            f"{url}/v1/chat/completions", {**chat, "prediction": {"type": "content", "content": text}}
+            f"{url}/v1/chat/completions", {**body, "prediction": {"type": "content", "content": text}}
         )
         assert hinted["choices"][0]["message"]["content"] == text
-        post(f"{url}/v1/chat/completions", chat)  # one more step tells the worker that the request has ended
+        worth = hinted["usage"]["completion_tokens_details"]
+        post(f"{url}/v1/chat/completions", body)  # one more step tells the worker that the request has ended
         (file,) = (tmp_path / "steps").glob(f"{hinted['id']}-*.yaml")
         usage = yaml.safe_load(file.read_text())["usage"]
         assert (usage["output_tokens"], usage["rejected"]) == (20, 0)
         assert usage["steps"] <= 4  # 1 + 9 + 9 + 1
+        assert worth["accepted_prediction_tokens"] == usage["accepted"] > 0
+        assert worth["rejected_prediction_tokens"] == 0
+        check_many(url, tmp_path / "steps")
     finally:
         process.terminate()
         try:

@@ -121,10 +121,10 @@ def test_a_thousand_requests_of_64_clients(servers: TwoServers) -> None:
             hint = " ".join(words)
         bodies.append(chat(seed, N, hint, stream=index % 2 == 0))
         expected.append(plain[seed])
-    warm = ask_all(servers.url, bodies[:200], CLIENTS)
-    settled = servers.memory()
-    answers = warm + ask_all(servers.url, bodies[200:], CLIENTS)
-    grown = servers.memory() - settled
+    answers, memory = [], []
+    for start in range(0, 1000, 250):
+        answers += ask_all(servers.url, bodies[start : start + 250], CLIENTS)
+        memory.append(servers.memory())
     assert [answer.texts[0] for answer in answers] == expected
     hinted = [answer for answer in answers if "prediction" in answer.body]
     assert len(hinted) == 334
@@ -140,9 +140,9 @@ def test_a_thousand_requests_of_64_clients(servers: TwoServers) -> None:
         rejected = answer.accepted_rejected[1] if "prediction" in answer.body else 0
         assert answer.usage["completion_tokens"] == N + rejected
         assert answer.usage["total_tokens"] == answer.usage["prompt_tokens"] + N + rejected
-    # Measured: 5 to 25 MiB of allocator and connection buffers, once.
-    print(f"{grown:.0f} MiB more")
-    assert grown < 100, f"{grown:.0f} MiB more after 800 further requests"
+    print("memory after each 250 requests, MiB:", [round(m) for m in memory])
+    # Buffers grow with the first requests; measured after that: 3 to 20 MiB for 500 requests, whether hinted or not.
+    assert memory[3] - memory[1] < 60
     log = servers.log.read_text()
     for line in ("gpu_align is off", "without its prediction", "gpu_align did not count", "counts no usage"):
         assert line not in log

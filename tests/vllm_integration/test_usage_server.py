@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 from usage_harness import Answer, ask_all, chat, moved, read_logs, replay, scrape, variants
 from vllm_harness import Server
+
+from gpu_align.cli.app import app
 
 pytestmark = pytest.mark.vllm
 
@@ -143,6 +148,38 @@ def test_metrics_moved_by_exactly_the_summed_usage(traffic: Any) -> None:
     drafts = sum(value for name, value in deltas.items() if name.startswith("gpu_align_drafts_total"))
     assert lost + drafts + len(replays) == deltas["gpu_align_steps_total"]
     assert deltas["gpu_align_realignments_total"] > 0
+
+
+def test_the_log_tells_texts_cursors_and_why(traffic: Any) -> None:
+    answers, _, logs = traffic
+    candidates = 0
+    for answer in answers:
+        if "n" in answer.body or "stop" in answer.body:
+            continue
+        (log,) = logs[answer.id]
+        steps = log["steps"]
+        assert "".join(s["accepted_text"] + s["own_text"] for s in steps).strip() == answer.texts[0].strip()
+        assert [s["cursor_before"] for s in steps[1:]] == [s["cursor_after"] for s in steps[:-1]]
+        assert all(s["cursor_after"] <= log["prediction_tokens"] for s in steps)
+        for s in steps:
+            assert (s["candidate"] is None) == (not s["proposed"])
+            if s["candidate"]:
+                candidates += 1
+                assert s["candidate"]["source"] == s["source"]
+                words = [f"w{token - 4}" if token > 3 else "<assistant>" for token in s["proposed"]]
+                assert s["proposed_text"].split() == words
+    assert candidates > 500
+
+
+def test_a_real_log_becomes_a_page(server: Server, traffic: Any, tmp_path: Path) -> None:
+    answer = traffic[0][1]
+    (file,) = server.logs.glob(f"{answer.id}-*.yaml")
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", str(file), "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    assert answer.id in result.output
+    shown = re.findall(r'<pre class="tokens">\n(.*?)</pre>', page.read_text(), re.DOTALL)[0]
+    assert re.sub(r"<[^>]*>", "", shown).strip() == answer.texts[0].strip()
 
 
 def test_nothing_was_lost_on_the_way(server: Server, traffic: Any) -> None:
