@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_integration import compat
+from vllm_integration.seams import OUTPUTS_MODULE
 
 
 def register() -> None:
@@ -26,6 +27,7 @@ def register() -> None:
         (compat.APP_MODULE, _install_app),
         (compat.CONFIG_MODULE, _install_config),
         (compat.RUNNER_MODULE, _install_v2),
+        (OUTPUTS_MODULE, _install_usage),
     ):
         if module not in _watched:
             _watched.add(module)
@@ -66,6 +68,12 @@ def _install_config() -> None:
     from vllm_integration import engine_config
 
     guarded_install("config", engine_config.WRAPPERS)
+
+
+def _install_usage() -> None:
+    from vllm_integration import collector, usage_seams
+
+    usage_seams.install("usage", collector.WRAPPERS)
 
 
 def _install_v2() -> None:

@@ -24,6 +24,8 @@ Group = Literal[
     "batch",
     "app",
     "adaptive",
+    "usage",
+    "usage_v1",
 ]
 
 
@@ -92,6 +94,9 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _REQUEST = "vllm.v1.request"
 _ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 _SELECTOR = "vllm.v1.attention.selector"
+_ENGINE = "vllm.v1.engine"
+OUTPUTS_MODULE = "vllm.v1.engine.output_processor"
+_PROTOCOL = "vllm.entrypoints.serve.engine.protocol"
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
@@ -366,12 +371,13 @@ SEAMS: tuple[Seam, ...] = (
         "no drafts past the end",
     ),
     Seam(
-        "output.carrier",
+        "output.async",
         "v2_runner",
-        "field",
-        "vllm.v1.worker.gpu.async_utils",
-        "AsyncOutput.model_runner_output",
-        "what a step sends to the scheduler",
+        "implement",
+        "vllm.v1.outputs",
+        "AsyncModelRunnerOutput.get_output",
+        "vLLM asks for a step's output when the device has sampled: then draft lengths are there, too",
+        ("self",),
     ),
     Seam(
         "inputs.process_inputs",
@@ -545,7 +551,7 @@ SEAMS: tuple[Seam, ...] = (
         "field",
         _INPUT_BATCH,
         "InputBatch.cu_num_logits",
-        "the step log: drafts that the device kept",
+        "the step log and the usage: drafts that the device kept",
     ),
     Seam(
         "completions.create",
@@ -665,5 +671,141 @@ SEAMS: tuple[Seam, ...] = (
         "vllm.entrypoints.serve.exception_handling.handlers.validation",
         "logger",
         "a traceback there can end with the request's body: not with a prediction in it",
+    ),
+    Seam(
+        "usage.init",
+        "usage",
+        "wrap",
+        OUTPUTS_MODULE,
+        "OutputProcessor.__init__",
+        "a front end starts: its metrics begin at 0",
+        ("self",),
+    ),
+    Seam(
+        "usage.add_request",
+        "usage",
+        "wrap",
+        OUTPUTS_MODULE,
+        "OutputProcessor.add_request",
+        "engine request → HTTP request",
+        ("self", "request"),
+    ),
+    Seam(
+        "usage.process_outputs",
+        "usage",
+        "wrap",
+        OUTPUTS_MODULE,
+        "OutputProcessor.process_outputs",
+        "read what came with a step's outputs, and how much of it a stop string kept",
+        ("self", "engine_core_outputs"),
+    ),
+    Seam(
+        "usage.abort_requests",
+        "usage",
+        "wrap",
+        OUTPUTS_MODULE,
+        "OutputProcessor.abort_requests",
+        "forget aborted requests",
+        ("self", "request_ids"),
+    ),
+    Seam(
+        "usage.states",
+        "usage",
+        "field",
+        OUTPUTS_MODULE,
+        "OutputProcessor.request_states",
+        "which requests are still open",
+    ),
+    Seam(
+        "usage.headers",
+        "usage",
+        "field",
+        _ENGINE,
+        "EngineCoreOutput.trace_headers",
+        "the one open mapping from the scheduler to the front end",
+    ),
+    Seam(
+        "usage.new_tokens",
+        "usage",
+        "field",
+        _ENGINE,
+        "EngineCoreOutput.new_token_ids",
+        "tokens of a step that are output; vLLM cuts the list at a stop string",
+    ),
+    Seam(
+        "usage.details",
+        "usage",
+        "field",
+        _PROTOCOL,
+        "CompletionTokenUsageInfo.reasoning_tokens",
+        "where accepted and rejected prediction tokens are shown",
+    ),
+    Seam(
+        "usage.chat",
+        "usage",
+        "field",
+        _PROTOCOL,
+        "UsageInfo.completion_tokens_details",
+        "the same",
+    ),
+    Seam(
+        "usage.responses",
+        "usage",
+        "field",
+        "vllm.entrypoints.openai.responses.protocol",
+        "ResponseUsage.output_tokens_details",
+        "the same for /v1/responses",
+    ),
+    Seam(
+        "usage.sample_tokens",
+        "usage_v1",
+        "wrap",
+        _RUNNER,
+        "GPUModelRunner.sample_tokens",
+        "send draft lengths to the scheduler with the step's output",
+        ("self",),
+    ),
+    Seam(
+        "usage.update",
+        "usage_v1",
+        "implement",
+        _SCHEDULER,
+        "Scheduler.update_from_output",
+        "count what a step verified",
+        ("self", "scheduler_output", "model_runner_output"),
+    ),
+    Seam(
+        "usage.scheduled",
+        "usage_v1",
+        "field",
+        _OUTPUT,
+        "SchedulerOutput.num_scheduled_tokens",
+        "the requests of a step",
+    ),
+    Seam(
+        "usage.invalid",
+        "usage_v1",
+        "field",
+        _OUTPUT,
+        "SchedulerOutput.num_invalid_spec_tokens",
+        "drafts that a grammar has ruled out",
+    ),
+    Seam("usage.num_tokens", "usage_v1", "field", _REQUEST, "Request.num_tokens", "where a draft was made"),
+    Seam("usage.requests", "usage_v1", "field", _SCHEDULER, "Scheduler.requests", "request id → request"),
+    Seam(
+        "usage.sampled",
+        "usage_v1",
+        "field",
+        "vllm.v1.outputs",
+        "ModelRunnerOutput.sampled_token_ids",
+        "tokens that a step sampled",
+    ),
+    Seam(
+        "usage.scheduler",
+        "usage_v1",
+        "field",
+        "vllm.config.scheduler",
+        "SchedulerConfig.scheduler_cls",
+        "the place for a scheduler",
     ),
 )

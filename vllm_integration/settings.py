@@ -20,6 +20,8 @@ class Settings:
     | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
     | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
+    | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
+    | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |
     | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
     | `GPU_ALIGN_STRICT_LIMITS` | 0 | 1: a prediction over a limit is refused instead of cut |
     | `GPU_ALIGN_MAX_PREDICTION_CHARS` | 16 a token of the limit above | text beyond is not tokenised |
@@ -38,6 +40,8 @@ class Settings:
     max_prediction_parts: int = 1000
     max_prediction_depth: int = 8
     max_body_bytes: int = 4 * 2**20
+    bill_rejected: bool = False
+    usage_details: bool = False
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -48,6 +52,8 @@ class Settings:
             draft_without_prediction=_flag(env, "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"),
             max_prediction_tokens=_count(env, "GPU_ALIGN_MAX_PREDICTION_TOKENS"),
             max_draft_tokens=_count(env, "GPU_ALIGN_MAX_DRAFT_TOKENS"),
+            bill_rejected=_flag(env, "GPU_ALIGN_BILL_REJECTED"),
+            usage_details=_flag(env, "GPU_ALIGN_USAGE_DETAILS"),
             debug_dir=env.get("GPU_ALIGN_DEBUG_DIR") or None,
             strict_limits=_flag(env, "GPU_ALIGN_STRICT_LIMITS"),
             max_prediction_chars=_count(env, "GPU_ALIGN_MAX_PREDICTION_CHARS", "characters"),
