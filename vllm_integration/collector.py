@@ -21,6 +21,8 @@ logger = logging.getLogger("vllm.gpu_align")
 
 #: Tags whose requests have all ended and which no response has asked for: clients that went away.
 _MAX_ENDED = 1000
+#: What `predictions` does in a worker, as `limits` would say it: a worker serves the request in any case.
+_BY_THE_WORKER = {"cut": ("tokens", "truncated"), "dropped": ("malformed", "dropped")}
 
 
 @dataclass
@@ -93,7 +95,7 @@ class Collector:
             followed.tag.counted = True
         metrics.count_steps(steps, firsts=int(first and bool(steps)), realignments=realignments)
         if message.refused is not None:
-            metrics.count_refused(message.refused)
+            metrics.count_refused(*_BY_THE_WORKER[message.refused])
 
     def end(self, req_id: str) -> None:
         """The request has finished or was aborted. Harmless for one that is not followed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from vllm_integration import limits
 from vllm_integration.accounts import Verified
 from vllm_integration.usage import SOURCES
 
@@ -34,7 +35,7 @@ class _Spec(NamedTuple):
 SPECS = {
     "requests": _Spec("Counter", "gpu_align_requests", "Requests that brought a prediction."),
     "refused": _Spec(
-        "Counter", "gpu_align_predictions_refused", "Predictions not used as they came.", ("reason",)
+        "Counter", "gpu_align_predictions_refused", "Predictions not taken whole.", ("reason", "action")
     ),
     "tokens": _Spec(
         "Counter", "gpu_align_prediction_tokens", "Tokens of predictions that were verified.", ("verdict",)
@@ -92,14 +93,17 @@ def expected() -> bool:
 
 
 def create_if_expected() -> None:
-    """Make all metrics, at 0, where this process is a front end of an engine that drafts from predictions."""
+    """Make all metrics, at 0, where this process is a front end of an engine that drafts from predictions; from
+    then on they count what `limits` does."""
     if _expected:
         _get("requests")
+        if count_refused not in limits.on_count:
+            limits.on_count.append(count_refused)
 
 
-def count_refused(reason: str, amount: int = 1) -> None:
-    """A prediction was refused, or cut, for `reason`: one of a few fixed words, it becomes a label."""
-    _get("refused").labels(reason).inc(amount)
+def count_refused(reason: str, action: str) -> None:
+    """A prediction was not taken whole. Both are of a few fixed words, they become labels."""
+    _get("refused").labels(reason, action).inc()
 
 
 def count_request(prediction_length: int | None) -> None:

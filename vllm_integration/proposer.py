@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_integration import compat, plugin, usage_seams
+from vllm_integration import compat, plugin, rejection, usage_seams
 from vllm_integration.debug_log import DebugLog, tokenizer_of
 from vllm_integration.draft_counts import Proposed, Report, attach, when_it_leaves
 from vllm_integration.predictions import accept_prediction, take_refusals
@@ -327,4 +327,5 @@ USAGE_WRAPPERS: dict[str, compat.Wrapper] = {"usage.sample_tokens": wrap_sample_
 WRAPPERS: dict[str, compat.Wrapper] = {
     "v1.update_states": wrap_update_states,
     "v1.input_fits_in_drafter": wrap_input_fits_in_drafter,
+    **rejection.WRAPPERS,
 }

@@ -11,9 +11,10 @@ from typing import Any
 import prometheus_client
 import pytest
 
-from vllm_integration import collector, metrics, wire
+from vllm_integration import collector, limits, metrics, wire
 from vllm_integration.accounts import Message, Verified
 from vllm_integration.collector import Collector
+from vllm_integration.prediction_field import checked_text
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docs" / "grafana" / "gpu_align.json"
@@ -88,7 +89,22 @@ def test_a_request_moves_every_counter_by_what_happened() -> None:
         "gpu_align_acceptance_ratio_count{}": 1,
         "gpu_align_acceptance_ratio_sum{}": 13 / 16,
         "gpu_align_realignments_total{}": 1,
-        "gpu_align_predictions_refused_total{cut}": 1,
+        "gpu_align_predictions_refused_total{truncated,tokens}": 1,
+    }
+
+
+def test_what_the_limits_do_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "on_count", [])
+    monkeypatch.setattr(metrics, "_expected", True)
+    metrics.create_if_expected()
+    metrics.create_if_expected()  # one front end may have several engines
+    before = values()
+    allowed = limits.Limits(characters=8, tokens=4, parts=2, depth=3)
+    assert checked_text("prediction", ["a", "longer text"], allowed) == "alonger "
+    limits.count_refused("malformed")
+    assert moved(before) == {
+        "gpu_align_predictions_refused_total{truncated,characters}": 1,
+        "gpu_align_predictions_refused_total{refused,malformed}": 1,
     }
 
 

@@ -53,7 +53,7 @@ def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         )
         config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=K, enable_adaptive_verification=False),
-            model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+            model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY, skip_tokenizer_init=True),
             parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
         )
         return module.PredictedOutputsSpeculator(config, DEVICE, states)
