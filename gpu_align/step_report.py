@@ -242,7 +242,7 @@ def page(log: StepLog) -> str:
         parts += [html.legend(origins), html.tokens(texts, origins, numbers)]
         parts.append(html.note("Point at a token to see which verification step wrote it."))
     parts.append(html.heading("Steps"))
-    parts.append(html.table(TABLE_HEADER, table_rows(log.steps)))
+    parts.append(html.table(TABLE_HEADER, table_rows(log.steps), prose=True))
     rejected = [step for step in log.steps if step.rejected]
     if rejected:
         parts.append(html.heading("Rejected drafts"))

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import yaml
 from typer.testing import CliRunner
-from usage_harness import Answer, ask_all, chat, moved, read_logs, replay, scrape, variants
+from usage_harness import (
+    DETAILS,
+    Answer,
+    ask_all,
+    chat,
+    moved,
+    question,
+    read_logs,
+    replay,
+    scrape,
+    variants,
+)
 from vllm_harness import Server
 
 from gpu_align.cli.app import app
@@ -169,6 +183,69 @@ def test_the_log_tells_texts_cursors_and_why(traffic: Any) -> None:
                 words = [f"w{token - 4}" if token > 3 else "<assistant>" for token in s["proposed"]]
                 assert s["proposed_text"].split() == words
     assert candidates > 500
+
+
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": ["w5 w6 w7", "w8 w9"], "max_tokens": N},
+    "/v1/responses": {"input": question(7), "max_output_tokens": N},
+    "/v1/chat/completions/batch": {"messages": [question(7), question(8)], "max_tokens": N},
+}
+
+
+def post(server: Server, path: str, **more: Any) -> tuple[str, list[str], dict[str, Any], dict[str, Any]]:
+    """id, texts, usage and its details of a greedy request to an endpoint, streamed where `more` says so."""
+    body = {"model": "tiny", "temperature": 0, **ENDPOINTS[path], **more}
+    if path == "/v1/completions" and body.get("stream"):
+        body["stream_options"] = {"include_usage": True}
+    response = httpx.post(server.url + path, json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    if not body.get("stream"):
+        answer = response.json()
+        if "output" in answer:
+            texts = [answer["output"][0]["content"][0]["text"]]
+        else:
+            texts = [c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]]
+        req_id, usage = answer["id"], answer["usage"]
+    else:
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        if path == "/v1/responses":
+            texts = ["".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")]
+            final = events[-1]["response"]
+            assert texts == [final["output"][0]["content"][0]["text"]]
+        else:
+            texts = ["", ""]
+            for choice in (choice for event in events for choice in event["choices"]):
+                texts[choice["index"]] += choice["text"]
+            final = events[-1]
+        req_id, usage = final["id"], final["usage"]
+    details = usage.get("output_tokens_details", usage.get("completion_tokens_details")) or {}
+    return req_id, texts, usage, details
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_every_endpoint_tells_the_same(server: Server, path: str) -> None:
+    """The text is the one without a prediction, the usage a replay of the step logs, streamed or not."""
+    _, plain, _, details = post(server, path)
+    assert "accepted_prediction_tokens" not in details
+    for content in variants(plain[0], 7).values():
+        found = []
+        for stream in (False, True)[: 1 if path.endswith("batch") else 2]:  # batches have no streams
+            hint = {"type": "content", "content": content}
+            req_id, texts, usage, details = post(server, path, prediction=hint, stream=stream)
+            assert texts == plain
+            ask_all(server.url, [chat(0, 2)])  # one more step writes the logs
+            logs = sorted(server.logs.glob(f"*{req_id}*"))
+            assert len(logs) == len(plain)
+            replays = [replay(yaml.safe_load(log.read_text())["steps"], N).prediction for log in logs]
+            worth = tuple(details[name] for name in DETAILS)
+            assert worth == tuple(map(sum, zip(*replays, strict=True)))
+            written = usage.get("output_tokens", usage.get("completion_tokens"))
+            assert written == N * len(plain)
+            found.append((worth, written, usage["total_tokens"]))
+        assert len(set(found)) == 1
+        if content == plain[0]:
+            assert found[0][0][0] >= N - 3  # three steps, and each adds a token of its own
 
 
 def test_a_real_log_becomes_a_page(server: Server, traffic: Any, tmp_path: Path) -> None:
