@@ -43,7 +43,7 @@ demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a pre
 
 test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then a real engine
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
-	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile
+	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own
 	@test -x .cache/clients/bin/python || $(PYTHON) -m venv .cache/clients
