@@ -248,6 +248,19 @@ def test_every_endpoint_tells_the_same(server: Server, path: str) -> None:
             assert found[0][0][0] >= N - 3  # three steps, and each adds a token of its own
 
 
+def test_what_is_refused_or_cut_is_counted(server: Server) -> None:
+    before = scrape(server.url)
+    body = {**chat(7, 4), "prediction": {"type": "content", "content": 7}}
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).status_code == 400
+    ask_all(server.url, [chat(7, 4, "w1 " * 600)])  # the context is 512 tokens
+    name = "gpu_align_predictions_refused_total"
+    refused = {sample: by for sample, by in moved(before, scrape(server.url)).items() if name in sample}
+    assert refused == {
+        f'{name}{{action="refused",reason="malformed"}}': 1,
+        f'{name}{{action="truncated",reason="tokens"}}': 1,
+    }
+
+
 def test_a_real_log_becomes_a_page(server: Server, traffic: Any, tmp_path: Path) -> None:
     answer = traffic[0][1]
     (file,) = server.logs.glob(f"{answer.id}-*.yaml")
