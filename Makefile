@@ -15,7 +15,7 @@ DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help demo test lint format bench bench-quality probe docs clean
+.PHONY: help demo test clients lint format bench bench-quality probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -43,7 +43,15 @@ demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a pre
 
 test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then a real engine
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
-	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile
+	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own
+	@test -x .cache/clients/bin/python || $(PYTHON) -m venv .cache/clients
+	@.cache/clients/bin/python -m pip --disable-pip-version-check -q install "litellm>=1.106,<2" "instructor>=1.17,<2"
+	@mkdir -p .cache/clients/js && cp docs/clients/javascript/* .cache/clients/js/
+	@! command -v npm >/dev/null || npm install --silent --prefix .cache/clients/js
+	@GPU_ALIGN_CLIENTS_PYTHON=$(CURDIR)/.cache/clients/bin/python GPU_ALIGN_CLIENTS_JS=$(CURDIR)/.cache/clients/js \
+	  $(BIN)/python -m pytest -q tests/vllm_integration/test_vllm_request_clients.py
 
 lint: $(VENV)/.dev  ## what pre-commit and CI check
 	@$(BIN)/ruff check .

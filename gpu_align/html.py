@@ -44,6 +44,8 @@ div.scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child { text-align: left; }
+table.prose td { white-space: nowrap; vertical-align: top; }
+table.prose :is(th, td):last-child { text-align: left; white-space: normal; min-width: 14rem; }
 th { color: var(--soft); font-weight: 600; }
 details { border: 1px solid var(--line); border-radius: 6px; margin: .4rem 0; }
 summary { cursor: pointer; padding: .4rem .8rem; }
@@ -114,11 +116,12 @@ def legend(origins: Iterable[int] = tuple(Origin)) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the first column is text, the others are numbers."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], prose: bool = False) -> str:
+    """A table; the first column is text, the others are numbers. prose: the last column is text, and long."""
     head = "".join(f'<th scope="col">{_visible(cell)}</th>' for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{_visible(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
+    start = '<table class="prose">' if prose else "<table>"
+    return f'<div class="scroll">{start}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
 
 
 def details(title: str, note: str, content: str, opened: bool = False) -> str:

@@ -22,9 +22,13 @@ from typing import Any
 
 from vllm_integration import source_probe
 from vllm_integration.seams import (
+    APP_MODULE,
+    BATCH_MODULE,
     CHAT_MODULE,
+    COMPLETION_MODULE,
     CONFIG_MODULE,
     INPUTS_MODULE,
+    RESPONSES_MODULE,
     RUNNER_MODULE,
     SEAMS,
     TESTED,
@@ -35,9 +39,13 @@ from vllm_integration.seams import (
 )
 
 __all__ = [
+    "APP_MODULE",
+    "BATCH_MODULE",
     "CHAT_MODULE",
+    "COMPLETION_MODULE",
     "CONFIG_MODULE",
     "INPUTS_MODULE",
+    "RESPONSES_MODULE",
     "RUNNER_MODULE",
     "SEAMS",
     "TESTED",

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ logger = logging.getLogger("vllm.gpu_align")
 FORMAT = "gpu-align-steps/1"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 120
+#: Tokens before a step that its text is decoded with: spaces and torn characters depend on them.
+_TEXT_CONTEXT = 8
+_TORN = "\ufffd"
+
+Decode = Callable[[list[int]], str]
 
 
 @dataclass
@@ -36,6 +42,10 @@ class StepRecord:
     verified: int
     accepted: int
     new: list[int]
+    cursor_before: int = 0
+    cursor_after: int = 0
+    candidate: dict[str, Any] | None = None
+    others: int = 0
 
 
 def safe_name(req_id: str) -> str:
@@ -52,9 +62,13 @@ def safe_name(req_id: str) -> str:
 
 
 class DebugLog:
-    """Writes the files. A directory that cannot be written turns it off with one warning."""
+    """Writes the files. A directory that cannot be written turns it off with one warning.
 
-    def __init__(self, directory: str) -> None:
+    decode: token ids → text; None leaves texts out.
+    """
+
+    def __init__(self, directory: str, decode: Decode | None = None) -> None:
+        self._decode = decode
         self._directory: Path | None = Path(directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -70,8 +84,9 @@ class DebugLog:
         prediction_tokens: int,
         usage: RequestUsage,
         steps: list[StepRecord],
+        tokens: list[int],
     ) -> None:
-        """Write one request's file, whole or not at all."""
+        """Write one request's file, whole or not at all. tokens: its prompt and output."""
         if self._directory is None:
             return
         document = {
@@ -81,7 +96,7 @@ class DebugLog:
             "prompt_tokens": prompt_tokens,
             "prediction_tokens": prediction_tokens,
             "usage": usage.as_dict(),
-            "steps": [vars(step) for step in steps],
+            "steps": [self._with_text(step, tokens) for step in steps],
         }
         target = self._directory / safe_name(req_id)
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -91,9 +106,42 @@ class DebugLog:
         except OSError as error:
             self._turn_off(error)
 
+    def _with_text(self, step: StepRecord, tokens: list[int]) -> dict[str, Any]:
+        if self._decode is None:
+            return vars(step)
+        before = tokens[max(0, step.position - _TEXT_CONTEXT) : step.position]
+        accepted = before + step.new[: step.accepted]
+        return {
+            **vars(step),
+            "proposed_text": text_after(self._decode, before, step.proposed),
+            "accepted_text": text_after(self._decode, before, step.new[: step.accepted]),
+            "own_text": text_after(self._decode, accepted[-_TEXT_CONTEXT:], step.new[step.accepted :]),
+        }
+
     def _turn_off(self, error: OSError) -> None:
         logger.warning("GPU_ALIGN_DEBUG_DIR=%s is not written to any more: %s", self._directory, error)
         self._directory = None
+
+
+def text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
+    """What `tokens` add to the text of `before`. A character spread over several tokens counts to its last."""
+    known, whole = decode(before).rstrip(_TORN), decode(before + tokens).rstrip(_TORN)
+    return whole[len(known) :]
+
+
+def tokenizer_of(model_config: Any) -> Decode | None:
+    """The decoder of the served model; None where it has no tokenizer, or it cannot be loaded here."""
+    if model_config.skip_tokenizer_init:
+        return None
+    try:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        decode: Decode = cached_tokenizer_from_config(model_config).decode
+        decode([])
+    except Exception as error:
+        logger.warning("The step log has no texts: %s: %s", type(error).__name__, error)
+        return None
+    return decode
 
 
 def _dump(document: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_integration import wire
+from vllm_integration.accounts import has_prediction
 from vllm_integration.draft_counts import Proposed
 
 #: Slots for a request whose last known draft was empty, and how many such reports in a row end them.
@@ -89,9 +89,3 @@ class DraftSlots:
         if known is None or known.proposed is None:
             return 1.0
         return known.proposed.expected / max(1, known.proposed.length)
-
-
-def has_prediction(request: Any) -> bool:
-    """Whether a vLLM request brought a prediction."""
-    extra_args = getattr(request.sampling_params, "extra_args", None) or {}
-    return extra_args.get(wire.KEY) is not None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_integration import compat, wire
-from vllm_integration.settings import Settings
+from vllm_integration.limits import Limits, PredictionError, count_refused
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -26,11 +26,6 @@ def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
     )
 
 
-def capacity(vllm_config: Any) -> int:
-    """Tokens of a prediction that are kept."""
-    return Settings.from_env().prediction_capacity(vllm_config.model_config.max_model_len)
-
-
 def tokenize_params(limit: int) -> Any:
     """No special tokens; one token more than `limit` is kept, to tell "cut" from "just fits"."""
     from vllm.renderers import TokenizeParams
@@ -43,12 +38,12 @@ def tokenize_params(limit: int) -> Any:
     )
 
 
-def as_prediction(token_ids: list[int], limit: int, request_id: str) -> wire.Prediction:
-    """Token ids of at most `limit` tokens, ready to travel; a warning when they had to be cut."""
-    if len(token_ids) > limit:
-        logger.warning("The prediction of request %s was cut to %d tokens", request_id, limit)
-        token_ids = token_ids[:limit]
-    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids))
+def as_prediction(token_ids: list[int], limits: Limits, tag: str | None = None) -> wire.Prediction:
+    """A tokenizer's ids, at most `limits.tokens` of them, ready to travel."""
+    if len(token_ids) > limits.tokens:
+        limits.exceeded("prediction", "tokens", limits.tokens)
+        token_ids = token_ids[: limits.tokens]
+    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids, tell=False), tag=tag)
 
 
 def wrap_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,24 +58,28 @@ def wrap_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         extra_args = getattr(params, "extra_args", None)
         if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
-            params = _with_token_ids(self, request_id, params)
+            params = _with_token_ids(self, params)
         return original(self, request_id, prompt, params, *args, **kwargs)
 
     return process_inputs
 
 
-def _with_token_ids(processor: Any, request_id: str, params: Any) -> Any:
+def _with_token_ids(processor: Any, params: Any) -> Any:
     from vllm.exceptions import VLLMValidationError
+
+    from vllm_integration.prediction_field import checked_text  # pydantic: not where nothing is predicted
 
     try:
         prediction = wire.read(params.extra_args[wire.KEY])
         if prediction.text is not None:
             if processor.renderer.tokenizer is None:
                 raise ValueError("prediction: expected token ids, the engine has no tokenizer for text")
-            limit = capacity(processor.vllm_config)
-            prompt = processor.renderer.tokenize_prompt({"prompt": prediction.text}, tokenize_params(limit))
-            prediction = as_prediction(prompt["prompt_token_ids"], limit, request_id)
+            limits = Limits.of(processor.vllm_config)
+            text = checked_text("prediction", [prediction.text], limits)
+            prompt = processor.renderer.tokenize_prompt({"prompt": text}, tokenize_params(limits.tokens))
+            prediction = as_prediction(prompt["prompt_token_ids"], limits, prediction.tag)
     except (TypeError, ValueError) as error:
+        count_refused(error.reason if isinstance(error, PredictionError) else "malformed")
         raise VLLMValidationError(str(error), parameter="prediction") from None
     params = params.clone()
     params.extra_args = {**params.extra_args, wire.KEY: prediction}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_integration import compat
+from vllm_integration.seams import OUTPUTS_MODULE
 
 
 def register() -> None:
@@ -19,9 +20,14 @@ def register() -> None:
     """
     for module, install in (
         (compat.INPUTS_MODULE, _install_inputs),
-        (compat.CHAT_MODULE, _install_chat),
+        (compat.CHAT_MODULE, functools.partial(_install_api, "chat")),
+        (compat.COMPLETION_MODULE, functools.partial(_install_api, "completions")),
+        (compat.RESPONSES_MODULE, functools.partial(_install_api, "responses")),
+        (compat.BATCH_MODULE, functools.partial(_install_api, "batch")),
+        (compat.APP_MODULE, _install_app),
         (compat.CONFIG_MODULE, _install_config),
         (compat.RUNNER_MODULE, _install_v2),
+        (OUTPUTS_MODULE, _install_usage),
     ):
         if module not in _watched:
             _watched.add(module)
@@ -46,16 +52,28 @@ def _install_inputs() -> None:
     guarded_install("inputs", inputs.WRAPPERS)
 
 
-def _install_chat() -> None:
+def _install_api(group: compat.Group) -> None:
     from vllm_integration import api
 
-    guarded_install("chat", api.WRAPPERS)
+    guarded_install(group, api.WRAPPERS)
+
+
+def _install_app() -> None:
+    from vllm_integration import body_limit
+
+    guarded_install("app", body_limit.WRAPPERS)
 
 
 def _install_config() -> None:
     from vllm_integration import engine_config
 
     guarded_install("config", engine_config.WRAPPERS)
+
+
+def _install_usage() -> None:
+    from vllm_integration import collector, usage_seams
+
+    usage_seams.install("usage", collector.WRAPPERS)
 
 
 def _install_v2() -> None:

@@ -12,6 +12,21 @@ logger = logging.getLogger("vllm.gpu_align")
 
 #: Predictions of this process that were not used as they came: "dropped" (malformed) or "cut" (too long).
 refused: Counter[str] = Counter()
+_MAX_REFUSALS = 1000
+_refusals: dict[str, str] = {}
+
+
+def take_refusals() -> dict[str, str]:
+    """Request → "dropped" or "cut", since this was last asked."""
+    taken = dict(_refusals)
+    _refusals.clear()
+    return taken
+
+
+def _refuse(req_id: str, reason: str) -> None:
+    refused[reason] += 1
+    if len(_refusals) < _MAX_REFUSALS:  # where nobody asks they must not pile up
+        _refusals[req_id] = reason
 
 
 def accept_prediction(
@@ -32,10 +47,9 @@ def accept_prediction(
             raise ValueError("prediction: expected token ids, got text that was not tokenised")
         token_ids = wire.decode_token_ids(prediction.token_ids)
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
-            bad = token_ids.min() if token_ids.min() < 0 else token_ids.max()
-            raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got {bad}")
+            raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
-        refused["dropped"] += 1
+        _refuse(req_id, "dropped")
         logger.warning(
             "Request %s is served without its prediction: %s (%d dropped so far)",
             req_id,
@@ -46,7 +60,7 @@ def accept_prediction(
     if not token_ids.size:
         return None
     if token_ids.size > capacity:
-        refused["cut"] += 1
+        _refuse(req_id, "cut")
         logger.warning(
             "The prediction of request %s was cut: expected at most %d tokens, got %d",
             req_id,

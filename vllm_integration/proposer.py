@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_integration import compat, plugin
-from vllm_integration.debug_log import DebugLog
-from vllm_integration.predictions import accept_prediction
+from vllm_integration import compat, plugin, rejection, usage_seams
+from vllm_integration.debug_log import DebugLog, tokenizer_of
+from vllm_integration.draft_counts import Proposed, Report, attach, when_it_leaves
+from vllm_integration.predictions import accept_prediction, take_refusals
 from vllm_integration.requests import Proposal, RequestState, stop_rule
 from vllm_integration.settings import Settings
 from vllm_integration.slots import SlotTable
@@ -42,6 +43,7 @@ class PredictedOutputs:
     def __init__(self, vllm_config: Any) -> None:
         plugin.register()  # harmless again; vLLM may have been told to load other plugins only
         plugin.guarded_install("v1", WRAPPERS)
+        usage_seams.install("usage_v1", USAGE_WRAPPERS)
         self.settings = Settings.from_env()
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_model_len = int(vllm_config.model_config.max_model_len)
@@ -56,7 +58,8 @@ class PredictedOutputs:
         self._lengths = self.total_len.numpy()
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
-        self._log = self._open_log(vllm_config.parallel_config)
+        self._proposed: list[tuple[str, Proposed]] = []
+        self._log = self._open_log(vllm_config)
         self.drafter = make_drafter(self, max_slots)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -91,6 +94,11 @@ class PredictedOutputs:
             except Exception as error:
                 self._give_up(error)
         return [[] for _ in sampled_token_ids]
+
+    def take_report(self) -> Report:
+        """What was proposed since this was last asked, for the scheduler's accounts."""
+        proposed, self._proposed = self._proposed, []
+        return Report(proposed, {}, take_refusals())
 
     def usage(self, req_id: str) -> RequestUsage | None:
         """The counters of a request that is drafted for and has not finished."""
@@ -137,6 +145,7 @@ class PredictedOutputs:
                 prediction_tokens=0 if state.prediction is None else int(state.prediction.size),
                 usage=state.usage,
                 steps=state.steps,
+                tokens=state.tokens,
             )
 
     def _release(self, req_id: str) -> None:
@@ -166,6 +175,9 @@ class PredictedOutputs:
                 continue
             total_len = int(num_tokens_no_spec[row])
             state.prompt_len = int(self._batch.num_prompt_tokens[row])
+            if state.keep_steps:
+                before = total_len - len(sampled)
+                state.know_prompt(token_ids_cpu[row, :before].tolist, self.num_draft_tokens)
             state.settle(sampled, self._scheduled.get(req_id, ()), total_len)
             room = state.room(total_len, self.num_draft_tokens, self.max_model_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
@@ -179,6 +191,7 @@ class PredictedOutputs:
             ):
                 state.proposal = proposal
                 drafts[row] = proposal.token_ids
+                self._proposed.append((state.req_id, _as_proposed(proposal, state.synced)))
         return drafts
 
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
@@ -230,10 +243,18 @@ class PredictedOutputs:
         compat.turn_off(f"drafting failed, {type(error).__name__}: {error}")
         self.requests.clear()
 
-    def _open_log(self, parallel_config: Any) -> DebugLog | None:
+    def _open_log(self, vllm_config: Any) -> DebugLog | None:
         # Tensor-parallel ranks draft the same; one of them writes.
-        first = int(parallel_config.rank) % int(parallel_config.tensor_parallel_size) == 0
-        return DebugLog(self.settings.debug_dir) if self.settings.debug_dir and first else None
+        parallel = vllm_config.parallel_config
+        first = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
+        if not (self.settings.debug_dir and first):
+            return None
+        return DebugLog(self.settings.debug_dir, tokenizer_of(vllm_config.model_config))
+
+
+def _as_proposed(proposal: Proposal, position: int) -> Proposed:
+    length = len(proposal.token_ids)
+    return Proposed(length, float(length), 0, SOURCES.index(proposal.source), position)
 
 
 def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
@@ -287,7 +308,24 @@ def wrap_input_fits_in_drafter(original: Callable[..., Any]) -> Callable[..., An
     return _input_fits_in_drafter
 
 
+def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`GPUModelRunner.sample_tokens`, whose output then tells the scheduler what was proposed."""
+
+    @functools.wraps(original)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        proposer = _ours(self)
+        if proposer is None or output is None:
+            return output
+        report = proposer.take_report()
+        return when_it_leaves(output, lambda finished: attach(finished, report))
+
+    return sample_tokens
+
+
+USAGE_WRAPPERS: dict[str, compat.Wrapper] = {"usage.sample_tokens": wrap_sample_tokens}
 WRAPPERS: dict[str, compat.Wrapper] = {
     "v1.update_states": wrap_update_states,
     "v1.input_fits_in_drafter": wrap_input_fits_in_drafter,
+    **rejection.WRAPPERS,
 }

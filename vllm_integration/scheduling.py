@@ -1,6 +1,7 @@
-"""Draft slots only where there is something to verify: the policy of `draft_slots` in vLLM's schedulers.
+"""vLLM's schedulers with two things added: exact accounts of what was verified (`accounts`), and on V2 draft
+slots only where there is something to verify (`draft_slots`).
 
-vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. These
+vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. The V2
 schedulers give each request as many as its prediction was last seen to be good for, none to a request that
 has no prediction, and no more in all than a budget. They are named in `scheduler_cls`, vLLM's official
 place for a scheduler, by `engine_config`.
@@ -8,15 +9,19 @@ place for a scheduler, by `engine_config`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllm_integration.draft_counts import received
+from vllm_integration.accounts import Accounts
+from vllm_integration.draft_counts import Report, received
 from vllm_integration.draft_slots import DraftSlots
 from vllm_integration.settings import Settings
+
+logger = logging.getLogger("vllm.gpu_align")
 
 
 def slots_of(vllm_config: Any) -> DraftSlots:
@@ -31,15 +36,68 @@ def slots_of(vllm_config: Any) -> DraftSlots:
     )
 
 
-class _WithDraftSlots(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
+class _WithAccounts(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
+    """Counts what each step verified and sends it along with the step's outputs.
+
+    Counting must never cost anybody an answer: where it fails it ends, with one ERROR line.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._settings = Settings.from_env()
+        self.accounts: Accounts | None = Accounts(self._settings.draft_without_prediction)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        report = received(model_runner_output)
+        steps = self._guarded(self._begin_step, report, scheduler_output, model_runner_output)
+        self._take_report(report)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._guarded(self._settle_step, steps, outputs)
+        return outputs
+
+    def _take_report(self, report: Report) -> None:
+        """For subclasses: what the worker has reported with this output."""
+
+    def _begin_step(self, report: Report, scheduler_output: Any, model_runner_output: Any) -> Any:
+        assert self.accounts is not None
+        self.accounts.take(report)
+        return self.accounts.begin(self.requests, scheduler_output, model_runner_output, report.trimmed)
+
+    def _settle_step(self, steps: Any, outputs: Any) -> None:
+        assert self.accounts is not None
+        for client_outputs in outputs.values():
+            self.accounts.settle(steps, client_outputs.outputs)
+        self.accounts.keep_only(self.requests)
+
+    def _guarded(self, step: Any, *args: Any) -> Any:
+        if self.accounts is None:
+            return None
+        try:
+            return step(*args)
+        except Exception as error:
+            if self._settings.strict:
+                raise
+            logger.error("gpu_align counts no usage any more: %s: %s", type(error).__name__, error)
+            self.accounts = None
+            return None
+
+
+class PredictedOutputsV1Scheduler(_WithAccounts):
+    """vLLM's scheduler with our accounts, for the V1 runner: its drafts are lists that are as long as they are,
+    and need no slots."""
+
+
+class _WithDraftSlots(_WithAccounts):
     """Keeps the policy, and feeds it what came with a step's output."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.draft_slots = slots_of(self.vllm_config)
 
+    def _take_report(self, report: Report) -> None:
+        self.draft_slots.report(report.proposed)
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self.draft_slots.report(received(model_runner_output).items())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self.draft_slots.keep_only(self.requests)
         return outputs

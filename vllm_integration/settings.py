@@ -20,7 +20,14 @@ class Settings:
     | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
     | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
+    | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
+    | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |
     | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
+    | `GPU_ALIGN_STRICT_LIMITS` | 0 | 1: a prediction over a limit is refused instead of cut |
+    | `GPU_ALIGN_MAX_PREDICTION_CHARS` | 16 a token of the limit above | text beyond is not tokenised |
+    | `GPU_ALIGN_MAX_PREDICTION_PARTS` | 1000 | parts of a prediction given as an array |
+    | `GPU_ALIGN_MAX_PREDICTION_DEPTH` | 8 | nesting of the field; without unknown keys it is 3 |
+    | `GPU_ALIGN_MAX_BODY_BYTES` | 4194304 | a longer request body that brings a prediction is refused |
     """
 
     strict: bool = False
@@ -28,6 +35,13 @@ class Settings:
     max_prediction_tokens: int | None = None
     debug_dir: str | None = None
     max_draft_tokens: int | None = None
+    strict_limits: bool = False
+    max_prediction_chars: int | None = None
+    max_prediction_parts: int = 1000
+    max_prediction_depth: int = 8
+    max_body_bytes: int = 4 * 2**20
+    bill_rejected: bool = False
+    usage_details: bool = False
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -38,7 +52,16 @@ class Settings:
             draft_without_prediction=_flag(env, "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"),
             max_prediction_tokens=_count(env, "GPU_ALIGN_MAX_PREDICTION_TOKENS"),
             max_draft_tokens=_count(env, "GPU_ALIGN_MAX_DRAFT_TOKENS"),
+            bill_rejected=_flag(env, "GPU_ALIGN_BILL_REJECTED"),
+            usage_details=_flag(env, "GPU_ALIGN_USAGE_DETAILS"),
             debug_dir=env.get("GPU_ALIGN_DEBUG_DIR") or None,
+            strict_limits=_flag(env, "GPU_ALIGN_STRICT_LIMITS"),
+            max_prediction_chars=_count(env, "GPU_ALIGN_MAX_PREDICTION_CHARS", "characters"),
+            max_prediction_parts=_count(env, "GPU_ALIGN_MAX_PREDICTION_PARTS", "parts")
+            or cls.max_prediction_parts,
+            max_prediction_depth=_count(env, "GPU_ALIGN_MAX_PREDICTION_DEPTH", "levels")
+            or cls.max_prediction_depth,
+            max_body_bytes=_count(env, "GPU_ALIGN_MAX_BODY_BYTES", "bytes") or cls.max_body_bytes,
         )
 
     def prediction_capacity(self, max_model_len: int) -> int:
@@ -57,10 +80,10 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     raise ValueError(f"{name}: expected 0 or 1, got {env[name]!r}")
 
 
-def _count(env: Mapping[str, str], name: str) -> int | None:
+def _count(env: Mapping[str, str], name: str, of: str = "tokens") -> int | None:
     value = env.get(name, "").strip()
     if not value:
         return None
     if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"{name}: expected a positive number of tokens, got {env[name]!r}")
+        raise ValueError(f"{name}: expected a positive number of {of}, got {env[name]!r}")
     return int(value)

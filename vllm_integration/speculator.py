@@ -19,8 +19,8 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from gpu_align import Drafter
 from vllm_integration import adaptive, compat, plugin
-from vllm_integration.draft_counts import DraftCounts
-from vllm_integration.predictions import accept_prediction
+from vllm_integration.draft_counts import DraftCounts, when_it_leaves
+from vllm_integration.predictions import accept_prediction, take_refusals
 from vllm_integration.settings import Settings
 from vllm_integration.step_log import open_step_log
 
@@ -59,13 +59,15 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             device=device,
             backend="triton",
         )
-        self.counts = DraftCounts(max_slots, self.num_draft_tokens, device)
+        self.counts = DraftCounts(
+            max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
+        )
         # What vLLM's adaptive verification trims by.
         self._speculative = speculative
         self.draft_token_confidence_probs = torch.zeros(
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
-        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config.parallel_config)
+        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
@@ -165,7 +167,13 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             return self._no_drafts(num_reqs)
         if not dummy_run:
             self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-            self.counts.remember(input_batch.req_ids, draft.length, draft.confidence)
+            self.counts.remember(
+                input_batch.req_ids,
+                input_batch.idx_mapping_np,
+                draft,
+                self.req_states.total_len.gpu,
+                input_batch.cu_num_logits if self.enable_adaptive_verification else None,
+            )
         return draft.token_ids
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
@@ -253,9 +261,10 @@ def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = original(self, *args, **kwargs)
         speculator = _ours(self)
-        if speculator is not None:
-            speculator.counts.publish(output)
-        return output
+        if speculator is None or output is None:
+            return output
+        counts, step, refused = speculator.counts, speculator.counts.start(), take_refusals()
+        return when_it_leaves(output, lambda finished: counts.attach(finished, step, refused))
 
     return sample_tokens
 

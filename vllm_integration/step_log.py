@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from vllm_integration import wire
-from vllm_integration.debug_log import DebugLog
+from vllm_integration.debug_log import DebugLog, Decode, tokenizer_of
 from vllm_integration.requests import Proposal, RequestState, stop_rule
 from vllm_integration.usage import SOURCES
 
@@ -14,14 +15,14 @@ from vllm_integration.usage import SOURCES
 class StepLog:
     """Follows each request that is drafted for, and writes its file when it finishes.
 
-    directory: of the files. num_draft_tokens: K.
+    directory: of the files. num_draft_tokens: K. decode: token ids → text.
 
     One step: `settle` accounts for what was sampled, then `proposed` keeps what is drafted for the next.
     Both wait for the device.
     """
 
-    def __init__(self, directory: str, num_draft_tokens: int) -> None:
-        self._files = DebugLog(directory)
+    def __init__(self, directory: str, num_draft_tokens: int, decode: Decode | None = None) -> None:
+        self._files = DebugLog(directory, decode)
         self._num_draft_tokens = num_draft_tokens
         self._requests: dict[str, RequestState] = {}
 
@@ -45,7 +46,9 @@ class StepLog:
                 continue
             row = int(batch.idx_mapping_np[index])
             total_len = int(req_states.total_len.gpu[row])
-            tokens = req_states.all_token_ids.gpu[row, total_len - sampled : total_len].tolist()
+            ids, before = req_states.all_token_ids.gpu, total_len - sampled
+            state.know_prompt(partial(_row, ids, row, before), self._num_draft_tokens)
+            tokens = ids[row, before:total_len].tolist()
             # Slots beyond the proposal were filled up by the runner; nobody proposed what is in them.
             drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
             state.settle(tokens, drafts, total_len)
@@ -78,11 +81,18 @@ class StepLog:
                     prediction_tokens=0 if state.prediction is None else int(state.prediction.size),
                     usage=state.usage,
                     steps=state.steps,
+                    tokens=state.tokens,
                 )
 
 
-def open_step_log(directory: str | None, num_draft_tokens: int, parallel_config: Any) -> StepLog | None:
+def _row(token_ids: Any, row: int, end: int) -> list[int]:
+    tokens: list[int] = token_ids[row, :end].tolist()
+    return tokens
+
+
+def open_step_log(directory: str | None, num_draft_tokens: int, vllm_config: Any) -> StepLog | None:
     """A log where one is asked for. Tensor-parallel ranks draft the same; one of them writes."""
-    if directory is None or int(parallel_config.rank) % int(parallel_config.tensor_parallel_size):
+    parallel = vllm_config.parallel_config
+    if directory is None or int(parallel.rank) % int(parallel.tensor_parallel_size):
         return None
-    return StepLog(directory, num_draft_tokens)
+    return StepLog(directory, num_draft_tokens, tokenizer_of(vllm_config.model_config))

@@ -12,6 +12,10 @@ class SourceCount:
     drafted: int = 0
     accepted: int = 0
 
+    @property
+    def rejected(self) -> int:
+        return self.drafted - self.accepted
+
 
 @dataclass
 class RequestUsage:
@@ -38,6 +42,10 @@ class RequestUsage:
     @property
     def rejected(self) -> int:
         return self.drafted - self.accepted
+
+    def of(self, source: str) -> SourceCount:
+        """The count of one source; a new, empty one when it has not drafted."""
+        return self.by_source.get(source, SourceCount())
 
     def add_step(self, *, new_tokens: int, verified: int, accepted: int, source: str) -> None:
         self.steps += 1

@@ -99,26 +99,35 @@ def check_text(name: str, text: object) -> None:
         ) from None
 
 
-def encode_token_ids(name: str, token_ids: object) -> bytes:
-    """int32 little-endian bytes of a one-dimensional sequence of ints, 0 ≤ id < 2**31."""
-    if isinstance(token_ids, (str, bytes, bytearray, memoryview, Mapping)):
-        raise TypeError(f"{name}: expected a sequence of token ids, got {type(token_ids).__name__}")
+def encode_token_ids(name: str, token_ids: object, *, tell: bool = True) -> bytes:
+    """int32 little-endian bytes of a one-dimensional sequence of ints, 0 ≤ id < 2**31.
+
+    tell: whether an error may say which id it found; not where the message could reach a log.
+    """
     if isinstance(token_ids, np.ndarray):
         ids = token_ids
-    elif isinstance(token_ids, Sequence):
-        for index, item in enumerate(token_ids):
-            if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
-                raise TypeError(f"{name}[{index}]: expected a token id, got {type(item).__name__}")
-            if not 0 <= item <= MAX_TOKEN_ID:
-                raise ValueError(f"{name}[{index}]: expected 0 ≤ id < 2**31, got {item}")
-        ids = np.array(token_ids, dtype=np.int64)
+    elif isinstance(token_ids, Sequence) and not isinstance(token_ids, (str, bytes, bytearray, memoryview)):
+        try:
+            ids = _int64_array(name, token_ids)
+        except OverflowError:
+            found = "one beyond 64 bits" if tell else "another"
+            raise ValueError(f"{name}: expected 0 ≤ id < 2**31, got {found}") from None
     else:
         raise TypeError(f"{name}: expected a sequence of token ids, got {type(token_ids).__name__}")
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise TypeError(f"{name}: expected one dimension of integers, got {ids.ndim}-d {ids.dtype}")
     if ids.size and not (ids.min() >= 0 and ids.max() <= MAX_TOKEN_ID):
-        raise ValueError(f"{name}: expected 0 ≤ id < 2**31, got {ids.min()} to {ids.max()}")
+        found = f"{ids.min()} to {ids.max()}" if tell else "others"
+        raise ValueError(f"{name}: expected 0 ≤ id < 2**31, got {found}")
     return ids.astype("<i4").tobytes()
+
+
+def _int64_array(name: str, token_ids: Sequence[object]) -> npt.NDArray[np.int64]:
+    if not set(map(type, token_ids)) <= {int}:  # one pass in C: a request may bring a million ids
+        for index, item in enumerate(token_ids):
+            if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+                raise TypeError(f"{name}[{index}]: expected a token id, got {type(item).__name__}")
+    return np.array(token_ids, dtype=np.int64)
 
 
 def decode_token_ids(encoded: bytes) -> TokenIds:
@@ -129,27 +138,31 @@ def decode_token_ids(encoded: bytes) -> TokenIds:
 
 
 def read(value: object) -> Prediction:
-    """Whatever arrived under `KEY`, as a `Prediction` with exactly one field set.
+    """Whatever arrived under `KEY`, as a `Prediction` with exactly one of `token_ids` and `text` set.
 
     Taken: a `Prediction`, the dict it becomes between processes, a sequence of token ids (also how a
-    client sends one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` for anything else.
+    client sends one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` for anything else, in
+    words that a log may show: no text and no id is repeated.
     """
     if isinstance(value, str):
         check_text("prediction", value)
         return Prediction(text=normalise_newlines(value))
+    tag = None
     if isinstance(value, Prediction):
-        token_ids, text = value.token_ids, value.text
+        token_ids, text, tag = value.token_ids, value.text, value.tag
     elif isinstance(value, Mapping):
-        if set(value) - {"token_ids", "text"}:
-            raise ValueError("prediction: expected the keys token_ids and text, got others")
-        token_ids, text = value.get("token_ids"), value.get("text")
+        if set(value) - {"token_ids", "text", "tag"}:
+            raise ValueError("prediction: expected the keys token_ids, text and tag, got others")
+        token_ids, text, tag = value.get("token_ids"), value.get("text"), value.get("tag")
+        if not isinstance(tag, (str, type(None))):
+            raise TypeError(f"prediction.tag: expected a string, got {type(tag).__name__}")
     else:
-        return Prediction(token_ids=encode_token_ids("prediction", value))
+        return Prediction(token_ids=encode_token_ids("prediction", value, tell=False))
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
         check_text("prediction", text)
-        return Prediction(text=normalise_newlines(text))
+        return Prediction(text=normalise_newlines(text), tag=tag)
     if isinstance(token_ids, (bytes, bytearray, memoryview)):
-        return Prediction(token_ids=bytes(token_ids))
-    return Prediction(token_ids=encode_token_ids("prediction", token_ids))
+        return Prediction(token_ids=bytes(token_ids), tag=tag)
+    return Prediction(token_ids=encode_token_ids("prediction", token_ids, tell=False), tag=tag)

@@ -193,6 +193,53 @@ def demo_command(
     raise typer.Exit(run_demo(model, out))
 
 
+@app.command("report")
+def report_command(
+    log: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="a file of GPU_ALIGN_DEBUG_DIR")],
+    html_out: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="write the output as a coloured page")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="NAME_OR_PATH",
+            help="for a file without texts: a transformers tokenizer, or tekken",
+        ),
+    ] = None,
+) -> None:
+    """Show one request's verification steps: what was drafted, why, and what the model made of it."""
+    from gpu_align import simulate, step_report
+
+    _check_outputs(log, {"--html": html_out})
+    try:
+        found = step_report.read_step_log(log)
+    except OSError as error:
+        _refuse(f"{log}: {error.strerror or error}")
+    except step_report.StepLogError as error:
+        _refuse(f"{log}: {error}")
+    if tokenizer is not None:
+        try:
+            texts = simulate.load_tokenizer(tokenizer)
+            found = step_report.with_texts(found, lambda ids: "".join(simulate.token_texts(texts, ids)))
+        except (OSError, ValueError) as error:
+            _refuse(f"--tokenizer: {error}")
+    table = Table(title=f"request {escape(found.request_id)}", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in step_report.TABLE_HEADER:
+        words = column in ("source", "why")
+        table.add_column(column, justify="left" if words else "right", no_wrap=column != "why")
+    for row in step_report.table_rows(found.steps):
+        table.add_row(*map(escape, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    console.print(table)
+    console.print(step_report.summary(found), soft_wrap=True, highlight=False)
+    if html_out is not None:
+        html_out.write_text(step_report.page(found), encoding="utf-8")
+        typer.echo(f"wrote {html_out}")
+
+
 @app.command("doctor")
 def doctor_command() -> None:
     """Print versions and what would work here; exit code 1 when drafting would not."""

@@ -83,7 +83,7 @@ def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine])
     """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
     Adaptive verification is asked for, and refused for want of CUDA graphs."""
     if request.param:
-        return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1)
+        return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1, step_log=True)
     return start_engine("tight", **TIGHT, step_log=True)
 
 

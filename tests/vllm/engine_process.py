@@ -76,18 +76,14 @@ def allow_asynchronous_scheduling() -> None:
 
 def delay_counts(steps: int) -> None:
     """Draft lengths arrive `steps` steps late, as they do from a GPU; here they would be there at once."""
-    from vllm_integration import draft_counts
+    from vllm_integration.draft_counts import DraftCounts
 
-    publish = draft_counts.DraftCounts.publish
-    draft_counts._InFlight.arrived = lambda self: self.now - self.step >= steps
+    attach = DraftCounts.attach
 
-    def late(self: Any, output: Any) -> None:
-        for copy in self._in_flight:
-            copy.now = self._step
-        draft_counts._InFlight.now = self._step
-        publish(self, output)
+    def late(self: Any, output: Any, step: int, refused: Any = None) -> None:
+        attach(self, output, step - steps, refused)
 
-    draft_counts.DraftCounts.publish = late
+    DraftCounts.attach = late
 
 
 def refuse_late() -> None:
@@ -176,8 +172,10 @@ class Engine:
             executor.driver_worker.worker.model_runner if hasattr(executor, "driver_worker") else None
         )
         self.steps: list[dict[str, list[int]]] = []
+        self.usage: dict[str, dict[str, Any]] = {}
         stand_in_for_the_grammar_kernel()
         self._record_steps()
+        self._record_usage()
 
     def _record_steps(self) -> None:
         update = self.scheduler.update_from_output
@@ -195,6 +193,19 @@ class Engine:
 
         self.scheduler.update_from_output = update_from_output
 
+    def _record_usage(self) -> None:
+        """What the front end has counted of a request when it ends."""
+        from vllm_integration.collector import collector
+
+        end = collector.end
+
+        def recording(req_id: str) -> None:
+            if req_id in collector.requests:
+                self.usage[req_id.rsplit("-", 1)[0]] = collector.requests[req_id].usage.as_dict()
+            end(req_id)
+
+        collector.end = recording
+
     def facts(self) -> dict[str, Any]:
         return {
             "runner": f"{type(self.runner).__module__}.{type(self.runner).__name__}",
@@ -204,7 +215,7 @@ class Engine:
 
     def run(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
         """Serve requests to their ends; each arrives before step `arrives`, is aborted before `aborted`."""
-        self.steps = []
+        self.steps, self.usage = [], {}
         preemptions = self.preemptions()
         answers: list[dict[str, Any]] = [{"token_ids": [], "end": "aborted"} for _ in requests]
         step = 0
@@ -219,6 +230,8 @@ class Engine:
             step += 1
         while self.scheduler.has_requests():  # let the worker hear which requests have finished
             self.core.step_fn()
+        for index, answer in enumerate(answers):
+            answer["usage"] = self.usage.get(str(index))
         return {"answers": answers, "steps": self.steps, "preemptions": self.preemptions() - preemptions}
 
     def _add(self, request_id: str, request: dict[str, Any]) -> None:
@@ -307,8 +320,15 @@ class Engine:
         return {
             "occupied": int(speculator._occupied.sum()),
             "known": len(self.scheduler.draft_slots._known),
+            "counted": len(self.scheduler.accounts) + self.followed(),
             "rows": len(self.runner.req_states.req_id_to_index),
         }
+
+    @staticmethod
+    def followed() -> int:
+        from vllm_integration.collector import collector
+
+        return len(collector.requests) + len(collector.tags)
 
 
 def main() -> None:

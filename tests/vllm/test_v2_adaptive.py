@@ -53,7 +53,7 @@ def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
         sum(row[1] for row in step.values()) == 0 < sum(row[0] for row in step.values()) for step in steps
     )
     # The scheduler heard of fewer accepted drafts than it gave slots, and nothing is left over.
-    assert k16.state() == {"occupied": 0, "known": 0, "rows": 0}
+    assert k16.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
 
 
 def test_the_step_log_tells_what_was_verified() -> None:

@@ -29,8 +29,11 @@ def same_with_predictions(engine: V2Engine, cases: list[dict[str, Any]], n: int 
         for prediction in (output, edited(output, index), output[::-1]):
             requests.append(Request(PROMPT, prediction, n, arrives=index // 3, **case))
             of.append(index)
+    assert [answer.pop("usage") for answer in plain.answers] == [None] * len(cases)
     drafted = engine.run(requests)
     for number, (index, answer) in enumerate(zip(of, drafted.answers, strict=True)):
+        usage = answer.pop("usage")  # of the last of several choices to end
+        assert usage["drafted"] == usage["accepted"] + usage["rejected"]
         assert answer == approx(plain.answers[index]), cases[index]
         if number % 3 == 0 and len(plain.outputs[index]) > 3:
             assert drafted.verification_steps(number) < plain.verification_steps(index), cases[index]
@@ -117,7 +120,7 @@ def test_several_choices(features: V2Engine, greedy: Greedy) -> None:
     run = features.run([Request(PROMPT, prediction, N, params=cold) for prediction in predictions])
     assert [answer["all"] for answer in run.answers] == [[output] * 3] * 3
     assert run.verification_steps(1) < run.verification_steps(0)
-    assert features.state() == {"occupied": 0, "known": 0, "rows": 0}
+    assert features.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
 
     sampled = {"n": 3, "temperature": 2.0, "seed": 7}
     runs = [features.run([Request(PROMPT, output, N, params=sampled)]).answers[0]["all"] for _ in range(2)]

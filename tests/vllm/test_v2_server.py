@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from usage_harness import ask_all, chat, moved, read_logs, replay, scrape, variants
 from v2_harness import ENVIRONMENT, SEVERAL_PROCESSES, python_path
 
 pytestmark = pytest.mark.vllm
@@ -44,6 +45,34 @@ def wait_until_ready(process: subprocess.Popen[Any], url: str, log: Path, second
     pytest.fail(f"the server is not there:\n{log.read_text()[-4000:]}")
 
 
+def end_requests(url: str) -> None:
+    """A worker hears with its engine's next step that a request has ended: let both engines have one."""
+    for _ in range(3):
+        ask_all(url, [chat(0, 2)] * 4)
+
+
+def check_many(url: str, steps: Path) -> None:
+    """Usage of 24 requests at once, of every kind of prediction, is a recount of their step logs."""
+    seeds, n = range(4), 10
+    texts = [answer.texts[0] for answer in ask_all(url, [chat(seed, n) for seed in seeds])]
+    bodies = []
+    for seed, text in zip(seeds, texts, strict=True):
+        hints = list(variants(text, seed).values())
+        bodies += [chat(seed, n, hint, stream=index % 2 == 0) for index, hint in enumerate(hints)]
+    before = scrape(url)
+    answers = ask_all(url, bodies)
+    deltas = moved(before, scrape(url))
+    end_requests(url)
+    logs = read_logs(steps, [answer.id for answer in answers])
+    for index, answer in enumerate(answers):
+        assert answer.texts == [texts[index // 6]]
+        (log,) = logs[answer.id]
+        assert answer.accepted_rejected == replay(log["steps"], n).prediction
+    for index, verdict in enumerate(("accepted", "rejected")):
+        total = sum(answer.accepted_rejected[index] for answer in answers)
+        assert deltas[f'gpu_align_prediction_tokens_total{{verdict="{verdict}"}}'] == total > 0
+
+
 def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -68,17 +97,17 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT)
     try:
         wait_until_ready(process, f"{url}/health", log)
-        chat = {
+        body = {
             "model": "tiny",
             "messages": [{"role": "user", "content": "w1 w2 w3"}],
             "temperature": 0,
             "max_tokens": 20,
         }
-        url += "/v1/chat/completions"
-        text = post(url, chat)["choices"][0]["message"]["content"]
-        chat["prediction"] = {"type": "content", "content": text}
+        completions = f"{url}/v1/chat/completions"
+        text = post(completions, body)["choices"][0]["message"]["content"]
+        body["prediction"] = {"type": "content", "content": text}
         with ThreadPoolExecutor(6) as pool:  # enough for both engines
-            answers = list(pool.map(lambda _: post(url, chat), range(6)))
+            answers = list(pool.map(lambda _: post(completions, body), range(6)))
         assert [answer["choices"][0]["message"]["content"] for answer in answers] == [text] * 6
         for refused, words in (
             ({"logit_bias": {"5": 1.0}}, "speculative decoding"),
@@ -87,13 +116,11 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
             ({"use_beam_search": True, "n": 2}, "prediction"),
         ):
             with pytest.raises(urllib.error.HTTPError) as caught:
-                post(url, {**chat, **refused})
+                post(completions, {**body, **refused})
             assert caught.value.code == 400
             assert words in json.load(caught.value)["error"]["message"]
-        del chat["prediction"]
-        for _ in range(3):  # a worker hears with its engine's next step that a request has ended
-            with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda _: post(url, chat), range(4)))
+        del body["prediction"]
+        end_requests(url)
         for answer in answers:
             found = list((tmp_path / "steps").glob(f"{answer['id']}-*.yaml"))
             assert len(found) == 1, (answer["id"], os.listdir(tmp_path / "steps"))
@@ -101,7 +128,11 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
             usage = yaml.safe_load(file.read_text())["usage"]
             assert (usage["output_tokens"], usage["rejected"]) == (20, 0)
             assert usage["steps"] <= 4  # 1 + 9 + 9 + 1
-        with urllib.request.urlopen(url.replace("/v1/chat/completions", "/metrics"), timeout=60) as response:
+            worth = answer["usage"]["completion_tokens_details"]
+            assert worth["accepted_prediction_tokens"] == usage["accepted"] > 0
+            assert worth["rejected_prediction_tokens"] == 0
+        check_many(url, tmp_path / "steps")
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
             metrics = response.read().decode()
         served = re.findall(r'request_success_total{engine="\d",finished_reason="length".* (\d+)\.0', metrics)
         assert len(served) == 2

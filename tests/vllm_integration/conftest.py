@@ -50,6 +50,30 @@ def plugin_log() -> Iterator[list[str]]:
     compat.logger.removeHandler(handler)
 
 
+@pytest.fixture(scope="module")
+def request_app() -> Iterator[Any]:
+    """vLLM's HTTP application around a fake serving, with the plugin on and its settings at their defaults."""
+    from request_app import make_app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compat, "_off_reason", None)
+        for name in [name for name in os.environ if name.startswith("GPU_ALIGN_")]:
+            patch.delenv(name)
+        yield make_app()
+
+
+@pytest.fixture(scope="session")
+def byte_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose model can write any text, JSON too; stopped at the end."""
+    from byte_llama import build as build_byte_llama
+    from request_server import serve
+
+    model = build_byte_llama(tmp_path_factory.mktemp("byte-llama"))
+    no_free_space = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
+    with serve(model, tmp_path_factory.mktemp("byte-server"), *no_free_space) as running:
+        yield running
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a random Llama and its tokenizer."""

@@ -264,6 +264,7 @@ def test_vllms_ranking_on_the_confidences_of_real_drafts() -> None:
 def test_v1_does_without(plugin_log: list[str]) -> None:
     class Config:
         use_v2_model_runner = False
+        scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
 
         def __init__(self) -> None:
             vars(self).update(vars(config_of()))

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm_fakes import config
 
-from vllm_integration import PredictedOutputParams, api, compat, inputs, wire
+from vllm_integration import (
+    PredictedOutputParams,
+    api,
+    compat,
+    engine_config,
+    inputs,
+    limits,
+    response_usage,
+    wire,
+)
+from vllm_integration.limits import Limits, PredictionError
+from vllm_integration.prediction_field import parse_prediction
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
+LIMITS = Limits(characters=1000, tokens=100, parts=50, depth=5)
 PART = {"type": "text", "text": "a"}
 
 
@@ -34,7 +48,7 @@ def content(value: Any) -> dict[str, Any]:
     ],
 )
 def test_the_text_of_a_prediction(value: Any, text: str) -> None:
-    assert api.parse_prediction(value) == text
+    assert parse_prediction(value, LIMITS) == text
 
 
 @pytest.mark.parametrize(
@@ -60,12 +74,11 @@ def test_the_text_of_a_prediction(value: Any, text: str) -> None:
         (content([{"type": "text", "text": ["secret"]}]), "prediction.content[0].text: ", "got array"),
         (content([[[[[]]]]]), "prediction.content[0]: ", "got array"),
         (content("secret\ud800"), "prediction.content: ", "surrogate at character 6"),
-        (content([PART] * 10_001), "prediction.content: ", "10001"),
     ],
 )
 def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, place: str, found: str) -> None:
-    with pytest.raises(api.PredictionError) as caught:
-        api.parse_prediction(value)
+    with pytest.raises(PredictionError) as caught:
+        parse_prediction(value, LIMITS)
     message = str(caught.value)
     assert message.startswith(place)
     assert found in message
@@ -73,9 +86,84 @@ def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, place: str
 
 
 def test_a_million_bad_parts_are_one_error() -> None:
-    with pytest.raises(api.PredictionError) as caught:
-        api.parse_prediction(content([0] * 1_000_000))
+    with pytest.raises(PredictionError) as caught:
+        parse_prediction(content([0] * 1_000_000), Limits(1000, 100, 2_000_000, 5))
     assert len(str(caught.value)) < 200
+
+
+def test_the_completions_endpoint_takes_a_string() -> None:
+    assert parse_prediction("a\r\nb", LIMITS, plain_text=True) == "a\nb"
+    assert parse_prediction(content("a"), LIMITS, plain_text=True) == "a"
+    with pytest.raises(PredictionError, match=r"expected a string or .*, got number"):
+        parse_prediction(5, LIMITS, plain_text=True)
+    with pytest.raises(PredictionError, match="lone surrogate"):
+        parse_prediction("\ud800", LIMITS, plain_text=True)
+
+
+def nested(depth: int) -> Any:
+    """An object that nests `depth` deep."""
+    value: Any = {}
+    for _ in range(depth - 1):
+        value = {"more": value}
+    return value
+
+
+OVER = [
+    ("characters", content("b" * 1001), "b" * 1000),
+    ("characters", content([{"type": "text", "text": "b" * 400}] * 3), "b" * 1000),
+    # What lies beyond the limit is not looked at.
+    ("characters", content("b" * 1000 + "\ud800"), "b" * 1000),
+    ("parts", content([PART] * 51), "a" * 50),
+    ("parts", content([PART] * 50 + [5]), "a" * 50),
+    ("nesting", {**content("a"), "unknown": nested(5)}, "a"),
+    ("nesting", {**content("a"), "unknown": nested(400)}, "a"),
+]
+
+
+@pytest.mark.parametrize(("reason", "value", "text"), OVER)
+def test_what_is_over_a_limit_is_cut_and_counted(
+    reason: limits.Reason, value: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr(limits, "on_count", [lambda *what: heard.append(what)])
+    before = limits.counts[reason, "truncated"]
+    assert parse_prediction(value, LIMITS) == text
+    assert limits.counts[reason, "truncated"] == before + 1
+    assert heard == [(reason, "truncated")]
+
+
+@pytest.mark.parametrize(("reason", "value", "text"), OVER)
+def test_strict_limits_refuse_instead(reason: limits.Reason, value: Any, text: str) -> None:
+    with pytest.raises(PredictionError, match=r"^prediction.*expected at most .*, got more") as caught:
+        parse_prediction(value, replace(LIMITS, strict=True))
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "value",
+    [content("b" * 1000), content([PART] * 50), {**content("a"), "unknown": nested(4)}],
+    ids=["characters", "parts", "nesting"],
+)
+def test_what_just_fits_is_taken(value: Any) -> None:
+    before = sum(limits.counts.values())
+    assert parse_prediction(value, replace(LIMITS, strict=True))
+    assert sum(limits.counts.values()) == before
+
+
+def test_the_limits_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Limits.of(config(max_model_len=64)) == Limits(16 * 64, 64, 1000, 8, strict=False)
+    for name, value in {
+        "STRICT_LIMITS": "1",
+        "MAX_PREDICTION_TOKENS": "10",
+        "MAX_PREDICTION_CHARS": "11",
+        "MAX_PREDICTION_PARTS": "12",
+        "MAX_PREDICTION_DEPTH": "13",
+    }.items():
+        monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
+    assert Limits.of(config(max_model_len=64)) == Limits(11, 10, 12, 13, strict=True)
+    monkeypatch.setenv("GPU_ALIGN_MAX_PREDICTION_PARTS", "many")
+    with pytest.raises(ValueError, match=r"GPU_ALIGN_MAX_PREDICTION_PARTS: expected .* parts, got 'many'"):
+        Limits.of(config(max_model_len=64))
 
 
 class Serving:
@@ -86,6 +174,7 @@ class Serving:
         vllm_config.speculative_config.method = method
         self.engine_client = SimpleNamespace(vllm_config=vllm_config)
         self.renderer = self
+        self.tokenizer: Any = "a tokenizer"
         self.tokenised: list[str] = []
 
     async def tokenize_prompt_async(self, prompt: dict[str, str], params: int) -> dict[str, list[int]]:
@@ -100,27 +189,35 @@ class Serving:
         return ("served", request.vllm_xargs, raw_request)
 
 
-def call(serving: Serving, prediction: Any, **fields: Any) -> Any:
+def call(serving: Serving, prediction: Any, *, plain_text: bool = False, **fields: Any) -> Any:
     request = SimpleNamespace(
         model_extra={"prediction": prediction}, vllm_xargs=None, use_beam_search=False, request_id="r"
     )
     for name, value in fields.items():
         setattr(request, name, value)
-    wrapped = api.wrap_create_chat_completion(Serving.create_chat_completion)
+    wrapped = api.wrap_serving(Serving.create_chat_completion, plain_text=plain_text)
     return asyncio.run(wrapped(serving, request, "raw"))
+
+
+def travelling(*token_ids: int) -> dict[str, Any]:
+    """What `vllm_xargs` holds for these ids: the tag is fixed below."""
+    (prediction,) = PredictedOutputParams(token_ids=token_ids).to_extra_args().values()
+    return {wire.KEY: replace(prediction, tag="tag")}
 
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "tokenize_params", lambda limit: limit + 1)
-    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    monkeypatch.delenv("GPU_ALIGN_MAX_PREDICTION_TOKENS", raising=False)
+    for name in os.environ:
+        if name.startswith("GPU_ALIGN_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(response_usage, "new_tag", lambda: "tag")
 
 
 def test_a_prediction_travels_in_vllm_xargs() -> None:
     status, xargs, raw = call(Serving(), content("ab"), vllm_xargs={"mine": 1})
     assert (status, raw) == ("served", "raw")
-    assert xargs == {"mine": 1, **PredictedOutputParams(token_ids=[97, 98]).to_extra_args()}
+    assert xargs == {"mine": 1, **travelling(97, 98)}
 
 
 @pytest.mark.parametrize("nothing", [None, content(""), content([])])
@@ -128,6 +225,12 @@ def test_nothing_predicted_is_nothing_changed(nothing: Any) -> None:
     serving = Serving()
     assert call(serving, nothing) == ("served", None, "raw")
     assert serving.tokenised == []
+
+
+def test_the_text_is_not_kept_with_the_request() -> None:
+    extra = {"prediction": content("ab"), "other": 1}
+    call(Serving(), None, model_extra=extra)
+    assert extra == {"other": 1}
 
 
 def test_requests_without_extra_fields_pass() -> None:
@@ -140,8 +243,113 @@ def test_a_malformed_prediction_is_an_error_response() -> None:
     assert "got number" in message
 
 
-def test_beam_search_is_refused() -> None:
-    assert call(Serving(), content("ab"), use_beam_search=True)[0] == "error"
+def test_beam_search_is_refused_with_a_prediction_only() -> None:
+    status, message, param = call(Serving(), content("ab"), use_beam_search=True)
+    assert (status, message, param) == (
+        "error",
+        "prediction: cannot be combined with use_beam_search",
+        "prediction",
+    )
+    assert call(Serving(), content(""), use_beam_search=True)[0] == "served"
+
+
+def test_a_string_is_a_prediction_where_the_endpoint_says_so() -> None:
+    assert call(Serving(), "ab", plain_text=True)[1] == travelling(97, 98)
+    assert call(Serving(), "ab")[0] == "error"
+
+
+def test_the_usage_of_a_response_with_a_prediction_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_usage, "with_usage", lambda result, tag: (tag, result))
+    assert call(Serving(), content("ab")) == ("tag", ("served", travelling(97, 98), "raw"))
+    assert call(Serving(), content(""))[0] == "served"
+
+
+XARGS = f"vllm_xargs.{wire.KEY}"
+
+
+@pytest.mark.parametrize(("given", "taken"), [([0, 99], (0, 99)), ("a\rb", (97, 10, 98))])
+def test_a_prediction_may_come_in_vllm_xargs(given: Any, taken: tuple[int, ...]) -> None:
+    _, xargs, _ = call(Serving(), None, vllm_xargs={wire.KEY: given, "mine": 1})
+    assert xargs == {**travelling(*taken), "mine": 1}
+
+
+@pytest.mark.parametrize("given", [[], ""])
+def test_an_empty_one_in_vllm_xargs_is_none(given: Any) -> None:
+    assert call(Serving(), None, vllm_xargs={wire.KEY: given}) == ("served", {}, "raw")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([31337], "expected 0 ≤ token id < 100"),
+        ([100], "expected 0 ≤ token id < 100"),
+        ([5, -31337], "expected 0 ≤ id"),
+        ([31337 * 2**60], "expected 0 ≤ id"),
+        ([5, "31337"], "[1]: expected a token id, got str"),
+        ([5.0], "[0]: expected a token id, got float"),
+        (31337, "got number"),
+        (None, "got null"),
+        ({"31337": 1}, "got object"),
+        ("\ud800", "lone surrogate"),
+    ],
+)
+def test_bad_ids_in_vllm_xargs_are_named_and_not_repeated(given: Any, found: str) -> None:
+    status, message, param = call(Serving(), None, vllm_xargs={wire.KEY: given})
+    assert (status, param) == ("error", "prediction")
+    assert message.startswith(XARGS)
+    assert found in message
+    assert "31337" not in message
+
+
+def test_both_ways_at_once_are_refused() -> None:
+    status, message, _ = call(Serving(), content("ab"), vllm_xargs={wire.KEY: [1]})
+    assert status == "error"
+    assert "got both" in message
+
+
+def test_too_many_ids_are_cut_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(Serving(limit=4), None, vllm_xargs={wire.KEY: [1, 2, 3, 4, 500]})[1] == travelling(1, 2, 3, 4)
+    monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", "1")
+    assert call(Serving(limit=4), None, vllm_xargs={wire.KEY: [1, 2, 3, 4, 500]})[0] == "error"
+    assert call(Serving(limit=4), content("abcde"))[0] == "error"
+    assert call(Serving(limit=4), content("abcd"))[0] == "served"
+
+
+def test_a_server_without_a_tokenizer_asks_for_ids() -> None:
+    serving = Serving()
+    serving.tokenizer = None
+    status, message, _ = call(serving, content("ab"))
+    assert status == "error"
+    assert "expected token ids in vllm_xargs" in message
+    assert call(serving, None, vllm_xargs={wire.KEY: [1]})[0] == "served"
+
+
+def test_refusals_are_counted() -> None:
+    before = dict(limits.counts)
+    call(Serving(), content(5))
+    call(Serving(), content("ab"), use_beam_search=True)
+    for reason in ("malformed", "unsupported"):
+        assert limits.counts[reason, "refused"] == before.get((reason, "refused"), 0) + 1
+
+
+def test_each_conversation_of_a_batch_gets_the_prediction() -> None:
+    class Batch(SimpleNamespace):
+        def to_chat_completion_request(self, messages: Any) -> Any:
+            return SimpleNamespace(messages=messages, vllm_xargs=None)
+
+    async def serve(self: Any, request: Any, raw_request: Any = None) -> Any:
+        return [request.to_chat_completion_request(m).vllm_xargs for m in request.messages]
+
+    async def both() -> Any:
+        """Two requests at once: one task must not see the other's prediction."""
+        batch = {"messages": ["m", "n"], "request_id": "r"}
+        wrapped = api.wrap_serving(serve, many_conversations=True)
+        with_one = wrapped(Serving(), Batch(model_extra={"prediction": content("ab")}, **batch))
+        without = wrapped(Serving(), Batch(model_extra={}, **batch))
+        return await asyncio.gather(with_one, without)
+
+    Batch.to_chat_completion_request = api.wrap_split(Batch.to_chat_completion_request)  # type: ignore[method-assign]
+    assert asyncio.run(both()) == [[travelling(97, 98)] * 2, [None, None]]
 
 
 def test_an_engine_that_drafts_otherwise_ignores_the_field() -> None:
@@ -156,8 +364,8 @@ def test_the_plugin_off_ignores_the_field(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_long_prediction_is_cut_with_a_warning(plugin_log: list[str]) -> None:
     _, xargs, _ = call(Serving(limit=4), content("abcdefgh"))
-    assert xargs == PredictedOutputParams(token_ids=[97, 98, 99, 100]).to_extra_args()
-    assert plugin_log == ["The prediction of request r was cut to 4 tokens"]
+    assert xargs == travelling(97, 98, 99, 100)
+    assert plugin_log == ["A prediction is cut: prediction: expected at most 4 tokens, got more"]
 
 
 def test_an_unforeseen_error_serves_the_request_without(
@@ -207,3 +415,26 @@ def test_params_of_other_requests_are_passed_on_as_they_are() -> None:
         wrapped(Processor(), "r", "p", params, 1, priority=2)
         assert seen.pop() == (params, (1,), {"priority": 2})
         assert wire.KEY not in (extra_args or {})
+
+
+@pytest.mark.parametrize(("value", "warns"), [("1", True), ("0", False), ("", False), (None, False)], ids=str)
+def test_the_rust_front_end_is_warned_of_once(
+    value: str | None, warns: bool, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.delenv("VLLM_USE_RUST_FRONTEND", raising=False)
+    if value is not None:
+        monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", value)
+    engine_config._warn_of_rust_front_end.cache_clear()
+    made: list[Any] = []
+    wrapped = engine_config.wrap_post_init(made.append)
+    ours, other = config(), config()
+    ours.use_v2_model_runner = other.use_v2_model_runner = False
+    ours.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
+    other.speculative_config.method = "ngram"
+    wrapped(other)
+    assert plugin_log == []
+    wrapped(ours)
+    wrapped(ours)
+    assert made == [other, ours, ours]
+    assert len(plugin_log) == warns
+    assert all("vllm_xargs.gpu_align_prediction" in line for line in plugin_log)

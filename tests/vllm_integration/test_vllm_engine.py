@@ -111,6 +111,26 @@ def test_text_is_tokenised_and_the_callers_params_are_kept(engine: OfflineEngine
     assert params.extra_args[wire.KEY] is before
 
 
+def test_sampling_parameters_of_others_change_no_greedy_answer(engine: OfflineEngine, greedy: Greedy) -> None:
+    """Two faults of vLLM's sampler (see `rejection`). The second would end the engine, and this run with it."""
+    from vllm.v1.sample import rejection_sampler
+
+    for function in (rejection_sampler.apply_sampling_constraints, rejection_sampler.expand_batch_to_tokens):
+        assert hasattr(function, compat.MARK)
+    n = 40
+    prompts = [prompt_of(seed) for seed in range(100, 106)]
+    params = [engine.params(edited(greedy(prompt, n), 3), max_tokens=n) for prompt in prompts]
+    for cold in (1, 3):
+        params[cold].temperature = 0.001
+    for warm in (4, 5):
+        params[warm].temperature, params[warm].top_k = 1.0, 5
+    answers = engine.generate(prompts, params)
+    assert [answer.token_ids for answer in answers[:4]] == [greedy(prompt, n) for prompt in prompts[:4]]
+    plain = engine.params(max_tokens=n)  # no request of this batch has drafts
+    plain.temperature, plain.top_k = 0.001, 5
+    assert engine.generate(prompts[:1], [plain])[0].token_ids == greedy(prompts[0], n)
+
+
 def test_preempted_requests_resume_and_keep_drafting(engine: OfflineEngine, greedy: Greedy) -> None:
     n = 180
     prompts = [prompt_of(40 + i, 30) for i in range(6)]  # 6 × 210 tokens want 42 blocks, there are 24
@@ -231,4 +251,4 @@ def test_a_prediction_longer_than_the_context_is_cut(
     (answer,) = engine.generate([prompt], [engine.params(text, max_tokens=40)])
     assert answer.token_ids == greedy(prompt, 40)
     assert answer.log["prediction_tokens"] == MAX_MODEL_LEN
-    assert any("cut to 512 tokens" in message for message in plugin_log)
+    assert any("expected at most 512 tokens, got more" in message for message in plugin_log)

@@ -6,6 +6,7 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,37 +96,64 @@ def test_a_request_that_is_gone_is_forgotten() -> None:
     assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": K, "b": 2}
 
 
-def step(counts: DraftCounts, lengths: list[int], confidence: float) -> Any:
-    """One engine step: what its output carries."""
-    output = SimpleNamespace(model_runner_output=SimpleNamespace())
+def drafts_of(lengths: list[int], confidence: float, source: int = 1) -> Any:
+    length = torch.tensor(lengths, dtype=torch.int32)
+    valid = torch.arange(K) < length[:, None]
+    sources = torch.where(length > 0, source, 0).to(torch.int8)
+    return SimpleNamespace(length=length, confidence=valid * confidence, source=sources)
+
+
+def step(counts: DraftCounts, lengths: list[int], confidence: float, **more: Any) -> Any:
+    """One engine step: the drafts that its output tells of. Request i is in row i and has 10 + i tokens."""
+    output = SimpleNamespace()
     counts.forget()
-    valid = torch.arange(K) < torch.tensor(lengths)[:, None]
-    counts.remember(
-        [f"r{i}" for i in range(len(lengths))], torch.tensor(lengths, dtype=torch.int32), valid * confidence
-    )
-    counts.publish(output)
-    return draft_counts.received(output.model_runner_output)
+    rows = np.arange(len(lengths))
+    req_ids = [f"r{i}" for i in rows]
+    total_len = torch.arange(10, 14, dtype=torch.int32)
+    counts.remember(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
+    counts.attach(output, counts.start())
+    return draft_counts.received(output)
 
 
 def test_lengths_and_expected_acceptances_arrive() -> None:
     counts = DraftCounts(4, K, torch.device("cpu"))
-    received = step(counts, [2, 0, 3], 0.5)
-    assert received == {
-        "r0": Proposed(2, pytest.approx(0.75), 0),
-        "r1": Proposed(0, 0.0, 0),
-        "r2": Proposed(3, pytest.approx(0.875), 0),
-    }
+    assert list(step(counts, [2, 0, 3], 0.5).proposed) == [
+        ("r0", Proposed(2, pytest.approx(0.75), 0, 1, 10)),
+        ("r1", Proposed(0, 0.0, 0, 0, 11)),
+        ("r2", Proposed(3, pytest.approx(0.875), 0, 1, 12)),
+    ]
 
 
-def test_late_copies_are_never_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     arrived: set[int] = set()
     monkeypatch.setattr(draft_counts._InFlight, "arrived", lambda self: self.step in arrived)
-    counts = DraftCounts(4, K, torch.device("cpu"))
-    assert [dict(step(counts, [length], 1.0)) for length in range(1, 7)] == [{}] * 6
+    counts = DraftCounts(4, K, torch.device("cpu"), batches_in_flight=1)
+    assert [list(step(counts, [length], 1.0).proposed) for length in range(1, 7)] == [[]] * 6
     arrived.update(range(1, 10))
-    # Four buffers: the copies of steps 5 and 6 were not started. The newest that arrived counts.
-    assert step(counts, [9], 1.0) == {"r0": Proposed(4, 4.0, 3)}
-    assert step(counts, [7], 1.0) == {"r0": Proposed(7, 7.0, 0)}
+    # Four buffers: the copies of steps 5 and 6 were not started, and step 7 takes the oldest one's.
+    reported = step(counts, [9], 1.0).proposed
+    assert [(proposed.length, proposed.age) for _, proposed in reported] == [(2, 5), (3, 4), (4, 3), (9, 0)]
+    assert [proposed for _, proposed in step(counts, [7], 1.0).proposed] == [Proposed(7, 7.0, 0, 1, 10)]
+
+
+def test_an_output_tells_nothing_of_later_steps() -> None:
+    """Another thread may take it to the scheduler when the engine has gone on."""
+    counts = DraftCounts(4, K, torch.device("cpu"))
+    outputs = []
+    for length in (3, 5):
+        counts.forget()
+        counts.remember(["r"], np.array([0]), drafts_of([length], 1.0), torch.tensor([7 + length]))
+        outputs.append((SimpleNamespace(), counts.start()))
+    for output, started in outputs:
+        counts.attach(output, started)
+    told = [draft_counts.received(output).proposed for output, _ in outputs]
+    assert [[proposed.length for _, proposed in one] for one in told] == [[3], [5]]
+
+
+def test_slots_that_the_device_trimmed_are_told_with_the_step_itself() -> None:
+    counts = DraftCounts(4, K, torch.device("cpu"))
+    ends = torch.tensor([0, 1, 4, 5], dtype=torch.int32)
+    assert step(counts, [2, 6, 3], 0.5, query_ends=ends).trimmed == {"r0": 0, "r1": 2, "r2": 0}
 
 
 def test_a_step_without_drafts_reports_nothing() -> None:
@@ -133,18 +161,39 @@ def test_a_step_without_drafts_reports_nothing() -> None:
     step(counts, [3], 1.0)
     output = SimpleNamespace()
     counts.forget()
-    counts.publish(output)
-    assert draft_counts.received(output) == {}
-    counts.publish(None)
+    counts.attach(output, counts.start())
+    assert draft_counts.received(output) == draft_counts.Report()
+    assert not vars(output)
+    counts.attach(None, counts.start())
 
 
 def test_they_travel_between_processes_with_vllms_own_output() -> None:
     outputs = pytest.importorskip("vllm.v1.outputs")
     counts = DraftCounts(4, K, torch.device("cpu"))
     counts.forget()
-    counts.remember(["a"], torch.tensor([2], dtype=torch.int32), torch.full((1, K), 0.5))
+    counts.remember(["a"], np.array([2]), drafts_of([2], 0.5), torch.arange(4))
     output = outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
-    counts.publish(output)
+    counts.attach(output, counts.start(), {"b": "cut"})
     there = draft_counts.received(pickle.loads(pickle.dumps(output)))
-    assert there["a"].length == 2
-    assert draft_counts.received(outputs.ModelRunnerOutput(req_ids=[], req_id_to_index={})) == {}
+    assert [(req_id, p.length, p.position) for req_id, p in there.proposed] == [("a", 2, 2)]
+    assert there.refused == {"b": "cut"}
+    empty = outputs.ModelRunnerOutput(req_ids=[], req_id_to_index={})
+    assert draft_counts.received(empty) == draft_counts.Report()
+
+
+def test_where_vllm_still_waits_for_the_device_the_report_is_added_after_that() -> None:
+    outputs = pytest.importorskip("vllm.v1.outputs")
+    calls = []
+
+    class Pending(outputs.AsyncModelRunnerOutput):  # type: ignore[misc,name-defined]
+        def get_output(self) -> str:
+            calls.append("waited")
+            return "output"
+
+    leaving = draft_counts.when_it_leaves(Pending(), lambda output: calls.append(f"told {output}"))
+    assert isinstance(leaving, outputs.AsyncModelRunnerOutput)
+    assert calls == []
+    assert leaving.get_output() == "output"
+    assert calls == ["waited", "told output"]
+    assert draft_counts.when_it_leaves("plain", calls.append) == "plain"
+    assert calls[2:] == ["plain"]

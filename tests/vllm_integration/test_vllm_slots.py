@@ -138,7 +138,13 @@ def test_a_plain_request_id_is_its_file_name() -> None:
 def write(log: DebugLog) -> None:
     step = StepRecord(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7])
     log.write(
-        "r", num_draft_tokens=4, prompt_tokens=5, prediction_tokens=9, usage=RequestUsage(), steps=[step]
+        "r",
+        num_draft_tokens=4,
+        prompt_tokens=5,
+        prediction_tokens=9,
+        usage=RequestUsage(),
+        steps=[step],
+        tokens=[9, 9, 9, 9, 3, 1, 7],
     )
 
 
@@ -160,8 +166,20 @@ def test_the_log_is_one_whole_file(tmp_path: Path) -> None:
             "verified": 2,
             "accepted": 1,
             "new": [1, 7],
+            "cursor_before": 0,
+            "cursor_after": 0,
+            "candidate": None,
+            "others": 0,
         }
     ]
+
+
+def test_texts_are_what_tokens_add_to_those_before(tmp_path: Path) -> None:
+    pieces = {9: b"-", 3: b"\xc3", 1: b"\xa9", 2: b"x", 7: b"!"}
+    decode = lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace")  # noqa: E731
+    write(DebugLog(str(tmp_path), decode))
+    (step,) = yaml.safe_load((tmp_path / "r.yaml").read_text())["steps"]
+    assert (step["accepted_text"], step["own_text"], step["proposed_text"]) == ("é", "!", "éx")
 
 
 def test_a_directory_that_cannot_be_written_turns_the_log_off(tmp_path: Path, plugin_log: list[str]) -> None:

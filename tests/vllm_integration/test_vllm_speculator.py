@@ -16,6 +16,7 @@ import torch
 
 from gpu_align import Drafter
 from vllm_integration import compat, wire
+from vllm_integration.draft_counts import received
 
 pytest.importorskip("vllm")
 
@@ -52,7 +53,7 @@ def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         )
         config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=K, enable_adaptive_verification=False),
-            model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+            model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY, skip_tokenizer_init=True),
             parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
         )
         return module.PredictedOutputsSpeculator(config, DEVICE, states)
@@ -114,9 +115,12 @@ def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
     assert drafts.shape == (3, K)
     assert drafts[0].tolist() == [302, 303, 304, 305]
     assert drafts[2].tolist() == [102, 103, 104, 105]
-    speculator.counts.publish(output := SimpleNamespace())
-    counts = {} if DEVICE.type == "cuda" else vars(output)["gpu_align_draft_counts"]
-    assert {req_id: count.length for req_id, count in counts.items()} in ({}, {"r0": K, "r1": 0, "r2": K})
+    step = speculator.counts.start()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    speculator.counts.attach(output := SimpleNamespace(), step)
+    reported = {req_id: (p.length, p.source, p.position) for req_id, p in received(output).proposed}
+    assert reported == {"r0": (K, 1, 4), "r1": (0, 0, 4), "r2": (K, 1, 4)}
     # What adaptive verification reads: in batch order, 0 where nothing is proposed.
     confidence = speculator.draft_token_confidence_probs
     assert confidence.shape == (ROWS, K)
@@ -347,7 +351,11 @@ def test_no_draft_ever_holds_another_requests_token(speculator: Any) -> None:
         if turnover % 2:
             rows = draw.sample(sorted(owned), draw.randrange(1, len(owned) + 1))
             drafts = propose(speculator, rows).tolist()
-            lengths = speculator.counts._latest[1].tolist() if speculator.counts._latest else [0] * len(rows)
+            lengths = (
+                speculator.counts._latest.draft.length.tolist()
+                if speculator.counts._latest
+                else [0] * len(rows)
+            )
             for held, tokens_drafted, length in zip(rows, drafts, lengths, strict=True):
                 assert set(tokens_drafted[:length]) <= owned[held]
                 assert length == 0 or speculator._occupied[held]

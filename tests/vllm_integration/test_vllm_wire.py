@@ -150,3 +150,21 @@ def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -
     assert line.startswith("Request req-7 is served without its prediction: ")
     assert predictions.refused["dropped"] == before + 1
     assert line.endswith(f"({before + 1} dropped so far)")
+
+
+def test_the_tag_crosses_the_process_boundary() -> None:
+    prediction = wire.Prediction(token_ids=wire.encode_token_ids("p", [1, 2]), tag="of one request")
+    as_sent = {"token_ids": prediction.token_ids, "text": None, "tag": "of one request"}
+    assert wire.read(prediction) == wire.read(as_sent) == prediction
+    assert wire.read({"text": "a\r", "tag": "t"}) == wire.Prediction(text="a\n", tag="t")
+    with pytest.raises(TypeError, match=r"prediction\.tag"):
+        wire.read({"text": "a", "tag": 5})
+
+
+@pytest.mark.parametrize("ids", [[77, -31337], [31337, 2**31], [31337, 2**90], [31337, "31337"], [31337.0]])
+def test_what_a_log_may_show_names_no_id(ids: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        wire.read(ids)
+    assert str(caught.value).startswith("prediction")
+    assert "31337" not in str(caught.value)
+    assert str(2**31) not in str(caught.value).replace("2**31", "")

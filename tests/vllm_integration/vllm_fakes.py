@@ -89,7 +89,9 @@ def config(**overrides: Any) -> Any:
             model="vllm_integration.PredictedOutputs",
         ),
         model_config=SimpleNamespace(
-            max_model_len=values["max_model_len"], get_vocab_size=lambda: values["vocab_size"]
+            max_model_len=values["max_model_len"],
+            get_vocab_size=lambda: values["vocab_size"],
+            skip_tokenizer_init=True,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=values["max_num_seqs"]),
         parallel_config=SimpleNamespace(rank=values["rank"], tensor_parallel_size=values["tp"]),

@@ -1,0 +1,170 @@
+"""`gpu-align report`: step logs are read with care and shown as they are."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from gpu_align import step_report
+from gpu_align.cli.app import app
+from gpu_align.html import Origin
+
+RUN = CliRunner()
+
+
+def step_of(step: int, position: int, new: list[int], **more: Any) -> dict[str, Any]:
+    empty = {
+        "source": "none",
+        "proposed": [],
+        "confidence": [],
+        "duration_us": 0,
+        "verified": 0,
+        "accepted": 0,
+    }
+    return {"step": step, "position": position, "new": new, **empty, **more}
+
+
+def document() -> dict[str, Any]:
+    candidate = {"source": "prediction", "position": 1, "matched": 1, "expected": 2.5, "why": "because <b>"}
+    texts = {"proposed_text": " b c d", "accepted_text": " b c", "own_text": " <x>"}
+    more = {"cursor_before": 1, "cursor_after": 3, "candidate": candidate, "others": 2, **texts}
+    drafted = {
+        "source": "prediction",
+        "proposed": [2, 3, 4],
+        "confidence": [0.9, 0.8, 0.7],
+        "duration_us": 12,
+    }
+    steps = [
+        step_of(0, 5, [1], proposed_text="", accepted_text="", own_text="a"),
+        step_of(1, 6, [2, 3, 9], **drafted, verified=3, accepted=2, **more),
+        step_of(2, 9, [5], proposed_text="", accepted_text="", own_text=" e"),
+    ]
+    return {
+        "format": step_report.FORMAT,
+        "request_id": "chatcmpl-1",
+        "num_draft_tokens": 8,
+        "prompt_tokens": 5,
+        "prediction_tokens": 4,
+        "usage": {},
+        "steps": steps,
+    }
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    file = tmp_path / "log.yaml"
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def test_the_table_and_the_page_show_every_step(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = RUN.invoke(app, ["report", str(written(tmp_path, document())), "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    assert "chatcmpl-1" in result.output
+    assert "5 tokens in 3 steps, 1.7 a step; 2 drafts accepted, 1 rejected" in result.output
+    assert "1 → 3" in result.output
+    assert "because <b> (expected 2.5)" in " ".join(result.output.split())
+    text = page.read_text()
+    assert f'<span class="o o{Origin.PREDICTION:d}" title="step 2"> b c</span>' in text
+    assert f'<span class="o o{Origin.GENERATED:d}" title="step 3"> &lt;x&gt; e</span>' not in text
+    assert " &lt;x&gt; e</span>" in text  # the model's own tokens of neighbouring steps share a colour
+    assert "Step 1: 2 of 3 accepted" in text
+    assert "<b>" not in text
+
+
+def test_a_file_without_texts_shows_ids_or_is_decoded(tmp_path: Path) -> None:
+    bare = document()
+    for step in bare["steps"]:
+        for name in ("proposed_text", "accepted_text", "own_text", "cursor_before", "candidate"):
+            step.pop(name, None)
+    log = step_report.read_step_log(written(tmp_path, bare))
+    assert ">2 3 </span>" in step_report.page(log)
+    decoded = step_report.with_texts(log, lambda ids: "".join(f"<{i}>" for i in ids))
+    assert [step.own_text for step in decoded.steps] == ["<1>", "<9>", "<5>"]
+    assert decoded.steps[1].accepted_text == "<2><3>"
+    assert decoded.steps[1].proposed_text == "<2><3><4>"
+
+
+def test_a_torn_character_belongs_to_the_token_that_completes_it(tmp_path: Path) -> None:
+    pieces = [b"a", b"\xc3", b"\xa9", b"!", b"e", b"z"]
+
+    def decode(ids: list[int]) -> str:
+        return b"".join(pieces[i % 6] for i in ids).decode("utf-8", "replace")
+
+    raw = document()
+    raw["steps"] = [step_of(i, 5 + i, [i]) for i in range(4)]
+    log = step_report.with_texts(step_report.read_step_log(written(tmp_path, raw)), decode)
+    assert [step.own_text for step in log.steps] == ["a", "", "é", "!"]
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    whole = copy.deepcopy(document())
+    target: Any = whole
+    *way, last = path.split(".")
+    for name in way:
+        target = target[int(name) if name.isdigit() else name]
+    if value is KeyError:
+        del target[last]
+    else:
+        target[int(last) if last.isdigit() else last] = value
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("", "format: expected 'gpu-align-steps/1', found 'NoneType'"),
+        ("just words", "format: expected"),
+        ("a: [1, 2", "line 2, column 1: expected YAML"),
+        ("a: &a [*a, *a]\nb: }", "expected YAML"),
+        ("[" * 5000, "expected"),
+        ("!!python/object/apply:os.getcwd []", "expected YAML"),
+        ({"format": "gpu-align-steps/9"}, "found 'gpu-align-steps/9'"),
+        (changed("steps", KeyError), "steps: expected, but missing; is the file whole?"),
+        (changed("steps", {}), "steps: expected list, found dict"),
+        (changed("steps.1", 3), "steps[1]: expected a mapping, found int"),
+        (changed("steps.1.new", KeyError), "steps[1].new: expected, but missing"),
+        (changed("steps.1.new.0", "x"), "steps[1].new[0]: expected a token id, found 'x'"),
+        (changed("steps.1.new", [2]), "steps[1].new: expected at least the 2 accepted tokens, found 1"),
+        (changed("steps.1.verified", 4), "steps[1]: expected accepted <= verified <= proposed tokens"),
+        (changed("steps.1.accepted", -1), "steps[1].accepted: expected 0 or more, found -1"),
+        (changed("steps.1.source", "guess"), "steps[1].source: expected one of none, prediction"),
+        (changed("steps.1.confidence.0", None), "steps[1].confidence[0]: expected a number"),
+        (changed("steps.1.own_text", 5), "steps[1].own_text: expected str, found int"),
+        (changed("prompt_tokens", True), "prompt_tokens: expected int, found bool"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name_and_the_place(tmp_path: Path, content: Any, place: str) -> None:
+    file = written(tmp_path, content)
+    result = RUN.invoke(app, ["report", str(file)])
+    assert result.exit_code == 2
+    assert place in result.output
+    assert f"error: {file}: " in result.output
+    assert "Traceback" not in result.output
+
+
+def test_every_cut_of_a_file_is_refused_or_a_whole_log(tmp_path: Path) -> None:
+    whole = yaml.safe_dump(document(), sort_keys=False)
+    refused = 0
+    for end in range(0, len(whole) - 1, 7):
+        result = RUN.invoke(app, ["report", str(written(tmp_path, whole[:end]))])
+        assert result.exit_code in (0, 2), (end, result.output)
+        refused += result.exit_code == 2
+    assert refused > 0.7 * len(whole) / 7
+
+
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
+    assert "No such file" in RUN.invoke(app, ["report", str(tmp_path / "none.yaml")]).output
+    (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00")
+    result = RUN.invoke(app, ["report", str(tmp_path / "bin.yaml")])
+    assert result.exit_code == 2
+    assert "expected UTF-8 text" in result.output
+    same = written(tmp_path, document())
+    result = RUN.invoke(app, ["report", str(same), "--html", str(same)])
+    assert result.exit_code == 2
+    assert "is also the input" in result.output

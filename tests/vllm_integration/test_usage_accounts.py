@@ -1,0 +1,451 @@
+"""The accounts on their own: every way in which a step's parts can meet, and every way a request can end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_integration import collector, metrics, response_usage, wire
+from vllm_integration.accounts import HEADER, Accounts, Message, Verified, decode, encode
+from vllm_integration.draft_counts import Proposed, Report
+from vllm_integration.settings import Settings
+from vllm_integration.usage import RequestUsage
+
+PREDICTION, CONTEXT = 1, 2
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("refused", [None, "cut"])
+@pytest.mark.parametrize(
+    "steps", [[], [Verified(1, 16, 12, 3)], [Verified(0, 0, 0, 0), Verified(2, 1, 1, 1)]]
+)
+def test_a_message_survives_the_way(steps: list[Verified], own: bool, refused: str | None) -> None:
+    message = Message(steps, own and bool(steps), refused)
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("text", ["x", "1,2,3", "1,2,3,4,5", "1,2,3,4;;1,2,3,4", "1,2,3,x"])
+def test_another_text_is_no_message(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(text)
+
+
+class Engine:
+    """A scheduler around `Accounts`: requests with their tokens, steps with their slots and samples."""
+
+    def __init__(self, *, everybody: bool = False) -> None:
+        self.accounts = Accounts(everybody)
+        self.requests: dict[str, Any] = {}
+
+    def add(self, req_id: str, num_tokens: int = 10, *, predicted: bool = True) -> None:
+        params = SimpleNamespace(extra_args={wire.KEY: [1]} if predicted else None)
+        self.requests[req_id] = SimpleNamespace(num_tokens=num_tokens, sampling_params=params)
+
+    def step(
+        self,
+        slots: int = 0,
+        sampled: int = 1,
+        *,
+        kept: int | None = None,
+        report: Report | None = None,
+        invalid: int = 0,
+        req_id: str = "r",
+    ) -> Message | None:
+        """What travels with the output of one step of one request."""
+        report = Report() if report is None else report
+        self.accounts.take(report)
+        scheduled = SimpleNamespace(
+            num_scheduled_tokens={req_id: 1 + slots},
+            scheduled_spec_decode_tokens={req_id: [-1] * slots} if slots else {},
+            num_invalid_spec_tokens={req_id: invalid} if invalid else None,
+        )
+        output = SimpleNamespace(sampled_token_ids=[[5] * sampled], req_id_to_index={req_id: 0})
+        steps = self.accounts.begin(self.requests, scheduled, output, report.trimmed)
+        kept = sampled if kept is None else kept
+        if req_id in self.requests:
+            self.requests[req_id].num_tokens += kept
+        sent = SimpleNamespace(
+            request_id=req_id, new_token_ids=[5] * kept, trace_headers={"traceparent": "t"}
+        )
+        self.accounts.settle(steps, [sent] if sampled else [])
+        assert sent.trace_headers["traceparent"] == "t"
+        return decode(sent.trace_headers[HEADER]) if HEADER in sent.trace_headers else None
+
+
+def drafted(position: int, length: int, source: int = PREDICTION, req_id: str = "r") -> Report:
+    return Report([(req_id, Proposed(length, float(length), 0, source if length else 0, position))])
+
+
+@pytest.fixture
+def engine() -> Engine:
+    engine = Engine()
+    engine.add("r")
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("slots", "length", "sampled", "kept", "verified", "accepted"),
+    [
+        (8, 8, 9, 9, 8, 8),  # all accepted
+        (8, 8, 1, 1, 8, 0),  # none
+        (8, 3, 9, 9, 3, 3),  # padding beyond the draft was right by chance: nobody proposed it
+        (3, 8, 4, 4, 3, 3),  # fewer slots than drafts
+        (0, 8, 1, 1, 0, 0),  # none at all
+        (8, 0, 5, 5, 0, 0),  # slots for a draft that was empty
+        (8, 8, 9, 4, 8, 4),  # the output ended inside the drafts
+        (8, 8, 9, 8, 8, 8),  # ... with the last of them
+    ],
+)
+def test_verified_and_accepted(
+    engine: Engine, slots: int, length: int, sampled: int, kept: int, verified: int, accepted: int
+) -> None:
+    engine.step(report=drafted(11, length))
+    message = engine.step(slots, sampled, kept=kept)
+    source = PREDICTION if length else 0
+    assert message == Message([Verified(source, length, verified, accepted)], own=True)
+
+
+def test_what_a_grammar_or_the_device_took_away_was_not_verified(engine: Engine) -> None:
+    engine.step(report=drafted(11, 8))
+    assert engine.step(8, 3, invalid=3) == Message([Verified(1, 8, 5, 2)], own=True)
+    engine.accounts.take(drafted(14, 8))
+    trimmed = Report(trimmed={"r": 2})
+    assert engine.step(8, 3, report=trimmed) == Message([Verified(1, 8, 2, 2)], own=True)
+
+
+def test_a_report_that_comes_late_is_waited_for(engine: Engine) -> None:
+    assert engine.step() == Message([Verified(0, 0, 0, 0)], own=True)
+    assert engine.step(4, 3) == Message([], own=False)
+    assert engine.step(4, 1) == Message([], own=False)
+    first, second = drafted(11, 4).proposed[0], drafted(14, 2, CONTEXT).proposed[0]
+    third = drafted(15, 4).proposed[0]
+    message = engine.step(4, 5, report=Report([first, second, third]))
+    assert message == Message([Verified(1, 4, 4, 2), Verified(2, 2, 2, 0), Verified(1, 4, 4, 4)], own=True)
+
+
+def test_a_draft_that_was_never_made_is_not_waited_for_for_ever(engine: Engine) -> None:
+    """vLLM pads the first step of a cached prompt to K slots."""
+    assert engine.step(4, 2) == Message([], own=False)
+    message = engine.step(4, 1, report=drafted(12, 4))
+    assert message == Message([Verified(0, 0, 0, 0), Verified(1, 4, 4, 0)], own=True)
+
+
+def test_a_preempted_request_is_counted_by_what_was_made_at_its_tokens(engine: Engine) -> None:
+    engine.step(report=drafted(11, 8))
+    # It comes back, its drafts lost: a plain step. What it was proposed then is another draft at another place.
+    assert engine.step(0, 1, report=drafted(12, 5, CONTEXT)) == Message([Verified(1, 8, 0, 0)], own=True)
+    assert engine.step(5, 6) == Message([Verified(2, 5, 5, 5)], own=True)
+
+
+def test_requests_that_nobody_drafts_for_and_those_that_are_gone_are_not_counted() -> None:
+    engine = Engine()
+    engine.add("plain", predicted=False)
+    assert engine.step(req_id="plain") is None
+    assert engine.step(8, 4, req_id="aborted") is None  # not in `requests` any more
+    engine.add("chunk")
+    assert engine.step(0, 0, req_id="chunk") is None  # still prefilling
+    everybody = Engine(everybody=True)
+    everybody.add("plain", predicted=False)
+    assert everybody.step(req_id="plain") is not None
+
+
+def test_nothing_is_kept_of_requests_that_are_gone(engine: Engine) -> None:
+    for index in range(10_000):
+        req_id = f"r{index}"
+        engine.add(req_id)
+        engine.step(4, 1, req_id=req_id, report=drafted(99, 3, req_id=req_id))
+        del engine.requests[req_id]
+        engine.accounts.keep_only(engine.requests)
+        assert len(engine.accounts) <= 1
+    assert len(engine.accounts) == 0
+
+
+def test_a_refusal_travels_once(engine: Engine) -> None:
+    message = engine.step(report=Report(refused={"r": "dropped"}))
+    assert message is not None
+    assert message.refused == "dropped"
+    assert engine.step() == Message([Verified(0, 0, 0, 0)], own=True)
+
+
+# --- the front end ---------------------------------------------------------------------------------------
+
+
+class FrontEnd:
+    """vLLM's `OutputProcessor` as far as it matters, with our wrappers on it."""
+
+    def __init__(self) -> None:
+        self.request_states: dict[str, Any] = {}
+        self.stop_after: dict[str, int] = {}
+        self.headers_seen: list[Any] = []
+
+    @collector.wrap_add_request
+    def add_request(self, request: Any) -> None:
+        self.request_states[request.request_id] = request
+
+    @collector.wrap_process_outputs
+    def process_outputs(self, outputs: Any) -> None:
+        for output in outputs:
+            self.headers_seen.append(output.trace_headers)
+            if output.request_id not in self.request_states:
+                continue
+            stop = self.stop_after.get(output.request_id)
+            if stop is not None:
+                del output.new_token_ids[stop:]
+            if output.finished or stop is not None:
+                del self.request_states[output.request_id]
+
+    @collector.wrap_abort_requests
+    def abort_requests(self, request_ids: Any) -> list[str]:
+        return [req_id for req_id in request_ids if self.request_states.pop(req_id, None)]
+
+    def start(self, req_id: str, tag: str | None) -> None:
+        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 7, tag=tag)
+        params = SimpleNamespace(extra_args={wire.KEY: prediction})
+        self.add_request(SimpleNamespace(request_id=req_id, sampling_params=params))
+
+    def output(self, req_id: str, *steps: Verified, tokens: int = 1, finished: bool = False) -> None:
+        headers = {"traceparent": "t", HEADER: encode(Message(steps, own=True))}
+        self.process_outputs(
+            [
+                SimpleNamespace(
+                    request_id=req_id,
+                    new_token_ids=[5] * tokens,
+                    trace_headers=headers,
+                    finished=finished,
+                )
+            ]
+        )
+
+
+@pytest.fixture
+def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
+    monkeypatch.setattr(collector, "collector", collector.Collector())
+    monkeypatch.setattr(response_usage, "collector", collector.collector)
+    monkeypatch.setattr(metrics, "_expected", True)
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+    return FrontEnd()
+
+
+def prediction_of(usage: RequestUsage | None) -> tuple[int, int]:
+    assert usage is not None
+    count = usage.of("prediction")
+    return count.accepted, count.rejected
+
+
+def test_choices_of_one_request_are_added_up(front: FrontEnd) -> None:
+    for req_id in ("0_a", "1_a"):
+        front.start(req_id, "tag")
+    front.output("0_a", Verified(1, 8, 8, 5), tokens=6)
+    front.output("1_a", Verified(2, 4, 4, 4), tokens=5, finished=True)
+    front.output("0_a", Verified(1, 3, 3, 0), finished=True)
+    usage = collector.collector.take("tag")
+    assert prediction_of(usage) == (5, 6)
+    assert usage is not None
+    assert (usage.steps, usage.output_tokens, usage.of("context").accepted) == (3, 12, 4)
+    assert collector.collector.take("tag") is None
+    assert not collector.collector.requests
+
+
+def test_tokens_after_a_stop_string_are_not_accepted(front: FrontEnd) -> None:
+    front.start("a", "tag")
+    front.stop_after["a"] = 3
+    front.output("a", Verified(1, 8, 8, 7), tokens=8)
+    front.output("a", Verified(1, 8, 8, 8), tokens=9)  # the engine did not know yet
+    assert prediction_of(collector.collector.take("tag")) == (3, 5)
+
+
+def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
+    front.start("a", "tag")
+    front.output("a", Verified(0, 0, 0, 0))
+    assert front.headers_seen == [{"traceparent": "t"}]
+    output = SimpleNamespace(
+        request_id="a", new_token_ids=[5], trace_headers={HEADER: "0,0,0,0"}, finished=True
+    )
+    front.process_outputs([output])
+    assert front.headers_seen[1] is None
+
+
+def test_ten_thousand_requests_leave_nothing(front: FrontEnd) -> None:
+    """Finished and answered, finished and never asked for, aborted before and after the first token."""
+    draw = random.Random(0)
+    for index in range(10_000):
+        req_id, tag = f"r{index}", f"t{index}" if index % 5 else None
+        front.start(req_id, tag)
+        kind = draw.randrange(4)
+        if kind:
+            front.output(req_id, Verified(0, 0, 0, 0), finished=kind > 1)
+        if kind < 2:
+            front.abort_requests([req_id])
+        elif kind == 2 and tag is not None:
+            assert collector.collector.take(tag) is not None
+    assert not collector.collector.requests
+    assert len(collector.collector.tags) == len(collector.collector._ended) <= 1000
+
+
+def test_a_stream_whose_client_goes_away_leaves_nothing(front: FrontEnd) -> None:
+    closed = []
+
+    async def events() -> Any:
+        try:
+            while True:
+                yield 'data: {"choices":[{}]}\n\n'
+        finally:
+            closed.append(True)
+
+    async def client() -> None:
+        stream = response_usage.with_usage(events(), "tag")
+        await anext(stream)
+        await stream.aclose()
+
+    front.start("a", "tag")
+    front.output("a", Verified(0, 0, 0, 0))
+    asyncio.run(client())
+    front.abort_requests(["a"])
+    assert closed == [True]
+    assert not collector.collector.tags
+    assert not collector.collector.requests
+
+
+# --- responses -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(front: FrontEnd) -> FrontEnd:
+    """A request `tag` of whose prediction 5 tokens were accepted and 3 rejected."""
+    front.start("a", "tag")
+    front.output("a", Verified(0, 0, 0, 0))
+    front.output("a", Verified(1, 8, 8, 5), tokens=6)
+    front.output("a", Verified(2, 2, 2, 1), tokens=2, finished=True)
+    return front
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def use(**values: Any) -> None:
+        monkeypatch.setattr(response_usage, "_settings", lambda: Settings(**values))
+
+    use()
+    return use
+
+
+def models() -> Any:
+    return pytest.importorskip("vllm.entrypoints.serve.engine.protocol")
+
+
+WORTH = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
+
+
+def test_a_response_object_is_completed(finished: FrontEnd, settings: Any) -> None:
+    shown = models().UsageInfo(prompt_tokens=10, completion_tokens=9, total_tokens=19)
+    response = SimpleNamespace(usage=shown)
+    assert response_usage.with_usage(response, "tag") is response
+    assert json.loads(shown.model_dump_json()) == {
+        "prompt_tokens": 10,
+        "completion_tokens": 9,
+        "total_tokens": 19,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": {"reasoning_tokens": 0, **WORTH},
+    }
+
+
+def test_rejected_tokens_are_billed_and_details_shown_where_asked_for(
+    finished: FrontEnd, settings: Any
+) -> None:
+    settings(bill_rejected=True, usage_details=True)
+    details = models().CompletionTokenUsageInfo(reasoning_tokens=2)
+    shown = models().UsageInfo(
+        prompt_tokens=10, completion_tokens=9, total_tokens=19, completion_tokens_details=details
+    )
+    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    assert (shown.completion_tokens, shown.total_tokens) == (12, 22)
+    by_source = {"prediction": {"drafted": 8, "accepted": 5}, "context": {"drafted": 2, "accepted": 1}}
+    assert shown.model_dump()["completion_tokens_details"] == {
+        "reasoning_tokens": 2,
+        **WORTH,
+        "gpu_align": {"steps": 3, "drafted": 10, "by_source": by_source},
+    }
+
+
+def responses_usage() -> Any:
+    protocol = pytest.importorskip("vllm.entrypoints.openai.responses.protocol")
+    return protocol.ResponseUsage(
+        input_tokens=10,
+        input_tokens_details={"cached_tokens": 0, "cache_write_tokens": 0},
+        output_tokens=9,
+        output_tokens_details=protocol.OutputTokensDetails(),
+        total_tokens=19,
+    )
+
+
+def test_a_response_of_the_responses_api_is_completed(finished: FrontEnd, settings: Any) -> None:
+    settings(bill_rejected=True)
+    shown = responses_usage()
+    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    dumped = shown.model_dump()
+    assert dumped["output_tokens_details"].items() >= WORTH.items()
+    assert (dumped["output_tokens"], dumped["total_tokens"]) == (12, 22)
+
+
+def drain(stream: Any) -> list[Any]:
+    async def collect() -> list[Any]:
+        return [event async for event in stream]
+
+    return asyncio.run(collect())
+
+
+async def emit(*events: Any) -> Any:
+    for event in events:
+        yield event
+
+
+def test_only_the_last_usage_of_a_stream_is_completed(finished: FrontEnd, settings: Any) -> None:
+    usage = '"usage":{"prompt_tokens":10,"total_tokens":19,"completion_tokens":9}'
+    text = r'{"content":"\"usage\":{ \"choices\":[] é \ud83d\ude00"}'
+    chunks = [
+        f'data: {{"id":"x","choices":[{{"delta":{text}}}],{usage}}}\n\n',
+        f'data: {{"id":"x","object":"chunk","choices":[],{usage},"model":"é"}}\n\n',
+        "data: [DONE]\n\n",
+    ]
+    events = drain(response_usage.with_usage(emit(*chunks), "tag"))
+    assert [events[0], events[2]] == [chunks[0], chunks[2]]
+    last = json.loads(events[1].removeprefix("data: "))
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0, **WORTH}
+    del last["usage"]["completion_tokens_details"]
+    assert last == json.loads(chunks[1].removeprefix("data: "))
+    assert events[1].endswith("}\n\n")
+    assert not collector.collector.tags
+
+
+def test_the_final_event_of_a_responses_stream_is_completed(finished: FrontEnd, settings: Any) -> None:
+    shown = responses_usage()
+    events = [
+        SimpleNamespace(type="response.created", response=SimpleNamespace(usage=None)),
+        SimpleNamespace(type="response.output_text.delta", delta="x"),
+        SimpleNamespace(type="response.completed", response=SimpleNamespace(usage=shown)),
+    ]
+    assert drain(response_usage.with_usage(emit(*events), "tag")) == events
+    assert shown.model_dump()["output_tokens_details"].items() >= WORTH.items()
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
+    front: FrontEnd, settings: Any, reported: bool
+) -> None:
+    front.start("a", "tag")
+    if reported:
+        front.output("a", Verified(1, 8, 8, 5), finished=True)
+    error = models().ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
+    assert response_usage.with_usage(error, "tag") is error
+    shown = models().UsageInfo(completion_tokens=9, total_tokens=19)
+    before = shown.model_dump()
+    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    assert shown.model_dump() == before
+
+
+def test_tags_differ() -> None:
+    assert len({response_usage.new_tag() for _ in range(1000)}) == 1000

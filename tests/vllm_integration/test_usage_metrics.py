@@ -1,0 +1,181 @@
+"""The metrics count what they say, and the dashboard and the page show all of them and no others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+
+from vllm_integration import collector, limits, metrics, wire
+from vllm_integration.accounts import Message, Verified
+from vllm_integration.collector import Collector
+from vllm_integration.prediction_field import checked_text
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "docs" / "grafana" / "gpu_align.json"
+#: What Prometheus adds to the name of a metric of each kind.
+SUFFIXES = {"Counter": ("_total",), "Histogram": ("_bucket", "_sum", "_count")}
+SAMPLES = {spec.name + suffix: spec for spec in metrics.SPECS.values() for suffix in SUFFIXES[spec.kind]}
+
+
+def values() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for family in prometheus_client.REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name.startswith("gpu_align_") and not sample.name.endswith("_created"):
+                labels = ",".join(v for k, v in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}"] = sample.value  # type: ignore[assignment]
+    return found
+
+
+def moved(before: Counter[str]) -> dict[str, float]:
+    return {
+        name: value - before[name]
+        for name, value in values().items()
+        if value != before[name] and "_bucket{" not in name
+    }
+
+
+def test_nothing_is_shown_where_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_expected", False)
+    monkeypatch.setattr(metrics, "_metrics", {})
+    metrics.create_if_expected()
+    assert not metrics._metrics
+
+
+def test_a_request_moves_every_counter_by_what_happened() -> None:
+    own = Collector()
+    metrics.create_if_expected()
+    metrics.count_request(None)
+    before = values()
+    own.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30, tag="tag"))
+    own.follow("b", wire.Prediction(token_ids=b"\1\0\0\0" * 30, tag="tag"))  # another choice of it
+    steps = [
+        Verified(0, 0, 0, 0),  # the prefill
+        Verified(1, 8, 8, 5),
+        Verified(0, 0, 0, 0),  # nothing found
+        Verified(1, 8, 0, 0),  # no slots
+        Verified(2, 2, 2, 1),
+        Verified(1, 4, 4, 4),  # back in the prediction
+        Verified(1, 4, 4, 4),
+    ]
+    for step in steps:
+        own.count(Message([step], own=True), own.requests["a"], step.accepted + 1)
+    own.count(Message([], own=False, refused="cut"), own.requests["b"], 1)
+    own.end("a")
+    own.end("b")
+    assert moved(before) == {
+        "gpu_align_requests_total{}": 1,
+        "gpu_align_prediction_length_tokens_sum{}": 30,
+        "gpu_align_prediction_length_tokens_count{}": 1,
+        "gpu_align_steps_total{}": 7,
+        "gpu_align_steps_lost_total{no_draft}": 1,
+        "gpu_align_steps_lost_total{no_slots}": 1,
+        "gpu_align_drafts_total{prediction}": 3,
+        "gpu_align_drafts_total{context}": 1,
+        "gpu_align_draft_tokens_total{prediction,accepted}": 13,
+        "gpu_align_draft_tokens_total{prediction,rejected}": 3,
+        "gpu_align_draft_tokens_total{context,accepted}": 1,
+        "gpu_align_draft_tokens_total{context,rejected}": 1,
+        "gpu_align_prediction_tokens_total{accepted}": 13,
+        "gpu_align_prediction_tokens_total{rejected}": 3,
+        "gpu_align_accepted_length_tokens_count{}": 4,
+        "gpu_align_accepted_length_tokens_sum{}": 14,
+        "gpu_align_acceptance_ratio_count{}": 1,
+        "gpu_align_acceptance_ratio_sum{}": 13 / 16,
+        "gpu_align_realignments_total{}": 1,
+        "gpu_align_predictions_refused_total{truncated,tokens}": 1,
+    }
+
+
+def test_what_the_limits_do_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "on_count", [])
+    monkeypatch.setattr(metrics, "_expected", True)
+    metrics.create_if_expected()
+    metrics.create_if_expected()  # one front end may have several engines
+    before = values()
+    allowed = limits.Limits(characters=8, tokens=4, parts=2, depth=3)
+    assert checked_text("prediction", ["a", "longer text"], allowed) == "alonger "
+    limits.count_refused("malformed")
+    assert moved(before) == {
+        "gpu_align_predictions_refused_total{truncated,characters}": 1,
+        "gpu_align_predictions_refused_total{refused,malformed}": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "realignments"),
+    [
+        ([(1, 4, 4, 4), (1, 4, 4, 4)], 0),
+        ([(1, 4, 4, 2), (1, 4, 4, 0), (1, 4, 4, 0)], 0),
+        ([(1, 4, 4, 2), (1, 4, 4, 0), (1, 4, 4, 1)], 1),
+        ([(1, 4, 4, 2), (1, 4, 4, 2), (1, 4, 4, 4), (1, 4, 4, 4)], 2),
+        ([(1, 4, 4, 2), (2, 4, 4, 4), (0, 0, 0, 0)], 0),
+        ([(2, 4, 4, 2), (1, 4, 4, 4)], 0),
+    ],
+)
+def test_realignments(steps: list[tuple[int, int, int, int]], realignments: int) -> None:
+    followed = collector._Followed()
+    assert sum(collector._came_back(followed, Verified(*step)) for step in steps) == realignments
+
+
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return loaded
+
+
+def test_the_dashboard_shows_every_metric_and_no_other() -> None:
+    queries = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    queries += [variable["query"]["query"] for variable in dashboard()["templating"]["list"][1:]]
+    shown = {name for query in queries for name in re.findall(r"\bgpu_align_\w+", query)}
+    assert shown <= set(SAMPLES)
+    assert {SAMPLES[name].name for name in shown} == {spec.name for spec in metrics.SPECS.values()}
+    for query in queries:
+        assert query.count("(") == query.count(")")
+        for name, labels in re.findall(r"\b(gpu_align_\w+)\{([^}]*)\}", query):
+            used = set(re.findall(r"(\w+)=~?", labels)) - {"job"}
+            assert used <= set(SAMPLES[name].labels), query
+        for grouped in re.findall(r"by \(([^)]*)\)", query):
+            (metric,) = set(re.findall(r"\bgpu_align_\w+", query))
+            allowed = {*SAMPLES[metric].labels, *(["le"] if metric.endswith("_bucket") else [])}
+            assert set(grouped.split(", ")) <= allowed, query
+
+
+def test_the_dashboard_is_laid_out_as_grafana_expects() -> None:
+    found = dashboard()
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(found)
+    assert "id" not in found  # Grafana gives it one on import
+    taken: set[tuple[int, int]] = set()
+    ids = [panel["id"] for panel in found["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in found["panels"]:
+        assert panel["type"] in ("stat", "timeseries", "heatmap")
+        assert panel["title"]
+        assert panel["description"]
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs) > 0
+        for target in panel["targets"]:
+            assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_the_page_tells_of_every_metric_and_no_other() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = dict(re.findall(r"^\| `(gpu_align_\w+)` \| (\w+) \|", page, re.MULTILINE))
+    assert rows == {
+        spec.name + ("_total" if spec.kind == "Counter" else ""): spec.kind.lower()
+        for spec in metrics.SPECS.values()
+    }

@@ -1,0 +1,242 @@
+"""No log line at INFO or above holds text or token ids of a prediction, however logging is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from request_app import ENDPOINTS, Serving, make_app, send
+from request_server import serve
+from vllm_harness import Server
+
+from vllm_integration import api, compat, inputs
+
+pytestmark = pytest.mark.vllm
+
+TEXT = "CANARY-7f3a9e"
+IDS = [31, 62, 93, 17, 48, 79]
+FOUND = re.compile(
+    rf"{TEXT}|{TEXT[:9]}|31\D{{1,9}}62\D{{1,9}}93|{re.escape(repr(bytes([31, 0, 0, 0])))[2:-1]}"
+)
+
+
+def bodies(path: str) -> Iterator[dict[str, Any]]:
+    """Good and bad requests that all bring the canary."""
+    good = {"model": "tiny", **ENDPOINTS[path]}
+    part = {"type": "text", "text": TEXT}
+    for prediction in (
+        {"type": "content", "content": TEXT},
+        {"type": "content", "content": [part] * 3},
+        {"type": "content", "content": [part] * 2000},  # over limits: cut, with a warning
+        {"type": "content", "content": TEXT * 5000},
+        {"type": "content", "content": TEXT, "more": [[[[[[[[[[TEXT]]]]]]]]]]},
+        TEXT,  # a string on an endpoint that does not take one
+        [TEXT],
+        {"type": TEXT, "content": TEXT},
+        {"type": "content", "content": {"text": TEXT}},
+        {"type": "content", "content": [part, {"type": TEXT, "text": TEXT}]},
+        {"type": "content", "content": TEXT + "\ud800"},
+    ):
+        yield {**good, "prediction": prediction}
+    prediction = {"type": "content", "content": TEXT}
+    yield {**good, "prediction": prediction, "use_beam_search": True}
+    for ids in (IDS, [*IDS, 10**6], [*IDS, -1], [*IDS, 0.5], [*IDS, "a"], [*IDS, [1]], TEXT, {TEXT: IDS}):
+        yield {**good, "vllm_xargs": {"gpu_align_prediction": ids}}
+    yield {**good, "prediction": prediction, "vllm_xargs": {"gpu_align_prediction": IDS}}
+    # Refused by vLLM's own validation, which may repeat the whole body.
+    yield {**good, "prediction": prediction, "temperature": TEXT[:3]}
+    yield {**good, "prediction": prediction, "stream_options": {"include_usage": True}}
+    yield {**good, "prediction": prediction, "response_format": {"type": "json_schema"}, "n": 2}
+    yield {**good, "vllm_xargs": {"gpu_align_prediction": IDS}, "stream_options": {"include_usage": True}}
+
+
+class Logging(Serving):
+    """Logs a request as vLLM does: its body, then its sampling parameters."""
+
+    max_log_len: int | None = None
+
+    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
+        return {"prompt_token_ids": IDS * 200}
+
+    async def log(self, request: Any, raw_request: Any = None) -> Any:
+        from vllm.entrypoints.serve.utils.request_logger import RequestLogger
+
+        logger = RequestLogger(max_log_len=self.max_log_len)
+        logger.log_request_body(request)
+        if hasattr(request, "to_chat_completion_request"):
+            request = request.to_chat_completion_request(request.messages[0])
+        params = request.to_sampling_params(8, {})
+        logger.log_inputs("r", "the prompt", [1], None, params, None)
+        return await self.serve(request)
+
+    create_chat_completion = create_responses = api.wrap_serving(log)
+    create_completion = api.wrap_serving(log, plain_text=True)
+    create_batch_chat_completion = api.wrap_serving(log, many_conversations=True)
+
+
+class Everything(logging.Formatter):
+    """All that a record holds, as structured loggers write it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({**vars(record), "text": super().format(record)}, default=repr)
+
+
+def formatters() -> dict[str, logging.Formatter]:
+    from vllm.logging_utils import ColoredFormatter, NewLineFormatter
+
+    return {
+        "python": logging.Formatter(),
+        "vllm": NewLineFormatter("%(levelname)s %(message)s"),
+        "colour": ColoredFormatter("%(levelname)s %(message)s"),
+        "structured": Everything(),
+    }
+
+
+CONFIGURATIONS = [
+    *itertools.product(
+        ["python", "vllm", "colour", "structured"], [None, 0, 100_000], [False, True], [False, True]
+    )
+]
+
+
+@pytest.mark.parametrize(("formatter", "max_log_len", "error_stack", "responses"), CONFIGURATIONS)
+def test_no_log_line_shows_a_prediction(
+    formatter: str,
+    max_log_len: int | None,
+    error_stack: bool,
+    responses: bool,
+    request_app: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--max-log-len`, `--log-error-stack` and VLLM_DEBUG_LOG_API_SERVER_RESPONSE, four ways to format."""
+    lines = _log_of_all_requests(formatter, max_log_len, error_stack, responses, monkeypatch)
+    assert sum("Received request" in line and "Prediction(" in line for line in lines) >= 4 * 6
+    refused = sum("no traceback: the request brings a prediction" in line for line in lines)
+    assert (refused > 0) is error_stack
+    assert [line for line in lines if FOUND.search(line)] == []
+
+
+def test_the_search_would_find_it(request_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the plugin off, vLLM prints the ids of `vllm_xargs` as they are."""
+    monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
+    lines = _log_of_all_requests("vllm", None, False, False, monkeypatch)
+    assert [line for line in lines if FOUND.search(line)] != []
+
+
+def test_an_error_of_ours_shows_nothing_either(request_app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(token_ids: list[int], *more: Any) -> Any:
+        raise RuntimeError(f"{TEXT} {token_ids}")
+
+    monkeypatch.setattr(inputs, "as_prediction", broken)
+    lines = _log_of_all_requests("structured", None, True, True, monkeypatch)
+    assert any("is served without its prediction: RuntimeError" in line for line in lines)
+    assert [line for line in lines if FOUND.search(line)] == []
+
+
+def _log_of_all_requests(
+    formatter: str,
+    max_log_len: int | None,
+    error_stack: bool,
+    responses: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[str]:
+    from vllm.entrypoints.serve.middleware.log_response import log_response
+
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.setFormatter(formatters()[formatter])
+    from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest as Batch
+
+    monkeypatch.setattr(Batch, "to_chat_completion_request", api.wrap_split(Batch.to_chat_completion_request))
+    handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
+    app = make_app(Logging())
+    monkeypatch.setattr(Logging, "max_log_len", max_log_len)
+    app.state.args = SimpleNamespace(log_error_stack=error_stack)
+    if responses:
+        app.middleware("http")(log_response)
+    loggers = [logging.getLogger(name) for name in ("", "vllm", "uvicorn")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    level = logging.getLogger("vllm").level
+    logging.getLogger("vllm").setLevel(logging.INFO)
+    try:
+        for path in ENDPOINTS:
+            for body in bodies(path):
+                status, answer, _ = asyncio.run(send(app, path, [json.dumps(body).encode()]))
+                assert status in (200, 400), (body, answer)
+    finally:
+        logging.getLogger("vllm").setLevel(level)
+        for logger in loggers:
+            logger.removeHandler(handler)
+    return lines
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_debugging_breaks_no_request(request_app: Any, path: str) -> None:
+    """At DEBUG vLLM writes each request's body as JSON, what we put into it included."""
+    app, vllm = make_app(Logging()), logging.getLogger("vllm.entrypoints.serve.utils.request_logger")
+    level = vllm.level
+    vllm.setLevel(logging.DEBUG)
+    try:
+        body = json.dumps(next(bodies(path))).encode()
+        assert asyncio.run(send(app, path, [body]))[0] == 200
+    finally:
+        vllm.setLevel(level)
+
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"all": {"format": "%(levelname)s %(name)s %(message)s %(args)s"}},
+    "handlers": {"out": {"class": "logging.StreamHandler", "formatter": "all", "stream": "ext://sys.stdout"}},
+    "root": {"level": "INFO", "handlers": ["out"]},
+}
+FLAGS = (
+    "--enable-log-requests",
+    "--log-error-stack",
+    "--enable-prompt-tokens-details",
+    "--max-log-len",
+    "9999",
+)
+FLAGS += ("--enable-request-id-headers", "--uvicorn-log-level", "trace")
+
+
+@pytest.fixture(scope="module")
+def talkative_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with every switch that makes it say more at INFO, and a logging configuration of its own."""
+    directory = tmp_path_factory.mktemp("talkative")
+    (directory / "logging.json").write_text(json.dumps(LOGGING))
+    environment = {
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_LOGGING_CONFIG_PATH": str(directory / "logging.json"),
+        "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "true",
+        "VLLM_LOG_STATS_INTERVAL": "1",
+        "PYTHONWARNINGS": "default",
+    }
+    with serve(tiny_llama, directory, *FLAGS, environment=environment) as server:
+        yield server
+
+
+def test_a_talkative_server_shows_nothing(talkative_server: Server) -> None:
+    accepted = 0
+    with httpx.Client(base_url=talkative_server.url, timeout=60) as client:
+        for path in ENDPOINTS:
+            for body in bodies(path):
+                content = json.dumps({**body, "max_tokens": 2, "max_output_tokens": 2}).encode()
+                answer = client.post(path, content=content, headers={"content-type": "application/json"})
+                assert answer.status_code in (200, 400), answer.text
+                accepted += answer.status_code == 200
+    assert accepted >= 4 * 6
+    output = talkative_server.output.read_text()
+    assert output.count("Received request") >= accepted
+    assert "Prediction(" in output
+    assert [line for line in output.splitlines() if FOUND.search(line)] == []

@@ -1,0 +1,187 @@
+"""60 odd texts as predictions: five tokenizers, and a server with a byte-level one."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from byte_llama import build
+from odd_texts import TEXTS
+from vllm_harness import K, Server, read_steps
+
+from gpu_align import Drafter
+from vllm_integration import inputs
+from vllm_integration.limits import Limits
+from vllm_integration.prediction_field import parse_prediction
+
+pytestmark = pytest.mark.vllm
+
+LIMITS = Limits(characters=10_000, tokens=1_000, parts=100, depth=8)
+
+
+def _byte_level(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(build(directory))
+
+
+def _unigram(directory: Path) -> Any:
+    """As SentencePiece trains them: marks for spaces, bytes for what it never saw."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    unigram = Tokenizer(models.Unigram())
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=800, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    unigram.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=unigram, unk_token="<unk>", eos_token="</s>")
+
+
+def _of_mistral(pattern: str, name: str) -> Callable[[Path], Any]:
+    """A tokenizer that mistral-common brings, as vLLM uses it."""
+
+    def make(directory: Path) -> Any:
+        import mistral_common
+        from vllm.tokenizers.mistral import MistralTokenizer
+
+        found = sorted((Path(mistral_common.__file__).parent / "data").glob(pattern))
+        shutil.copy(found[-1], directory / name)
+        return MistralTokenizer.from_pretrained(directory)
+
+    return make
+
+
+TOKENIZERS = {
+    "byte-level": _byte_level,
+    "unigram": _unigram,
+    "tekken": _of_mistral("tekken_*.json", "tekken.json"),
+    "sentencepiece": _of_mistral("mistral_instruct_tokenizer_*.model.v3", "tokenizer.model.v3"),
+}
+LOSSLESS = {"byte-level", "tekken"}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = TOKENIZERS[request.param](tmp_path_factory.mktemp("tokenizer"))
+    made.is_lossless = request.param in LOSSLESS
+    return made
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """As vLLM's renderer encodes with the parameters that we give it."""
+    kwargs = inputs.tokenize_params(LIMITS.tokens).get_encode_kwargs()
+    return list(tokenizer(text, **kwargs)["input_ids"])
+
+
+def as_a_model_writes(text: str) -> str:
+    return "\n".join(text.replace("\r\n", "\n").split("\r"))
+
+
+def test_there_are_sixty_texts() -> None:
+    assert len(set(TEXTS)) == len(TEXTS) == 60
+
+
+def test_a_text_is_the_prediction_of_itself(tokenizer: Any) -> None:
+    """The model writes each text with LF; the prediction is the text as a client has it. All drafts are in
+    the vocabulary, and all are right: the tokens of the prediction are those that the model writes."""
+    vocabulary = max(tokenizer.get_vocab().values()) + 1
+    targets = [encode(tokenizer, as_a_model_writes(text)) for text in TEXTS]
+    longest = max(map(len, targets)) + 1
+    drafter = Drafter(
+        max_slots=len(TEXTS),
+        max_context_len=longest,
+        max_prediction_len=LIMITS.tokens,
+        num_draft_tokens=K,
+        vocab_size=vocabulary,
+        device="cpu",
+    )
+    for slot, text in enumerate(TEXTS):
+        prediction = encode(tokenizer, parse_prediction({"type": "content", "content": text}, LIMITS))
+        assert prediction == targets[slot], repr(text)
+        assert all(0 <= token < vocabulary for token in prediction)
+        if tokenizer.is_lossless:
+            decoded = tokenizer.decode(prediction, skip_special_tokens=False)
+            assert decoded.encode() == as_a_model_writes(text).encode(), repr(text)
+        drafter.add(slot, prediction=prediction, prompt_len=0)
+    token_ids = torch.zeros(len(TEXTS), longest, dtype=torch.int32)
+    total_len = torch.zeros(len(TEXTS), dtype=torch.int32)
+    slots = torch.arange(len(TEXTS))
+    written: list[list[int]] = [[] for _ in TEXTS]
+    steps = [0] * len(TEXTS)
+    sampled = torch.ones(len(TEXTS), dtype=torch.int32)
+    while any(len(w) < len(t) for w, t in zip(written, targets, strict=True)):
+        draft = drafter.propose(token_ids, total_len, slots, sampled)
+        assert int(draft.token_ids.min()) >= 0
+        assert int(draft.token_ids.max()) < vocabulary
+        for slot, target in enumerate(targets):
+            done = len(written[slot])
+            sampled[slot] = 0
+            if done == len(target):
+                continue
+            steps[slot] += 1
+            drafts = draft.token_ids[slot, : draft.length[slot]].tolist()
+            rest = target[done:]
+            right = next((k for k, (d, t) in enumerate(zip(drafts, rest, strict=False)) if d != t), None)
+            right = min(len(drafts), len(rest)) if right is None else right
+            new = [*drafts[:right], *rest[right : right + 1]]
+            token_ids[slot, done : done + len(new)] = torch.tensor(new, dtype=torch.int32)
+            written[slot] += new
+            total_len[slot], sampled[slot] = len(written[slot]), len(new)
+    assert written == targets
+    assert steps == [math.ceil(len(target) / (K + 1)) for target in targets]
+
+
+def test_a_server_answers_the_same_with_each_text(byte_server: Server) -> None:
+    """The prediction is the odd text, then the answer itself: so it is both wrong and right in one request."""
+    with httpx.Client(base_url=byte_server.url, timeout=120) as client:
+
+        def ask(text: str, **more: Any) -> dict[str, Any]:
+            body = {"model": "tiny", "prompt": f"{text}.", "max_tokens": 24, "temperature": 0, **more}
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        accepted = 0
+        for text in TEXTS:
+            plain = ask(text)["choices"][0]["text"]
+            for prediction in (text, {"type": "content", "content": text + plain}):
+                answer = ask(text, prediction=prediction)
+                assert answer["choices"][0]["text"] == plain, repr(text)
+            accepted += read_steps(byte_server.logs, f"{answer['id']}-")["usage"]["accepted"]
+        assert accepted > 5 * len(TEXTS)
+    assert "is served without its prediction" not in byte_server.output.read_text()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "large": {"type": "boolean"}},
+    "required": ["colour", "large"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("prediction", ['{"colour": "green", "large": true}', "neither JSON nor English"])
+def test_structured_output_with_a_prediction(byte_server: Server, prediction: str) -> None:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "which?"}],
+        "temperature": 0,
+        "max_tokens": 60,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}},
+    }
+    url = f"{byte_server.url}/v1/chat/completions"
+    plain = httpx.post(url, json=body, timeout=120).json()["choices"][0]["message"]["content"]
+    hinted = httpx.post(
+        url, json={**body, "prediction": {"type": "content", "content": prediction}}, timeout=120
+    )
+    assert hinted.status_code == 200, hinted.text
+    assert hinted.json()["choices"][0]["message"]["content"] == plain
