@@ -62,14 +62,23 @@ format: $(VENV)/.dev  ## apply what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## pytest-benchmark: CPU and GPU alignment side by side
-	@$(BIN)/python -m pytest -q benchmarks --benchmark-only
-
-bench-quality: $(VENV)/.dev  ## the table of draft quality in the README: fetches the corpus, replays all policies
+bench: $(VENV)/.dev  ## CPU and GPU alignment side by side: .cache/bench.json and a picture
 	@mkdir -p .cache
-	@$(BIN)/python -m benchmarks.corpus .cache/corpus.jsonl.gz
-	@$(BIN)/gpu-align simulate .cache/corpus.jsonl.gz --tokenizer tekken --num-draft-tokens 64 --json .cache/quality.json
+	@$(BIN)/python -m pytest -q benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds --benchmark-json .cache/bench.json
+	@$(BIN)/python -m benchmarks.plot .cache/bench.json .cache/bench.png
+
+bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, what has to hold, pictures (needs g++)
+	@mkdir -p .cache
+	@$(BIN)/python -m benchmarks.corpus .cache/corpus-test.jsonl.gz --set test
+	@$(BIN)/python -m benchmarks.quality --corpus .cache/corpus-test.jsonl.gz --json .cache/quality.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
+
+serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper: traces, replays, fills the docs
+	@mkdir -p .cache
+	@$(BIN)/python -m benchmarks.serving_model --page docs/serving-model.md
+
+static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
+	@$(BIN)/python -m benchmarks.static_check
 
 # Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
 VLLM   ?= 0.33.0

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from gpu_align.ops.draft.tables import (
     LENGTH_EDGES,
     MARGIN_EDGES,
     MAX_MATCH,
+    NUM_BINS,
     NUM_CLASSES,
     NUM_LENGTHS,
     NUM_MARGINS,
@@ -115,17 +117,28 @@ class Replay:
         return runs
 
 
-def observe(
-    records: Sequence[Record], survival: npt.NDArray[np.int32]
-) -> tuple[Array, npt.NDArray[np.int64]]:
-    """``(runs [C, K + 1], [output tokens, steps, accepted, rejected])`` of one replay of all records.
+class Observed(NamedTuple):
+    """What one replay of all records has shown.
 
-    runs[c, r]: candidates of class c of which just r tokens were right (K: K or more).
+    Attributes:
+        runs: [C, K + 1]: candidates of class c of which just r tokens were right (K: K or more).
+        drafts: [2, NUM_BINS]: drafts that were reached, by what the table promised, and how many more of them
+            were accepted than promised.
+        total: output tokens, steps, accepted drafts, rejected drafts.
     """
+
+    runs: Array
+    drafts: Array
+    total: npt.NDArray[np.int64]
+
+
+def observe(records: Sequence[Record], survival: npt.NDArray[np.int32]) -> Observed:
+    """Replay all records with the drafter's own choices."""
     config = DrafterConfig()
     tables = SurvivalTables.from_survival(survival, "cpu", config.min_survival, config.min_survival_lost)
     quarters = length_quarters(config.length_factor)
-    runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
+    confidence = tables.confidence.numpy()
+    runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
     total = np.zeros(4, dtype=np.int64)
     replay = Replay(records)
     for record in records:
@@ -143,9 +156,14 @@ def observe(
             chosen = choose(found, tables.keep.numpy(), tables.gain.numpy(), quarters)
             drafted = min(chosen[1], num_output - done) if chosen else 0
             taken = min(int(right[chosen[0]]), drafted) if chosen else 0
+            if chosen:
+                promised = confidence[found.klass[chosen[0]], : min(taken + 1, drafted)]
+                bins = np.minimum(promised * NUM_BINS, NUM_BINS - 1).astype(int)
+                np.add.at(drafts[0], bins, 1)
+                np.add.at(drafts[1], bins, (np.arange(len(bins)) < taken) - promised)
             total += [0, 1, taken, drafted - taken]
             done = min(done + taken + 1, num_output)
-    return runs, total
+    return Observed(runs, drafts, total)
 
 
 def learn(runs: Array) -> Array:
@@ -168,6 +186,15 @@ def learn(runs: Array) -> Array:
     # rests on.
     curves[-1, :, 0] = np.maximum(curves[-1, :, 0], curves[-1].max((0, 1, 2)))
     return np.minimum.accumulate(np.clip(curves, 0, 1).reshape(NUM_CLASSES, -1), axis=1)
+
+
+def calibrate(drafts: Array) -> list[float]:
+    """[NUM_BINS]: what to add to a confidence, by the bin that it falls in.
+
+    The candidate that looks best is more often one that looks too good, and doubtful ones the more so: of the
+    drafts that are chosen fewer are accepted than of all the places that look alike.
+    """
+    return [round(float(p), 4) for p in drafts[1] / (drafts[0] + PRIOR)]
 
 
 def at_knots(curves: Array) -> npt.NDArray[np.int64]:
@@ -194,13 +221,13 @@ def main() -> None:
     num_workers = os.cpu_count() or 1
     shares = [records[i::num_workers] for i in range(num_workers)]
     curves = np.power(0.9, np.arange(1, NUM_DRAFT_TOKENS + 1))[None].repeat(NUM_CLASSES, axis=0)
-    runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
+    runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
     with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
         for i in range(NUM_ROUNDS):
             survival = fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS)
             parts = pool.map(partial(observe, survival=survival), shares)
-            runs = np.sum([part[0] for part in parts], axis=0)
-            tokens, steps, accepted, rejected = np.sum([part[1] for part in parts], axis=0)
+            runs, drafts = (np.sum([part[field] for part in parts], axis=0) for field in range(2))
+            tokens, steps, accepted, rejected = np.sum([part.total for part in parts], axis=0)
             print(
                 f"round {i}: {tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted"
             )
@@ -213,6 +240,7 @@ def main() -> None:
         "knots": list(KNOTS),
         "unit": SURVIVAL_ONE,
         "seen": runs.sum(axis=1).astype(int).tolist(),
+        "calibration": calibrate(drafts),
         "survival": at_knots(curves).tolist(),
     }
     # One class a line: a new table reads as a diff.

@@ -24,7 +24,7 @@ class DrafterConfig:
     #: Drafting stops where the probability that all drafts up to here are accepted falls below this; 0 to 1.
     min_survival: float = 0.05
     #: The same for drafts from a prediction that the output does not follow, where it is larger; 0 to 1.
-    min_survival_lost: float = 0.3
+    min_survival_lost: float = 0.35
     #: Shortest suffix that counts as a match in the prediction, tokens; ``1 <= min_match <= 64``.
     min_match: int = 1
     #: Shortest suffix that counts as a match in the request's own prompt and output; likewise.

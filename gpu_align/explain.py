@@ -9,21 +9,16 @@ import numpy as np
 import torch
 
 from .config import DrafterConfig
-from .ops.draft import survival_units
-from .ops.draft.reference import Candidate, candidates, choose
-from .ops.draft.tables import (
-    CLASS_CURSOR_ALONE,
-    CLASS_CURSOR_BESIDE_MATCH,
-    CLASS_WHOLE,
-    MAX_MATCH,
-    SURVIVAL_ONE,
-    SurvivalTables,
-)
+from .ops.draft import length_quarters
+from .ops.draft.reference import Candidates, candidates, choose
+from .ops.draft.tables import MAX_MATCH, SURVIVAL_ONE, SurvivalTables
 from .ops.lcs import lcs_extend_inplace_reference, lcs_row_words
 from .ops.realign.reference import realign_reference
-from .ops.suffix_match.reference import longest_suffix
+from .ops.suffix_match.reference import longest_suffixes
 
-_SOURCES = {1: "prediction", 2: "context"}
+_NONE = (-1, 0)
+#: Candidates that were not chosen: this many of the best are told.
+_NUM_OTHERS = 3
 
 
 @dataclass(frozen=True)
@@ -33,9 +28,9 @@ class Choice:
     Attributes:
         source: ``"prediction"``, or ``"context"``: the request's own prompt and output.
         position: the first draft's place in it.
-        matched: how many of the last tokens are the same there; 0 for the cursor itself.
+        matched: how many of the last tokens are the same there.
         expected: how many drafts were expected to be accepted, by the survival table.
-        why: its class, in words.
+        why: the evidence for it, in words.
     """
 
     source: str
@@ -52,7 +47,7 @@ class Explanation:
     Attributes:
         cursor: where in the prediction the output stands, ``0 <= cursor <= N``.
         chosen: what was drafted from, or None.
-        others: the candidates that were not chosen.
+        others: the best of the candidates that were not chosen.
     """
 
     cursor: int
@@ -87,9 +82,11 @@ class Explainer:
         self._config = config if config is not None else DrafterConfig()
         self._prediction = np.asarray(prediction, dtype=np.int32)
         self._prompt_len = prompt_len
-        tables = SurvivalTables.load(num_draft_tokens, "cpu", self._config.survival_table)
-        self._survival, self._bucket = tables.survival.numpy(), tables.bucket.numpy()
-        self._min_survival = survival_units(self._config.min_survival)
+        tables = SurvivalTables.load(
+            num_draft_tokens, "cpu", self._config.survival_table,
+            self._config.min_survival, self._config.min_survival_lost,
+        )  # fmt: skip
+        self._keep, self._gain = tables.keep.numpy(), tables.gain.numpy()
         self._text = torch.from_numpy(self._prediction)[None] if len(self._prediction) else _one([0])
         self._text_len = torch.tensor([len(self._prediction)], dtype=torch.int32)
         self._row = torch.full((1, lcs_row_words(max(1, len(self._prediction)))), -1, dtype=torch.int32)
@@ -99,45 +96,48 @@ class Explainer:
         """The drafter's view after `tokens`: prompt and output."""
         ids = np.asarray(tokens, dtype=np.int32)
         output, config = ids[self._prompt_len :], self._config
-        cursor = self._cursor(ids)
-        in_prediction = longest_suffix(self._prediction, output, cursor, MAX_MATCH, True)
-        in_context = longest_suffix(ids, ids, None, MAX_MATCH, False) if config.use_context else (-1, 0)
-        found = candidates(
-            len(output),
-            len(ids),
-            len(self._prediction),
-            cursor,
-            in_prediction if in_prediction[1] >= config.min_match else (-1, 0),
-            in_context if in_context[1] >= config.min_context_match else (-1, 0),
-            self._bucket,
+        cursor, followed = self._alignment(ids)
+        in_prediction = longest_suffixes(self._prediction, output, cursor, MAX_MATCH, True)
+        in_context = longest_suffixes(ids, ids, None, MAX_MATCH, False) if config.use_context else []
+        matches = (
+            *([m for m in in_prediction if m[1] >= config.min_match] + [_NONE] * 2)[:2],
+            *([m for m in in_context if m[1] >= config.min_context_match] + [_NONE] * 2)[:2],
         )
-        chosen = choose(found, self._survival, config.length_factor, self._min_survival)
-        best = None if chosen is None else chosen[0]
+        found = candidates(self._prediction, ids, len(output), cursor, followed, matches)
+        quarters = length_quarters(config.length_factor)
+        chosen = choose(found, self._keep, self._gain, quarters)
+        value = found.values(self._keep, self._gain, quarters)[1]
+        # A place that is both a match and near the cursor is one place; the first of the two counts.
+        places = {(bool(found.is_context[i]), int(found.position[i])): i for i in reversed(range(len(value)))}
+        ranked = sorted(places.values(), key=lambda i: (-value[i], i))
+        others = [i for i in ranked if value[i] > 0 and (chosen is None or i != chosen[0])]
         return Explanation(
             cursor,
-            None if best is None else self._describe(best, cursor),
-            tuple(self._describe(c, cursor) for c in found if c is not best),
+            None if chosen is None else self._describe(found, chosen[0], cursor),
+            tuple(self._describe(found, i, cursor) for i in others[:_NUM_OTHERS]),
         )
 
-    def _cursor(self, ids: np.ndarray) -> int:
+    def _alignment(self, ids: np.ndarray) -> tuple[int, int]:
         slot, active = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
         start, total = _one([self._prompt_len])[0], _one([len(ids)])[0]
         lcs_extend_inplace_reference(
             self._row, self._row_len, torch.from_numpy(ids)[None], start, total, self._text, self._text_len,
             slot, active,
         )  # fmt: skip
-        cursor = torch.zeros(1, dtype=torch.int32)
-        realign_reference(self._row, self._text_len, slot, active, cursor)
-        return int(cursor)
+        cursor, followed = (torch.zeros(1, dtype=torch.int32) for _ in range(2))
+        realign_reference(self._row, self._text_len, slot, active, cursor, followed)
+        return int(cursor), int(followed)
 
-    def _describe(self, c: Candidate, cursor: int) -> Choice:
-        limit = (
-            len(self._survival[0]) if c.matched >= MAX_MATCH else self._config.length_factor * c.matched + 1
+    def _describe(self, found: Candidates, i: int, cursor: int) -> Choice:
+        num = found.values(self._keep, self._gain, length_quarters(self._config.length_factor))[0]
+        expected = float(self._gain[found.klass[i], min(num[i], found.room[i])]) / SURVIVAL_ONE
+        return Choice(
+            "context" if found.is_context[i] else "prediction",
+            int(found.position[i]),
+            int(found.matched[i]),
+            round(expected, 2),
+            _why(found, i, cursor),
         )
-        row = self._survival[c.klass, :limit]
-        keep = min(int((row >= self._min_survival).sum()), c.room)
-        expected = float(row[:keep].sum()) / SURVIVAL_ONE
-        return Choice(_SOURCES[c.source], c.position, c.matched, round(expected, 2), _why(c, cursor))
 
 
 def _one(values: Sequence[int]) -> torch.Tensor:
@@ -145,16 +145,15 @@ def _one(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor([values], dtype=torch.int32)
 
 
-def _why(c: Candidate, cursor: int) -> str:
-    if c.klass == CLASS_WHOLE:
+def _why(found: Candidates, i: int, cursor: int) -> str:
+    if found.whole[i]:
         return "the output so far is the beginning of the prediction"
-    if c.klass == CLASS_CURSOR_ALONE:
-        return "at the cursor; the last tokens occur nowhere in the prediction"
-    if c.klass == CLASS_CURSOR_BESIDE_MATCH:
-        return "at the cursor, though the last tokens occur elsewhere in the prediction"
-    matched = f"the last {c.matched} tokens" if c.matched > 1 else "the last token"
-    if c.source == 2:
-        return f"{matched} occurred before, in the prompt or the output"
-    away = c.position - cursor
+    matched = int(found.matched[i])
+    words = f"the last {matched} tokens" if matched > 1 else "the last token"
+    if found.is_context[i]:
+        return f"{words} occurred before, in the prompt or the output"
+    away = int(found.position[i]) - cursor
     where = "at the cursor" if away == 0 else f"{abs(away)} {'ahead of' if away > 0 else 'behind'} the cursor"
-    return f"{matched} occur{'s' if c.matched == 1 else ''} in the prediction, {where}"
+    if not matched:
+        return f"{where}, where the last token does not occur"
+    return f"{words} occur{'s' if matched == 1 else ''} in the prediction, {where}"

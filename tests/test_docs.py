@@ -8,6 +8,7 @@ import gzip
 import importlib
 import importlib.util
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -21,9 +22,16 @@ import pytest
 import torch
 
 from gpu_align import Drafter
-from gpu_align.ops.draft.tables import LENGTH_EDGES, NUM_DISTANCES
+from gpu_align.ops.draft.tables import (
+    LENGTH_EDGES,
+    MARGIN_EDGES,
+    NUM_CLASSES,
+    NUM_MARGINS,
+    NUM_PLACES,
+    NUM_TRUSTS,
+)
 from gpu_align.ops.lcs import lcs_extend_inplace, lcs_prefix_row
-from gpu_align.ops.realign import realign
+from gpu_align.ops.realign import MATCH_WEIGHT, realign
 from gpu_align.simulate import policy_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -272,25 +280,44 @@ def test_bad_input_reads_as_the_page_says() -> None:
         assert f"`{error.type.__name__}: {error.value}`" in page
 
 
-def test_the_example_of_realign_is_right() -> None:
+def test_the_examples_of_realign_are_right() -> None:
     readme = (OPS / "realign" / "README.md").read_text(encoding="utf-8")
-    output, prediction = (torch.tensor([t], dtype=torch.int32) for t in ([5, 6, 1, 8], [5, 6, 7, 8, 9]))
-    m, n, one = (torch.tensor([v], dtype=torch.int32) for v in (4, 5, 1))
+    prediction, n, one = (torch.tensor([v], dtype=torch.int32) for v in ([5, 6, 7, 8, 9], 5, 1))
     slot = torch.zeros(1, dtype=torch.int64)
-    heights = lcs_prefix_row(output, m, prediction, n)[0].tolist()
-    row, row_len = torch.full((1, 1), -1, dtype=torch.int32), -one
-    lcs_extend_inplace(row, row_len, output, one * 0, m, prediction, n, slot, one)
-    assert "H[j]         " + "   ".join(map(str, heights)) in readme
-    assert "2·H[j] − j   " + "   ".join(str(2 * h - j) for j, h in enumerate(heights)) in readme
-    assert f"the smaller one, {int(realign(row, n, slot))}:" in readme
+
+    def line(values: list[int]) -> str:
+        return "".join(f"{value:>4}".replace("-", "−") for value in values)
+
+    for tokens in ([5, 6, 1], [5, 6, 1, 9]):
+        output, m = torch.tensor([tokens], dtype=torch.int32), one * len(tokens)
+        heights = lcs_prefix_row(output, m, prediction, n)[0].tolist()
+        row, row_len = torch.full((1, 1), -1, dtype=torch.int32), -one
+        lcs_extend_inplace(row, row_len, output, one * 0, m, prediction, n, slot, one)
+        cursor, followed = (int(t) for t in realign(row, n, slot))
+        title = f"    {' '.join(map(str, tokens)):<10}"
+        assert (
+            f"{title} H[j]    {line(heights)}\n"
+            f"           {MATCH_WEIGHT}·H[j] − j  {line([MATCH_WEIGHT * h - j for j, h in enumerate(heights)])}"
+            f"      cursor {cursor}\n"
+            f"           2·H[j] − j  {line([2 * h - j for j, h in enumerate(heights)])}      followed {followed}\n"
+        ) in readme
 
 
 def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:
     readme = " ".join((OPS / "draft" / "README.md").read_text(encoding="utf-8").split())
-    lasts = [edge - 1 for edge in LENGTH_EDGES[1:]]
-    spans = [str(a) if a == b else f"{a}–{b}" for a, b in zip(LENGTH_EDGES, lasts, strict=False)]
-    assert f"0, {', '.join(spans)}, {LENGTH_EDGES[-1]} or more;" in readme
-    assert f"`bucket · {NUM_DISTANCES} + distance`" in readme
+
+    def spans(edges: tuple[int, ...]) -> str:
+        names = [
+            str(a) if a == b - 1 else f"{a} … {b - 1}" if a < 0 else f"{a}–{b - 1}"
+            for a, b in itertools.pairwise(edges)
+        ]
+        return ", ".join(names).replace("-", "−")
+
+    assert f"| 0, {spans(LENGTH_EDGES)}, {LENGTH_EDGES[-1]} |" in readme
+    first, last = str(MARGIN_EDGES[0] - 1).replace("-", "−"), MARGIN_EDGES[-1]
+    assert f"| up to {first}, {spans(MARGIN_EDGES)}, {last} or more |" in readme
+    assert f"((length · {NUM_MARGINS} + margin) · {NUM_PLACES} + place) · {NUM_TRUSTS} + trust" in readme
+    assert f"{NUM_CLASSES:,} classes" in readme
 
 
 def test_docstrings_become_markdown() -> None:

@@ -299,7 +299,7 @@ def draw_ties() -> Picture:
 def draw_survival() -> Picture:
     """Survival curves of the shipped table for a few classes."""
     K = 64
-    curves = fit_curves(read_survival(SHIPPED), K) / SURVIVAL_ONE
+    curves = fit_curves(read_survival(SHIPPED)[0], K) / SURVIVAL_ONE
     lengths, margins = length_buckets(), margin_buckets()
 
     def klass(matched: int, margin: int, place: int = 0, trust: int = 2) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from .tables import (
 )
 
 IntArray = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.signedinteger[Any]]
 
 _BEST_GAIN = 0x7FFFFFFF
 _WINDOW = np.arange(-WINDOW_BEHIND, WINDOW_AHEAD + 1)
@@ -70,7 +71,7 @@ def place_of(away: IntArray) -> IntArray:
     return np.select(steps, [0, 1, 5, 4, 2, 3], default=6)
 
 
-def window_matches(prediction: IntArray, output: IntArray, position: IntArray) -> IntArray:
+def window_matches(prediction: Tokens, output: Tokens, position: IntArray) -> IntArray:
     """Common suffix of the output and of ``prediction[:position]``, at most `MAX_MATCH`, for each position."""
     read = position[:, None] - 1 - _BACK
     possible = (read >= 0) & (read < len(prediction)) & (len(output) > _BACK)
@@ -82,8 +83,8 @@ def window_matches(prediction: IntArray, output: IntArray, position: IntArray) -
 
 
 def candidates(
-    prediction: IntArray,
-    context: IntArray,
+    prediction: Tokens,
+    context: Tokens,
     num_output: int,
     cursor: int,
     followed: int,

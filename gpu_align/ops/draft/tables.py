@@ -7,6 +7,7 @@ are learned offline (``python -m benchmarks.learn_survival``) and shipped as ``s
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,8 @@ NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_PLACES * NUM_TRUSTS
 
 #: Numbers of drafts that the file holds survival for; in between it is interpolated.
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Confidences are calibrated in so many equal bins.
+NUM_BINS = 20
 SHIPPED = Path(__file__).with_name("survival.json")
 
 IntArray = npt.NDArray[np.int32]
@@ -87,7 +90,7 @@ class SurvivalTables:
         device: torch.device | str,
         path: Path | str | None = None,
         min_survival: float = 0.05,
-        min_survival_lost: float = 0.3,
+        min_survival_lost: float = 0.35,
     ) -> SurvivalTables:
         """Read a table and fit it to K: cut where it is longer, continued at its last rate where it is shorter.
 
@@ -102,8 +105,9 @@ class SurvivalTables:
             ValueError: a threshold outside its domain, or the file does not hold ``NUM_CLASSES`` curves between
                 0 and `SURVIVAL_ONE` that never rise.
         """
-        survival = fit_curves(read_survival(SHIPPED if path is None else Path(path)), num_draft_tokens)
-        return cls.from_survival(survival, device, min_survival, min_survival_lost)
+        curves, calibration = read_survival(SHIPPED if path is None else Path(path))
+        survival = fit_curves(curves, num_draft_tokens)
+        return cls.from_survival(survival, device, min_survival, min_survival_lost, calibration)
 
     @classmethod
     def from_survival(
@@ -111,9 +115,13 @@ class SurvivalTables:
         survival: IntArray,
         device: torch.device | str,
         min_survival: float = 0.05,
-        min_survival_lost: float = 0.3,
+        min_survival_lost: float = 0.35,
+        calibration: Sequence[float] = (0.0,) * NUM_BINS,
     ) -> SurvivalTables:
-        """Tables of curves [NUM_CLASSES, K] int32 in units of 1/`SURVIVAL_ONE`, from 1 up and never rising."""
+        """Tables of curves [NUM_CLASSES, K] int32 in units of 1/`SURVIVAL_ONE`, from 1 up and never rising.
+
+        calibration: [NUM_BINS], added to a confidence by where from 0 to 1 it is; in between interpolated.
+        """
         for name, value in (("min_survival", min_survival), ("min_survival_lost", min_survival_lost)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
@@ -121,19 +129,23 @@ class SurvivalTables:
         threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
         zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
         before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
+        confidence = survival / before
+        middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+        offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
         arrays = (
             length_buckets(),
             margin_buckets(),
             (survival >= threshold[:, None]).sum(axis=1).astype(np.int32),
             np.concatenate([zero, survival.cumsum(axis=1, dtype=np.int32)], axis=1),
-            (survival / before).astype(np.float32),
+            np.clip(confidence + offset, 1e-4, 1).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 @lru_cache(maxsize=4)
-def read_survival(path: Path) -> npt.NDArray[np.float64]:
-    """[NUM_CLASSES, len(KNOTS)] survival in units of 1/`SURVIVAL_ONE` from a JSON file, checked."""
+def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...]]:
+    """``(survival [NUM_CLASSES, len(KNOTS)] in units of 1/SURVIVAL_ONE, calibration [NUM_BINS])`` from a JSON
+    file, checked."""
     table = json.loads(path.read_text())
     if table.get("knots") != list(KNOTS):
         raise ValueError(f"{path}: expected the knots {list(KNOTS)}, found {table.get('knots')}")
@@ -144,7 +156,10 @@ def read_survival(path: Path) -> npt.NDArray[np.float64]:
         )
     if not (curves.min() >= 0 and curves.max() <= SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
         raise ValueError(f"{path}: expected survival from 0 to {SURVIVAL_ONE} that never rises along a row")
-    return curves
+    calibration = table.get("calibration", [0.0] * NUM_BINS)
+    if len(calibration) != NUM_BINS or not all(-1 <= offset <= 1 for offset in calibration):
+        raise ValueError(f"{path}: expected a calibration of {NUM_BINS} numbers, found {calibration}")
+    return curves, tuple(calibration)
 
 
 def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> IntArray:

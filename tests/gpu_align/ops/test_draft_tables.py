@@ -53,18 +53,35 @@ def test_curves_go_through_the_knots_and_on_at_their_last_rate():
         ({"survival": [[*[5] * 11, 6]] * NUM_CLASSES}, "never rises"),
         ({"survival": [[SURVIVAL_ONE + 1] * 12] * NUM_CLASSES}, f"0 to {SURVIVAL_ONE}"),
         ({"survival": [[*[5] * 11, -1]] * NUM_CLASSES}, f"0 to {SURVIVAL_ONE}"),
+        ({"calibration": [0.1]}, "calibration of 20 numbers"),
+        ({"calibration": [2.0] * 20}, "calibration of 20 numbers"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, change, words):
     good = {"knots": KNOTS, "survival": [[5] * 12] * NUM_CLASSES}
     path = tmp_path / "table.json"
     path.write_text(json.dumps(good))
-    assert read_survival(path).shape == (NUM_CLASSES, 12)
+    assert read_survival(path)[0].shape == (NUM_CLASSES, 12)
     bad = tmp_path / "bad_table.json"
     bad.write_text(json.dumps({name: v for name, v in (good | change).items() if v is not None}))
     with pytest.raises(ValueError, match=r"bad_table\.json") as caught:
         read_survival(bad)
     assert words in str(caught.value)
+
+
+def test_confidence_is_calibrated_and_the_choice_is_not():
+    """The offset of a bin holds at its middle, is interpolated between, and never leaves (0, 1]."""
+    half = np.full((NUM_CLASSES, 2), SURVIVAL_ONE // 2, dtype=np.int32)
+    offsets = [0.0] * 20
+    offsets[9], offsets[10] = -0.1, -0.3  # around 0.475 and 0.525
+    offsets[19] = 0.5
+    plain, shifted = (SurvivalTables.from_survival(half, "cpu", calibration=c) for c in ([0.0] * 20, offsets))
+    assert plain.confidence[0].tolist() == [0.5, 1.0]
+    assert shifted.confidence[0].tolist() == pytest.approx([0.3, 1.0])
+    offsets[9] = offsets[10] = -0.9
+    assert SurvivalTables.from_survival(half, "cpu", calibration=offsets).confidence[0, 0] == pytest.approx(1e-4)
+    for name in ("keep", "gain"):
+        assert getattr(plain, name).equal(getattr(shifted, name))
 
 
 @pytest.mark.parametrize("name", ["min_survival", "min_survival_lost"])

@@ -141,7 +141,15 @@ def test_texts_beyond_one_block(backend, size):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ties_go_to_the_nearest_and_ahead_before_behind(backend):
     text = [1, 9, 1, 9, 1, 9, 1, 9]  # a 1 ends at 1, 3, 5, 7
-    for anchor, want, then in [(None, 7, 5), (0, 1, 3), (4, 5, 3), (3, 3, 5), (2, 3, 1), (6, 7, 5), (100, 7, 5)]:
+    for anchor, want, then in [
+        (None, 7, 5),
+        (0, 1, 3),
+        (4, 5, 3),
+        (3, 3, 5),
+        (2, 3, 1),
+        (6, 7, 5),
+        (100, 7, 5),
+    ]:
         anchors = None if anchor is None else [anchor]
         found = run(backend, [([], [1], text)], [0], [1], anchors, 1, 64, False)
         assert found == [((want, 1), (then, 1))]
