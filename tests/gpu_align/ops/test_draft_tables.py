@@ -79,7 +79,9 @@ def test_confidence_is_calibrated_and_the_choice_is_not():
     assert plain.confidence[0].tolist() == [0.5, 1.0]
     assert shifted.confidence[0].tolist() == pytest.approx([0.3, 1.0])
     offsets[9] = offsets[10] = -0.9
-    assert SurvivalTables.from_survival(half, "cpu", calibration=offsets).confidence[0, 0] == pytest.approx(1e-4)
+    assert SurvivalTables.from_survival(half, "cpu", calibration=offsets).confidence[0, 0] == pytest.approx(
+        1e-4
+    )
     for name in ("keep", "gain"):
         assert getattr(plain, name).equal(getattr(shifted, name))
 
