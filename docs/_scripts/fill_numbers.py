@@ -28,6 +28,8 @@ K = 64
 #: The rows of the table in README.md and docs/numbers.md, and what they are.
 REMARKS = {
     "gpu_align": "this library, default settings",
+    "suffix_decoding_4_deep": "Arctic's suffix decoding, spec factor 4, tree of depth 128",
+    "suffix_decoding_deep": "the same, spec factor 1",
     "prompt_lookup": "n-gram of 2–5 tokens, latest match",
     "prompt_lookup_vllm": "n-gram as vLLM's V1 runner looks it up",
     "prompt_lookup_vllm_v2": "n-gram as vLLM's V2 runner looks it up",
@@ -44,9 +46,7 @@ MORE_REMARKS = {
     "suffix_decoding_2": "spec factor 2",
     "suffix_decoding_4": "spec factor 4",
     "suffix_decoding_16": "spec factor 16",
-    "suffix_decoding_deep": "spec factor 1, tree of depth 128",
     "suffix_decoding_2_deep": "spec factor 2, tree of depth 128",
-    "suffix_decoding_4_deep": "spec factor 4, tree of depth 128",
     "suffix_decoding_16_deep": "spec factor 16, tree of depth 128",
     "suffix_decoding_vllm": "spec factor 1, tree of depth 24, as vLLM has it by default",
     "prompt_lookup_vllm_2_5": "n-gram as vLLM's V1 runner looks it up, window 2–5",
