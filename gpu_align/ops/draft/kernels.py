@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ..suffix_match.kernels import _match_lengths
 from .tables import (
     MAX_MATCH,
     NUM_MARGINS,
@@ -39,25 +40,6 @@ def _lay_out(first, second, b_window, own, own_second):
     o_c = tl.arange(0, _LANES)
     b_values = tl.where(o_c == 0, first, tl.where(o_c == 1, second, b_window))
     return tl.where(o_c == _OWN, own, tl.where(o_c == _OWN + 1, own_second, b_values))
-
-
-@triton.jit
-def _window_matches(p_prediction, p_context, o_position, m_live, total, num_output):
-    """Common suffix of the output and of ``prediction[:position]``, at most `MAX_MATCH`, [_LANES] int32."""
-    b_length = tl.zeros_like(o_position)
-    m_alive = m_live
-    i_back = 0
-    limit = tl.minimum(num_output, _MAX_MATCH)
-    running = (tl.max(m_alive.to(tl.int32), axis=0) > 0) & (limit > 0)
-    while running:
-        token = tl.load(p_context + (total - 1 - i_back))
-        m_read = m_alive & (o_position > i_back)
-        b_token = tl.load(p_prediction + (o_position - 1 - i_back), mask=m_read, other=-1)
-        m_alive = m_read & (b_token == token)
-        b_length += m_alive.to(tl.int32)
-        i_back += 1
-        running = (tl.max(m_alive.to(tl.int32), axis=0) > 0) & (i_back < limit)
-    return b_length
 
 
 @triton.jit
@@ -130,7 +112,7 @@ def _draft_kernel(
     m_live = (o_position >= 0) & (b_room > 0)
     b_matched = _lay_out(
         matched, tl.load(prediction_second_matched_ptr + i_b),
-        _window_matches(p_prediction, p_context, o_position, m_window, total, num_output),
+        _match_lengths(p_prediction, o_position, m_window, p_context, total, num_output, _MAX_MATCH),
         tl.load(context_matched_ptr + i_b), tl.load(context_second_matched_ptr + i_b),
     )  # fmt: skip
     b_own = tl.load(p_context + o_position, mask=m_live & m_own, other=-1)
