@@ -1,0 +1,288 @@
+"""One drafting step in plain Python: the semantics that reference and kernel are checked against."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpu_align.ops.layout import (
+    AT_START,
+    EDITS,
+    FAR_EVERY,
+    FAR_MATCH,
+    HASH,
+    MATCH_WEIGHT,
+    MAX_EDIT,
+    MAX_REPLAYS,
+    NEAR,
+    NEAR_MATCH,
+    NEAREST,
+    PAGE,
+    WAYS,
+    WINDOW,
+    index_bits,
+    recent_bits,
+)
+
+MAX_MATCH = 64
+LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
+MARGIN_EDGES = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
+
+
+def bucket_of(token: int, bits: int) -> int:
+    return (token * HASH % 2**32) >> (32 - bits) if bits else 0
+
+
+def common_suffix(a: list[int], b: list[int], most: int = MAX_MATCH) -> int:
+    length = 0
+    while length < min(most, len(a), len(b)) and a[-1 - length] == b[-1 - length]:
+        length += 1
+    return length
+
+
+def rank(end: int, anchor: int) -> int:
+    """Ties: the nearest to the anchor; at the same distance the one ahead of it."""
+    return 2 * (end - anchor) if end >= anchor else 2 * (anchor - end) + 1
+
+
+class Edit(NamedTuple):
+    before: int
+    at: int
+    behind: int
+    start: int  # output index of the new tokens
+    old: int
+    new: int
+
+
+class Candidate(NamedTuple):
+    own: bool
+    position: int
+    matched: int
+    place: int
+    room: int
+
+
+class Oracle:
+    """One request. `step` takes all its tokens so far and says what is drafted."""
+
+    def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
+                 min_match=1, min_context_match=1, use_context=True):  # fmt: skip
+        self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
+        self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
+        self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
+        self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
+        self.recent_bits = recent_bits(capacity)
+        self.seen = 0
+        self.follows, self.cursor, self.anchor, self.left_at, self.followed = True, 0, 0, 0, 0
+        self.row: list[int] = []
+        self.edits: list[Edit | None] = []  # oldest first
+        self.recent: dict[tuple[int, int], int] = {}
+
+    # The index of the prediction.
+
+    def nearest(self, token: int, anchor: int) -> list[int]:
+        """Up to `NEAREST` ends of the token's bucket, around the anchor by rank in the bucket."""
+        bucket = bucket_of(token, self.text_bits)
+        ends = [e for e in range(1, len(self.text)) if bucket_of(self.text[e - 1], self.text_bits) == bucket]
+        before = sum(e < anchor for e in ends)
+        low = min(max(before - NEAREST // 2, 0), max(len(ends) - NEAREST, 0))
+        return ends[low : low + NEAREST]
+
+    # Realign.
+
+    def key(self, place: int) -> tuple[int, int, int] | None:
+        if place + 1 >= len(self.text):
+            return None
+        before = self.text[place - 1] if place else AT_START
+        return before, self.text[place], self.text[place + 1]
+
+    def fold(self, output: list[int]) -> None:
+        """Take in the last token of `output`."""
+        text, token = self.text, output[-1]
+        if self.follows:
+            if self.cursor < len(text) and text[self.cursor] == token:
+                # The place was left as it is: an edit that was made in such a place before is not made any more.
+                key = self.key(self.cursor)
+                self.edits = [None if e is not None and key == e[:3] else e for e in self.edits]
+                self.cursor += 1
+                self.followed += 1
+                return
+            self.follows, self.anchor, self.left_at = False, self.cursor, len(output) - 1
+            self.row = [0] * (WINDOW + 1)
+        window = text[self.anchor : self.anchor + WINDOW]
+        row = [0] * (WINDOW + 1)
+        for j in range(WINDOW):
+            same = j < len(window) and window[j] == token
+            row[j + 1] = max(row[j], self.row[j] + 1 if same else self.row[j + 1])
+        self.row = row
+        end = self.find_back(output)
+        if end is not None:
+            self.resume(end, output)
+
+    def find_back(self, output: list[int]) -> int | None:
+        text = self.text
+        for end in range(self.anchor, self.anchor + NEAR):
+            if NEAR_MATCH <= end <= len(text) and output[-NEAR_MATCH:] == text[end - NEAR_MATCH : end]:
+                return end
+        if len(output) % FAR_EVERY == 0:
+            found = [
+                e
+                for e in self.nearest(output[-1], self.anchor)
+                if common_suffix(text[:e], output) >= FAR_MATCH
+            ]
+            return min(found, key=lambda e: rank(e, self.anchor), default=None)
+        return None
+
+    def resume(self, end: int, output: list[int]) -> None:
+        length = common_suffix(self.text[self.anchor : max(end, self.anchor)], output[self.left_at :])
+        if end < self.anchor:
+            length = 0
+        old, new = end - length - self.anchor, len(output) - length - self.left_at
+        key = self.key(self.anchor)
+        if key is not None and 0 <= old <= MAX_EDIT and new <= MAX_EDIT:
+            self.edits = [*self.edits, Edit(*key, self.left_at, old, new)][-EDITS:]
+        self.follows, self.cursor = True, end
+        self.followed += length
+
+    def standing(self) -> int:
+        """The cursor: the smallest j with the largest ``MATCH_WEIGHT * H[j] - j`` behind the anchor."""
+        if self.follows:
+            return self.cursor
+        scores = self.scores()
+        return self.anchor + scores.index(max(scores))
+
+    def scores(self) -> list[int]:
+        num = min(WINDOW, len(self.text) - self.anchor)
+        return [MATCH_WEIGHT * self.row[j] - j for j in range(num + 1)]
+
+    # Draft.
+
+    def place_of(self, position: int, cursor: int) -> int:
+        away = position - cursor
+        if away in (0, 1):
+            return away
+        if self.follows:
+            drop = away if away > 0 else 2 - away
+        else:
+            scores, j = self.scores(), position - self.anchor
+            drop = max(scores) - scores[j] if 0 <= j < len(scores) else 99
+        if -2 <= away <= 16:
+            return 2 if drop <= 2 else 3 if drop <= 5 else 4
+        return 5 if drop <= 16 else 6
+
+    def candidates(self, tokens: list[int]) -> tuple[list[Candidate | None], int]:
+        text, output, total = self.text, tokens[self.prompt_len :], len(tokens)
+        cursor = self.standing() if text else 0
+        found: list[Candidate | None] = []
+        matches = []
+        if output:
+            for e in self.nearest(output[-1], cursor):
+                matched = common_suffix(text[:e], output)
+                if matched >= self.min_match:
+                    matches.append((-matched, rank(e, cursor), e))
+        for matched, _, e in (*sorted(matches)[:4], *[(0, 0, -1)] * 4)[:4]:
+            found.append(
+                Candidate(False, e, -matched, self.place_of(e, cursor), len(text) - e) if e > 0 else None
+            )
+        for position in range(cursor - 2, cursor + 17):
+            inside = 0 <= position < len(text)
+            matched = common_suffix(text[: max(position, 0)], output)
+            place = self.place_of(position, cursor)
+            found.append(Candidate(False, position, matched, place, len(text) - position) if inside else None)
+        matches = []
+        if self.use_context and total:
+            bucket = bucket_of(tokens[-1], self.recent_bits)
+            for way in range(WAYS):
+                e = self.recent.get((bucket, way), -1)
+                matched = common_suffix(tokens[:e], tokens) if 0 <= e < total else 0
+                if matched >= self.min_context_match:
+                    matches.append((-matched, -e, e))
+        for matched, _, e in (*sorted(matches)[:4], *[(0, 0, -1)] * 4)[:4]:
+            found.append(Candidate(True, e, -matched, 7, total - e) if e > 0 else None)
+        return found, cursor
+
+    def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
+        following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
+        reach = max((c.matched for c in found if c is not None), default=0)
+        leader = next((t for c, t in zip(found, following) if c is not None and c.matched == reach), None)
+        rival = max((c.matched for c, t in zip(found, following) if c is not None and t != leader), default=0)
+        num_output = len(tokens) - self.prompt_len
+        trust = 2
+        if num_output >= 8:
+            trust = 0 if 8 * self.followed < num_output else 1 if 2 * self.followed < num_output else 2
+        classes = []
+        for c, t in zip(found, following):
+            if c is None:
+                classes.append(-1)
+                continue
+            margin = c.matched - (rival if t == leader else reach)
+            length = sum(c.matched >= edge for edge in LENGTH_EDGES)
+            classes.append(
+                ((length * 10 + sum(margin >= edge for edge in MARGIN_EDGES)) * 8 + c.place) * 3 + trust
+            )
+        return classes
+
+    def compose(self, position: int, num: int, tokens: list[int]) -> list[int]:
+        """`num` tokens of the prediction from `position` on, with what was edited before edited again."""
+        text, output = self.text, tokens[self.prompt_len :]
+        draft: list[int] = []
+        replays = 0
+        while len(draft) < num and position < len(text):
+            key = self.key(position)
+            edit = next(
+                (
+                    e
+                    for e in reversed(self.edits)
+                    if e is not None and key == e[:3] and position + e.old <= len(text)
+                ),
+                None,
+            )
+            if edit is None or replays == MAX_REPLAYS:
+                draft.append(text[position])
+                position += 1
+                continue
+            replays += 1
+            draft += output[edit.start : edit.start + edit.new]
+            position += edit.old
+            draft += text[position : position + 1]
+            position += 1
+        return draft[:num]
+
+    def step(self, tokens: list[int]) -> tuple[list[int], int, int]:
+        """``(draft, class, source)`` after `tokens`, prompt and output; class -1 without a draft."""
+        tokens = list(tokens)
+        for e in range(1, len(tokens)):
+            if self.use_context:
+                way = bucket_of(tokens[e - 1], self.recent_bits), e % WAYS
+                self.recent[way] = max(self.recent.get(way, -1), e)
+        for done in range(self.seen, len(tokens) - self.prompt_len):
+            if self.text:
+                self.fold(tokens[self.prompt_len : self.prompt_len + done + 1])
+        self.seen = max(len(tokens) - self.prompt_len, 0)
+        found, cursor = self.candidates(tokens)
+        classes = self.classes(found, tokens)
+        num_output = len(tokens) - self.prompt_len
+        best, best_value, best_num = None, 0, 0
+        for i, (c, klass) in enumerate(zip(found, classes)):
+            if c is None or c.room <= 0:
+                continue
+            num = self.K if c.matched >= MAX_MATCH else min(self.quarters * c.matched // 4 + 1, self.K)
+            num = min(num, int(self.tables.keep[klass]))
+            value = int(self.tables.gain[klass, num])
+            if i == 6 and self.follows and cursor == num_output <= MAX_MATCH:
+                num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
+            if value > best_value:
+                best, best_value, best_num = i, value, num
+        if best is None:
+            return [], -1, 0
+        c = found[best]
+        assert c is not None
+        if c.own:
+            draft = tokens[c.position : c.position + best_num]
+        else:
+            draft = self.compose(c.position, best_num, tokens)
+        draft = draft[: max(self.capacity - len(tokens), 0)]
+        for k, token in enumerate(draft):
+            if not 0 <= token < self.vocab_size:
+                draft = draft[:k]
+                break
+        return (draft, classes[best], 2 if c.own else 1) if draft else ([], -1, 0)
