@@ -18,8 +18,8 @@ tensor                shape                 holds
 An *end* is a place between two tokens: the end e of a text is behind its first e tokens.
 """
 
-#: Columns of ``about``: the prediction's offset in the arena, its length, the shift of its index (see `bucket_of`),
-#: where the request's output begins, and where the context begins that may be drafted from.
+#: Columns of ``about``: the prediction's offset in the arena, its length, the shift of its index (32 less its
+#: `index_bits`), where the request's output begins, and where the context begins that may be drafted from.
 TEXT_BASE, TEXT_LEN, TEXT_SHIFT, OUTPUT_START, CONTEXT_START = range(5)
 ABOUT = 8
 #: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not looked at.
@@ -42,8 +42,8 @@ MATCH_WEIGHT = 4
 
 #: Edits remembered, the most tokens of either side of one, and how many are replayed in one draft.
 EDITS, MAX_EDIT, MAX_REPLAYS = 16, 16, 2
-#: Columns of ``edits``: the tokens before, at and behind the place (their `EDIT_BEFORE` is `NO_EDIT` where there is
-#: none any more), where in the context the new tokens are, and how many old and new tokens there are.
+#: Columns of ``edits``: the tokens before, at and behind the place (the one before is `NO_EDIT` where there is no
+#: edit any more), which output token is the first new one, and how many old and new tokens there are.
 EDIT_BEFORE, EDIT_AT, EDIT_BEHIND, EDIT_START, EDIT_OLD, EDIT_NEW = range(6)
 EDIT = 8
 #: `EDIT_BEFORE` at the very beginning of the prediction, and of an edit that is none.

@@ -203,14 +203,19 @@ class Oracle:
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
         following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
         reach = max((c.matched for c in found if c is not None), default=0)
-        leader = next((t for c, t in zip(found, following) if c is not None and c.matched == reach), None)
-        rival = max((c.matched for c, t in zip(found, following) if c is not None and t != leader), default=0)
+        leader = next(
+            (t for c, t in zip(found, following, strict=True) if c is not None and c.matched == reach), None
+        )
+        rival = max(
+            (c.matched for c, t in zip(found, following, strict=True) if c is not None and t != leader),
+            default=0,
+        )
         num_output = len(tokens) - self.prompt_len
         trust = 2
         if num_output >= 8:
             trust = 0 if 8 * self.followed < num_output else 1 if 2 * self.followed < num_output else 2
         classes = []
-        for c, t in zip(found, following):
+        for c, t in zip(found, following, strict=True):
             if c is None:
                 classes.append(-1)
                 continue
@@ -262,7 +267,7 @@ class Oracle:
         classes = self.classes(found, tokens)
         num_output = len(tokens) - self.prompt_len
         best, best_value, best_num = None, 0, 0
-        for i, (c, klass) in enumerate(zip(found, classes)):
+        for i, (c, klass) in enumerate(zip(found, classes, strict=True)):
             if c is None or c.room <= 0:
                 continue
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * c.matched // 4 + 1, self.K)
@@ -276,10 +281,11 @@ class Oracle:
             return [], -1, 0
         c = found[best]
         assert c is not None
-        if c.own:
-            draft = tokens[c.position : c.position + best_num]
-        else:
-            draft = self.compose(c.position, best_num, tokens)
+        draft = (
+            tokens[c.position : c.position + best_num]
+            if c.own
+            else self.compose(c.position, best_num, tokens)
+        )
         draft = draft[: max(self.capacity - len(tokens), 0)]
         for k, token in enumerate(draft):
             if not 0 <= token < self.vocab_size:
