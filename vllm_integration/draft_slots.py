@@ -58,7 +58,7 @@ class DraftSlots:
         self.budget = budget
         self.fill = fill
         self._draft_without_prediction = draft_without_prediction
-        # Drafts have level 1 at least, so that a share of 0 means all of them, and only what may become output.
+        # 1 is the level of the least likely draft, 0 stands where there is none: a share of 0 means all drafts.
         self._sure, self._sure_late = (max(1, int(np.ceil(share * 255))) for share in (sure, sure_late))
         self._known: dict[str, tuple[Proposed, int]] = {}  # the last report, and which call brought it
         self._reports = 0
