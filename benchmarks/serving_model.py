@@ -6,7 +6,8 @@ each step a rule grants draft slots (`serving_rules`), what they bring is looked
 the batch always full.
 
 One command records the traces, runs every rule, writes the JSON and fills the tables of
-docs/serving-model.md. After a change of the drafter run it again.
+docs/serving-model.md. After a change of the drafter run it again: it fails if the plugin's defaults
+(`vllm_integration.settings`) then lose by useless predictions.
 """
 
 from __future__ import annotations
@@ -71,7 +72,6 @@ def rules(num_draft_tokens: int) -> list[Rule]:
     """What is compared, but for `Worth`, which is another rule on each setup."""
     grid = [Budget(fill=f, sure=s) for f in (64, 128, 256) for s in (2.0, 0.9, 0.8, 0.7, 0.5)]
     plain = [Budget(floor=d) for d in (4, 16, 64, 256, 1024, 4096)]
-    budgets = (128, 4096)
     return [
         NoDrafts(),
         *(FixedK(k) for k in (4, 16, 32) if k <= num_draft_tokens),
@@ -79,7 +79,7 @@ def rules(num_draft_tokens: int) -> list[Rule]:
         *plain,
         *grid,
         *(Late(Budget(fill=128, sure=s)) for s in (2.0, 0.9, 0.8)),
-        *(Plugin(num_draft_tokens, b, late) for b in budgets for late in (False, True)),
+        *(Plugin(num_draft_tokens, late) for late in (0, 1, 2)),
     ]
 
 
@@ -212,6 +212,17 @@ def recommend(table: dict[str, Any]) -> dict[str, str | None]:
     return {"rule": best(budgets), "constant": best(n for n in budgets if n.startswith("budget"))}
 
 
+def losses(table: dict[str, Any]) -> list[str]:
+    """What the plugin does by default and must not: one line for each of its rules that loses by useless
+    predictions, at its worst batch on its worst setup."""
+    worst = {name: min(row["unrelated"]["worst"]) for name, row in table.items() if name.startswith("plugin")}
+    return [
+        f"{name}: {value:.3f} of the throughput without drafts by useless predictions, less than {NEVER_BELOW}"
+        for name, value in worst.items()
+        if value < NEVER_BELOW
+    ]
+
+
 def make_traces(corpus_path: Path, folder: Path, max_tokens: int, num_draft_tokens: int, jobs: int) -> None:
     """Record the traces of the drafter as it is; the corpus is fetched where it is not there."""
     if not corpus_path.exists() and corpus.main([str(corpus_path)]) != 0:
@@ -281,6 +292,10 @@ def main(
     if page is not None:
         page.write_text(serving_page.fill(page.read_text(encoding="utf-8"), results), encoding="utf-8")
         typer.echo(f"filled {page}")
+    for line in losses(table):
+        typer.echo(f"error: {line}", err=True)
+    if losses(table):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

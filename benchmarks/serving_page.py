@@ -34,8 +34,9 @@ def _compared(results: dict[str, Any]) -> list[tuple[str, str]]:
     listed = [
         (f"fixed {largest}", f"{largest} slots for every request, as vLLM schedules"),
         ("lengths", "every draft proposed"),
-        ("plugin 4096", "the plugin, 4,096 draft tokens a step"),
-        ("plugin 4096, late", "the same, told a step late"),
+        ("plugin", "the plugin's default, synchronous scheduling"),
+        ("plugin, late by 1", "the plugin's default, asynchronous scheduling"),
+        ("plugin, late by 2", "the same, if drafts are told yet a step later"),
         (constant, "the best constant budget that never loses"),
         (rule, "recommended"),
         ("known curve", "upper bound: knows the step-time curve"),

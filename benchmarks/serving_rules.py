@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -12,8 +13,8 @@ import numpy.typing as npt
 
 from benchmarks.serving_trace import ONE
 from vllm_integration import wire
-from vllm_integration.draft_counts import Proposed
-from vllm_integration.draft_slots import DraftSlots
+from vllm_integration.draft_counts import Proposed, survival_levels
+from vllm_integration.draft_slots import DraftSlots, likeliest
 
 Ints = npt.NDArray[np.int64]
 
@@ -98,25 +99,11 @@ class Budget:
 
     def grant(self, batch: Batch) -> Ints:
         budget = max(self.floor, self.fill - len(batch.length))
-        best = spend(batch.survival, budget)
+        best = likeliest(batch.survival, budget)
         if self.sure > 1:
             return best
         sure = (batch.survival >= np.uint16(np.ceil(self.sure * ONE))).sum(axis=1)
         return np.asarray(np.maximum(best, sure))
-
-
-def spend(survival: npt.NDArray[np.uint16], budget: int) -> Ints:
-    """[B] slots: the `budget` largest entries above 0 of a [B, K] table whose rows never rise."""
-    if int(np.count_nonzero(survival)) <= budget:
-        return np.asarray((survival > 0).sum(axis=1))
-    if budget <= 0:
-        return np.zeros(len(survival), dtype=np.int64)
-    flat = survival.ravel()
-    last = np.partition(flat, flat.size - budget)[flat.size - budget]
-    above, level = (survival > last).sum(axis=1), (survival == last).sum(axis=1)
-    left = budget - int(above.sum())
-    granted: Ints = above + np.clip(left - (np.cumsum(level) - level), 0, level)
-    return granted
 
 
 @dataclass(frozen=True)
@@ -135,7 +122,7 @@ class Worth:
         falling = np.sort(batch.survival[batch.survival > 0])[::-1] / ONE
         tokens = size + np.concatenate([[0.0], np.cumsum(falling)])
         times = self.ms(size, size + np.arange(len(tokens)))
-        return spend(batch.survival, int(np.argmax(tokens / times)))
+        return likeliest(batch.survival, int(np.argmax(tokens / times)))
 
 
 @dataclass
@@ -159,36 +146,40 @@ class Late:
 
 @dataclass
 class Plugin:
-    """The plugin's own policy, `vllm_integration.draft_slots.DraftSlots`, run as its schedulers run it.
+    """The plugin's own policy, `vllm_integration.draft_slots.DraftSlots` with its defaults, run as its schedulers
+    run it.
 
-    late: reports are a step old when the next step is planned, as under asynchronous scheduling; else they are
-    about the very step.
+    late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
+    scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
+    time when its tokens are. budget: half of vLLM's `max_num_batched_tokens` on an H100.
     """
 
     num_draft_tokens: int
-    budget: int
-    late: bool
+    late: int = 0
+    budget: int = 4096
     _slots: DraftSlots = field(init=False, repr=False)
-    _before: list[tuple[str, Proposed]] = field(init=False, default_factory=list, repr=False)
+    _told: deque[list[tuple[str, Proposed]]] = field(init=False, default_factory=deque, repr=False)
 
     def __post_init__(self) -> None:
         self._slots = DraftSlots(self.num_draft_tokens, self.budget, False)
 
     @property
     def name(self) -> str:
-        return f"plugin {self.budget}{', late' if self.late else ''}"
+        return f"plugin, late by {self.late}" if self.late else "plugin"
 
     def grant(self, batch: Batch) -> Ints:
         ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
-        expected = batch.survival.sum(axis=1) / ONE
-        now = [
-            (req_id, Proposed(length, value, int(self.late)))
-            for req_id, length, value in zip(ids, batch.length.tolist(), expected.tolist(), strict=True)
-        ]
-        self._slots.report(self._before if self.late else now)
-        self._before = now
-        requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
+        lengths = batch.length.tolist()
+        levels = survival_levels(batch.survival / ONE, lengths)
+        self._told.append(
+            [
+                (req_id, Proposed(length, self.late, survival=row))
+                for req_id, length, row in zip(ids, lengths, levels, strict=True)
+            ]
+        )
+        self._slots.report(self._told.popleft() if len(self._told) > self.late else [])
         self._slots.keep_only(set(ids))
+        requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
         granted = self._slots.grant(requests, exact=not self.late)
         return np.array([granted[req_id] for req_id in ids], dtype=np.int64)
 

@@ -21,16 +21,27 @@ _SPARE = 3
 class Proposed(NamedTuple):
     """One draft of one request.
 
-    length: drafts. expected: how many of them the drafter expects to be accepted. age: steps since then.
-    source: value of `gpu_align.Source`, 0 without drafts. position: tokens of the request when it was made,
-    prompt and output: the place of the first of them.
+    length: drafts. age: steps since then. source: value of `gpu_align.Source`, 0 without drafts.
+    position: tokens of the request when it was made, prompt and output: the place of the first of them.
+    survival: a byte a draft, the drafter's estimate that it and all before it are accepted, see
+    `survival_levels`; empty where nobody schedules by it (V1).
     """
 
     length: int
-    expected: float
     age: int
     source: int = 0
     position: int = -1
+    survival: bytes = b""
+
+
+def survival_levels(survival: npt.NDArray[np.floating[Any]], lengths: Sequence[int]) -> list[bytes]:
+    """Survival of every draft as a byte, in units of 1/255, rounded down, but at least 1.
+
+    survival: [B, K], 0 to 1, no row rises. lengths: B, drafts of each row. Row b has lengths[b] bytes.
+    """
+    levels = np.maximum(survival * 255, 1).astype(np.uint8)
+    width, joined = levels.shape[1], levels.tobytes()
+    return [joined[row * width : row * width + length] for row, length in enumerate(lengths)]
 
 
 class Report(NamedTuple):
@@ -98,16 +109,16 @@ class _InFlight:
             self.event.synchronize()
 
     def read(self, now: int) -> list[tuple[str, Proposed]]:
-        """Expected acceptances are the sum over k of the probability that the first k are all accepted."""
+        """Survival is multiplied on the host: confidences are copied as they are, by nobody's kernel."""
         num_reqs = len(self.req_ids)
-        expected = np.cumprod(self.confidence[:num_reqs].numpy(), axis=1).sum(axis=1).tolist()
         lengths, sources = self.length[:num_reqs].tolist(), self.source[:num_reqs].tolist()
+        survival = survival_levels(np.cumprod(self.confidence[:num_reqs].numpy(), axis=1), lengths)
         positions = self.total_len.numpy()[self.rows].tolist()
         age = now - self.step
         return [
-            (req_id, Proposed(length, value, age, source, position))
-            for req_id, length, value, source, position in zip(
-                self.req_ids, lengths, expected, sources, positions, strict=True
+            (req_id, Proposed(length, age, source, position, levels))
+            for req_id, length, source, position, levels in zip(
+                self.req_ids, lengths, sources, positions, survival, strict=True
             )
         ]
 

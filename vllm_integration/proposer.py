@@ -254,7 +254,7 @@ class PredictedOutputs:
 
 def _as_proposed(proposal: Proposal, position: int) -> Proposed:
     length = len(proposal.token_ids)
-    return Proposed(length, float(length), 0, SOURCES.index(proposal.source), position)
+    return Proposed(length, 0, SOURCES.index(proposal.source), position)
 
 
 def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:

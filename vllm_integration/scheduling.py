@@ -1,16 +1,15 @@
 """vLLM's schedulers with two things added: exact accounts of what was verified (`accounts`), and on V2 draft
-slots only where there is something to verify (`draft_slots`).
+slots only where they pay (`draft_slots`).
 
 vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. The V2
-schedulers give each request as many as its prediction was last seen to be good for, none to a request that
-has no prediction, and no more in all than a budget. They are named in `scheduler_cls`, vLLM's official
-place for a scheduler, by `engine_config`.
+schedulers give each request those of its drafts that are likely or that the step has room for, none to a
+request that has no prediction, and no more in all than a budget. They are named in `scheduler_cls`, vLLM's
+official place for a scheduler, by `engine_config`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -19,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_integration.accounts import Accounts
 from vllm_integration.draft_counts import Report, received
 from vllm_integration.draft_slots import DraftSlots
-from vllm_integration.settings import Settings
+from vllm_integration.settings import SURE, SURE_LATE, Settings
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -32,7 +31,12 @@ def slots_of(vllm_config: Any) -> DraftSlots:
     if budget is None:
         budget = max(1, vllm_config.scheduler_config.max_num_batched_tokens // 2)
     return DraftSlots(
-        int(vllm_config.speculative_config.num_speculative_tokens), budget, settings.draft_without_prediction
+        int(vllm_config.speculative_config.num_speculative_tokens),
+        budget,
+        settings.draft_without_prediction,
+        fill=settings.fill_tokens,
+        sure=SURE if settings.sure is None else settings.sure,
+        sure_late=SURE_LATE if settings.sure is None else settings.sure,
     )
 
 
@@ -108,21 +112,23 @@ class PredictedOutputsScheduler(_WithDraftSlots):
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)
-        _cut(self, draft_token_ids.req_ids, exact=True)
+        _cut(self, exact=True)
 
 
 class PredictedOutputsAsyncScheduler(_WithDraftSlots, AsyncScheduler):  # type: ignore[misc]  # as above
-    """The same for asynchronous scheduling, which plans a step before the one before it has ended."""
+    """The same for asynchronous scheduling, which plans a step before the one before it has ended: the last thing
+    before it does, when one more report is there than when vLLM sets the placeholders."""
 
-    def _update_after_schedule(self, scheduler_output: Any) -> None:
-        super()._update_after_schedule(scheduler_output)
-        _cut(self, scheduler_output.num_scheduled_tokens, exact=False)
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        _cut(self, exact=False)
+        return super().schedule(*args, **kwargs)
 
 
-def _cut(scheduler: Any, req_ids: Iterable[str], *, exact: bool) -> None:
-    requests = [scheduler.requests[req_id] for req_id in req_ids if req_id in scheduler.requests]
-    requests = [request for request in requests if request.spec_token_ids]
-    for req_id, slots in scheduler.draft_slots.grant(requests, exact=exact).items():
-        request = scheduler.requests[req_id]
+def _cut(scheduler: Any, *, exact: bool) -> None:
+    """Cut the placeholders of all running requests to their slots."""
+    running = scheduler.running
+    requests = [request for request in running if request.spec_token_ids]
+    slots = scheduler.draft_slots.grant(requests, exact=exact, batch_size=len(running))
+    for request in requests:
         # A new list: asynchronous scheduling shares one list of placeholders between requests.
-        request.spec_token_ids = request.spec_token_ids[:slots]
+        request.spec_token_ids = request.spec_token_ids[: slots[request.request_id]]

@@ -6,6 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+#: Tokens of a step up to which verifying drafts counts as free: docs/serving-model.md.
+FILL_TOKENS = 128
+#: Survival from which a draft is verified in any batch, told in time and told late. With these useless
+#: predictions cost no batch more than 1 %: `benchmarks.serving_model` checks it.
+SURE, SURE_LATE = 0.9, 0.92
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
@@ -20,6 +26,8 @@ class Settings:
     | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
     | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
+    | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
+    | `GPU_ALIGN_SURE` | 0.9, 0.92 where told late | drafts as likely as that are verified in any batch, V2 |
     | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
     | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |
     | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
@@ -42,11 +50,14 @@ class Settings:
     max_body_bytes: int = 4 * 2**20
     bill_rejected: bool = False
     usage_details: bool = False
+    fill_tokens: int = FILL_TOKENS
+    sure: float | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the variables. Raises `ValueError` that names the variable and what it held."""
         env = os.environ if environ is None else environ
+        fill = _count(env, "GPU_ALIGN_FILL_TOKENS", least=0)
         return cls(
             strict=_flag(env, "GPU_ALIGN_STRICT"),
             draft_without_prediction=_flag(env, "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"),
@@ -62,6 +73,8 @@ class Settings:
             max_prediction_depth=_count(env, "GPU_ALIGN_MAX_PREDICTION_DEPTH", "levels")
             or cls.max_prediction_depth,
             max_body_bytes=_count(env, "GPU_ALIGN_MAX_BODY_BYTES", "bytes") or cls.max_body_bytes,
+            fill_tokens=cls.fill_tokens if fill is None else fill,
+            sure=_share(env, "GPU_ALIGN_SURE"),
         )
 
     def prediction_capacity(self, max_model_len: int) -> int:
@@ -80,10 +93,24 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     raise ValueError(f"{name}: expected 0 or 1, got {env[name]!r}")
 
 
-def _count(env: Mapping[str, str], name: str, of: str = "tokens") -> int | None:
+def _count(env: Mapping[str, str], name: str, of: str = "tokens", *, least: int = 1) -> int | None:
     value = env.get(name, "").strip()
     if not value:
         return None
-    if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"{name}: expected a positive number of {of}, got {env[name]!r}")
+    if not value.isdecimal() or int(value) < least:
+        wanted = f"a positive number of {of}" if least else f"a number of {of}, 0 or more"
+        raise ValueError(f"{name}: expected {wanted}, got {env[name]!r}")
     return int(value)
+
+
+def _share(env: Mapping[str, str], name: str) -> float | None:
+    value = env.get(name, "").strip()
+    if not value:
+        return None
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:  # not a number fails here too
+        raise ValueError(f"{name}: expected a number from 0 to 1, got {env[name]!r}")
+    return share

@@ -11,7 +11,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import serving_model, serving_page
-from benchmarks.serving_model import MIXES, Run, recommend, simulate
+from benchmarks.serving_model import MIXES, Run, losses, recommend, simulate
 from benchmarks.serving_rules import (
     Batch,
     Budget,
@@ -21,11 +21,12 @@ from benchmarks.serving_rules import (
     NoDrafts,
     Plugin,
     Worth,
-    spend,
 )
 from benchmarks.serving_trace import ONE, Trace, record_trace, sample, unrelated
 from benchmarks.step_cost import GPUS, MODELS, Measured, Roofline, paper_costs, read_measured
 from gpu_align.simulate import Record, make_policies, replay
+from vllm_integration.draft_slots import likeliest
+from vllm_integration.settings import FILL_TOKENS, SURE
 
 ROOT = Path(__file__).parents[2]
 K = 4
@@ -119,11 +120,11 @@ class TestRules:
             (5, [2, 1, 2]),
             (99, [3, 2, 3]),
         ):
-            assert spend(batch.survival, budget).tolist() == expected, budget
+            assert likeliest(batch.survival, budget).tolist() == expected, budget
 
     def test_ties_go_to_the_first_requests_and_keep_prefixes(self) -> None:
         batch = batch_of([[0.5, 0.5, 0.5], [0.9, 0.5, 0.5], [0.5, 0.5, 0]])
-        assert spend(batch.survival, 5).tolist() == [3, 2, 0]
+        assert likeliest(batch.survival, 5).tolist() == [3, 2, 0]
 
     def test_a_budget_spends_no_more_than_it_has(self) -> None:
         rng = np.random.default_rng(0)
@@ -131,7 +132,7 @@ class TestRules:
             survival = -np.sort(-rng.integers(0, 9, (7, 5)).astype(np.int64), axis=1).astype(np.uint16)
             total = int((survival > 0).sum())
             for budget in (1, 3, 10, 34, 35):
-                granted = spend(survival, budget)
+                granted = likeliest(survival, budget)
                 assert granted.sum() == min(budget, total)
                 assert (granted <= (survival > 0).sum(axis=1)).all()
                 inside = np.arange(5) < granted[:, None]
@@ -163,14 +164,28 @@ class TestRules:
         assert late.grant(other).tolist() == [1, 0]
 
     def test_the_plugin_is_the_plugin(self) -> None:
-        """As its own docstring has it: exact lengths; 2 · length + 4 of an older report; 0 without."""
+        """As its own docstring has it: exact lengths; a few more of an older report; 0 without."""
         batch = batch_of([[0.9, 0.8, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]])
         batch = batch._replace(has_prediction=np.array([True, True, False]))
-        assert Plugin(4, 100, late=False).grant(batch).tolist() == [2, 1, 0]
-        late = Plugin(16, 100, late=True)
-        assert late.grant(batch).tolist() == [16, 16, 0]
-        assert late.grant(batch).tolist() == [8, 6, 0]
-        assert Plugin(4, 2, late=False).grant(batch).sum() == 2
+        assert Plugin(4).grant(batch).tolist() == [2, 1, 0]
+        for steps in (1, 2):
+            late = Plugin(16, late=steps)
+            for _ in range(steps):
+                assert late.grant(batch).tolist() == [16, 16, 0]
+            assert late.grant(batch).tolist() == [6, 5, 0]
+            assert late.grant(batch._replace(request=np.array([0, 1, 0]))).tolist() == [6, 16, 0]
+        assert Plugin(4, budget=2).grant(batch).sum() == 2
+        assert [Plugin(4, late).name for late in (0, 2)] == ["plugin", "plugin, late by 2"]
+
+    def test_the_plugin_is_the_rule_it_documents(self) -> None:
+        """On random survivals it grants what `Budget` does, but for its coarser units."""
+        rng = np.random.default_rng(1)
+        rule = Budget(fill=FILL_TOKENS, sure=SURE)
+        for size in (1, 8, 100, 300):
+            confidence = rng.uniform(0.7, 1.0, (size, 16)) * (np.arange(16) < rng.integers(0, 17, (size, 1)))
+            levels = np.floor(np.cumprod(confidence, axis=1) * 255) / 255
+            batch = batch_of(levels.tolist())
+            assert Plugin(16, budget=10_000).grant(batch).tolist() == rule.grant(batch).tolist(), size
 
 
 class TestSimulation:
@@ -269,6 +284,14 @@ def test_only_a_budget_that_never_loses_is_recommended() -> None:
     assert recommend({"budget 64": row(3, 0.9)}) == {"rule": None, "constant": None}
 
 
+def test_a_plugin_that_loses_is_named() -> None:
+    def row(worst: float) -> dict[str, object]:
+        return {"unrelated": {"worst": [1.2, worst, 1.1]}}
+
+    table = {"plugin": row(0.991), "plugin, late by 1": row(0.9899), "lengths": row(0.3)}
+    assert [line.split(" of ")[0] for line in losses(table)] == ["plugin, late by 1: 0.990"]
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [edit_pair(60), edit_pair(80)]
     corpus = tmp_path / "c.jsonl"
@@ -276,7 +299,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = tmp_path / "curve.json"
     curve.write_text(
-        json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 2}]})
+        json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 1}]})
     )
     page = tmp_path / "page.md"
     page.write_text(
@@ -288,19 +311,19 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         serving_model,
         "rules",
-        lambda k: [FixedK(4), Lengths(), Budget(floor=4), Budget(fill=64, sure=0.8), Plugin(k, 4096, True)],
+        lambda k: [FixedK(4), Lengths(), Budget(floor=4), Budget(fill=64, sure=0.8), Plugin(k, 1)],
     )
     app = Typer()
     app.command()(serving_model.main)
     out = tmp_path / "out.json"
     args = ["--corpus", corpus, "--traces", tmp_path / "t", "--json", out, "--page", page, "--curve", curve]
-    args += ["--jobs", 1, "--num-draft-tokens", 8]
+    args += ["--jobs", 1, "--num-draft-tokens", 8, "--drafter-us", 0]
     done = CliRunner().invoke(app, list(map(str, args)))
     assert done.exit_code == 0, done.output
     results = json.loads(out.read_text())
     assert results["num_draft_tokens"] == 8
     assert set(results["rules"]) == {
-        "fixed 4", "lengths", "budget 4", "fill 64, sure 0.8", "plugin 4096, late", "known curve",
+        "fixed 4", "lengths", "budget 4", "fill 64, sure 0.8", "plugin, late by 1", "known curve",
     }  # fmt: skip
     for row in results["rules"].values():
         assert set(row) == {mix.name for mix in MIXES}
@@ -309,6 +332,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stale text" not in filled
     assert "| `lengths` |" in filled
     assert CliRunner().invoke(app, ["--keep-traces", "--traces", str(tmp_path / "none")]).exit_code == 2
+    # On a machine where every token costs the plugin's defaults lose. All is written, and that is said.
+    curve.write_text(
+        json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 64}]})
+    )
+    steep = CliRunner().invoke(app, [*map(str, args), "--keep-traces"])
+    assert steep.exit_code == 1
+    assert "error: plugin, late by 1: 0." in steep.output
+    assert json.loads(out.read_text()) != results
 
 
 class TestPage:
@@ -326,6 +357,12 @@ class TestPage:
         results = self.results()
         name = results["recommended"]["rule"]  # type: ignore[index]
         assert min(results["rules"][name]["unrelated"]["worst"]) >= serving_model.NEVER_BELOW  # type: ignore[index]
+
+    def test_the_plugin_never_loses_by_default(self) -> None:
+        """At any batch on any setup, synchronously and told late."""
+        table = self.results()["rules"]
+        assert {"plugin", "plugin, late by 1", "plugin, late by 2"} <= set(table)  # type: ignore[arg-type]
+        assert losses(table) == []  # type: ignore[arg-type]
 
     def test_a_page_without_a_place_is_refused(self) -> None:
         with pytest.raises(ValueError, match="serving:gains"):

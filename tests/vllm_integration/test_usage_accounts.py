@@ -78,7 +78,7 @@ class Engine:
 
 
 def drafted(position: int, length: int, source: int = PREDICTION, req_id: str = "r") -> Report:
-    return Report([(req_id, Proposed(length, float(length), 0, source if length else 0, position))])
+    return Report([(req_id, Proposed(length, 0, source if length else 0, position))])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Which requests get draft slots, how many, and how draft lengths find their way there."""
+"""How drafts are told to the scheduler, and how the schedulers cut placeholders to draft slots."""
 
 from __future__ import annotations
 
@@ -9,91 +9,97 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm_fakes import proposed, request_of
 
-from vllm_integration import draft_counts, wire
-from vllm_integration.draft_counts import DraftCounts, Proposed
-from vllm_integration.draft_slots import FEW, PATIENCE, DraftSlots
+from vllm_integration import draft_counts
+from vllm_integration.draft_counts import DraftCounts, Proposed, survival_levels
+from vllm_integration.draft_slots import DraftSlots
 
 K = 16
 
 
-def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:
-    params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None)
-    return SimpleNamespace(
-        request_id=req_id, sampling_params=params, max_tokens=max_tokens, num_output_tokens=written
-    )
-
-
-def slots_of(budget: int = 1000, *, everybody: bool = False) -> DraftSlots:
-    return DraftSlots(K, budget, everybody)
-
-
-def test_without_a_prediction_no_slots() -> None:
-    requests = [request_of("a"), request_of("b", predicted=False)]
-    assert slots_of().grant(requests, exact=True) == {"a": K, "b": 0}
-    assert slots_of(everybody=True).grant(requests, exact=True) == {"a": K, "b": K}
-
-
-def test_params_of_a_pooling_request_are_none() -> None:
-    request = request_of("a")
-    request.sampling_params = None
-    assert slots_of().grant([request], exact=True) == {"a": 0}
-
-
 @pytest.mark.parametrize(
-    ("length", "exact", "late"), [(0, 0, FEW), (1, 1, 2 + FEW), (5, 5, 10 + FEW), (K, K, K)]
+    ("environment", "expected"),
+    [
+        ({}, (128, 0.9, 0.92, 1024)),
+        ({"GPU_ALIGN_SURE": "0.5", "GPU_ALIGN_FILL_TOKENS": "0"}, (0, 0.5, 0.5, 1024)),
+        ({"GPU_ALIGN_SURE": "0", "GPU_ALIGN_MAX_DRAFT_TOKENS": "7"}, (128, 0.0, 0.0, 7)),
+    ],
 )
-def test_a_report_about_this_step_is_exact_an_older_one_leaves_room(
-    length: int, exact: int, late: int
+def test_the_schedulers_go_by_the_settings(
+    environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slots = slots_of()
-    slots.report([("a", Proposed(length, length * 0.5, 0))])
-    assert slots.grant([request_of("a")], exact=True) == {"a": exact}
-    assert slots.grant([request_of("a")], exact=False) == {"a": late}
-    slots.report([("a", Proposed(length, length * 0.5, 1))])
-    assert slots.grant([request_of("a")], exact=True) == {"a": late}
+    scheduling = pytest.importorskip("vllm_integration.scheduling")
+    made: list[tuple[Any, ...]] = []
 
+    def make(k: int, budget: int, everybody: bool, *, fill: int, sure: float, sure_late: float) -> None:
+        made.append((k, everybody, fill, sure, sure_late, budget))
 
-def test_slots_end_after_a_few_empty_reports_and_return_with_the_first_other() -> None:
-    slots, granted = slots_of(), []
-    for length in (*[0] * (PATIENCE + 2), 3):
-        slots.report([("a", Proposed(length, 0.0, 2))])
-        granted.append(slots.grant([request_of("a")], exact=False)["a"])
-    assert granted == [FEW] * PATIENCE + [0, 0] + [6 + FEW]
-
-
-@pytest.mark.parametrize(
-    ("written", "slots"), [(0, K), (82, K), (83, K), (84, 15), (98, 1), (99, 0), (120, 0)]
-)
-def test_never_more_than_can_become_output(written: int, slots: int) -> None:
-    assert slots_of().grant([request_of("a", written=written)], exact=True) == {"a": slots}
-
-
-def test_the_budget_goes_to_the_most_confident() -> None:
-    slots = slots_of(budget=20)
-    slots.report(
-        [("low", Proposed(10, 1.0, 0)), ("high", Proposed(10, 9.0, 0)), ("mid", Proposed(10, 5.0, 0))]
+    for name in ("SURE", "FILL_TOKENS", "MAX_DRAFT_TOKENS"):
+        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(scheduling, "DraftSlots", make)
+    scheduling.slots_of(
+        SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+            speculative_config=SimpleNamespace(num_speculative_tokens=K),
+        )
     )
-    requests = [request_of(name) for name in ("low", "high", "mid", "new")]
-    assert slots.grant(requests, exact=True) == {"low": 0, "high": 4, "mid": 0, "new": K}
-    assert slots.grant(requests[:3], exact=True) == {"low": 0, "high": 10, "mid": 10}
-    assert slots.grant(requests[:1], exact=True) == {"low": 10}
+    assert made == [(K, False, *expected)]
 
 
-def test_ties_are_served_in_batch_order_and_the_budget_is_never_passed() -> None:
-    requests = [request_of(str(i)) for i in range(10)]
-    for budget in (1, 15, 16, 17, 100, 159, 160, 1000):
-        granted = slots_of(budget).grant(requests, exact=True)
-        assert list(granted) == [str(i) for i in range(10)]
-        assert sum(granted.values()) == min(budget, 160)
-        assert list(granted.values()) == sorted(granted.values(), reverse=True)
+def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
+    """One of our schedulers with nothing of vLLM's in it but the requests that run."""
+    scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduling"), name))
+    scheduler.draft_slots, scheduler.running = DraftSlots(K, 1000, False, fill=fill), list(running)
+    return scheduler
 
 
-def test_a_request_that_is_gone_is_forgotten() -> None:
-    slots = slots_of()
-    slots.report([("a", Proposed(0, 0.0, 0)), ("b", Proposed(2, 1.0, 0))])
-    slots.keep_only({"b": object()})
-    assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": K, "b": 2}
+def running(req_id: str, placeholders: list[int], **more: Any) -> Any:
+    request = request_of(req_id, **more)
+    request.spec_token_ids = placeholders
+    return request
+
+
+@pytest.mark.parametrize("fill", [6, 7])
+def test_synchronous_scheduling_cuts_when_vllm_has_brought_the_drafts(
+    fill: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    requests = [running(name, []) for name in "ab"]
+    requests += [running("plain", [], predicted=False), running("prefill", [])]
+    scheduler = scheduler_of("PredictedOutputsScheduler", *requests, fill=fill)
+    scheduler.draft_slots.report([("a", proposed(0.99, 0.91, 0.3)), ("b", proposed(0.95, 0.4))])
+
+    def update_draft_token_ids(self: Any, draft_token_ids: Any) -> None:
+        for request in self.running[:3]:
+            request.spec_token_ids = list(range(K))
+
+    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", update_draft_token_ids)
+    scheduler.update_draft_token_ids(None)
+    # Four requests, one of them still in its prompt, leave 2 or 3 tokens: 0.91 is sure, 0.4 has no room.
+    assert [request.spec_token_ids for request in requests] == [[0, 1], [0], [], []]
+
+
+def test_asynchronous_scheduling_cuts_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that arrives between vLLM's placeholders and the next step counts for that step."""
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    shared = [-1] * K
+    requests = [running("a", shared), running("b", shared), running("plain", shared, predicted=False)]
+    scheduler = scheduler_of("PredictedOutputsAsyncScheduler", *requests, fill=0)
+    scheduler.draft_slots.report([("a", proposed(0.99, 0.98)), ("b", proposed(0.99))])
+    scheduler.draft_slots.report([("a", proposed(0.99)), ("b", proposed(0.99, 0.95, 0.91))])
+    planned: list[Any] = []
+
+    def schedule(self: Any, throttle_prefills: bool = False) -> str:
+        planned.append(([len(request.spec_token_ids) for request in self.running], throttle_prefills))
+        return "output"
+
+    monkeypatch.setattr(sync.Scheduler, "schedule", schedule)
+    assert scheduler.schedule(throttle_prefills=True) == "output"
+    assert planned == [([1, 2, 0], True)]
+    assert shared == [-1] * K, "vLLM shares one list between requests"
 
 
 def drafts_of(lengths: list[int], confidence: float, source: int = 1) -> Any:
@@ -115,13 +121,21 @@ def step(counts: DraftCounts, lengths: list[int], confidence: float, **more: Any
     return draft_counts.received(output)
 
 
-def test_lengths_and_expected_acceptances_arrive() -> None:
+def test_lengths_and_survival_arrive() -> None:
     counts = DraftCounts(4, K, torch.device("cpu"))
     assert list(step(counts, [2, 0, 3], 0.5).proposed) == [
-        ("r0", Proposed(2, pytest.approx(0.75), 0, 1, 10)),
-        ("r1", Proposed(0, 0.0, 0, 0, 11)),
-        ("r2", Proposed(3, pytest.approx(0.875), 0, 1, 12)),
+        ("r0", Proposed(2, 0, 1, 10, bytes([127, 63]))),
+        ("r1", Proposed(0, 0, 0, 11, b"")),
+        ("r2", Proposed(3, 0, 1, 12, bytes([127, 63, 31]))),
     ]
+
+
+def test_survival_is_rounded_down_and_every_draft_counts() -> None:
+    """A draft of no confidence is a draft; garbage behind a row's length is left out."""
+    survival = np.array([[1.0, 0.9999, 0.5, 0.003], [0.8, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    assert survival_levels(survival, [4, 2, 0]) == [bytes([255, 254, 127, 1]), bytes([204, 1]), b""]
+    assert survival_levels(survival.astype(np.float32), [4, 2, 0])[1] == bytes([204, 1])
+    assert survival_levels(np.zeros((0, 4)), []) == []
 
 
 def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +147,9 @@ def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.M
     # Four buffers: the copies of steps 5 and 6 were not started, and step 7 takes the oldest one's.
     reported = step(counts, [9], 1.0).proposed
     assert [(proposed.length, proposed.age) for _, proposed in reported] == [(2, 5), (3, 4), (4, 3), (9, 0)]
-    assert [proposed for _, proposed in step(counts, [7], 1.0).proposed] == [Proposed(7, 7.0, 0, 1, 10)]
+    assert [proposed for _, proposed in step(counts, [7], 1.0).proposed] == [
+        Proposed(7, 0, 1, 10, bytes([255] * 7))
+    ]
 
 
 def test_an_output_tells_nothing_of_later_steps() -> None:

@@ -97,9 +97,11 @@ def test_settings_from_the_environment() -> None:
             "GPU_ALIGN_MAX_PREDICTION_TOKENS": "100",
             "GPU_ALIGN_DEBUG_DIR": "/x",
             "GPU_ALIGN_MAX_DRAFT_TOKENS": "512",
+            "GPU_ALIGN_FILL_TOKENS": "0",
+            "GPU_ALIGN_SURE": " 0.75 ",
         }
     )
-    assert settings == Settings(True, True, 100, "/x", 512)
+    assert settings == Settings(True, True, 100, "/x", 512, fill_tokens=0, sure=0.75)
     assert settings.prediction_capacity(50) == 50
     assert settings.prediction_capacity(500) == 100
     assert Settings().prediction_capacity(500) == 500
@@ -113,6 +115,12 @@ def test_settings_from_the_environment() -> None:
         ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "0"),
         ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "-4"),
         ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "many"),
+        ("GPU_ALIGN_FILL_TOKENS", "-1"),
+        ("GPU_ALIGN_FILL_TOKENS", "1.5"),
+        ("GPU_ALIGN_SURE", "1.01"),
+        ("GPU_ALIGN_SURE", "-0.1"),
+        ("GPU_ALIGN_SURE", "nan"),
+        ("GPU_ALIGN_SURE", "80%"),
     ],
 )
 def test_unreadable_settings_are_named(name: str, value: str) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm_integration import wire
+from vllm_integration.draft_counts import Proposed, survival_levels
+
 
 class FakeDrafter:
     """`gpu_align.Drafter`'s contract with the simplest policy: continue after the last longest suffix match
@@ -179,3 +182,17 @@ class FakeEngine:
         assert len(proposed) == len(self.rows)
         self.drafts = {r: list(d) for r, d in zip(self.rows, proposed, strict=True)}
         return sampled
+
+
+def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:
+    """As much of a vLLM request as the policy of draft slots reads."""
+    params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None)
+    return SimpleNamespace(
+        request_id=req_id, sampling_params=params, max_tokens=max_tokens, num_output_tokens=written
+    )
+
+
+def proposed(*survival: float, age: int = 0) -> Proposed:
+    """A draft whose tokens survive with these probabilities."""
+    [levels] = survival_levels(np.array([survival]).reshape(1, -1), [len(survival)])
+    return Proposed(len(survival), age, survival=levels)

@@ -180,9 +180,9 @@ SEAMS: tuple[Seam, ...] = (
         "v2_runner",
         "implement",
         "vllm.v1.core.sched.async_scheduler",
-        "AsyncScheduler._update_after_schedule",
+        "AsyncScheduler.schedule",
         "cut the draft placeholders (asynchronous scheduling)",
-        ("self", "scheduler_output"),
+        ("self",),
     ),
     Seam(
         "config.adaptive",
@@ -207,6 +207,14 @@ SEAMS: tuple[Seam, ...] = (
         SCHEDULER_MODULE,
         "Scheduler.requests",
         "request id → request",
+    ),
+    Seam(
+        "scheduler.running",
+        "v2_runner",
+        "field",
+        SCHEDULER_MODULE,
+        "Scheduler.running",
+        "the requests of the next step",
     ),
     Seam(
         "request.drafts",
