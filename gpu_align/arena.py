@@ -1,0 +1,301 @@
+"""`PredictionArena`: where in the device's memory each prediction lies. Bookkeeping on the host, no tensors."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from .ops.layout import PAGE
+
+#: ``TEXT_BASE`` and what is computed from it are int32.
+_MAX_TOKENS = 2**31 - 1
+
+
+def tokens_for_all(max_predictions: int, max_len: int, page: int = PAGE) -> int:
+    """Tokens of an arena that never refuses one of `max_predictions` predictions of up to `max_len` tokens.
+
+    About twice their sum: pages are never moved, and free ones need not lie together.
+    """
+    pages = -(-max_len // page)
+    return ((2 * max_predictions - 1) * pages - max_predictions + 1) * page
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Extent:
+    """The consecutive pages that one request's prediction takes. Every `acquire` returns one of its own.
+
+    Attributes:
+        base: where the prediction begins in the arena, in tokens: a multiple of the page.
+        num_tokens: tokens of the prediction.
+        capacity: tokens of its pages, ``ceil(num_tokens / page) * page``: a function of the length alone.
+        fresh: True if the caller has to upload the prediction and build its index, False if both are there.
+
+    An empty prediction has base 0, capacity 0, and is never fresh: it owns nothing at its base.
+    """
+
+    base: int
+    num_tokens: int
+    capacity: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaStats:
+    """What an arena holds now, in tokens of whole pages, and what it has done since it was made.
+
+    Attributes:
+        used_tokens: of predictions that requests use.
+        cached_tokens: of predictions that no request uses any more, kept for one that comes back.
+        free_tokens: of no prediction. ``used_tokens + cached_tokens + free_tokens == num_tokens`` of the arena.
+        num_predictions: different predictions, used and cached; empty ones take no part.
+        reused: acquires that found their prediction there.
+        evicted: cached predictions dropped to make room.
+        refused: acquires that found no room.
+    """
+
+    used_tokens: int
+    cached_tokens: int
+    free_tokens: int
+    num_predictions: int
+    reused: int
+    evicted: int
+    refused: int
+
+
+class PredictionArena:
+    """Shares one device buffer of `num_tokens` tokens out to predictions, in pages.
+
+    ::
+
+        extent = arena.acquire(tokens)
+        if extent is None:
+            ...                                  # no room: serve the request without its prediction
+        elif extent.fresh:
+            try:
+                ...                              # upload to extent.base, build the index
+            except BaseException:
+                arena.discard(extent)
+                raise
+        ...                                      # steps that read the pages
+        arena.release(extent)
+
+    A prediction gets ``ceil(len / page)`` consecutive pages: the lowest run of free pages that is long enough.
+    Equal predictions share their pages, whoever brings them (n samples of one prompt), and are counted. When the
+    last request lets go of one it stays, for a request that was preempted and comes back. If no free run is long
+    enough, such unused predictions are dropped, the one released longest ago first, until one is.
+
+    A prediction is refused only if dropping all unused ones would not make room, and then none is dropped. Pages
+    in use are never moved, so free pages may add up to enough and still not lie together. With at most S
+    predictions of at most n pages each in use, an arena of ``(2 S - 1) n - S + 1`` pages refuses none: fewer than
+    S others are in use, and they and the S gaps of ``n - 1`` pages between them do not fill it.
+
+    Predictions are found by the BLAKE2b-256 digest of their tokens and their length; the tokens are not kept.
+    Placement depends on the sequence of calls alone (no hash seeds, no addresses, no time), so ranks that are told
+    the same do the same. Whether a prediction was there before shows in `Extent.base` and `Extent.fresh` only, and
+    what is drafted must depend on neither.
+
+    One CUDA stream: a step launched before `release` may still be reading pages that the next `acquire` hands
+    out. This is safe because the upload and the index go on the same stream behind that step. Whoever uploads on
+    another stream has to make it wait.
+
+    `acquire` is linear in the tokens, for the digest, and in the number of predictions held. Not thread-safe.
+
+    Example, with pages of 4 tokens::
+
+        arena = PredictionArena(8, page=4)
+        a = arena.acquire(np.array([5, 6, 7, 8, 9], dtype=np.int32))  # base 0, capacity 8, fresh
+        b = arena.acquire(np.array([5, 6, 7, 8, 9], dtype=np.int32))  # base 0, capacity 8, not fresh
+        arena.acquire(np.array([1], dtype=np.int32))                  # None: all pages are in use
+        arena.release(a)
+        arena.release(b)
+        arena.acquire(np.array([1], dtype=np.int32))                  # base 0, capacity 4: the old one is evicted
+
+    Args:
+        num_tokens: tokens of the buffer, at least one page. A begun page counts as a whole one, so that a
+            prediction of `num_tokens` fits: size the buffer by the attribute `num_tokens`, which is rounded up.
+        page: tokens of a page.
+
+    Raises:
+        ValueError: a page below 1, less than one page of tokens, or more tokens than int32 can address.
+    """
+
+    def __init__(self, num_tokens: int, page: int = PAGE) -> None:
+        if page < 1:
+            raise ValueError(f"page: expected 1 or more, found {page}")
+        num_pages = _ceil_div(num_tokens, page)
+        if num_tokens < page or num_pages * page > _MAX_TOKENS:
+            most = _MAX_TOKENS // page * page
+            raise ValueError(f"num_tokens: expected {page} (one page) to {most}, found {num_tokens}")
+        self.page = page
+        self.num_tokens = num_pages * page
+        self._free = _Runs(num_pages)
+        # The free pages and those of unused predictions: what would be free if all of these were dropped.
+        self._not_in_use = _Runs(num_pages)
+        self._entries: dict[_Key, _Entry] = {}
+        self._unused: OrderedDict[_Key, _Entry] = OrderedDict()  # the one released longest ago first
+        self._extents: dict[Extent, _Entry | None] = {}  # in use; None: of an empty prediction
+        self._reused = self._evicted = self._refused = 0
+
+    def acquire(self, tokens: npt.NDArray[np.int32]) -> Extent | None:
+        """Find or make a place for a prediction, until `release`.
+
+        Args:
+            tokens: [n] int32, may be empty. Read only, and not kept.
+
+        Returns:
+            An `Extent` of the caller's own, or None if there is no room.
+
+        Raises:
+            TypeError: not an array of int32.
+            ValueError: not one-dimensional.
+        """
+        if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32:
+            found = tokens.dtype if isinstance(tokens, np.ndarray) else type(tokens).__name__
+            raise TypeError(f"tokens: expected an array of int32, found {found}")
+        if tokens.ndim != 1:
+            raise ValueError(f"tokens: expected 1 dimension, found {tokens.ndim}")
+        if not tokens.size:
+            extent = Extent(base=0, num_tokens=0, capacity=0, fresh=False)
+            self._extents[extent] = None
+            return extent
+        key = tokens.size, blake2b(np.ascontiguousarray(tokens).data, digest_size=32).digest()
+        entry = self._entries.get(key)
+        fresh = entry is None
+        if entry is None:
+            num_pages = _ceil_div(tokens.size, self.page)
+            start = self._make_room(num_pages)
+            if start is None:
+                self._refused += 1
+                return None
+            self._free.take(start, num_pages)
+            entry = self._entries[key] = _Entry(key, start, num_pages)
+        else:
+            self._reused += 1
+        if entry.num_users == 0:
+            self._unused.pop(key, None)
+            self._not_in_use.take(entry.start, entry.num_pages)
+        entry.num_users += 1
+        extent = Extent(entry.start * self.page, tokens.size, entry.num_pages * self.page, fresh)
+        self._extents[extent] = entry
+        return extent
+
+    def release(self, extent: Extent) -> None:
+        """The request is done with its extent. The last user's prediction stays until its room is needed.
+
+        Raises:
+            ValueError: the extent is not in use: released before, or of another arena.
+        """
+        entry = self._entry_of(extent)
+        del self._extents[extent]
+        if entry is None:
+            return
+        entry.num_users -= 1
+        if entry.num_users == 0:
+            self._not_in_use.give(entry.start, entry.num_pages)
+            self._unused[entry.key] = entry
+
+    def discard(self, extent: Extent) -> None:
+        """Take back a fresh extent that could not be filled: nobody may find there what is not there.
+
+        What was evicted for it stays evicted.
+
+        Raises:
+            ValueError: the extent is not in use, is not fresh, or has been shared since.
+        """
+        entry = self._entry_of(extent)
+        if entry is None or not extent.fresh or entry.num_users > 1:
+            raise ValueError(f"extent: expected a fresh one with one user, found {extent}")
+        self.release(extent)
+        self._drop(entry)
+
+    def stats(self) -> ArenaStats:
+        """Count what is held now and what was done so far. Constant time."""
+        free, not_in_use = self._free.num_pages * self.page, self._not_in_use.num_pages * self.page
+        return ArenaStats(
+            used_tokens=self.num_tokens - not_in_use,
+            cached_tokens=not_in_use - free,
+            free_tokens=free,
+            num_predictions=len(self._entries),
+            reused=self._reused,
+            evicted=self._evicted,
+            refused=self._refused,
+        )
+
+    def _entry_of(self, extent: Extent) -> _Entry | None:
+        if extent not in self._extents:
+            raise ValueError(f"extent: expected one in use, found {extent}")
+        return self._extents[extent]
+
+    def _make_room(self, num_pages: int) -> int | None:
+        """First page of the lowest free run of `num_pages`, after as few evictions as it takes."""
+        start = self._free.find(num_pages)
+        if start is not None or self._not_in_use.find(num_pages) is None:
+            return start
+        while True:
+            first, end = self._drop(next(iter(self._unused.values())))
+            self._evicted += 1
+            # No other run was long enough before, so this is also the lowest that is.
+            if end - first >= num_pages:
+                return first
+
+    def _drop(self, entry: _Entry) -> tuple[int, int]:
+        """Forget an unused prediction. Returns the run of free pages that its pages are now part of."""
+        del self._unused[entry.key], self._entries[entry.key]
+        return self._free.give(entry.start, entry.num_pages)
+
+
+#: Length and digest of a prediction.
+_Key = tuple[int, bytes]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One prediction in the arena."""
+
+    key: _Key
+    start: int  # its first page
+    num_pages: int
+    num_users: int = 0
+
+
+class _Runs:
+    """A set of pages as its maximal runs ``(first, end)``, in order of address."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._runs = [(0, num_pages)]
+
+    def find(self, num_pages: int) -> int | None:
+        """First page of the lowest run of at least `num_pages`."""
+        return next((first for first, end in self._runs if end - first >= num_pages), None)
+
+    def take(self, start: int, num_pages: int) -> None:
+        """Remove pages, all of which are in one run."""
+        i = bisect_right(self._runs, (start, _MAX_TOKENS)) - 1
+        first, end = self._runs[i]
+        rest = (first, start), (start + num_pages, end)
+        self._runs[i : i + 1] = [run for run in rest if run[0] < run[1]]
+        self.num_pages -= num_pages
+
+    def give(self, start: int, num_pages: int) -> tuple[int, int]:
+        """Add pages, none of which is in the set. Returns the run that they are now part of."""
+        first, end = start, start + num_pages
+        low = high = bisect_left(self._runs, (start, 0))
+        if low > 0 and self._runs[low - 1][1] == first:
+            low -= 1
+            first = self._runs[low][0]
+        if high < len(self._runs) and self._runs[high][0] == end:
+            end = self._runs[high][1]
+            high += 1
+        self._runs[low:high] = [(first, end)]
+        self.num_pages += num_pages
+        return first, end
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

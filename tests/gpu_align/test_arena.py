@@ -1,0 +1,394 @@
+"""`PredictionArena`: rules one by one, and call by call against a list of pages with an owner each."""
+
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpu_align.arena import ArenaStats, Extent, PredictionArena
+from gpu_align.ops.layout import PAGE
+
+P = 4
+
+
+def text(name: int, num_tokens: int) -> np.ndarray:
+    return np.full(num_tokens, name, dtype=np.int32)
+
+
+def take(arena: PredictionArena, name: int, num_pages: int) -> Extent:
+    extent = arena.acquire(text(name, num_pages * arena.page))
+    assert extent is not None
+    return extent
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "capacity"), [(1, 256), (255, 256), (256, 256), (257, 512), (512, 512), (1000, 1024)]
+)
+def test_a_prediction_takes_whole_pages_by_its_length_alone(num_tokens: int, capacity: int) -> None:
+    arena = PredictionArena(8 * PAGE)
+    take(arena, 0, 1)
+    extent = arena.acquire(text(1, num_tokens))
+    assert extent is not None
+    assert (extent.base, extent.num_tokens, extent.capacity, extent.fresh) == (
+        PAGE,
+        num_tokens,
+        capacity,
+        True,
+    )
+    assert arena.stats() == ArenaStats(PAGE + capacity, 0, 7 * PAGE - capacity, 2, 0, 0, 0)
+
+
+def test_the_lowest_run_that_is_long_enough_is_taken() -> None:
+    arena = PredictionArena(10 * P, page=P)
+    extents = [take(arena, name, num_pages) for name, num_pages in enumerate([1, 1, 2, 1, 3])]
+    assert [e.base // P for e in extents] == [0, 1, 2, 4, 5]
+    for extent in extents[::2]:  # holes of 1, 2 and 3 + 2 pages, once nothing is kept
+        arena.discard(extent)
+    assert take(arena, 10, 2).base // P == 2
+    assert take(arena, 11, 4).base // P == 5
+    assert take(arena, 12, 1).base // P == 0
+    assert take(arena, 13, 1).base // P == 9
+
+
+def test_equal_predictions_in_use_share_their_pages() -> None:
+    arena = PredictionArena(3 * P, page=P)
+    a, b = take(arena, 7, 2), take(arena, 7, 2)
+    assert (a.base, a.fresh, b.base, b.fresh) == (0, True, 0, False)
+    assert arena.stats() == ArenaStats(2 * P, 0, P, 1, 1, 0, 0)
+    arena.release(a)  # still in use by b: not for others
+    assert arena.acquire(text(8, 2 * P)) is None
+    arena.release(b)
+    assert arena.stats() == ArenaStats(0, 2 * P, P, 1, 1, 0, 1)
+
+
+def test_a_released_prediction_is_found_again() -> None:
+    arena = PredictionArena(4 * P, page=P)
+    take(arena, 0, 1)
+    arena.release(take(arena, 1, 2))
+    again = take(arena, 1, 2)
+    assert (again.base // P, again.fresh) == (1, False)
+    assert arena.stats() == ArenaStats(3 * P, 0, P, 2, 1, 0, 0)
+
+
+def test_a_prefix_and_equal_bytes_in_another_layout() -> None:
+    arena = PredictionArena(9 * P, page=P)
+    whole = np.arange(10, dtype=np.int32)
+    assert arena.acquire(whole).fresh  # type: ignore[union-attr]
+    assert arena.acquire(whole[:9]).fresh  # type: ignore[union-attr]
+    assert not arena.acquire(np.repeat(whole, 2)[::2]).fresh  # type: ignore[union-attr]
+    assert arena.acquire(whole[::-1]).fresh  # type: ignore[union-attr]
+
+
+def test_the_caller_may_change_its_array_afterwards() -> None:
+    arena = PredictionArena(4 * P, page=P)
+    tokens = text(1, 3)
+    arena.acquire(tokens)
+    tokens[0] = 2
+    assert arena.acquire(tokens).fresh  # type: ignore[union-attr]
+    assert not arena.acquire(text(1, 3)).fresh  # type: ignore[union-attr]
+
+
+def test_eviction_takes_the_one_released_longest_ago_and_stops_when_there_is_room() -> None:
+    arena = PredictionArena(4 * P, page=P)
+    a, b, c, d = (take(arena, name, 1) for name in range(4))
+    for extent in (c, a, d, b):
+        arena.release(extent)
+    assert take(arena, 10, 1).base == c.base
+    assert take(arena, 11, 1).base == a.base
+    assert arena.stats().evicted == 2
+    assert not take(arena, 3, 1).fresh  # d and b are still there
+    assert not take(arena, 1, 1).fresh
+
+
+def test_coming_back_makes_a_prediction_young_again() -> None:
+    arena = PredictionArena(2 * P, page=P)
+    a, b = take(arena, 0, 1), take(arena, 1, 1)
+    arena.release(a)
+    arena.release(b)
+    arena.release(take(arena, 0, 1))
+    take(arena, 2, 1)
+    assert not take(arena, 0, 1).fresh
+
+
+def test_evictions_go_on_until_free_pages_lie_together() -> None:
+    arena = PredictionArena(4 * P, page=P)
+    a, b, c, d = (take(arena, name, 1) for name in range(4))
+    for extent in (a, c, b, d):  # after a and c two pages are free, but apart
+        arena.release(extent)
+    assert take(arena, 10, 2).base == 0
+    stats = arena.stats()
+    assert (stats.evicted, stats.free_tokens, stats.cached_tokens) == (3, P, P)
+    assert not take(arena, 3, 1).fresh
+
+
+def test_what_cannot_fit_evicts_nothing() -> None:
+    arena = PredictionArena(4 * P, page=P)
+    a, b, c, _ = (take(arena, name, 1) for name in range(4))
+    arena.release(a)
+    arena.release(c)
+    assert arena.acquire(text(10, 2 * P)) is None  # two pages would be free, but apart
+    assert arena.acquire(text(10, 5 * P)) is None  # more than the arena has
+    assert arena.stats() == ArenaStats(2 * P, 2 * P, 0, 4, 0, 0, 2)
+    arena.release(b)
+    assert take(arena, 10, 3).base == 0
+
+
+def test_an_empty_prediction_takes_nothing_and_always_fits() -> None:
+    arena = PredictionArena(P, page=P)
+    take(arena, 0, 1)
+    a, b = arena.acquire(text(0, 0)), arena.acquire(text(0, 0))
+    for extent in (a, b):
+        assert extent is not None
+        assert (extent.base, extent.num_tokens, extent.capacity, extent.fresh) == (0, 0, 0, False)
+        arena.release(extent)
+        with pytest.raises(ValueError, match="expected one in use"):
+            arena.release(extent)
+    assert arena.stats() == ArenaStats(P, 0, 0, 1, 0, 0, 0)
+
+
+def test_a_second_release_is_an_error_even_while_others_use_the_prediction() -> None:
+    arena = PredictionArena(P, page=P)
+    a, b = take(arena, 0, 1), take(arena, 0, 1)
+    arena.release(a)
+    with pytest.raises(ValueError, match=r"extent: expected one in use, found Extent\(base=0, num_tokens=4,"):
+        arena.release(a)
+    assert arena.stats().used_tokens == P
+    arena.release(b)
+    with pytest.raises(ValueError, match="expected one in use"):
+        PredictionArena(P, page=P).release(b)
+
+
+def test_a_discarded_prediction_is_not_found() -> None:
+    arena = PredictionArena(2 * P, page=P)
+    arena.discard(take(arena, 0, 2))
+    assert arena.stats() == ArenaStats(0, 0, 2 * P, 0, 0, 0, 0)
+    fresh, shared = take(arena, 0, 2), take(arena, 0, 2)
+    assert fresh.fresh
+    for extent in (fresh, shared, arena.acquire(text(0, 0))):
+        with pytest.raises(ValueError, match="expected a fresh one with one user, found Extent"):
+            arena.discard(extent)
+    arena.release(fresh)
+    with pytest.raises(ValueError, match="expected one in use"):
+        arena.discard(fresh)
+    assert arena.stats().used_tokens == 2 * P  # what is refused changes nothing
+
+
+def test_the_example_of_the_docstring() -> None:
+    arena = PredictionArena(8, page=4)
+    tokens, other = np.array([5, 6, 7, 8, 9], dtype=np.int32), np.array([1], dtype=np.int32)
+    a, b = arena.acquire(tokens), arena.acquire(tokens)
+    assert a is not None
+    assert b is not None
+    assert [(e.base, e.capacity, e.fresh) for e in (a, b)] == [(0, 8, True), (0, 8, False)]
+    assert arena.acquire(other) is None
+    arena.release(a)
+    arena.release(b)
+    last = arena.acquire(other)
+    assert last is not None
+    assert (last.base, last.capacity, arena.stats().evicted) == (0, 4, 1)
+
+
+@pytest.mark.parametrize("num_tokens", [-1, 0, 255, 2**31 - PAGE + 1])
+def test_an_arena_of_no_page_or_too_many(num_tokens: int) -> None:
+    with pytest.raises(ValueError, match=rf"num_tokens: expected 256 .* found {num_tokens}$"):
+        PredictionArena(num_tokens)
+
+
+def test_sizes() -> None:
+    assert PredictionArena(256).num_tokens == 256
+    assert PredictionArena(2**31 - PAGE).num_tokens == 2**31 - PAGE
+    arena = PredictionArena(257)
+    assert arena.num_tokens == arena.stats().free_tokens == 512
+    assert arena.acquire(text(0, 257)) is not None
+    with pytest.raises(ValueError, match="page: expected 1 or more, found 0"):
+        PredictionArena(16, page=0)
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], np.zeros(2, np.int64), np.zeros(2, np.uint32)])
+def test_another_type(tokens: object) -> None:
+    with pytest.raises(TypeError, match=r"tokens: expected an array of int32, found (list|int64|uint32)"):
+        PredictionArena(PAGE).acquire(tokens)  # type: ignore[arg-type]
+
+
+def test_another_shape() -> None:
+    with pytest.raises(ValueError, match="tokens: expected 1 dimension, found 2"):
+        PredictionArena(PAGE).acquire(np.zeros((1, 2), np.int32))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=40),
+)
+def test_the_size_that_never_refuses(num_slots: int, most: int, calls: list[tuple[int, int]]) -> None:
+    arena = PredictionArena((2 * num_slots - 1) * most - num_slots + 1, page=1)
+    slots: list[Extent | None] = [None] * num_slots
+    for name, (slot, num_pages) in enumerate(calls):
+        slot %= num_slots
+        if (old := slots[slot]) is not None:
+            arena.release(old)
+        slots[slot] = take(arena, name, min(num_pages, most))
+
+
+def test_one_page_less_may_refuse() -> None:
+    """Two slots, at most two pages each: 5 pages are enough, 4 are not."""
+    arena = PredictionArena(4, page=1)
+    a = take(arena, 0, 1)
+    take(arena, 1, 2)
+    arena.release(a)
+    assert arena.acquire(text(2, 2)) is None
+
+
+@dataclass
+class Model:
+    """The same with no data structure to speak of: who owns each page, and who was released when."""
+
+    num_pages: int
+    pages: list[tuple[int, int] | None] = field(init=False)
+    users: dict[tuple[int, int], int] = field(default_factory=dict)
+    released: list[tuple[int, int]] = field(default_factory=list)  # unused ones, oldest first
+    reused: int = 0
+    evicted: int = 0
+    refused: int = 0
+
+    def __post_init__(self) -> None:
+        self.pages = [None] * self.num_pages
+
+    @staticmethod
+    def lowest(free: list[bool], num_pages: int) -> int | None:
+        starts = range(len(free) - num_pages + 1)
+        return next((start for start in starts if all(free[start : start + num_pages])), None)
+
+    def acquire(self, name: tuple[int, int]) -> tuple[int, bool] | None:
+        """First page and freshness."""
+        num_pages = -(-name[1] // P)
+        if name in self.users:
+            self.reused += 1
+            if name in self.released:
+                self.released.remove(name)
+            self.users[name] += 1
+            return self.pages.index(name), False
+        if self.lowest([owner is None or owner in self.released for owner in self.pages], num_pages) is None:
+            self.refused += 1
+            return None
+        while (start := self.lowest([owner is None for owner in self.pages], num_pages)) is None:
+            self.forget(self.released[0])
+            self.evicted += 1
+        self.pages[start : start + num_pages] = [name] * num_pages
+        self.users[name] = 1
+        return start, True
+
+    def release(self, name: tuple[int, int]) -> None:
+        self.users[name] -= 1
+        if not self.users[name]:
+            self.released.append(name)
+
+    def forget(self, name: tuple[int, int]) -> None:
+        self.released.remove(name)
+        del self.users[name]
+        self.pages = [None if owner == name else owner for owner in self.pages]
+
+    def stats(self) -> ArenaStats:
+        free = self.pages.count(None)
+        cached = sum(owner in self.released for owner in self.pages)
+        used = self.num_pages - free - cached
+        return ArenaStats(
+            used * P, cached * P, free * P, len(self.users), self.reused, self.evicted, self.refused
+        )
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    @initialize(num_pages=st.integers(1, 16))
+    def begin(self, num_pages: int) -> None:
+        self.arena = PredictionArena(num_pages * P, page=P)
+        self.model = Model(num_pages)
+        self.held: list[tuple[tuple[int, int], Extent]] = []
+        self.returned: list[Extent] = []
+
+    # Few names, so that most come back; lengths on both sides of a page's end.
+    @rule(name=st.integers(0, 2), num_tokens=st.sampled_from([1, 3, 4, 5, 8, 9, 13, 20, 33]))
+    def acquire(self, name: int, num_tokens: int) -> None:
+        before = self.arena.stats()
+        extent = self.arena.acquire(text(name, num_tokens))
+        expected = self.model.acquire((name, num_tokens))
+        if expected is None:
+            assert extent is None
+            after = self.arena.stats()
+            assert (after.cached_tokens, after.evicted) == (before.cached_tokens, before.evicted)
+            return
+        assert extent is not None
+        assert (extent.base, extent.fresh) == (expected[0] * P, expected[1])
+        assert (extent.num_tokens, extent.capacity) == (num_tokens, -(-num_tokens // P) * P)
+        self.held.append(((name, num_tokens), extent))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name, extent = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.arena.release(extent)
+        self.model.release(name)
+        self.returned.append(extent)
+
+    @precondition(lambda self: any(e.fresh and self.model.users[name] == 1 for name, e in self.held))
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        fresh = [i for i, (name, e) in enumerate(self.held) if e.fresh and self.model.users[name] == 1]
+        name, extent = self.held.pop(data.draw(st.sampled_from(fresh)))
+        self.arena.discard(extent)
+        self.model.release(name)
+        self.model.forget(name)
+        self.returned.append(extent)
+
+    @precondition(lambda self: self.returned)
+    @rule(data=st.data())
+    def release_again(self, data: st.DataObject) -> None:
+        with pytest.raises(ValueError, match="expected one in use"):
+            self.arena.release(data.draw(st.sampled_from(self.returned)))
+
+    @invariant()
+    def counts(self) -> None:
+        stats = self.arena.stats()
+        assert stats == self.model.stats()
+        assert stats.used_tokens + stats.cached_tokens + stats.free_tokens == self.arena.num_tokens
+
+    @invariant()
+    def different_predictions_do_not_overlap(self) -> None:
+        owner: dict[int, tuple[int, int]] = {}
+        for name, extent in self.held:
+            assert extent.base % P == 0
+            assert 0 <= extent.base <= extent.base + extent.capacity <= self.arena.num_tokens
+            for token in range(extent.base, extent.base + extent.capacity):
+                assert owner.setdefault(token, name) == name
+
+    @invariant()
+    def pages_that_are_kept_are_in_one_piece(self) -> None:
+        """Of the model: every prediction is one run, so that the comparison with it means something."""
+        runs = [name for name, _ in groupby(self.model.pages) if name is not None]
+        assert sorted(runs) == sorted(self.model.users)
+
+
+TestAgainstModel = ArenaMachine.TestCase
+TestAgainstModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 20)), max_size=60))
+def test_the_same_calls_give_the_same_places(calls: list[tuple[bool, int, int]]) -> None:
+    def play(values: int) -> list[object]:
+        """Token values are arbitrary: only which predictions are equal matters."""
+        arena, held, seen = PredictionArena(8 * P, page=P), [], []
+        for is_release, name, num_tokens in calls:
+            if is_release and held:
+                arena.release(held.pop(name % len(held)))
+            elif (extent := arena.acquire(text(name * values, num_tokens))) is not None:
+                held.append(extent)
+                seen.append((extent.base, extent.capacity, extent.fresh))
+            seen.append(arena.stats())
+        return seen
+
+    assert play(1) == play(-(2**20))
