@@ -20,18 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from benchmarks import corpus
 from benchmarks.quality_runs import read_entries
 from gpu_align.config import DrafterConfig
 from gpu_align.ops.draft import length_quarters
-from gpu_align.ops.draft.reference import Candidates, candidates, choose
+from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates, choose, compose
 from gpu_align.ops.draft.tables import (
     KNOTS,
     LENGTH_EDGES,
     MARGIN_EDGES,
-    MAX_MATCH,
     NUM_BINS,
     NUM_CLASSES,
     NUM_LENGTHS,
@@ -45,12 +43,11 @@ from gpu_align.ops.draft.tables import (
     fit_curves,
     survival_units,
 )
-from gpu_align.ops.lcs import lcs_extend_inplace, lcs_row_words
-from gpu_align.ops.realign import realign
-from gpu_align.ops.suffix_match import allocate_suffix_match, suffix_match
 from gpu_align.simulate import Record
+from gpu_align.simulate.step_candidates import CandidateReplay
 
 Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 NUM_DRAFT_TOKENS = 64
 NUM_ROUNDS = 3
@@ -58,63 +55,6 @@ NUM_ROUNDS = 3
 PRIOR = 15
 #: Kinds of records to learn from: what real edits look like, and predictions of another file.
 KINDS = ("python", "document", "json", "config", "sql", "unrelated")
-
-
-class Replay:
-    """One request at a time through the operations of a step, with every candidate in view."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        num_context = max(len(r.output) for r in records)
-        num_text = max(max(len(r.prediction) for r in records), 1)
-        self.token_ids = torch.zeros((1, num_context), dtype=torch.int32)
-        self.prediction = torch.zeros((1, num_text), dtype=torch.int32)
-        self.row = torch.zeros((1, lcs_row_words(num_text)), dtype=torch.int32)
-        self.row_len, self.total_len, self.num_text, self.zero = (
-            torch.zeros(1, dtype=torch.int32) for _ in range(4)
-        )
-        self.one = torch.ones(1, dtype=torch.int32)
-        self.slots = torch.zeros(1, dtype=torch.int64)
-        self.matches = [allocate_suffix_match(1, "cpu") for _ in range(4)]
-
-    def start(self, record: Record) -> None:
-        self.prediction[0, : len(record.prediction)] = torch.tensor(record.prediction, dtype=torch.int32)
-        self.token_ids[0, : len(record.output)] = torch.tensor(record.output, dtype=torch.int32)
-        self.num_text[0] = len(record.prediction)
-        self.row_len[0] = -1
-
-    def candidates(self, done: int) -> Candidates:
-        """What the drafter chooses from after `done` tokens of the output."""
-        self.total_len[0] = done
-        lcs_extend_inplace(
-            self.row, self.row_len, self.token_ids, self.zero, self.total_len,
-            self.prediction, self.num_text, self.slots, self.one,
-        )  # fmt: skip
-        cursor, followed = realign(self.row, self.num_text, self.slots)
-        context = self.token_ids, self.zero, self.total_len
-        first, second, own, own_second = self.matches
-        suffix_match(
-            *context, self.prediction, self.num_text, self.slots,
-            anchor=cursor, max_match=MAX_MATCH, from_start=True, out=first, runner_up=second,
-        )  # fmt: skip
-        suffix_match(
-            *context, self.token_ids, self.total_len, self.slots,
-            max_match=MAX_MATCH, out=own, runner_up=own_second,
-        )  # fmt: skip
-        found = tuple((int(match.end), int(match.length)) for match in self.matches)
-        text = self.prediction.numpy()[0, : int(self.num_text)]
-        return candidates(text, self.token_ids.numpy()[0, :done], done, int(cursor), int(followed), found)
-
-    def right(self, found: Candidates, done: int, num_output: int) -> npt.NDArray[np.int64]:
-        """[C]: how many tokens of each candidate's continuation are right, at most K."""
-        truth = self.token_ids.numpy()[0, done : min(done + NUM_DRAFT_TOKENS, num_output)]
-        ahead = np.arange(len(truth))
-        runs = np.zeros(len(found.position), dtype=np.int64)
-        for source, tokens in ((False, self.prediction.numpy()[0]), (True, self.token_ids.numpy()[0])):
-            index = np.flatnonzero((found.is_context == source) & (found.room > 0))
-            read = found.position[index, None] + ahead
-            wrong = (tokens[np.minimum(read, len(tokens) - 1)] != truth) | (ahead >= found.room[index, None])
-            runs[index] = np.where(wrong.any(axis=1), wrong.argmax(axis=1), len(truth))
-        return runs
 
 
 class Observed(NamedTuple):
@@ -132,38 +72,48 @@ class Observed(NamedTuple):
     total: npt.NDArray[np.int64]
 
 
-def observe(records: Sequence[Record], survival: npt.NDArray[np.int32]) -> Observed:
+def observe(records: Sequence[Record], survival: npt.NDArray[np.int32], max_context_len: int) -> Observed:
     """Replay all records with the drafter's own choices."""
     config = DrafterConfig()
     tables = SurvivalTables.from_survival(survival, "cpu", config.min_survival, config.min_survival_lost)
-    quarters = length_quarters(config.length_factor)
-    confidence = tables.confidence.numpy()
+    keep, gain, confidence = (t.numpy() for t in (tables.keep, tables.gain, tables.confidence))
     runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
-    total = np.zeros(4, dtype=np.int64)
-    replay = Replay(records)
-    for record in records:
-        replay.start(record)
-        done, num_output = min(1, len(record.output)), len(record.output)
-        total += [num_output, 1, 0, 0]
-        while done < num_output:
-            found = replay.candidates(done)
-            right = replay.right(found, done, num_output)
-            # A place that is both a match and in the window is one candidate, the first.
-            places = np.where(found.is_context, -1 - found.position, found.position)
-            distinct = np.unique(places[found.room > 0], return_index=True)[1]
-            seen = np.flatnonzero(found.room > 0)[distinct]
-            runs[found.klass[seen], right[seen]] += 1
-            chosen = choose(found, tables.keep.numpy(), tables.gain.numpy(), quarters)
-            drafted = min(chosen[1], num_output - done) if chosen else 0
-            taken = min(int(right[chosen[0]]), drafted) if chosen else 0
-            if chosen:
-                promised = confidence[found.klass[chosen[0]], : min(taken + 1, drafted)]
-                bins = np.minimum(promised * NUM_BINS, NUM_BINS - 1).astype(int)
-                np.add.at(drafts[0], bins, 1)
-                np.add.at(drafts[1], bins, (np.arange(len(bins)) < taken) - promised)
-            total += [0, 1, taken, drafted - taken]
-            done = min(done + taken + 1, num_output)
+    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len)
+    done = np.minimum(1, replay.num_output)
+    total = np.array([replay.num_output.sum(), len(records), 0, 0])
+    while (slots := np.flatnonzero(done < replay.num_output)).size:
+        at = np.arange(len(slots))
+        found = replay.candidates(slots, done[slots])
+        right = replay.right(found, slots, done[slots])
+        seen = _distinct(found)
+        np.add.at(runs, (found.klass[seen], right[seen]), 1)
+        chosen = choose(found, keep, gain, length_quarters(config.length_factor))
+        written, num, _ = compose(
+            replay.state, replay.context, slots, found, chosen, done[slots], NUM_DRAFT_TOKENS
+        )
+        left = replay.num_output[slots] - done[slots]
+        drafted = np.minimum(num, left)
+        ahead = np.arange(NUM_DRAFT_TOKENS)
+        truth = np.minimum(done[slots, None] + ahead, replay.context.shape[1] - 1)
+        wrong = (written != replay.context[slots[:, None], truth]) | (ahead >= drafted[:, None])
+        taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
+        reached = ahead < np.minimum(taken + 1, drafted)[:, None]
+        promised = confidence[found.klass[at, chosen.lane]][reached]
+        bins = np.minimum(promised * NUM_BINS, NUM_BINS - 1).astype(int)
+        np.add.at(drafts[0], bins, 1)
+        np.add.at(drafts[1], bins, (ahead < taken[:, None])[reached] - promised)
+        total += [0, len(slots), taken.sum(), (drafted - taken).sum()]
+        done[slots] = np.minimum(done[slots] + taken + 1, replay.num_output[slots])
     return Observed(runs, drafts, total)
+
+
+def _distinct(found: Candidates) -> npt.NDArray[np.bool_]:
+    """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
+    places = np.where(IS_CONTEXT, -2 - found.position, found.position)
+    same = places[:, :, None] == places[:, None, :]
+    earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.room > 0)[:, None, :]
+    distinct: npt.NDArray[np.bool_] = (found.room > 0) & ~(same & earlier).any(axis=2)
+    return distinct
 
 
 def learn(runs: Array) -> Array:
@@ -218,6 +168,8 @@ def main() -> None:
         records = [e.record for e in entries if e.record.output]
     # Long records first, dealt out in turn: equal work for every process, the same sums whatever their number.
     records.sort(key=lambda r: (-len(r.output), r.id))
+    # How much of a context is remembered hangs on its capacity: one for all, whoever replays them.
+    longest = max(len(r.output) for r in records)
     num_workers = os.cpu_count() or 1
     shares = [records[i::num_workers] for i in range(num_workers)]
     curves = np.power(0.9, np.arange(1, NUM_DRAFT_TOKENS + 1))[None].repeat(NUM_CLASSES, axis=0)
@@ -225,7 +177,7 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
         for i in range(NUM_ROUNDS):
             survival = fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS)
-            parts = pool.map(partial(observe, survival=survival), shares)
+            parts = pool.map(partial(observe, survival=survival, max_context_len=longest), shares)
             runs, drafts = (np.sum([part[field] for part in parts], axis=0) for field in range(2))
             tokens, steps, accepted, rejected = np.sum([part.total for part in parts], axis=0)
             print(

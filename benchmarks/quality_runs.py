@@ -16,12 +16,12 @@ from typing import Any
 from benchmarks.build_suffix_peer import add_to_path
 from benchmarks.corpus_sources import FIVE
 from gpu_align.simulate import Record, Reliability, replay
-from gpu_align.simulate.bounds import bound, everywhere, suffixes_and_cursor
+from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
 from gpu_align.simulate.policies import OURS, config_of, make_policies, setting_name
 from gpu_align.simulate.replay import PairResult
 
 #: Policy names of the two bounds.
-BOUNDS = {"clairvoyant": everywhere, "perfect_chooser": suffixes_and_cursor}
+CLAIRVOYANT, PERFECT_CHOOSER = BOUNDS = ("clairvoyant", "perfect_chooser")
 #: Most output tokens that one task of a worker replays: small enough to keep all workers busy to the end.
 SHARD_TOKENS = 120_000
 
@@ -108,8 +108,10 @@ class Counts:
 def run_records(run: Run, records: Sequence[Record]) -> list[PairResult]:
     """Replay `records` with one drafter; results in their order, without times."""
     k = run.num_draft_tokens
-    if run.policy in BOUNDS:
-        return [bound(record, k, BOUNDS[run.policy]) for record in records]
+    if run.policy == CLAIRVOYANT:
+        return [bound(record, k, everywhere) for record in records]
+    if run.policy == PERFECT_CHOOSER:
+        return perfect_choice(records, k)
     if run.policy == OURS:
         from gpu_align.simulate.drafter_policy import replay_batched
 

@@ -4,9 +4,9 @@ Importing this needs torch, triton and numpy only.
 """
 
 from .config import DrafterConfig
-from .drafter import Drafter
+from .drafter import CapturedStep, Drafter
 from .ops.draft import Draft, Source
 
-__all__ = ["Draft", "Drafter", "DrafterConfig", "Source", "__version__"]
+__all__ = ["CapturedStep", "Draft", "Drafter", "DrafterConfig", "Source", "__version__"]
 
 __version__ = "0.1.0"

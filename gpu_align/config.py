@@ -19,12 +19,12 @@ class DrafterConfig:
         ValueError: a setting outside its domain.
     """
 
-    #: Most drafts for each token of matched suffix, plus one; ``>= 0``, a multiple of 0.25.
+    #: Most drafts for each token of matched suffix, and as many before any; ``>= 0``, a multiple of 0.25.
     length_factor: float = 8.0
     #: Drafting stops where the probability that all drafts up to here are accepted falls below this; 0 to 1.
     min_survival: float = 0.05
     #: The same for drafts from a prediction that the output does not follow, where it is larger; 0 to 1.
-    min_survival_lost: float = 0.35
+    min_survival_lost: float = 0.6
     #: Shortest suffix that counts as a match in the prediction, tokens; ``1 <= min_match <= 64``.
     min_match: int = 1
     #: Shortest suffix that counts as a match in the request's own prompt and output; likewise.

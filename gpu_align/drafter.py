@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .arena import ArenaStats, Extent, PredictionArena, tokens_for_all
 from .config import DrafterConfig
 from .ops._check import Backend, check_tensor, resolve_backend
-from .ops.draft import (
-    MAX_MATCH,
-    Draft,
-    SurvivalTables,
-    allocate_draft,
-    draft_reference,
-    launch_draft,
-    length_quarters,
+from .ops.draft import Draft, SurvivalTables, allocate_draft, length_quarters
+from .ops.index import build_index
+from .ops.layout import (
+    ABOUT,
+    CONTEXT_START,
+    OUTPUT_START,
+    PAGE,
+    SEEN,
+    TEXT_BASE,
+    TEXT_LEN,
+    TEXT_SHIFT,
+    VACANT,
+    index_bits,
 )
-from .ops.lcs import lcs_extend_inplace_reference, lcs_row_words
-from .ops.lcs.raw import choose_block_words, launch_extend
-from .ops.realign import Alignment, allocate_alignment, launch_realign, realign_reference
-from .ops.suffix_match import (
-    allocate_suffix_match,
-    launch_suffix_match,
-    suffix_match_reference,
-)
+from .ops.state import allocate_state
+from .ops.step import launch_step, step_reference
 
-#: `start` of a slot that holds no request: beyond every context, so that nothing in it ever matches.
-_VACANT = 2**31 - 1
+#: What the kernel's integers hold: lanes of a draft, and places as parts of 32-bit keys.
+_MOST = {"num_draft_tokens": 256, "max_prediction_len": 2**24 - 1, "max_context_len": 2**25 - 1}
 
 
 class Drafter:
@@ -45,28 +44,33 @@ class Drafter:
             ...                                                # verify, append what was accepted
         drafter.remove(slot)                                   # when it is finished
 
-    A step is four operations in one direction: fold the new tokens into each request's LCS row
-    (`lcs_extend_inplace`), read off the cursor (`realign`), find the longest suffixes in the prediction and in
-    the request's own context (`suffix_match`), choose and write (`draft`).
+    A step is one kernel: it folds the new tokens into where each request stands in its prediction
+    (`gpu_align.ops.realign`), looks up where the prediction and the request's own context go on like that
+    (`gpu_align.ops.index`), chooses and writes (`gpu_align.ops.draft`). What it touches does not grow with the
+    prediction: that is indexed once, by `add`.
 
-    A draft is a function of the prediction and the tokens so far: the rows are a cache of that, and it does not
-    matter how the tokens were split over steps. Tokens of a slot that were once shown to `propose` must not
-    change until `add` is called for it again; `total_len` may shrink (the row is then rebuilt).
+    A draft is a function of the prediction and the tokens so far: what a slot holds is a cache of that, and it
+    does not matter how the tokens were split over steps. Tokens of a slot that were once shown to `propose` must
+    not change until `add` is called for it again; `total_len` may shrink (the slot then starts over).
 
     Args:
         max_slots: requests held at a time.
         max_context_len: tokens of prompt and output in a row of the engine's `token_ids`.
         max_prediction_len: longest prediction.
-        num_draft_tokens: K, the most drafts a step.
+        num_draft_tokens: K, the most drafts a step, up to 256.
         vocab_size: token ids are below it.
-        device: "cuda" runs the kernels, "cpu" the reference implementation; same results.
+        device: "cuda" runs the kernel, "cpu" the reference implementation; same results.
         config: a `DrafterConfig`.
-        backend: "auto" goes by the device; "triton" on the CPU runs the kernels under Triton's interpreter.
+        backend: "auto" goes by the device; "triton" on the CPU runs the kernel under Triton's interpreter.
+        max_prediction_tokens: tokens of all predictions held together, rounded up to whole pages of 256 for each.
+            None is enough to never refuse one: about twice ``max_slots * max_prediction_len``. With less, a
+            prediction that finds no room is refused, and its request is served without it.
 
-    Memory on the device: ``max_slots * max_prediction_len * 4.125`` bytes, and a few a slot.
+    Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
+    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB.
 
     Raises:
-        ValueError: a size below 1, or a backend that cannot run on the device.
+        ValueError: a size below 1 or above what the kernel can count, or a backend that cannot run on the device.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Drafter:
         device: torch.device | str = "cuda",
         config: DrafterConfig | None = None,
         backend: Backend = "auto",
+        max_prediction_tokens: int | None = None,
     ) -> None:
         for name, size in (
             ("max_slots", max_slots),
@@ -87,9 +92,11 @@ class Drafter:
             ("max_prediction_len", max_prediction_len),
             ("num_draft_tokens", num_draft_tokens),
             ("vocab_size", vocab_size),
+            ("max_prediction_tokens", 1 if max_prediction_tokens is None else max_prediction_tokens),
         ):
-            if size < 1:
-                raise ValueError(f"{name}: expected 1 or more, found {size}")
+            if not 1 <= size <= _MOST.get(name, size):
+                limit = f"1 to {_MOST[name]}" if name in _MOST else "1 or more"
+                raise ValueError(f"{name}: expected {limit}, found {size}")
         self.max_slots = max_slots
         self.max_context_len = max_context_len
         self.max_prediction_len = max_prediction_len
@@ -97,32 +104,27 @@ class Drafter:
         self.vocab_size = vocab_size
         self.config = config if config is not None else DrafterConfig()
 
-        def per_slot(fill: int, *shape: int) -> torch.Tensor:
-            return torch.full((max_slots, *shape), fill, dtype=torch.int32, device=device)
-
-        # What a slot is told by `add`.
-        self._prediction = per_slot(0, max_prediction_len)
-        self._prediction_len = per_slot(0)
-        self._output_start = per_slot(_VACANT)
-        self._context_start = per_slot(_VACANT)
-        # The carried LCS rows: a cache, rebuilt from the tokens whenever `_row_len` is -1.
-        self._row = per_slot(-1, lcs_row_words(max_prediction_len))
-        self._row_len = per_slot(-1)
-
-        self.device = self._prediction.device
-        self._steps = _steps(resolve_backend(backend, self._prediction), max_prediction_len)
+        if max_prediction_tokens is None:
+            max_prediction_tokens = tokens_for_all(max_slots, max_prediction_len)
+        self._arena = PredictionArena(max(max_prediction_tokens, PAGE))
+        self._extents: dict[int, Extent] = {}
+        self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
+        self.device = self._state.text.device
+        on_triton = resolve_backend(backend, self._state.text) == "triton"
+        self._step: Callable[..., None] = launch_step if on_triton else step_reference
         self._tables = SurvivalTables.load(
             num_draft_tokens, self.device, self.config.survival_table,
             self.config.min_survival, self.config.min_survival_lost,
         )  # fmt: skip
-        self._length_quarters = length_quarters(self.config.length_factor)
-        # What the operations of a step hand on, one row a batch position.
-        self._alignment = allocate_alignment(max_slots, self.device)
-        # In the prediction the best and the second best, then in the context.
-        self._matches = [allocate_suffix_match(max_slots, self.device) for _ in range(4)]
+        self._settings = {
+            "length_quarters": length_quarters(self.config.length_factor),
+            "min_match": self.config.min_match,
+            "min_context_match": self.config.min_context_match,
+            "vocab_size": vocab_size,
+        }
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
 
-    def add(self, slot: int, prediction: Sequence[int] | npt.NDArray[np.integer], prompt_len: int) -> None:
+    def add(self, slot: int, prediction: Sequence[int] | npt.NDArray[np.integer], prompt_len: int) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
 
         Args:
@@ -131,7 +133,13 @@ class Drafter:
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
 
-        On CUDA the prediction is copied once, asynchronously on the current stream, from pinned memory.
+        Returns:
+            Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
+            own context alone (`prediction_stats` counts these).
+
+        On CUDA the prediction is copied once, asynchronously on the current stream, from pinned memory, and
+        indexed there; one that is held already, of another request or of the same one before it was preempted, is
+        shared.
 
         Raises:
             TypeError: the prediction holds something else than integers.
@@ -150,11 +158,32 @@ class Drafter:
             raise ValueError(
                 f"prediction[{wrong[0]}]: expected 0 <= id < {self.vocab_size}, found {tokens[wrong[0]]}"
             )
-        _upload(tokens, self._prediction[slot])
-        self._prediction_len[slot] = len(tokens)
-        self._output_start[slot] = prompt_len
-        self._context_start[slot] = 0 if self.config.use_context else _VACANT
-        self._row_len[slot] = -1
+        self._release(slot)
+        extent = self._arena.acquire(tokens)
+        about = np.zeros(ABOUT, dtype=np.int32)
+        about[OUTPUT_START] = prompt_len
+        about[CONTEXT_START] = 0 if self.config.use_context else VACANT
+        if extent is not None:
+            bits = index_bits(extent.capacity)
+            about[[TEXT_BASE, TEXT_LEN, TEXT_SHIFT]] = extent.base, extent.num_tokens, 32 - bits
+            if extent.fresh:
+                self._store(slot, extent, tokens, bits)
+            self._extents[slot] = extent
+        _upload(about, self._state.about[slot])
+        self._state.aligned[slot, SEEN] = -1
+        return extent is not None
+
+    def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32], bits: int) -> None:
+        """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""
+        text, order, first = self._state[:3]
+        try:
+            _upload(tokens, text[extent.base : extent.base + extent.num_tokens])
+            build_index(text, order, first, extent.base, extent.num_tokens, bits)
+        except BaseException:
+            # What lies there now is nobody's prediction, and the slot's old one has gone.
+            self._arena.discard(extent)
+            self._vacate(slot)
+            raise
 
     def remove(self, slot: int) -> None:
         """Free `slot`: it gets no drafts until the next `add`. Freeing a free slot does nothing.
@@ -163,10 +192,23 @@ class Drafter:
             ValueError: no such slot.
         """
         self._check_slot(slot)
-        self._prediction_len[slot] = 0
-        self._output_start[slot] = _VACANT
-        self._context_start[slot] = _VACANT
-        self._row_len[slot] = -1
+        self._release(slot)
+        self._vacate(slot)
+
+    @property
+    def prediction_stats(self) -> ArenaStats:
+        """How the room for predictions is used, and what it could not hold."""
+        return self._arena.stats()
+
+    def _vacate(self, slot: int) -> None:
+        about = np.zeros(ABOUT, dtype=np.int32)
+        about[[OUTPUT_START, CONTEXT_START]] = VACANT
+        _upload(about, self._state.about[slot])
+
+    def _release(self, slot: int) -> None:
+        extent = self._extents.pop(slot, None)
+        if extent is not None:
+            self._arena.release(extent)
 
     def propose(
         self,
@@ -198,32 +240,27 @@ class Drafter:
             ValueError: a shape, device or layout differs from the above; on the CPU also an unknown slot.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
-        steps, text, text_len = self._steps, self._prediction, self._prediction_len
-        alignment, matches, out = self._rows(batch_size)
-        start, active = self._output_start, num_sampled
-        steps.extend(self._row, self._row_len, token_ids, start, total_len, text, text_len, slots, active)
-        steps.realign(self._row, text_len, slots, active, *alignment)
-        steps.match(
-            token_ids, start, total_len, text, text_len, slots, active, alignment.cursor, *matches[:4],
-            self.config.min_match, MAX_MATCH, True,
-        )  # fmt: skip
-        steps.match(
-            token_ids, self._context_start, total_len, token_ids, total_len, slots, active, None, *matches[4:],
-            self.config.min_context_match, MAX_MATCH, False,
-        )  # fmt: skip
-        steps.draft(
-            text, text_len, token_ids, start, total_len, slots, active, *alignment, *matches,
-            self._tables, *out, self._length_quarters, self.vocab_size,
-        )  # fmt: skip
+        out = Draft(*(tensor[:batch_size] for tensor in self._draft))
+        self._step(self._state, token_ids, total_len, slots, num_sampled, self._tables, out, **self._settings)
         return out
 
-    def _rows(self, batch_size: int) -> tuple[Alignment, list[torch.Tensor], Draft]:
-        """Views of the step's buffers for this batch size."""
-        return (
-            Alignment(*(t[:batch_size] for t in self._alignment)),
-            [tensor[:batch_size] for match in self._matches for tensor in match],
-            Draft(*(t[:batch_size] for t in self._draft)),
-        )
+    def capture(
+        self,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
+        slots: torch.Tensor,
+        num_sampled: torch.Tensor,
+    ) -> CapturedStep:
+        """Record a step over these tensors as a CUDA graph: a replay runs it on what they hold by then.
+
+        Arguments as in `propose`; the graph is for this batch size and keeps the tensors. No state changes here.
+        One graph a batch size; all of them write to the same `Draft` buffers. `add` and `remove` go on as ever, as
+        long as they run on the stream that replays.
+
+        On the CPU there is no graph, and a replay is a call of `propose`.
+        """
+        self._check_step(token_ids, total_len, slots, num_sampled)
+        return CapturedStep(self, token_ids, total_len, slots, num_sampled)
 
     def _check_slot(self, slot: int) -> None:
         if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)):
@@ -258,20 +295,37 @@ class Drafter:
         return batch_size
 
 
-class _Steps(NamedTuple):
-    """The operations of a step without their checks: `propose` has made those once for all of them."""
+class CapturedStep:
+    """A step of a `Drafter` that an engine replays: no arguments, no checks, one launch; see `Drafter.capture`.
 
-    extend: Callable[..., object]
-    realign: Callable[..., object]
-    match: Callable[..., object]
-    draft: Callable[..., object]
+    Attributes:
+        draft: what a replay writes.
+    """
 
+    def __init__(
+        self,
+        drafter: Drafter,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
+        slots: torch.Tensor,
+        num_sampled: torch.Tensor,
+    ) -> None:
+        self._propose = partial(drafter.propose, token_ids, total_len, slots, num_sampled)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
+        self.draft = drafter.propose(token_ids, total_len, slots, torch.zeros_like(num_sampled))
+        if drafter.device.type == "cuda":
+            torch.cuda.current_stream(drafter.device).synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._propose()
 
-def _steps(backend: str, max_prediction_len: int) -> _Steps:
-    if backend == "triton":
-        extend = partial(launch_extend, block_words=choose_block_words(max_prediction_len, None))
-        return _Steps(extend, launch_realign, launch_suffix_match, launch_draft)
-    return _Steps(lcs_extend_inplace_reference, realign_reference, suffix_match_reference, draft_reference)
+    def replay(self) -> Draft:
+        """Run the step with what the captured tensors hold now."""
+        if self._graph is None:
+            return self._propose()
+        self._graph.replay()
+        return self.draft
 
 
 def _upload(tokens: npt.NDArray[np.int32], row: torch.Tensor) -> None:

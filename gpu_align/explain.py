@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from .config import DrafterConfig
 from .ops.draft import length_quarters
-from .ops.draft.reference import Candidates, candidates, choose
-from .ops.draft.tables import MAX_MATCH, SURVIVAL_ONE, SurvivalTables
-from .ops.lcs import lcs_extend_inplace_reference, lcs_row_words
-from .ops.realign.reference import realign_reference
-from .ops.suffix_match.reference import longest_suffixes
+from .ops.draft.reference import IS_CONTEXT, Candidates, candidates, choose, compose
+from .ops.draft.tables import NUM_PLACES, NUM_TRUSTS, SURVIVAL_ONE, SurvivalTables
+from .ops.index import build_index
+from .ops.layout import (
+    CONTEXT_START,
+    FOLLOWED,
+    FOLLOWS,
+    OUTPUT_START,
+    PAGE,
+    TEXT_BASE,
+    TEXT_LEN,
+    TEXT_SHIFT,
+    VACANT,
+    index_bits,
+)
+from .ops.state import allocate_state
+from .ops.step.reference import recent_shift, take_in
 
-_NONE = (-1, 0)
+#: What a place says of a candidate in the prediction, by how much worse than the cursor the alignment finds it.
+_WORSE = {
+    2: "at most 2 worse by the alignment",
+    3: "3 to 5 worse by the alignment",
+    4: "more than 5 worse by the alignment",
+    5: "at most 16 worse by the alignment",
+    6: "more than 16 worse by the alignment",
+}
 #: Candidates that were not chosen: this many of the best are told.
 _NUM_OTHERS = 3
 
@@ -60,7 +78,7 @@ class Explainer:
 
     ::
 
-        explainer = Explainer(prediction, prompt_len=812, num_draft_tokens=64)
+        explainer = Explainer(prediction, prompt_len=812, num_draft_tokens=64, max_context_len=8192)
         explanation = explainer.at(tokens)      # prompt and output so far; more of them each time
 
     Args:
@@ -68,8 +86,9 @@ class Explainer:
         prompt_len: tokens of ``tokens`` that are prompt.
         num_draft_tokens: K of the drafter.
         config: of the drafter.
+        max_context_len: of the drafter: which places of the context it remembers hangs on it.
 
-    A call costs about a millisecond for a few thousand tokens.
+    A call costs about a millisecond, and what is new in ``tokens`` is taken in once.
     """
 
     def __init__(
@@ -78,82 +97,101 @@ class Explainer:
         prompt_len: int,
         num_draft_tokens: int,
         config: DrafterConfig | None = None,
+        *,
+        max_context_len: int,
     ) -> None:
         self._config = config if config is not None else DrafterConfig()
-        self._prediction = np.asarray(prediction, dtype=np.int32)
+        self._quarters = length_quarters(self._config.length_factor)
         self._prompt_len = prompt_len
         tables = SurvivalTables.load(
             num_draft_tokens, "cpu", self._config.survival_table,
             self._config.min_survival, self._config.min_survival_lost,
         )  # fmt: skip
         self._keep, self._gain = tables.keep.numpy(), tables.gain.numpy()
-        self._text = torch.from_numpy(self._prediction)[None] if len(self._prediction) else _one([0])
-        self._text_len = torch.tensor([len(self._prediction)], dtype=torch.int32)
-        self._row = torch.full((1, lcs_row_words(max(1, len(self._prediction)))), -1, dtype=torch.int32)
-        self._row_len = torch.tensor([-1], dtype=torch.int32)
+        num_text = len(prediction)
+        capacity = max(-(-num_text // PAGE), 1) * PAGE
+        state = allocate_state(1, max_context_len, capacity, "cpu")
+        self._state = state.numpy()
+        about = self._state.about[0]
+        about[[TEXT_BASE, TEXT_LEN, TEXT_SHIFT]] = 0, num_text, 32 - index_bits(capacity)
+        about[OUTPUT_START] = prompt_len
+        about[CONTEXT_START] = 0 if self._config.use_context else VACANT
+        if num_text:
+            self._state.text[:num_text] = prediction
+            build_index(state.text, state.order, state.first, 0, num_text, index_bits(capacity))
+        self._context = np.zeros((1, max_context_len), dtype=np.int32)
 
     def at(self, tokens: Sequence[int]) -> Explanation:
-        """The drafter's view after `tokens`: prompt and output."""
-        ids = np.asarray(tokens, dtype=np.int32)
-        output, config = ids[self._prompt_len :], self._config
-        cursor, followed = self._alignment(ids)
-        in_prediction = longest_suffixes(self._prediction, output, cursor, MAX_MATCH, True)
-        in_context = longest_suffixes(ids, ids, None, MAX_MATCH, False) if config.use_context else []
-        matches = (
-            *([m for m in in_prediction if m[1] >= config.min_match] + [_NONE] * 2)[:2],
-            *([m for m in in_context if m[1] >= config.min_context_match] + [_NONE] * 2)[:2],
-        )
-        found = candidates(self._prediction, ids, len(output), cursor, followed, matches)
-        quarters = length_quarters(config.length_factor)
-        chosen = choose(found, self._keep, self._gain, quarters)
-        value = found.values(self._keep, self._gain, quarters)[1]
-        # A place that is both a match and near the cursor is one place; the first of the two counts.
-        places = {(bool(found.is_context[i]), int(found.position[i])): i for i in reversed(range(len(value)))}
-        ranked = sorted(places.values(), key=lambda i: (-value[i], i))
-        others = [i for i in ranked if value[i] > 0 and (chosen is None or i != chosen[0])]
-        return Explanation(
-            cursor,
-            None if chosen is None else self._describe(found, chosen[0], cursor),
-            tuple(self._describe(found, i, cursor) for i in others[:_NUM_OTHERS]),
-        )
+        """The drafter's view after `tokens`: prompt and output.
 
-    def _alignment(self, ids: np.ndarray) -> tuple[int, int]:
-        slot, active = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
-        start, total = _one([self._prompt_len])[0], _one([len(ids)])[0]
-        lcs_extend_inplace_reference(
-            self._row, self._row_len, torch.from_numpy(ids)[None], start, total, self._text, self._text_len,
-            slot, active,
+        Raises:
+            ValueError: more tokens than `max_context_len`.
+        """
+        if len(tokens) > self._context.shape[1]:
+            raise ValueError(
+                f"tokens: expected at most {self._context.shape[1]}, as at construction, found {len(tokens)}"
+            )
+        self._context[0, : len(tokens)] = tokens
+        slot, total = np.zeros(1, dtype=np.int64), np.array([len(tokens)])
+        take_in(self._state, self._context, slot, total)
+        found = candidates(
+            self._state, self._context, slot, total, self._config.min_match, self._config.min_context_match,
+            recent_shift(self._state),
         )  # fmt: skip
-        cursor, followed = (torch.zeros(1, dtype=torch.int32) for _ in range(2))
-        realign_reference(self._row, self._text_len, slot, active, cursor, followed)
-        return int(cursor), int(followed)
+        num, value = (lanes[0] for lanes in found.values(self._keep, self._gain, self._quarters))
+        chosen = choose(found, self._keep, self._gain, self._quarters)
+        drafted = compose(self._state, self._context, slot, found, chosen, total, self._gain.shape[1] - 1)
+        lane = int(chosen.lane[0]) if drafted.length[0] else None
+        # A place that is both a match and near the cursor is one place: what is chosen, else the first of the two.
+        order = sorted(range(len(value)), key=lambda i: (i == lane, -i))
+        places = {(bool(IS_CONTEXT[i]), int(found.position[0, i])): i for i in order}
+        ranked = sorted(places.values(), key=lambda i: (-value[i], i))
+        others = [i for i in ranked if value[i] > 0 and i != lane][:_NUM_OTHERS]
+        num_output = max(len(tokens) - self._prompt_len, 0)
 
-    def _describe(self, found: Candidates, i: int, cursor: int) -> Choice:
-        num = found.values(self._keep, self._gain, length_quarters(self._config.length_factor))[0]
-        expected = float(self._gain[found.klass[i], min(num[i], found.room[i])]) / SURVIVAL_ONE
-        return Choice(
-            "context" if found.is_context[i] else "prediction",
-            int(found.position[i]),
-            int(found.matched[i]),
-            round(expected, 2),
-            _why(found, i, cursor),
+        def told(lane: int, edits: int = 0) -> Choice:
+            return self._describe(found, lane, int(num[lane]), num_output, edits)
+
+        return Explanation(
+            int(found.cursor[0]),
+            None if lane is None else told(lane, int(drafted.edits[0])),
+            tuple(told(i) for i in others),
         )
 
+    def _describe(self, found: Candidates, lane: int, num: int, num_output: int, edits: int) -> Choice:
+        klass, room = int(found.klass[0, lane]), int(found.room[0, lane])
+        return Choice(
+            "context" if IS_CONTEXT[lane] else "prediction",
+            int(found.position[0, lane]),
+            int(found.matched[0, lane]),
+            round(float(self._gain[klass, min(num, room)]) / SURVIVAL_ONE, 2),
+            "; ".join(self._why(found, lane, num_output, edits)),
+        )
 
-def _one(values: Sequence[int]) -> torch.Tensor:
-    """[1, n] int32."""
-    return torch.tensor([values], dtype=torch.int32)
-
-
-def _why(found: Candidates, i: int, cursor: int) -> str:
-    if found.whole[i]:
-        return "the output so far is the beginning of the prediction"
-    matched = int(found.matched[i])
-    words = f"the last {matched} tokens" if matched > 1 else "the last token"
-    if found.is_context[i]:
-        return f"{words} occurred before, in the prompt or the output"
-    away = int(found.position[i]) - cursor
-    where = "at the cursor" if away == 0 else f"{abs(away)} {'ahead of' if away > 0 else 'behind'} the cursor"
-    if not matched:
-        return f"{where}, where the last token does not occur"
-    return f"{words} occur{'s' if matched == 1 else ''} in the prediction, {where}"
+    def _why(self, found: Candidates, lane: int, num_output: int, edits: int) -> Iterator[str]:
+        position, cursor = int(found.position[0, lane]), int(found.cursor[0])
+        matched, klass = int(found.matched[0, lane]), int(found.klass[0, lane])
+        words = f"the last {matched} tokens" if matched > 1 else "the last token"
+        if IS_CONTEXT[lane]:
+            yield f"{words} occurred before, in the prompt or the output"
+            return
+        follows, followed = self._state.aligned[0, [FOLLOWS, FOLLOWED]]
+        if follows and position == cursor == followed == num_output:
+            yield "the output so far is the beginning of the prediction"
+            return
+        away = position - cursor
+        where = (
+            "at the cursor" if not away else f"{abs(away)} {'ahead of' if away > 0 else 'behind'} the cursor"
+        )
+        if matched:
+            yield f"{words} occur{'s' if matched == 1 else ''} in the prediction, {where}"
+        else:
+            yield f"{where}, where the last token does not occur"
+        place, trust = klass // NUM_TRUSTS % NUM_PLACES, klass % NUM_TRUSTS
+        # While the output follows the prediction, the alignment knows no more than the distance.
+        if place in _WORSE and not follows:
+            yield _WORSE[place]
+        if trust == 0:
+            yield "the output follows little of the prediction"
+        if edits:
+            yield f"{edits} edit{'s' if edits > 1 else ''} as before"

@@ -11,7 +11,7 @@ follows, until the output ends; `replay` has the loop. From Python::
     print(results[0].tokens_per_step, results[0].rejected_per_accepted)
 """
 
-from gpu_align.simulate.bounds import bound, everywhere, suffixes_and_cursor
+from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
 from gpu_align.simulate.policies import (
     SWEEP,
     config_of,
@@ -41,13 +41,13 @@ __all__ = [
     "line_ending_ids",
     "load_tokenizer",
     "make_policies",
+    "perfect_choice",
     "policy_names",
     "read_records",
     "replay",
     "runnable_policy_names",
     "setting_name",
     "simulate",
-    "suffixes_and_cursor",
     "to_html",
     "to_json",
     "token_texts",

@@ -1,28 +1,30 @@
-"""What no drafter can beat: replays in which the choice of the draft knows the output.
+"""What copying is worth at best: replays in which the choice of the draft knows the output.
 
 `bound` replays a record with a chooser that sees what comes: of the candidates it is given it takes the one that
 is right for longest, and drafts just the part that is right. With `everywhere` as candidates, any place in
-prediction or output, that is the clairvoyant bound; with the candidates of a drafter, what a perfect choice among
-those would be worth.
+prediction or output, that is the clairvoyant bound. `perfect_choice` does the same with the candidates of a
+`Drafter`: what a perfect choice among those would be worth.
+
+A draft here is a copy of one place. A drafter that makes edits again, in the middle of what it copies, is not
+bound by either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_align.config import DrafterConfig
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.replay import Drafted, PairResult, verification_steps
+from gpu_align.simulate.step_candidates import CandidateReplay
 
 IntArray = NDArray[np.int64]
 #: ``candidates(record)`` is asked once a record; what it returns is called with the number of output tokens so
 #: far, which only grows, and gives the continuations to choose from. Only tokens before that point may be read.
 Candidates = Callable[[Record], Callable[[int], Iterable[Sequence[int] | IntArray]]]
-#: How far from the old cursor `suffixes_and_cursor` looks.
-CURSOR_OFFSETS = range(-2, 17)
-LONGEST_SUFFIX = 64
 
 
 def bound(
@@ -72,30 +74,63 @@ def everywhere(record: Record) -> Callable[[int], Iterable[IntArray]]:
     return best
 
 
-def suffixes_and_cursor(record: Record) -> Callable[[int], Iterable[IntArray]]:
-    """The longest suffix matches in prediction and context, all of them, and places near the old cursor.
+def perfect_choice(
+    records: Sequence[Record],
+    num_draft_tokens: int,
+    config: DrafterConfig | None = None,
+    draft_in_prefill: bool = False,
+    batch_size: int = 64,
+) -> list[PairResult]:
+    """Replay with the best of what a `Drafter` chooses from.
 
-    The old cursor is behind the last token of the prediction that the output followed; `CURSOR_OFFSETS` around it
-    stand for a token or two inserted, replaced or deleted.
+    ::
+
+        while position < L:
+            draft = the longest prefix of output[position:], up to K tokens, that one of its candidates starts with
+
+    The candidates are those of `gpu_align.ops.draft`, computed by its references: the best matches in prediction
+    and context, and the places around the cursor.
+
+    Args:
+        records: what to replay; the drafter has room for the longest of them.
+        num_draft_tokens: K, at least 1.
+        config: which matches are candidates; the defaults if None.
+        draft_in_prefill: let the prefill step verify drafts.
+        batch_size: records that are looked at side by side; the results do not depend on it.
     """
-    prediction, prompt, output = _arrays(record)
-    context = np.concatenate([prompt, output])
-    cursor = seen = 0
+    results: list[PairResult] = []
+    width = max((len(r.prompt) + len(r.output) for r in records), default=1)
+    for first in range(0, len(records), batch_size):
+        batch = CandidateReplay(records[first : first + batch_size], num_draft_tokens, config, width)
+        steps = [
+            verification_steps(record, num_draft_tokens, draft_in_prefill)
+            for record in records[first : first + batch_size]
+        ]
+        results += _choose_perfectly(batch, steps)
+    return results
 
-    def candidates(done: int) -> list[IntArray]:
-        nonlocal cursor, seen
-        now = context[: len(prompt) + done]
-        ends, length = _suffix_ends(prediction, now)
-        for token in output[seen:done]:
-            cursor += int(cursor < len(prediction) and prediction[cursor] == token)
-        seen = done
-        if length >= 2 and cursor not in ends:
-            cursor = int(ends[np.abs(ends - cursor).argmin()])
-        places = [cursor + offset for offset in CURSOR_OFFSETS if cursor + offset >= 0]
-        own, _ = _suffix_ends(now, now)
-        return [prediction[p:] for p in [*places, *ends.tolist()]] + [now[p:] for p in own.tolist()]
 
-    return candidates
+def _choose_perfectly(
+    batch: CandidateReplay, steps: Sequence[Generator[list[int], Drafted, PairResult]]
+) -> list[PairResult]:
+    results: dict[int, PairResult] = {}
+    done = np.zeros(len(steps), dtype=np.int64)
+
+    def advance(slot: int, draft: list[int] | None) -> None:
+        try:
+            done[slot] += len(next(steps[slot]) if draft is None else steps[slot].send(Drafted(draft)))
+        except StopIteration as finished:
+            results[slot] = finished.value
+
+    for slot in range(len(steps)):
+        advance(slot, None)
+    while len(results) < len(steps):
+        slots = np.array([slot for slot in range(len(steps)) if slot not in results])
+        found = batch.candidates(slots, done[slots])
+        right = batch.right(found, slots, done[slots]).max(axis=1)
+        for slot, start, length in zip(slots, batch.num_prompt[slots] + done[slots], right, strict=True):
+            advance(int(slot), batch.context[slot, start : start + length].tolist())
+    return [results[slot] for slot in range(len(steps))]
 
 
 def _arrays(record: Record) -> tuple[IntArray, IntArray, IntArray]:
@@ -123,18 +158,3 @@ def _longest_at(text: IntArray, truth: IntArray) -> int | None:
             break
         starts = longer
     return int(starts[0])
-
-
-def _suffix_ends(text: IntArray, context: IntArray) -> tuple[IntArray, int]:
-    """All ends in `text`, the very last excluded, of the longest suffix of `context` up to `LONGEST_SUFFIX`."""
-    if not len(context):
-        return np.zeros(0, np.int64), 0
-    ends = np.flatnonzero(text[:-1] == context[-1]) + 1
-    length = min(1, len(ends))
-    while len(ends) and length < min(LONGEST_SUFFIX, len(context)):
-        longer = ends[ends > length]
-        longer = longer[text[longer - 1 - length] == context[-1 - length]]
-        if not len(longer):
-            break
-        ends, length = longer, length + 1
-    return ends, length

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 OURS = "gpu_align"
 #: Settings of a `DrafterConfig` along the trade-off, from few rejected drafts to few steps.
 SWEEP: tuple[dict[str, Any], ...] = (
+    {"length_factor": 0.5, "min_survival": 0.97},
     {"length_factor": 0.5, "min_survival": 0.95},
     {"length_factor": 1, "min_survival": 0.8},
     {"length_factor": 1, "min_survival": 0.5},
@@ -26,7 +27,8 @@ SWEEP: tuple[dict[str, Any], ...] = (
     {"length_factor": 6, "min_survival": 0.08},
     {"length_factor": 8, "min_survival": 0.05},
     {"length_factor": 12, "min_survival": 0.05},
-    {"length_factor": 20, "min_survival": 0.02},
+    {"length_factor": 12, "min_survival": 0.02},
+    {"length_factor": 64, "min_survival": 0.02},
     {"length_factor": 64, "min_survival": 0.005},
 )
 

@@ -211,9 +211,7 @@ class Oracle:
             default=0,
         )
         num_output = len(tokens) - self.prompt_len
-        trust = 2
-        if num_output >= 8:
-            trust = 0 if 8 * self.followed < num_output else 1 if 2 * self.followed < num_output else 2
+        trust = 0 if 8 * self.followed < num_output else 1 if 2 * self.followed < num_output else 2
         classes = []
         for c, t in zip(found, following, strict=True):
             if c is None:
@@ -252,9 +250,8 @@ class Oracle:
             position += 1
         return draft[:num]
 
-    def step(self, tokens: list[int]) -> tuple[list[int], int, int]:
-        """``(draft, class, source)`` after `tokens`, prompt and output; class -1 without a draft."""
-        tokens = list(tokens)
+    def take_in(self, tokens: list[int]) -> None:
+        """Bring what is known up to date: `tokens` are all so far, prompt and output."""
         for e in range(1, len(tokens)):
             if self.use_context:
                 way = bucket_of(tokens[e - 1], self.recent_bits), e % WAYS
@@ -263,6 +260,11 @@ class Oracle:
             if self.text:
                 self.fold(tokens[self.prompt_len : self.prompt_len + done + 1])
         self.seen = max(len(tokens) - self.prompt_len, 0)
+
+    def step(self, tokens: list[int]) -> tuple[list[int], int, int]:
+        """``(draft, class, source)`` after `tokens`, prompt and output; class -1 without a draft."""
+        tokens = list(tokens)
+        self.take_in(tokens)
         found, cursor = self.candidates(tokens)
         classes = self.classes(found, tokens)
         num_output = len(tokens) - self.prompt_len
@@ -270,10 +272,10 @@ class Oracle:
         for i, (c, klass) in enumerate(zip(found, classes, strict=True)):
             if c is None or c.room <= 0:
                 continue
-            num = self.K if c.matched >= MAX_MATCH else min(self.quarters * c.matched // 4 + 1, self.K)
+            num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
             num = min(num, int(self.tables.keep[klass]))
             value = int(self.tables.gain[klass, num])
-            if i == 6 and self.follows and cursor == num_output <= MAX_MATCH:
+            if i == 6 and self.follows and cursor == self.followed == num_output <= MAX_MATCH:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
             if value > best_value:
                 best, best_value, best_num = i, value, num

@@ -9,30 +9,33 @@ import torch
 
 import gpu_align
 from gpu_align import Drafter, DrafterConfig, Source
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BACKENDS = ["reference", "triton"]
+from gpu_align.ops.layout import PAGE
+from tests.gpu_align.step_harness import BACKENDS, device_of, poison, standing_of
 
 
 class Engine:
     """The smallest engine: it owns the tensors and knows what the model will write."""
 
-    def __init__(self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, config=None):
-        self.device = DEVICE if backend == "triton" else "cpu"
+    def __init__(
+        self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, config=None, max_prediction_tokens=None
+    ):
+        self.device = device_of(backend)
         self.K, self.T = K, T
         self.drafter = Drafter(
-            max_slots=max_slots, max_context_len=T, max_prediction_len=N, num_draft_tokens=K,
-            vocab_size=vocab, device=self.device, backend=backend, config=config,
+            max_slots=max_slots, max_context_len=T, max_prediction_len=N, num_draft_tokens=K, vocab_size=vocab,
+            device=self.device, backend=backend, config=config, max_prediction_tokens=max_prediction_tokens,
         )  # fmt: skip
+        poison(self.drafter)
         self.token_ids = torch.zeros((max_slots, T), dtype=torch.int32, device=self.device)
         self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
         self.prompt_len = [0] * max_slots
 
-    def add(self, slot, prediction, prompt):
-        self.drafter.add(slot, prediction, len(prompt))
+    def add(self, slot, prediction, prompt, output=()):
+        held = self.drafter.add(slot, prediction, len(prompt))
         self.prompt_len[slot] = len(prompt)
         self.total_len[slot] = 0
-        self.write(slot, prompt)
+        self.write(slot, [*prompt, *output])
+        return held
 
     def write(self, slot, tokens):
         start = int(self.total_len[slot])
@@ -69,6 +72,16 @@ class Engine:
 
 def distinct(n, start=0):
     return list(range(start, start + n))
+
+
+def snapshot(drafter):
+    """A copy of all that a drafter holds on its device."""
+    return [tensor.clone() for tensor in drafter._state]
+
+
+def same(before, drafter):
+    """Whether a drafter holds what it held."""
+    return all(torch.equal(a, b) for a, b in zip(before, drafter._state, strict=True))
 
 
 @pytest.mark.parametrize("K", [16, 32, 64])
@@ -169,12 +182,13 @@ class TestContract:
     def test_prefill_changes_nothing(self, backend):
         engine = Engine(backend)
         engine.add(0, distinct(20), [1, 2])
-        before = engine.drafter._row.clone(), engine.drafter._row_len.clone()
-        tokens, length, confidence, source = engine.propose([0], [0])[0]
-        assert (tokens, length, source) == ([2] * 16, 0, Source.NONE)
-        assert confidence == [0.0] * 16
-        assert torch.equal(before[0], engine.drafter._row)
-        assert torch.equal(before[1], engine.drafter._row_len)
+        for _ in range(2):  # of a slot that was never seen, and of one that was
+            before = snapshot(engine.drafter)
+            tokens, length, confidence, source = engine.propose([0], [0])[0]
+            assert (tokens, length, source) == ([2] * 16, 0, Source.NONE)
+            assert confidence == [0.0] * 16
+            assert same(before, engine.drafter)
+            engine.propose([0])
 
     def test_confidence_and_padding(self, backend):
         engine = Engine(backend)
@@ -251,7 +265,7 @@ class TestContract:
                 assert set(tokens[:length]) <= {1, 2, held.get(s)}
 
     def test_an_overwritten_slot_drafts_like_a_fresh_one(self, backend):
-        # A small alphabet: which of many equal matches is taken hangs on the row, which must not be the old one.
+        # A small alphabet: which of many equal matches is taken hangs on the alignment, not on the old one.
         generator = random.Random(8)
         used = Engine(backend)
         for _ in range(30 if backend == "reference" else 8):
@@ -262,7 +276,8 @@ class TestContract:
                 engine.add(0, prediction, [])
                 engine.write(0, output)
             assert used.propose([0]) == fresh.propose([0])
-            assert torch.equal(used.drafter._row[0], fresh.drafter._row[0])
+            assert standing_of(used.drafter, 0) == standing_of(fresh.drafter, 0)
+            assert torch.equal(used.drafter._state.recent[0], fresh.drafter._state.recent[0])
 
     def test_a_vacant_slot_gets_nothing(self, backend):
         engine = Engine(backend)
@@ -303,6 +318,106 @@ class TestContract:
         engine.add(0, [], [])
         engine.write(0, distinct(9) * 3)
         assert engine.propose([0])[0][1] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestPredictions:
+    """Requests share the room for predictions; none of that shows in what is drafted."""
+
+    def test_a_refused_prediction_leaves_the_request_its_context(self, backend):
+        engine = Engine(backend, max_slots=3, max_prediction_tokens=PAGE)
+        block = distinct(20, 40)
+        assert engine.add(0, distinct(100), [], [0, 1, 2])
+        assert not engine.add(1, distinct(100, 5), [], [*block, 7, *block[:4]])
+        assert engine.drafter.prediction_stats.refused == 1
+        first, second = engine.propose([0, 1])
+        assert first[0][: first[1]] == distinct(16, 3)
+        assert second[3] == Source.CONTEXT
+        assert second[0][: second[1]] == block[4 : 4 + second[1]]
+        assert second[1] >= 4
+        # The same as for a request without a prediction.
+        assert engine.add(2, [], [], [*block, 7, *block[:4]])
+        assert engine.propose([2])[0] == second
+        # When the first is gone there is room.
+        engine.drafter.remove(0)
+        assert engine.add(1, distinct(100, 5), [], distinct(3, 5))
+        assert engine.propose([1])[0][0] == distinct(16, 8)
+
+    def test_a_refused_prediction_leaves_nothing_of_the_slot_s_old_one(self, backend):
+        engine = Engine(backend, max_slots=2, N=600, max_prediction_tokens=2 * PAGE)
+        assert engine.add(0, distinct(PAGE), [])
+        assert engine.add(1, distinct(100, 300), [], [300, 301])
+        assert engine.propose([1])[0][0] == distinct(16, 302)
+        assert not engine.add(1, distinct(600), [], [300, 301])
+        assert engine.propose([1])[0][1] == 0
+
+    def test_two_requests_share_one_prediction(self, backend):
+        engine, prediction = Engine(backend), distinct(90)
+        outputs = {0: distinct(10), 2: [*distinct(30), 500, *distinct(5, 31)], 3: distinct(4, 60)}
+        for slot, output in outputs.items():
+            assert engine.add(slot, prediction, [900] * slot, output)
+        stats = engine.drafter.prediction_stats
+        assert (stats.num_predictions, stats.reused, stats.used_tokens) == (1, 2, PAGE)
+        together = dict(zip(outputs, engine.propose(list(outputs)), strict=True))
+        for slot, output in outputs.items():
+            alone = Engine(backend)
+            alone.add(slot, prediction, [900] * slot, output)
+            assert alone.propose([slot])[0] == together[slot]
+        # It stays for the others when one of them ends, and when one is given another prediction.
+        engine.drafter.remove(0)
+        engine.add(2, distinct(50, 200), [], [200])
+        assert engine.propose([3])[0] == together[3]
+        assert engine.propose([2])[0][0] == distinct(16, 201)
+
+    def test_a_prediction_comes_back(self, backend):
+        """After a preemption, in another slot, and with more tokens than its prompt."""
+        prediction, output = distinct(90), [*distinct(30), 500, *distinct(5, 31)]
+        engine = Engine(backend)
+        engine.add(1, prediction, [900], output)
+        before = engine.propose([1])
+        engine.drafter.remove(1)
+        assert engine.drafter.prediction_stats.cached_tokens == PAGE
+        assert engine.propose([1])[0][1] == 0
+        assert engine.add(3, prediction, [900], output)
+        assert engine.drafter.prediction_stats.reused == 1
+        assert engine.propose([3]) == before
+
+    def test_a_prediction_whose_room_was_taken_comes_back(self, backend):
+        engine = Engine(backend, max_slots=2, max_prediction_tokens=PAGE)
+        for _ in range(3):
+            for start in (0, 300):
+                assert engine.add(0, distinct(100, start), [], distinct(5, start))
+                assert engine.propose([0])[0][0] == distinct(16, start + 5)
+        assert engine.drafter.prediction_stats.evicted == 5
+
+    def test_remove_then_add(self, backend):
+        engine = Engine(backend)
+        engine.add(0, distinct(60), [7, 8], [0, 1, 2, 500, 2, 3])
+        engine.propose([0])
+        engine.drafter.remove(0)
+        engine.drafter.remove(0)  # a free slot stays free
+        engine.add(0, distinct(60, 200), [7], [200, 201])
+        fresh = Engine(backend)
+        fresh.add(0, distinct(60, 200), [7], [200, 201])
+        assert engine.propose([0]) == fresh.propose([0])
+        assert standing_of(engine.drafter, 0) == standing_of(fresh.drafter, 0)
+
+    def test_an_upload_that_fails_leaves_the_slot_vacant(self, backend, monkeypatch):
+        engine = Engine(backend)
+        engine.add(0, distinct(60), [], [0, 1])
+        engine.add(1, distinct(60, 100), [], [100, 101])
+
+        def fail(*_):
+            raise RuntimeError("out of memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gpu_align.drafter.build_index", fail)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                engine.add(0, distinct(60, 200), [])
+        assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]
+        # What was uploaded in part is not taken for a prediction that is there.
+        assert engine.add(0, distinct(60, 200), [], [200])
+        assert engine.propose([0])[0][0] == distinct(16, 201)
 
 
 def test_both_backends_draft_the_same_on_edits():
@@ -360,12 +475,12 @@ class TestBadInput:
     def test_add(self, args, error, words):
         drafter = self.make()
         drafter.add(0, [1, 2], 1)
-        before = drafter._prediction.clone(), drafter._prediction_len.clone(), drafter._output_start.clone()
+        before, stats = snapshot(drafter), drafter.prediction_stats
         with pytest.raises(error) as caught:
             drafter.add(*args)
         assert all(word in str(caught.value) for word in words), str(caught.value)
-        after = drafter._prediction, drafter._prediction_len, drafter._output_start
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert same(before, drafter)
+        assert drafter.prediction_stats == stats
 
     def test_remove(self):
         with pytest.raises(ValueError, match=r"slot: expected 0 <= slot < 2, found 7"):
@@ -416,11 +531,23 @@ class TestBadInput:
         drafter.propose(**good)
 
     @pytest.mark.parametrize(
-        "name", ["max_slots", "max_context_len", "max_prediction_len", "num_draft_tokens", "vocab_size"]
+        ("name", "most"),
+        [
+            ("max_slots", None),
+            ("max_context_len", 2**25 - 1),
+            ("max_prediction_len", 2**24 - 1),
+            ("num_draft_tokens", 256),
+            ("vocab_size", None),
+            ("max_prediction_tokens", None),
+        ],
     )
-    def test_sizes(self, name):
-        with pytest.raises(ValueError, match=rf"{name}: expected 1 or more, found 0"):
+    def test_sizes(self, name, most):
+        domain = "1 or more" if most is None else f"1 to {most}"
+        with pytest.raises(ValueError, match=rf"^{name}: expected {domain}, found 0"):
             self.make(**{name: 0})
+        if most is not None:
+            with pytest.raises(ValueError, match=rf"^{name}: expected {domain}, found {most + 1}"):
+                self.make(**{name: most + 1})
 
     def test_backend(self):
         with pytest.raises(ValueError, match="backend"):

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import torch
 
-from gpu_align import Drafter
-from gpu_align.explain import Explainer
+from gpu_align import Drafter, DrafterConfig
+from gpu_align.explain import Explainer, Explanation
 
 K, WIDTH, VOCABULARY = 8, 300, 50
 SOURCES = {1: "prediction", 2: "context"}
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(seed: int) -> None:
-    draw = random.Random(seed)
-    alphabet = 4 if seed % 2 else 40  # many repetitions, or few
-    prompt = [draw.randrange(alphabet) for _ in range(20)]
-    prediction = [draw.randrange(alphabet) for _ in range(60)]
+def edited(draw: random.Random, prediction: list[int], alphabet: int) -> list[int]:
+    """The prediction with tokens dropped, replaced and inserted."""
     output: list[int] = []
     for token in prediction:
         kind = draw.randrange(8)
         output += [] if kind == 0 else [draw.randrange(alphabet)] if kind == 1 else [token]
         output += [draw.randrange(alphabet)] * (kind == 2)
+    return output
+
+
+@pytest.mark.parametrize("config", [None, DrafterConfig(use_context=False, min_survival_lost=0, min_match=2)])
+@pytest.mark.parametrize("seed", range(6))
+def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
+    seed: int, config: DrafterConfig | None
+) -> None:
+    draw = random.Random(seed)
+    alphabet = 4 if seed % 2 else 40  # many repetitions, or few
+    prompt = [draw.randrange(alphabet) for _ in range(20)]
+    prediction = [draw.randrange(alphabet) for _ in range(60)]
+    output = edited(draw, prediction, alphabet)
     drafter = Drafter(
         max_slots=1, max_context_len=WIDTH, max_prediction_len=64, num_draft_tokens=K,
-        vocab_size=VOCABULARY, device="cpu",
+        vocab_size=VOCABULARY, device="cpu", config=config,
     )  # fmt: skip
     drafter.add(0, prediction=prediction, prompt_len=len(prompt))
-    explainer = Explainer(prediction, len(prompt), K)
+    explainer = Explainer(prediction, len(prompt), K, config, max_context_len=WIDTH)
     ids = torch.zeros((1, WIDTH), dtype=torch.int32)
     seen = set()
     done = 0
@@ -51,19 +61,123 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(seed: int)
             chosen = explanation.chosen
             assert chosen is not None
             assert chosen.source == SOURCES[int(draft.source)]
+            drafted = draft.token_ids[0, :length].tolist()
             text = prediction if chosen.source == "prediction" else tokens
-            assert draft.token_ids[0, :length].tolist() == text[chosen.position : chosen.position + length]
+            # What is not a copy of the place has been edited on the way, and is said to be.
+            copied = drafted == text[chosen.position : chosen.position + length]
+            assert copied or "as before" in chosen.why
             assert 0 < chosen.expected <= K
-            assert chosen.why
+            assert chosen not in explanation.others
             seen.add(chosen.why)
         assert 0 <= explanation.cursor <= len(prediction)
         done += draw.randrange(1, 5)
     assert len(seen) >= 2
 
 
+def test_the_context_is_remembered_as_by_the_drafter() -> None:
+    """How many places of the context are remembered hangs on its capacity, so the explainer has to know it."""
+    draw = random.Random(1)
+    tokens = [draw.randrange(3) for _ in range(WIDTH - K)]
+    for capacity in (WIDTH, 8 * WIDTH):
+        drafter = Drafter(
+            max_slots=1, max_context_len=capacity, max_prediction_len=1, num_draft_tokens=K, vocab_size=3,
+            device="cpu",
+        )  # fmt: skip
+        drafter.add(0, [], 0)
+        ids = torch.zeros((1, capacity), dtype=torch.int32)
+        ids[0, : len(tokens)] = torch.tensor(tokens)
+        explainer = Explainer([], 0, K, max_context_len=capacity)
+        for done in range(WIDTH - 2 * K, WIDTH - K):
+            draft = drafter.propose(
+                ids,
+                torch.tensor([done], dtype=torch.int32),
+                torch.zeros(1, dtype=torch.int64),
+                torch.ones(1, dtype=torch.int32),
+            )
+            length, chosen = int(draft.length), explainer.at(tokens[:done]).chosen
+            assert length > 0
+            assert chosen is not None
+            found = tokens[chosen.position : min(chosen.position + length, done)]
+            assert draft.token_ids[0, :length].tolist() == found
+
+
+def explain(prediction: list[int], output: list[int]) -> Explanation:
+    return Explainer(prediction, 0, K, max_context_len=WIDTH).at(output)
+
+
+def why(prediction: list[int], output: list[int]) -> str:
+    chosen = explain(prediction, output).chosen
+    assert chosen is not None
+    return chosen.why
+
+
 def test_without_a_prediction_it_explains_what_comes_from_the_context() -> None:
-    explanation = Explainer([], 6, K).at([1, 2, 3, 1, 2, 3, 1, 2])
+    explanation = Explainer([], 6, K, max_context_len=WIDTH).at([1, 2, 3, 1, 2, 3, 1, 2])
     assert explanation.cursor == 0
     assert explanation.chosen is not None
     assert (explanation.chosen.source, explanation.chosen.position) == ("context", 5)
-    assert "the last 5 tokens occurred before" in explanation.chosen.why
+    assert explanation.chosen.why == "the last 5 tokens occurred before, in the prompt or the output"
+
+
+def test_the_words_for_where_the_output_stands() -> None:
+    text = list(range(100, 140))
+    assert why(text, []) == "the output so far is the beginning of the prediction"
+    assert why(text, text[:9]) == "the output so far is the beginning of the prediction"
+    # As long as the prediction up to here, and yet not its beginning.
+    replaced = [*text[:9], 7, *text[10:20]]
+    assert explain(text, replaced).cursor == 20
+    assert why(text, replaced) == "the last 10 tokens occur in the prediction, at the cursor"
+    assert why(text, [*text[:9], 7]).endswith("cursor, where the last token does not occur")
+    # Left at 9; one token of what stands 4 ahead: 4 for the match, less 5 for what is skipped with it.
+    left = explain(text, [*text[:9], text[13]])
+    assert left.cursor == 9
+    assert left.chosen is not None
+    assert (left.chosen.position, left.chosen.matched) == (14, 1)
+    assert left.chosen.why == (
+        "the last token occurs in the prediction, 5 ahead of the cursor; at most 2 worse by the alignment"
+    )
+
+
+def test_a_prediction_that_is_not_followed_is_said_to_be() -> None:
+    output = [*range(200, 230), 5, 6, 7]
+    explanation = Explainer([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 0, K, DrafterConfig(min_survival_lost=0),
+                            max_context_len=WIDTH).at(output)  # fmt: skip
+    assert explanation.chosen is not None
+    assert "; the output follows little of the prediction" in explanation.chosen.why
+
+
+def test_it_counts_the_edits_that_are_made_again() -> None:
+    """`1 2 3` with a new token for 2, three times in the prediction, once and then twice ahead."""
+    rest = [*range(20, 30)]
+    text = [1, 2, 3, *rest, 1, 2, 3, 60, 1, 2, 3, *range(70, 80)]
+    output = [1, 9, 3, *rest]
+    explanation = Explainer(text, 0, 16, max_context_len=WIDTH).at(output)
+    assert explanation.chosen is not None
+    assert explanation.chosen.position == len(output)
+    assert explanation.chosen.why.endswith(
+        "the last 11 tokens occur in the prediction, at the cursor; 2 edits as before"
+    )
+    short = Explainer(text, 0, 5, max_context_len=WIDTH).at(output).chosen
+    assert short is not None
+    assert short.why.endswith("; 1 edit as before")
+
+
+def test_more_tokens_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="tokens: expected at most 4, as at construction, found 5"):
+        Explainer([1], 0, K, max_context_len=4).at([1] * 5)
+
+
+def test_every_explanation_of_a_walk_has_words() -> None:
+    draw = random.Random(3)
+    prediction = [draw.randrange(30) for _ in range(200)]
+    output = edited(draw, prediction, 30)
+    explainer = Explainer(prediction, 0, K, max_context_len=WIDTH)
+    form = re.compile(r"(the last|the output so far|at the cursor|\d+ (ahead of|behind) the cursor)")
+    told = 0
+    for done in range(len(output) + 1):
+        explanation = explainer.at(output[:done])
+        for choice in (explanation.chosen, *explanation.others):
+            if choice is not None:
+                assert form.match(choice.why)
+                told += 1
+    assert told > len(output)

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from gpu_align import DrafterConfig
 from gpu_align.policies import OPTIONAL_POLICIES, suffix_decoding
 from gpu_align.simulate import (
     SWEEP,
@@ -16,12 +17,13 @@ from gpu_align.simulate import (
     config_of,
     everywhere,
     make_policies,
+    perfect_choice,
     replay,
     setting_name,
     simulate,
-    suffixes_and_cursor,
 )
 from gpu_align.simulate.drafter_policy import replay_batched
+from tests.gpu_align.step_oracle import Oracle
 
 
 def record(seed: int, size: int = 90) -> Record:
@@ -122,21 +124,66 @@ def brute_force_steps(r: Record, k: int) -> int:
 
 
 @pytest.mark.parametrize("k", [1, 4, 16])
-def test_nothing_beats_the_clairvoyant(k: int) -> None:
+def test_nothing_that_copies_beats_the_clairvoyant(k: int) -> None:
     for r in RECORDS:
         clairvoyant = bound(r, k, everywhere)
         assert clairvoyant.rejected == 0
         assert clairvoyant.steps == brute_force_steps(r, k)
-        chosen = bound(r, k, suffixes_and_cursor)
+        [chosen] = perfect_choice([r], k)
         assert chosen.rejected == 0
         assert chosen.steps >= clairvoyant.steps
-        [ours] = simulate([r], make_policies(["gpu_align"], [r], k), k)
-        assert ours.steps >= clairvoyant.steps
+        for policy in make_policies(["cursor", "prompt_lookup", "static_text"], [r], k):
+            assert replay(policy, r, k).steps >= clairvoyant.steps
 
 
 def test_the_clairvoyant_tells_long_common_prefixes_apart() -> None:
     prediction = [1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 6]
     assert bound(Record("a", [], prediction, [0, 1, 2, 3, 4, 5, 6, 7]), 16, everywhere).steps == 2
+
+
+def test_making_an_edit_again_beats_copying() -> None:
+    """A name that changes on every line: no place has the line as it will be, until it was written."""
+    lines = [
+        [*range(10 * i, 10 * i + 6), 1000, 1001, 1002, *range(10 * i + 6, 10 * i + 10)] for i in range(12)
+    ]
+    prediction = [token for line in lines for token in line]
+    r = Record("renamed", [], prediction, [2000 if token == 1001 else token for token in prediction])
+    [ours] = simulate([r], make_policies(["gpu_align"], [r], 32), 32)
+    assert ours.steps < bound(r, 32, everywhere).steps
+
+
+@pytest.mark.parametrize("k", [1, 16])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_a_perfect_choice_takes_the_candidate_that_is_right_for_longest(k: int, prefill: bool) -> None:
+    for config in (DrafterConfig(), DrafterConfig(use_context=False, min_match=3)):
+        expected = [steps_of_the_best_candidate(r, k, prefill, config) for r in RECORDS]
+        for batch_size in (1, 5, 64):
+            found = perfect_choice(RECORDS, k, config, prefill, batch_size)
+            assert [pair.id for pair in found] == [r.id for r in RECORDS]
+            assert [pair.steps for pair in found] == expected
+            assert all(pair.rejected == 0 for pair in found)
+            assert [pair.output_tokens for pair in found] == [len(r.output) for r in RECORDS]
+
+
+def steps_of_the_best_candidate(r: Record, k: int, prefill: bool, config: DrafterConfig) -> int:
+    """By the semantics of a step in plain Python."""
+    width = max(len(other.prompt) + len(other.output) for other in RECORDS)
+    oracle = Oracle(
+        r.prediction, len(r.prompt), None, K=k, quarters=0, vocab_size=100, capacity=width,
+        min_match=config.min_match, min_context_match=config.min_context_match, use_context=config.use_context,
+    )  # fmt: skip
+    done, steps = (0, 0) if prefill else (1, 1)
+    while done < len(r.output):
+        tokens = [*r.prompt, *r.output[:done]]
+        oracle.take_in(tokens)
+        reach = 0
+        for c in oracle.candidates(tokens)[0]:
+            if c is not None:
+                text = (tokens if c.own else r.prediction)[c.position :][:k]
+                right = [a == b for a, b in zip(text, r.output[done:], strict=False)]
+                reach = max(reach, [*right, False].index(False))
+        done, steps = min(done + reach + 1, len(r.output)), steps + 1
+    return steps
 
 
 def test_a_chooser_of_nothing_generates_every_token() -> None:

@@ -1,7 +1,6 @@
 """One continuation a request, chosen among the candidates and written as draft tokens; see README.md here."""
 
-from .launch import Draft, Source, allocate_draft, draft, launch_draft, length_quarters
-from .reference import draft_reference
+from .result import Draft, Source, allocate_draft, length_quarters
 from .tables import MAX_MATCH, NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, survival_units
 
 __all__ = [
@@ -12,9 +11,6 @@ __all__ = [
     "Source",
     "SurvivalTables",
     "allocate_draft",
-    "draft",
-    "draft_reference",
-    "launch_draft",
     "length_quarters",
     "survival_units",
 ]

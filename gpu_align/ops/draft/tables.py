@@ -20,6 +20,8 @@ import torch
 SURVIVAL_ONE = 1 << 16
 #: A match this long is as good as certain; longer ones are not told apart.
 MAX_MATCH = 64
+#: Candidates that end like the output: this many in the prediction, and as many in the context.
+NUM_MATCHES = 4
 #: Candidates near the cursor: this many tokens before it, and this many after it.
 WINDOW_BEHIND, WINDOW_AHEAD = 2, 16
 #: Matched length -> bucket: the first length of each bucket; bucket 0 is "nothing matched".
@@ -27,13 +29,12 @@ LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
 #: Margin -> bucket likewise; bucket 0 is "a match that disagrees is four or more tokens longer".
 MARGIN_EDGES = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
 NUM_LENGTHS, NUM_MARGINS = len(LENGTH_EDGES) + 1, len(MARGIN_EDGES) + 1
-#: Places: at the cursor, 1 ahead, 2-4, 5-16 ahead, 1-2 behind, more behind, more ahead; the own context.
+#: Places: at the cursor, 1 ahead; else near it and at most 2, at most 5, more worse by the alignment; else at
+#: most 16 worse, more; the own context.
 PLACE_CONTEXT = 7
 NUM_PLACES = 8
-#: How much of the output follows the prediction: less than an eighth, less than half, more (or too early to say).
+#: How much of the output has followed the prediction: less than an eighth, less than half, more.
 NUM_TRUSTS = 3
-#: Outputs shorter than this are trusted to follow.
-TRUST_FROM = 8
 NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_PLACES * NUM_TRUSTS
 
 #: Numbers of drafts that the file holds survival for; in between it is interpolated.
@@ -90,7 +91,7 @@ class SurvivalTables:
         device: torch.device | str,
         path: Path | str | None = None,
         min_survival: float = 0.05,
-        min_survival_lost: float = 0.35,
+        min_survival_lost: float = 0.6,
     ) -> SurvivalTables:
         """Read a table and fit it to K: cut where it is longer, continued at its last rate where it is shorter.
 
@@ -115,7 +116,7 @@ class SurvivalTables:
         survival: IntArray,
         device: torch.device | str,
         min_survival: float = 0.05,
-        min_survival_lost: float = 0.35,
+        min_survival_lost: float = 0.6,
         calibration: Sequence[float] = (0.0,) * NUM_BINS,
     ) -> SurvivalTables:
         """Tables of curves [NUM_CLASSES, K] int32 in units of 1/`SURVIVAL_ONE`, from 1 up and never rising.

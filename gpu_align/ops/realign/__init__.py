@@ -1,13 +1,5 @@
-"""Where a request stands in its prediction, read off the carried LCS row; see README.md here."""
+"""Where a request stands in its prediction: followed, left and found again; see README.md here."""
 
-from .launch import Alignment, allocate_alignment, launch_realign, realign
-from .reference import MATCH_WEIGHT, realign_reference
+from .reference import realign_reference, standing, start_over
 
-__all__ = [
-    "MATCH_WEIGHT",
-    "Alignment",
-    "allocate_alignment",
-    "launch_realign",
-    "realign",
-    "realign_reference",
-]
+__all__ = ["realign_reference", "standing", "start_over"]

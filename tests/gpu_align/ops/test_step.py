@@ -1,0 +1,136 @@
+"""Whole steps of a batch against plain Python: what is drafted, how sure it is, and what is remembered."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_align import Drafter, DrafterConfig
+from gpu_align.ops.draft import SURVIVAL_ONE, SurvivalTables
+from gpu_align.ops.layout import EDITS
+from tests.gpu_align.step_harness import (
+    BACKENDS,
+    INTERPRETED,
+    POISON,
+    Edit,
+    device_of,
+    edited,
+    flat_curves,
+    poison,
+    random_curves,
+    standing_of,
+)
+from tests.gpu_align.step_oracle import Oracle
+
+CAPACITY = 512
+#: A kernel under the interpreter takes as long for one batch as the reference for all of them.
+SEEDS = {"reference": range(100), "triton": range(4 if INTERPRETED else 100)}
+CASES = [(backend, seed) for backend in BACKENDS for seed in SEEDS[backend]]
+
+
+def settings_of(generator):
+    return DrafterConfig(
+        length_factor=generator.choice([0, 0.5, 8, 64]),
+        min_survival=generator.choice([0, 0.05, 0.3]),
+        min_survival_lost=generator.choice([0, 0.35]),
+        min_match=generator.choice([1, 1, 2]),
+        min_context_match=generator.choice([1, 1, 3]),
+        use_context=generator.random() < 0.85,
+    )
+
+
+def tables_of(generator, K, config, device):
+    """Shipped, at random, or all classes alike, so that many candidates tie."""
+    kind = generator.random()
+    if kind < 0.5:
+        return SurvivalTables.load(
+            K, device, None, config.min_survival, config.min_survival_lost
+        )  # what the drafter loads
+    curves = random_curves(generator.randrange(2**32), K) if kind < 0.8 else flat_curves(SURVIVAL_ONE // 2, K)
+    return SurvivalTables.from_survival(
+        curves.astype(np.int32), device, config.min_survival, config.min_survival_lost
+    )
+
+
+def request_of(generator, vocab):
+    """``(prediction, prompt, output)``."""
+    prediction = generator.choices(
+        range(vocab), k=generator.choice([0, 1, 2, 5, 60, 255, 256, 257, 300, 500])
+    )
+    if generator.random() < 0.3:
+        prediction = (prediction[:20] * 40)[: len(prediction)]
+    prompt = generator.choices(range(vocab), k=generator.randint(0, 60))
+    if prediction and generator.random() < 0.3:
+        prompt = (prediction * 60)[: len(prompt)]
+    output = edited(generator, prediction, vocab, generator.randint(5, CAPACITY - len(prompt)))
+    return prediction, prompt, output
+
+
+@pytest.mark.parametrize(("backend", "seed"), CASES)
+def test_a_batch_of_edits(backend, seed):
+    generator = random.Random(seed)
+    slots = generator.sample(range(5), generator.randint(1, 4))
+    K, vocab = generator.choice([1, 4, 16, 64, 65]), generator.choice([3, 8, 40, 500])
+    config, device = settings_of(generator), device_of(backend)
+    drafter = Drafter(
+        max_slots=5, max_context_len=CAPACITY, max_prediction_len=600, num_draft_tokens=K, vocab_size=vocab,
+        device=device, config=config, backend=backend,
+    )  # fmt: skip
+    poison(drafter)
+    drafter._tables = tables = tables_of(generator, K, config, device)
+    token_ids = torch.full((5, CAPACITY), POISON, dtype=torch.int32, device=device)
+    total_len = torch.zeros(5, dtype=torch.int32, device=device)
+    running, done = {}, {}
+    for slot in slots:
+        prediction, prompt, output = request_of(generator, vocab)
+        drafter.add(slot, prediction, len(prompt))
+        oracle = Oracle(
+            prediction, len(prompt), tables, K=K, quarters=int(4 * config.length_factor), vocab_size=vocab,
+            capacity=CAPACITY, min_match=config.min_match, min_context_match=config.min_context_match,
+            use_context=config.use_context,
+        )  # fmt: skip
+        tokens = [*prompt, *output]
+        token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        running[slot] = tokens, oracle
+        done[slot] = min(len(prompt) + generator.choice([0, 1, 1, 1, 30]), len(tokens))
+
+    for _ in range(12 if backend == "triton" and INTERPRETED else 40):
+        generator.shuffle(slots)
+        sampled = [int(generator.random() < 0.9) for _ in slots]
+        for slot in slots:
+            total_len[slot] = done[slot]
+        draft = drafter.propose(
+            token_ids,
+            total_len,
+            torch.tensor(slots, dtype=torch.int64, device=device),
+            torch.tensor(sampled, dtype=torch.int32, device=device),
+        )
+        for b, slot in enumerate(slots):
+            tokens, oracle = running[slot]
+            length = int(draft.length[b])
+            if not sampled[b]:
+                assert (length, int(draft.source[b])) == (0, 0)
+                continue
+            note = f"slot {slot} after {done[slot]} tokens"
+            expected, klass, source = oracle.step(tokens[: done[slot]])
+            assert (draft.token_ids[b, :length].tolist(), int(draft.source[b])) == (expected, source), note
+            if expected:
+                assert torch.equal(draft.confidence[b, :length], tables.confidence[klass, :length]), note
+            check_state(drafter, slot, oracle, note)
+            right = [a == b for a, b in zip(expected, tokens[done[slot] :], strict=False)]
+            accepted = [*right, False].index(False)
+            done[slot] = min(done[slot] + accepted + 1, len(tokens))
+
+
+def check_state(drafter, slot, oracle, note):
+    if not oracle.text:
+        return
+    found = standing_of(drafter, slot)
+    assert (found.follows, found.followed) == (oracle.follows, oracle.followed), note
+    assert found.edits == [Edit(*e) for e in oracle.edits[-EDITS:] if e is not None], note
+    if oracle.follows:
+        assert found.cursor == oracle.cursor, note
+    else:
+        assert (found.anchor, found.left_at) == (oracle.anchor, oracle.left_at), note
+        assert found.row == oracle.row[1:], note

@@ -1,0 +1,186 @@
+"""One request in a `Drafter`, a step at a time, in poisoned memory; and edits and curves to try it on."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from gpu_align import Drafter, DrafterConfig
+from gpu_align.ops import layout
+from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables
+
+#: Every test of a step runs on both; kernels are interpreted where there is no GPU.
+BACKENDS = ["reference", "triton"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Whether the triton backend takes seconds where the reference takes milliseconds.
+INTERPRETED = DEVICE == "cpu"
+POISON = -123
+
+
+def device_of(backend: str) -> str:
+    return DEVICE if backend == "triton" else "cpu"
+
+
+def poison(drafter: Drafter) -> None:
+    """Garbage in all that a vacant drafter holds, but for what says that its slots are vacant."""
+    state = drafter._state
+    for tensor in (state.text, state.order, state.first, state.row, state.edits, state.recent):
+        tensor.fill_(POISON)
+    state.aligned[:, layout.SEEN + 1 :] = POISON
+    for tensor in drafter._draft:
+        tensor.fill_(77)
+
+
+class Edit(NamedTuple):
+    """An edit that is remembered: its surroundings, which output token is its first, tokens taken and given."""
+
+    before: int
+    at: int
+    behind: int
+    start: int
+    old: int
+    new: int
+
+
+class Standing(NamedTuple):
+    """Where a request stands; of `cursor` and of anchor, left_at and row only those that hold are there."""
+
+    follows: bool
+    cursor: int | None
+    anchor: int | None
+    left_at: int | None
+    followed: int
+    edits: list[Edit]
+    row: list[int] | None
+
+
+def standing_of(drafter: Drafter, slot: int) -> Standing:
+    aligned = drafter._state.aligned[slot].tolist()
+    rows, count = drafter._state.edits[slot].tolist(), aligned[layout.NUM_EDITS]
+    # Edit number i is in row i mod EDITS: the oldest first.
+    rows = [rows[i % layout.EDITS] for i in range(max(0, count - layout.EDITS), count)]
+    edits = [Edit(*row[:6]) for row in rows if row[layout.EDIT_BEFORE] != layout.NO_EDIT]
+    follows, followed = aligned[layout.FOLLOWS] > 0, aligned[layout.FOLLOWED]
+    if follows:
+        return Standing(True, aligned[layout.CURSOR], None, None, followed, edits, None)
+    anchor, left_at = aligned[layout.ANCHOR], aligned[layout.LEFT_AT]
+    return Standing(False, None, anchor, left_at, followed, edits, drafter._state.row[slot].tolist())
+
+
+class Drafted(NamedTuple):
+    tokens: list[int]
+    source: int
+    confidence: list[float]
+
+
+class Request:
+    """A request in the middle one of three slots. The drafts of every step are checked for their padding.
+
+    curves: [NUM_CLASSES, K] in units of 1/SURVIVAL_ONE instead of the shipped ones, with the thresholds `floor`
+    and `floor_lost` in the same unit.
+    """
+
+    SLOT = 1
+
+    def __init__(
+        self, backend, prediction, prompt=(), *, K=8, capacity=1200, vocab=1000, curves=None, floor=1,
+        floor_lost=1, **config,
+    ):  # fmt: skip
+        self.device, self.K, self.vocab = device_of(backend), K, vocab
+        self.prompt, self.capacity = list(prompt), capacity
+        self.drafter = Drafter(
+            max_slots=3, max_context_len=capacity, max_prediction_len=max(len(prediction), 1),
+            num_draft_tokens=K, vocab_size=vocab, device=self.device, backend=backend,
+            config=DrafterConfig(**config),
+        )  # fmt: skip
+        poison(self.drafter)
+        if curves is not None:
+            self.drafter._tables = SurvivalTables.from_survival(
+                np.asarray(curves, dtype=np.int32),
+                self.device,
+                floor / SURVIVAL_ONE,
+                floor_lost / SURVIVAL_ONE,
+            )
+        # Another prediction first, so that ours does not begin where the arena does.
+        self.drafter.add(0, [0], 0)
+        self.drafter.add(self.SLOT, prediction, len(self.prompt))
+        self.token_ids = torch.full((3, capacity), POISON, dtype=torch.int32, device=self.device)
+        self.total_len = torch.full((3,), POISON, dtype=torch.int32, device=self.device)
+
+    def step(self, output) -> Drafted:
+        """What is drafted behind prompt and `output`."""
+        tokens = [*self.prompt, *output]
+        self.token_ids[self.SLOT] = POISON
+        self.token_ids[self.SLOT, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len[self.SLOT] = len(tokens)
+        draft = self.drafter.propose(
+            self.token_ids,
+            self.total_len,
+            torch.tensor([self.SLOT], dtype=torch.int64, device=self.device),
+            torch.ones(1, dtype=torch.int32, device=self.device),
+        )
+        [drafted], [length], [confidence], [source] = (tensor.tolist() for tensor in draft)
+        last = tokens[-1] if tokens and 0 <= tokens[-1] < self.vocab else 0
+        assert drafted[length:] == [last] * (self.K - length)
+        assert confidence[length:] == [0.0] * (self.K - length)
+        assert all(0 < p <= 1 for p in confidence[:length])
+        assert (source != 0) == (length > 0)
+        return Drafted(drafted[:length], source, confidence[:length])
+
+    @property
+    def standing(self) -> Standing:
+        return standing_of(self.drafter, self.SLOT)
+
+    def write_over(self, position, token):
+        """Put a token into the prediction that `add` would have refused; the index does not know it."""
+        base = int(self.drafter._state.about[self.SLOT, layout.TEXT_BASE])
+        self.drafter._state.text[base + position] = token
+
+
+def flat_curves(value, K=8):
+    """Every class alike: the longest draft is worth the most."""
+    return np.full((NUM_CLASSES, K), value)
+
+
+def random_curves(seed, K):
+    """[NUM_CLASSES, K], never rising and 1 or more, some steep and some flat."""
+    generator = np.random.default_rng(seed)
+    top = SURVIVAL_ONE * generator.random((NUM_CLASSES, 1))
+    rate = generator.choice([0.3, 0.8, 0.99, 1.0], (NUM_CLASSES, 1))
+    return np.maximum(np.floor(top * rate ** np.arange(K)), 1).astype(np.int64)
+
+
+def edited(generator: random.Random, prediction: list[int], alphabet: int, length: int) -> list[int]:
+    """An output of `length` tokens as edits leave it: runs of the prediction, jumps, repetitions, renamings."""
+    output: list[int] = []
+    at = 0
+    while len(output) < length:
+        kind = generator.random()
+        if kind < 0.6 and prediction:
+            run = generator.randint(1, 40)
+            output += prediction[at : at + run]
+            at += run
+            if at >= len(prediction):
+                at = generator.randrange(len(prediction))
+        elif kind < 0.7:
+            output += [generator.randrange(alphabet) for _ in range(generator.randint(1, 6))]
+        elif kind < 0.8:
+            at += generator.randint(1, 8)
+        elif kind < 0.85 and prediction:
+            at = generator.randrange(len(prediction))
+        elif kind < 0.9 and output:
+            start = generator.randrange(len(output))
+            output += output[start : start + generator.randint(1, 20)]
+        else:
+            output.append(generator.randrange(alphabet))
+            at += 1
+    if generator.random() < 0.4:
+        old, new = (
+            generator.randrange(alphabet),
+            [generator.randrange(alphabet) for _ in range(generator.randint(0, 3))],
+        )
+        output = [token for word in output for token in (new if word == old else [word])] or output
+    return output[:length]

@@ -1,0 +1,83 @@
+"""A step is one launch, and what it reads and writes does not grow with the prediction."""
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_align import Drafter
+
+if torch.cuda.is_available():
+    pytest.skip("counted under the interpreter", allow_module_level=True)
+
+from tests.gpu_align.traffic import counted
+
+VOCAB, K, STEPS = 50_000, 16, 6
+
+
+def text_of(num_tokens: int) -> np.ndarray:
+    """Half of the tokens are drawn from a few, as in source code, where some tokens are everywhere."""
+    rng = np.random.default_rng(7)
+    often, seldom = rng.integers(0, 40, num_tokens), rng.integers(40, VOCAB, num_tokens)
+    return np.where(rng.random(num_tokens) < 0.5, often, seldom)
+
+
+def traffic_of(num_text: int, state: str) -> tuple[int, int]:
+    """``(launches, bytes)`` of `STEPS` steps of one request in the middle of its output."""
+    prediction = text_of(num_text)
+    rng = np.random.default_rng(3)
+    output = prediction[: num_text // 2].copy()
+    if state != "aligned":
+        often = rng.random(len(output)) < 0.5
+        novel = np.where(often, rng.integers(0, 40, len(output)), rng.integers(40, VOCAB, len(output)))
+        wrong = slice(None) if state == "lost" else slice(3, None, 9)
+        output[wrong] = novel[wrong]
+    # The same output length for every prediction: the context is not what varies.
+    output = output[:500]
+    drafter = Drafter(
+        max_slots=1, max_context_len=1024, max_prediction_len=num_text, num_draft_tokens=K, vocab_size=VOCAB,
+        device="cpu", backend="triton",
+    )  # fmt: skip
+    drafter.add(0, prediction, prompt_len=0)
+    token_ids = torch.zeros((1, 1024), dtype=torch.int32)
+    token_ids[0, : len(output)] = torch.from_numpy(output.astype(np.int32))
+    step = {"aligned": 17, "mixed": 8, "lost": 1}[state]
+    done = len(output) - STEPS * step
+    slots, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    total_len = torch.tensor([done], dtype=torch.int32)
+    drafter.propose(token_ids, total_len, slots, one)
+    with counted() as traffic:
+        for _ in range(STEPS):
+            total_len += step
+            drafter.propose(token_ids, total_len, slots, one)
+    return traffic.launches, traffic.bytes
+
+
+@pytest.mark.parametrize("state", ["aligned", "mixed", "lost"])
+def test_one_launch_and_no_more_bytes_for_a_longer_prediction(state):
+    launches, short = traffic_of(1024, state)
+    assert launches == STEPS
+    launches, long = traffic_of(32_768, state)
+    assert launches == STEPS
+    assert long <= 1.1 * short, f"{state}: {short / STEPS:.0f} bytes a step at 1k, {long / STEPS:.0f} at 32k"
+
+
+def test_the_counter_counts():
+    """A request that starts over reads all its tokens: more bytes than a step that goes on."""
+    drafter = Drafter(
+        max_slots=1, max_context_len=512, max_prediction_len=300, num_draft_tokens=4, vocab_size=VOCAB,
+        device="cpu", backend="triton",
+    )  # fmt: skip
+    prediction = text_of(300)
+    drafter.add(0, prediction, prompt_len=0)
+    token_ids = torch.zeros((1, 512), dtype=torch.int32)
+    token_ids[0, :300] = torch.from_numpy(prediction.astype(np.int32))
+    slots, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    counts = []
+    for total in (250, 251):
+        with counted() as traffic:
+            drafter.propose(token_ids, torch.tensor([total], dtype=torch.int32), slots, one)
+        counts.append(traffic)
+    assert [c.launches for c in counts] == [1, 1]
+    assert counts[0].loaded > counts[1].loaded + 4 * 249
+    # All ends are entered, and the index of the context is cleared before.
+    assert counts[0].stored >= counts[1].stored + 4 * 249
