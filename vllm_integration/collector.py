@@ -22,7 +22,11 @@ logger = logging.getLogger("vllm.gpu_align")
 #: Tags whose requests have all ended and which no response has asked for: clients that went away.
 _MAX_ENDED = 1000
 #: What `predictions` does in a worker, as `limits` would say it: a worker serves the request in any case.
-_BY_THE_WORKER = {"cut": ("tokens", "truncated"), "dropped": ("malformed", "dropped")}
+_BY_THE_WORKER = {
+    "cut": ("tokens", "truncated"),
+    "dropped": ("malformed", "dropped"),
+    "no_room": ("room", "dropped"),
+}
 
 
 @dataclass

@@ -10,14 +10,15 @@ from vllm_integration import wire
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: Predictions of this process that were not used as they came: "dropped" (malformed) or "cut" (too long).
+#: Predictions of this process that were not used as they came: "dropped" (malformed), "cut" (too long) or
+#: "no_room" (the arena is full of others that are in use).
 refused: Counter[str] = Counter()
 _MAX_REFUSALS = 1000
 _refusals: dict[str, str] = {}
 
 
 def take_refusals() -> dict[str, str]:
-    """Request → "dropped" or "cut", since this was last asked."""
+    """Request → "dropped", "cut" or "no_room", since this was last asked."""
     taken = dict(_refusals)
     _refusals.clear()
     return taken
@@ -27,6 +28,15 @@ def _refuse(req_id: str, reason: str) -> None:
     refused[reason] += 1
     if len(_refusals) < _MAX_REFUSALS:  # where nobody asks they must not pile up
         _refusals[req_id] = reason
+
+
+def found_no_room(req_id: str) -> None:
+    """The drafter could not hold a request's prediction: warn and count."""
+    logger.warning(
+        "Request %s is served without its prediction: no room for it among the others (GPU_ALIGN_ARENA_TOKENS)",
+        req_id,
+    )
+    _refuse(req_id, "no_room")
 
 
 def accept_prediction(

@@ -20,7 +20,7 @@ import torch
 from vllm_integration import compat, plugin, rejection, usage_seams
 from vllm_integration.debug_log import DebugLog, tokenizer_of
 from vllm_integration.draft_counts import Proposed, Report, attach, when_it_leaves
-from vllm_integration.predictions import accept_prediction, take_refusals
+from vllm_integration.predictions import accept_prediction, found_no_room, take_refusals
 from vllm_integration.requests import Proposal, RequestState, stop_rule
 from vllm_integration.settings import Settings
 from vllm_integration.slots import SlotTable
@@ -177,7 +177,9 @@ class PredictedOutputs:
             state.prompt_len = int(self._batch.num_prompt_tokens[row])
             if state.keep_steps:
                 before = total_len - len(sampled)
-                state.know_prompt(token_ids_cpu[row, :before].tolist, self.num_draft_tokens)
+                state.know_prompt(
+                    token_ids_cpu[row, :before].tolist, self.num_draft_tokens, self.max_model_len
+                )
             state.settle(sampled, self._scheduled.get(req_id, ()), total_len)
             room = state.room(total_len, self.num_draft_tokens, self.max_model_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
@@ -226,7 +228,8 @@ class PredictedOutputs:
             slot = self.slots.acquire(state.req_id)
             prediction: Sequence[int] = [] if state.prediction is None else state.prediction.tolist()
             try:
-                self.drafter.add(slot, prediction=prediction, prompt_len=state.prompt_len)
+                if not self.drafter.add(slot, prediction, state.prompt_len):
+                    found_no_room(state.req_id)
             except (TypeError, ValueError) as error:
                 logger.warning("Request %s is served without its prediction: %s", state.req_id, error)
                 self.slots.release(state.req_id)
@@ -268,6 +271,7 @@ def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
         num_draft_tokens=proposer.num_draft_tokens,
         vocab_size=proposer.vocab_size,
         device="cpu",
+        max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
     )
 
 

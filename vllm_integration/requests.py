@@ -46,12 +46,16 @@ class RequestState:
     _explainer: Explainer | None = None
     _explanation: Explanation | None = None
 
-    def know_prompt(self, tokens: Callable[[], list[int]], num_draft_tokens: int) -> None:
+    def know_prompt(
+        self, tokens: Callable[[], list[int]], num_draft_tokens: int, max_context_len: int
+    ) -> None:
         """For requests whose steps are kept, before the first: `tokens()` are all before its sampled ones."""
         if self._explainer is None:
             self.tokens = tokens()
             prediction = [] if self.prediction is None else self.prediction.tolist()
-            self._explainer = Explainer(prediction, self.prompt_len, num_draft_tokens)
+            self._explainer = Explainer(
+                prediction, self.prompt_len, num_draft_tokens, max_context_len=max_context_len
+            )
 
     def settle(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
         """Account for one step: `sampled` (accepted drafts and one more) after verifying `verified`.

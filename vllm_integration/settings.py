@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpu_align.arena import tokens_for_all
+
+#: Room for the predictions of all requests together, tokens: 12 bytes each on the device.
+ARENA_TOKENS = 4 * 2**20
 #: Tokens of a step up to which verifying drafts counts as free: docs/serving-model.md.
 FILL_TOKENS = 128
 #: Survival from which a draft is verified in any batch, told in time and told late. With these useless
@@ -25,6 +29,7 @@ class Settings:
     | `GPU_ALIGN_STRICT` | 0 | 1: a vLLM seam that is missing raises instead of turning the plugin off |
     | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
     | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
+    | `GPU_ALIGN_ARENA_TOKENS` | 4194304, or less where less can hold all | room for all predictions together |
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
     | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
     | `GPU_ALIGN_SURE` | 0.9, 0.92 where told late | drafts as likely as that are verified in any batch, V2 |
@@ -52,6 +57,7 @@ class Settings:
     usage_details: bool = False
     fill_tokens: int = FILL_TOKENS
     sure: float | None = None
+    arena_tokens: int | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -62,6 +68,7 @@ class Settings:
             strict=_flag(env, "GPU_ALIGN_STRICT"),
             draft_without_prediction=_flag(env, "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"),
             max_prediction_tokens=_count(env, "GPU_ALIGN_MAX_PREDICTION_TOKENS"),
+            arena_tokens=_count(env, "GPU_ALIGN_ARENA_TOKENS"),
             max_draft_tokens=_count(env, "GPU_ALIGN_MAX_DRAFT_TOKENS"),
             bill_rejected=_flag(env, "GPU_ALIGN_BILL_REJECTED"),
             usage_details=_flag(env, "GPU_ALIGN_USAGE_DETAILS"),
@@ -82,6 +89,11 @@ class Settings:
         if self.max_prediction_tokens is None:
             return max_model_len
         return min(self.max_prediction_tokens, max_model_len)
+
+    def prediction_room(self, max_slots: int, capacity: int) -> int:
+        """Tokens of all predictions together: room for the longest at least, and no more than can be needed."""
+        wanted = ARENA_TOKENS if self.arena_tokens is None else self.arena_tokens
+        return min(max(wanted, capacity), tokens_for_all(max_slots, capacity))
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:

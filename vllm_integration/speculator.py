@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from gpu_align import Drafter
 from vllm_integration import adaptive, compat, plugin
 from vllm_integration.draft_counts import DraftCounts, when_it_leaves
-from vllm_integration.predictions import accept_prediction, take_refusals
+from vllm_integration.predictions import accept_prediction, found_no_room, take_refusals
 from vllm_integration.settings import Settings
 from vllm_integration.step_log import open_step_log
 
@@ -34,8 +34,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
     req_states: the runner's table of requests. Read each step, as they are on the device:
         `all_token_ids.gpu` [max_num_reqs, max_model_len] int32, `total_len.gpu` [max_num_reqs] int32.
 
-    Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter needs
-    `max_num_reqs * (4.125 * prediction capacity)` bytes.
+    Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's
+    index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`.
     Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
     """
 
@@ -58,6 +58,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             vocab_size=self.vocab_size,
             device=device,
             backend="triton",
+            max_prediction_tokens=self.settings.prediction_room(max_slots, self.capacity),
         )
         self.counts = DraftCounts(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
@@ -80,7 +81,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         return bool(self._speculative.enable_adaptive_verification)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing to set up: the step is a handful of launches outside the model's graphs."""
+        """Nothing to set up: the step is one launch outside the model's graphs."""
 
     def capture(self) -> None:
         """Nothing to capture."""
@@ -100,10 +101,12 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         if prediction is None and not self.settings.draft_without_prediction:
             return
         try:
-            self.drafter.add(slot, prediction=[] if prediction is None else prediction, prompt_len=prompt_len)
+            held = self.drafter.add(slot, [] if prediction is None else prediction, prompt_len)
         except (TypeError, ValueError) as error:
             logger.warning("Request %s is served without its prediction: %s", req_id, error)
             return
+        if not held:
+            found_no_room(req_id)
         self._occupied[slot] = True
         if self.log is not None:
             self.log.add(req_id, prediction, prompt_len, sampling_params)

@@ -47,7 +47,7 @@ class StepLog:
             row = int(batch.idx_mapping_np[index])
             total_len = int(req_states.total_len.gpu[row])
             ids, before = req_states.all_token_ids.gpu, total_len - sampled
-            state.know_prompt(partial(_row, ids, row, before), self._num_draft_tokens)
+            state.know_prompt(partial(_row, ids, row, before), self._num_draft_tokens, int(ids.shape[1]))
             tokens = ids[row, before:total_len].tolist()
             # Slots beyond the proposal were filled up by the runner; nobody proposed what is in them.
             drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]

@@ -99,12 +99,18 @@ def test_settings_from_the_environment() -> None:
             "GPU_ALIGN_MAX_DRAFT_TOKENS": "512",
             "GPU_ALIGN_FILL_TOKENS": "0",
             "GPU_ALIGN_SURE": " 0.75 ",
+            "GPU_ALIGN_ARENA_TOKENS": "600",
         }
     )
-    assert settings == Settings(True, True, 100, "/x", 512, fill_tokens=0, sure=0.75)
+    assert settings == Settings(True, True, 100, "/x", 512, fill_tokens=0, sure=0.75, arena_tokens=600)
     assert settings.prediction_capacity(50) == 50
     assert settings.prediction_capacity(500) == 100
     assert Settings().prediction_capacity(500) == 500
+    # Room for the longest prediction at least, and for no more than can be needed: 3 slots of 2 pages, 8 pages.
+    assert settings.prediction_room(3, 400) == 600
+    assert settings.prediction_room(3, 700) == 700
+    assert Settings().prediction_room(3, 500) == 8 * 256
+    assert Settings().prediction_room(1024, 32_768) == 4 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -115,6 +121,7 @@ def test_settings_from_the_environment() -> None:
         ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "0"),
         ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "-4"),
         ("GPU_ALIGN_MAX_PREDICTION_TOKENS", "many"),
+        ("GPU_ALIGN_ARENA_TOKENS", "0"),
         ("GPU_ALIGN_FILL_TOKENS", "-1"),
         ("GPU_ALIGN_FILL_TOKENS", "1.5"),
         ("GPU_ALIGN_SURE", "1.01"),

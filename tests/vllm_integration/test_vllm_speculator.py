@@ -174,10 +174,10 @@ def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None
     prediction = list(range(100, 120))
     write(speculator, 0, [7, 8, 100])
     speculator.add_request("r0", 0, 2, params_of(prediction))
-    before = speculator.drafter._row_len.clone()
+    before = speculator.drafter._state.aligned.clone()
     propose(speculator, [0], [0])
     propose(speculator, [0, 1, 2], dummy_run=True, skip_attn_for_dummy_run=True, is_profile=True)
-    assert torch.equal(speculator.drafter._row_len, before)
+    assert torch.equal(speculator.drafter._state.aligned, before)
     assert propose(speculator, [0])[0].tolist() == [101, 102, 103, 104]
 
 
@@ -205,6 +205,27 @@ def test_a_malformed_prediction_is_dropped_with_one_warning(
     assert len(plugin_log) == 1
     assert propose(speculator, [0, 1])[1].tolist() == [101, 102, 103, 104]
     assert speculator._occupied.tolist() == [False, True, False, False]
+
+
+def test_a_prediction_that_finds_no_room_is_counted_and_its_request_drafts_from_its_context(
+    speculator: Any, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_align.arena import PredictionArena
+    from vllm_integration import predictions
+
+    monkeypatch.setattr(speculator.drafter, "_arena", PredictionArena(256))
+    predictions.take_refusals()
+    write(speculator, 0, [7, 8, 100])
+    write(speculator, 1, [7, 8, 9, 10, 7, 8])
+    speculator.add_request("first", 0, 2, params_of([100, 101, 102, 103, 104]))
+    speculator.add_request("second", 1, 2, params_of([50, 51, 52]))
+    assert predictions.take_refusals() == {"second": "no_room"}
+    assert [
+        line for line in plugin_log if "second" in line and "GPU_ALIGN_ARENA_TOKENS" in line
+    ] == plugin_log
+    drafts = propose(speculator, [0, 1]).tolist()
+    assert drafts[0] == [101, 102, 103, 104]
+    assert drafts[1][:2] == [9, 10]
 
 
 def test_a_failure_turns_the_plugin_off_and_serving_goes_on(speculator: Any, plugin_log: list[str]) -> None:

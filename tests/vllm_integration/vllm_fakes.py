@@ -25,13 +25,14 @@ class FakeDrafter:
         self.slots: dict[int, tuple[list[int], int]] = {}
         self.calls: list[tuple[list[int], list[int], list[int]]] = []
 
-    def add(self, slot: int, prediction: Any, prompt_len: int) -> None:
+    def add(self, slot: int, prediction: Any, prompt_len: int) -> bool:
         prediction = [int(token) for token in prediction]
         if any(not 0 <= token < self.vocab_size for token in prediction):
             raise ValueError("prediction: token id outside the vocabulary")
         if len(prediction) > self.max_prediction_len:
             raise ValueError("prediction: too long")
         self.slots[slot] = (prediction, prompt_len)
+        return True
 
     def remove(self, slot: int) -> None:
         del self.slots[slot]
