@@ -63,13 +63,12 @@ CONFIGS: dict[str, list[Config]] = {
         Config(f"extend {words}", {"BLOCK_B": 1, "BLOCK_W": words}, words // 32) for words in (32, 256, 512)
     ],
     "lcs._lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
-    "realign._realign_kernel": [Config("realign", {"BLOCK_N": 1024}, 4)],
     "suffix_match._suffix_match_kernel": [
         Config("match prediction", {**_MATCH, "HAS_ANCHOR": True, "FROM_START": True, "HAS_SECOND": True}, 4),
         Config("match context", {**_MATCH, "HAS_ANCHOR": False, "FROM_START": False, "HAS_SECOND": True}, 4),
     ],
-    "draft._draft_kernel": [
-        Config(f"draft {K}", {"K": K, "BLOCK_K": K}, warps, {"token_ids_ptr": "*i64"})
+    "step._step_kernel": [
+        Config(f"step {K}", {"K": K, "BLOCK_K": K}, warps, {"token_ids_ptr": "*i64", "row_ptr": "*i16"})
         for K, warps in ((16, 1), (64, 1), (256, 4))
     ],
 }

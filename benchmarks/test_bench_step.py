@@ -26,7 +26,7 @@ from benchmarks.workload import (
     time_device,
     time_graph,
 )
-from gpu_align.policies import POLICIES, StaticText
+from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
 from gpu_align.policies.base import Policy
 
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
@@ -41,7 +41,9 @@ def ends_line(token: int) -> bool:
 
 
 def make_policy(name: str) -> Policy:
-    return StaticText(ends_line=ends_line) if name == "static_text" else POLICIES[name]()
+    if name.startswith("static_text"):
+        return StaticText(ends_line=ends_line, aligner="difflib" if name.endswith("difflib") else "auto")
+    return {**POLICIES, **OPTIONAL_POLICIES}[name]()
 
 
 class PolicySteps:
@@ -87,7 +89,7 @@ class TestStep:
         benchmark.pedantic(steps.step, setup=steps.advance, rounds=rounds)
 
     @pytest.mark.largest(1 << 18)
-    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text"])
+    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "static_text_difflib"])
     def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
         self.time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state), state)
 
@@ -96,7 +98,9 @@ class TestStep:
         if importlib.util.find_spec("benchmarks.build_suffix_peer") is not None:
             importlib.import_module("benchmarks.build_suffix_peer").add_to_path()
         pytest.importorskip("arctic_inference.suffix_decoding")
-        self.time_policy(benchmark, POLICIES["suffix_decoding"], make_texts(batch, size, state), state)
+        self.time_policy(
+            benchmark, lambda: make_policy("suffix_decoding"), make_texts(batch, size, state), state
+        )
 
     @pytest.mark.largest(1 << 18)
     def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:

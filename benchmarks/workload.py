@@ -4,7 +4,7 @@ Each request has written half of its prediction. Every step brings `STEP_TOKENS`
 so that a timed step does what a step of an engine does. States:
 
     aligned  the output is the prediction
-    lost     every step ends with a token that occurs nowhere else: nothing matches there
+    lost     the output has nothing to do with the prediction; both draw their tokens alike
     mixed    every other request is lost
 """
 
@@ -27,8 +27,6 @@ STATES = ("aligned", "lost", "mixed")
 STEP_TOKENS = 8
 NUM_DRAFT_TOKENS = 16
 VOCAB_SIZE = 131_072
-#: Tokens from here on stand for what no prediction holds; each occurs once in a row.
-_NOVEL = 65_536
 
 
 @dataclass
@@ -57,12 +55,15 @@ def make_texts(batch: int, num_text: int, state: str) -> Texts:
         raise ValueError(f"num_text: expected {16 * STEP_TOKENS} or more, found {num_text}")
     rng = np.random.default_rng([batch, num_text])
     shape = (batch, num_text)
-    often, seldom = rng.integers(0, 50, shape, np.int32), rng.integers(50, 40_000, shape, np.int32)
-    predictions = np.where(rng.random(shape) < 0.5, often, seldom)
+
+    def draw() -> npt.NDArray[np.int32]:
+        often, seldom = rng.integers(0, 50, shape, np.int32), rng.integers(50, 40_000, shape, np.int32)
+        return np.where(rng.random(shape) < 0.5, often, seldom)
+
+    predictions = draw()
     outputs = predictions.copy()
     lost = {"aligned": slice(0, 0), "lost": slice(None), "mixed": slice(0, None, 2)}[state]
-    ends = np.arange(STEP_TOKENS - 1, num_text, STEP_TOKENS)
-    outputs[lost, ends[0] :: STEP_TOKENS] = _NOVEL + np.arange(len(ends), dtype=np.int32)
+    outputs[lost] = draw()[lost]
     return Texts(predictions, outputs, num_text // 2 // STEP_TOKENS * STEP_TOKENS)
 
 
@@ -115,8 +116,10 @@ class Steps:
             found, want = getattr(draft, name)[:first].tolist(), getattr(expected, name).tolist()
             assert found == want, f"{name}: expected {want}, found {found}"
         lengths, tokens = draft.length.tolist(), draft.token_ids.tolist()
-        for row, output in enumerate(self.texts.outputs):
-            if output[written - 1] < _NOVEL:
+        for row, (prediction, output) in enumerate(
+            zip(self.texts.predictions, self.texts.outputs, strict=True)
+        ):
+            if np.array_equal(prediction, output):
                 assert lengths[row] > 0, f"request {row}: expected a draft, found none"
                 assert tokens[row][0] == output[written], f"request {row}: the first draft is wrong"
 
