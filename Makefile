@@ -73,7 +73,7 @@ bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, wha
 	@$(BIN)/python -m benchmarks.quality --corpus .cache/corpus-test.jsonl.gz --json .cache/quality.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
 
-serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper: traces, replays, fills the docs
+serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
 	@mkdir -p .cache
 	@$(BIN)/python -m benchmarks.serving_model --page docs/serving-model.md
 

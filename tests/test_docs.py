@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from gpu_align import Drafter
+from gpu_align.explain import Explainer
 from gpu_align.ops.draft.tables import (
     LENGTH_EDGES,
     MARGIN_EDGES,
@@ -30,8 +31,8 @@ from gpu_align.ops.draft.tables import (
     NUM_PLACES,
     NUM_TRUSTS,
 )
-from gpu_align.ops.lcs import lcs_extend_inplace, lcs_prefix_row
-from gpu_align.ops.realign import MATCH_WEIGHT, realign
+from gpu_align.ops.layout import MATCH_WEIGHT
+from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.simulate import policy_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,7 +196,9 @@ def test_every_operation_has_its_four_files() -> None:
     folders = [path for path in OPS.iterdir() if (path / "__init__.py").exists()]
     assert len(folders) >= 4
     for folder in folders:
-        for name in ("README.md", "reference.py", "kernels.py", "launch.py"):
+        # The parts of a step are launched together, by `step`.
+        launched = [] if folder.name in ("index", "realign", "draft") else ["launch.py"]
+        for name in ("README.md", "reference.py", "kernels.py", *launched):
             assert (folder / name).exists(), f"{folder.name}/{name}"
 
 
@@ -282,25 +285,34 @@ def test_bad_input_reads_as_the_page_says() -> None:
 
 def test_the_examples_of_realign_are_right() -> None:
     readme = (OPS / "realign" / "README.md").read_text(encoding="utf-8")
-    prediction, n, one = (torch.tensor([v], dtype=torch.int32) for v in ([5, 6, 7, 8, 9], 5, 1))
-    slot = torch.zeros(1, dtype=torch.int64)
+    prediction, anchor = [5, 6, 7, 8, 9], 2
+    window = torch.tensor([prediction[anchor:]], dtype=torch.int32)
 
     def line(values: list[int]) -> str:
         return "".join(f"{value:>4}".replace("-", "−") for value in values)
 
     for tokens in ([5, 6, 1], [5, 6, 1, 9]):
-        output, m = torch.tensor([tokens], dtype=torch.int32), one * len(tokens)
-        heights = lcs_prefix_row(output, m, prediction, n)[0].tolist()
-        row, row_len = torch.full((1, 1), -1, dtype=torch.int32), -one
-        lcs_extend_inplace(row, row_len, output, one * 0, m, prediction, n, slot, one)
-        cursor, followed = (int(t) for t in realign(row, n, slot))
+        written = torch.tensor([tokens[anchor:]], dtype=torch.int32)
+        m, n = (torch.tensor([t.shape[1]], dtype=torch.int32) for t in (written, window))
+        heights = lcs_prefix_row(written, m, window, n)[0].tolist()
+        cursor = Explainer(prediction, 0, 1, max_context_len=8).at(tokens).cursor
         title = f"    {' '.join(map(str, tokens)):<10}"
         assert (
             f"{title} H[j]    {line(heights)}\n"
             f"           {MATCH_WEIGHT}·H[j] − j  {line([MATCH_WEIGHT * h - j for j, h in enumerate(heights)])}"
             f"      cursor {cursor}\n"
-            f"           2·H[j] − j  {line([2 * h - j for j, h in enumerate(heights)])}      followed {followed}\n"
         ) in readme
+
+
+def test_the_cursors_of_the_pictures_are_those_of_a_step() -> None:
+    """The pictures align everything, a step what was written since it left the prediction."""
+    draw = _load(ROOT / "docs" / "img" / "draw.py")
+    ids = {token: i for i, token in enumerate(dict.fromkeys([*draw.PREDICTION, *draw.OUTPUT]))}
+    explainer = Explainer([ids[t] for t in draw.PREDICTION], 0, 1, max_context_len=len(draw.OUTPUT))
+    output = [ids[t] for t in draw.OUTPUT]
+    for count in range(draw.STEP + 4):
+        scores = draw._scores(draw.OUTPUT[:count])
+        assert explainer.at(output[:count]).cursor == scores.index(max(scores))
 
 
 def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:

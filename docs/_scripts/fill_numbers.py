@@ -53,7 +53,7 @@ MORE_REMARKS = {
     "prompt_lookup_vllm_1_3": "the same, window 1–3",
     "prompt_lookup_vllm_v2_1_3": "as vLLM's V2 runner looks it up, window 1–3",
     "clairvoyant": "bound: best continuation anywhere in prediction or output",
-    "perfect_chooser": "bound: best of the longest suffix matches and places near the cursor",
+    "perfect_chooser": "a perfect choice among the drafter's own candidates, each copied plainly",
 }
 
 

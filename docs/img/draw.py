@@ -25,8 +25,8 @@ from gpu_align.ops.draft.tables import (
     margin_buckets,
     read_survival,
 )
+from gpu_align.ops.layout import MATCH_WEIGHT
 from gpu_align.ops.lcs import lcs_prefix_row
-from gpu_align.ops.realign import MATCH_WEIGHT
 from gpu_align.ops.suffix_match import suffix_match
 
 GREY = "#757c86"
@@ -313,7 +313,7 @@ def draw_survival() -> Picture:
         (klass(4, 4), "4 tokens, at the cursor", "#8a63d2", ""),
         (klass(2, 2), "2 tokens, at the cursor", "#b0519f", ""),
         (klass(1, 1), "1 token, at the cursor", "#c9534a", ""),
-        (klass(4, 4, place=6), "4 tokens, far ahead", "#8a63d2", dashed),
+        (klass(4, 4, place=6), "4 tokens, far from the cursor", "#8a63d2", dashed),
         (klass(4, 0, place=0), "4 tokens, and a rival of 4", "#8a63d2", dotted),
         (klass(4, 4, PLACE_CONTEXT), "4 tokens, in the request's own text", "#c98a1b", dashed),
         (klass(4, 4, trust=0), "4 tokens, an output that is lost", "#757c86", dotted),
