@@ -49,9 +49,10 @@ class Drafter:
     (`gpu_align.ops.index`), chooses and writes (`gpu_align.ops.draft`). What it touches does not grow with the
     prediction: that is indexed once, by `add`.
 
-    A draft is a function of the prediction and the tokens so far: what a slot holds is a cache of that, and it
-    does not matter how the tokens were split over steps. Tokens of a slot that were once shown to `propose` must
-    not change until `add` is called for it again; `total_len` may shrink (the slot then starts over).
+    A draft is a function of the prediction and the tokens so far (and of the sizes below: how many places of a
+    context are remembered hangs on `max_context_len`). What a slot holds is a cache of that, and it does not
+    matter how the tokens were split over steps. Tokens of a slot that were once shown to `propose` must not change
+    until `add` is called for it again; `total_len` may shrink (the slot then starts over).
 
     Args:
         max_slots: requests held at a time.

@@ -230,6 +230,7 @@ class PredictedOutputs:
             try:
                 if not self.drafter.add(slot, prediction, state.prompt_len):
                     found_no_room(state.req_id)
+                    state.prediction = None
             except (TypeError, ValueError) as error:
                 logger.warning("Request %s is served without its prediction: %s", state.req_id, error)
                 self.slots.release(state.req_id)

@@ -109,7 +109,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             found_no_room(req_id)
         self._occupied[slot] = True
         if self.log is not None:
-            self.log.add(req_id, prediction, prompt_len, sampling_params)
+            self.log.add(req_id, prediction if held else None, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
