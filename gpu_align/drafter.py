@@ -20,13 +20,10 @@ from .ops.layout import (
     OUTPUT_START,
     PAGE,
     SEEN,
-    TEXT_BASE,
-    TEXT_LEN,
-    TEXT_SHIFT,
     VACANT,
     index_bits,
 )
-from .ops.state import allocate_state
+from .ops.state import about_request, allocate_state
 from .ops.step import launch_step, step_reference
 
 #: What the kernel's integers hold: lanes of a draft, and places as parts of 32-bit keys.
@@ -161,25 +158,23 @@ class Drafter:
             )
         self._release(slot)
         extent = self._arena.acquire(tokens)
-        about = np.zeros(ABOUT, dtype=np.int32)
-        about[OUTPUT_START] = prompt_len
-        about[CONTEXT_START] = 0 if self.config.use_context else VACANT
+        base = num_tokens = capacity = 0
         if extent is not None:
-            bits = index_bits(extent.capacity)
-            about[[TEXT_BASE, TEXT_LEN, TEXT_SHIFT]] = extent.base, extent.num_tokens, 32 - bits
             if extent.fresh:
-                self._store(slot, extent, tokens, bits)
+                self._store(slot, extent, tokens)
             self._extents[slot] = extent
+            base, num_tokens, capacity = extent.base, extent.num_tokens, extent.capacity
+        about = about_request(base, num_tokens, capacity, prompt_len, self.config.use_context)
         _upload(about, self._state.about[slot])
         self._state.aligned[slot, SEEN] = -1
         return extent is not None
 
-    def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32], bits: int) -> None:
+    def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
         """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""
         text, order, first = self._state[:3]
         try:
             _upload(tokens, text[extent.base : extent.base + extent.num_tokens])
-            build_index(text, order, first, extent.base, extent.num_tokens, bits)
+            build_index(text, order, first, extent.base, extent.num_tokens, index_bits(extent.capacity))
         except BaseException:
             # What lies there now is nobody's prediction, and the slot's old one has gone.
             self._arena.discard(extent)

@@ -13,18 +13,12 @@ from .ops.draft.reference import IS_CONTEXT, Candidates, candidates, choose, com
 from .ops.draft.tables import NUM_PLACES, NUM_TRUSTS, SURVIVAL_ONE, SurvivalTables
 from .ops.index import build_index
 from .ops.layout import (
-    CONTEXT_START,
     FOLLOWED,
     FOLLOWS,
-    OUTPUT_START,
     PAGE,
-    TEXT_BASE,
-    TEXT_LEN,
-    TEXT_SHIFT,
-    VACANT,
     index_bits,
 )
-from .ops.state import allocate_state
+from .ops.state import about_request, allocate_state
 from .ops.step.reference import recent_shift, take_in
 
 #: What a place says of a candidate in the prediction, by how much worse than the cursor the alignment finds it.
@@ -112,10 +106,7 @@ class Explainer:
         capacity = max(-(-num_text // PAGE), 1) * PAGE
         state = allocate_state(1, max_context_len, capacity, "cpu")
         self._state = state.numpy()
-        about = self._state.about[0]
-        about[[TEXT_BASE, TEXT_LEN, TEXT_SHIFT]] = 0, num_text, 32 - index_bits(capacity)
-        about[OUTPUT_START] = prompt_len
-        about[CONTEXT_START] = 0 if self._config.use_context else VACANT
+        self._state.about[0] = about_request(0, num_text, capacity, prompt_len, self._config.use_context)
         if num_text:
             self._state.text[:num_text] = prediction
             build_index(state.text, state.order, state.first, 0, num_text, index_bits(capacity))

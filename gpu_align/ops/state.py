@@ -16,9 +16,13 @@ from .layout import (
     EDITS,
     OUTPUT_START,
     SEEN,
+    TEXT_BASE,
+    TEXT_LEN,
+    TEXT_SHIFT,
     VACANT,
     WAYS,
     WINDOW,
+    index_bits,
     recent_bits,
 )
 
@@ -71,3 +75,21 @@ def allocate_state(
         zeros(max_slots, WINDOW, dtype=torch.int16), zeros(max_slots, EDITS, EDIT),
         zeros(max_slots, 1 << recent_bits(max_context_len), WAYS),
     )  # fmt: skip
+
+
+def about_request(
+    base: int, num_tokens: int, capacity: int, output_start: int, use_context: bool
+) -> npt.NDArray[np.int32]:
+    """[ABOUT] int32: a slot's row of ``about`` for a request.
+
+    Args:
+        base: where its prediction begins in the arena.
+        num_tokens: tokens of the prediction; 0 is none.
+        capacity: tokens of the prediction's pages, which its index was built for (`index_bits`).
+        output_start: tokens of its prompt.
+        use_context: whether the request's own context may be drafted from.
+    """
+    about = np.zeros(ABOUT, dtype=np.int32)
+    about[[TEXT_BASE, TEXT_LEN, TEXT_SHIFT]] = base, num_tokens, 32 - index_bits(capacity)
+    about[[OUTPUT_START, CONTEXT_START]] = output_start, 0 if use_context else VACANT
+    return about

@@ -15,16 +15,11 @@ from gpu_align.config import DrafterConfig
 from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates, candidates
 from gpu_align.ops.index import build_index
 from gpu_align.ops.layout import (
-    CONTEXT_START,
-    OUTPUT_START,
     PAGE,
     TEXT_BASE,
-    TEXT_LEN,
-    TEXT_SHIFT,
-    VACANT,
     index_bits,
 )
-from gpu_align.ops.state import allocate_state
+from gpu_align.ops.state import about_request, allocate_state
 from gpu_align.ops.step.reference import recent_shift, take_in
 from gpu_align.simulate.records import Record
 
@@ -65,16 +60,15 @@ class CandidateReplay:
         self.context = np.zeros((len(records), width), dtype=np.int32)
         base = 0
         for slot, (record, capacity) in enumerate(zip(records, capacities, strict=True)):
-            num_prompt, num_text, bits = len(record.prompt), len(record.prediction), index_bits(capacity)
+            num_prompt, num_text = len(record.prompt), len(record.prediction)
             self.context[slot, :num_prompt] = record.prompt
             self.context[slot, num_prompt : num_prompt + len(record.output)] = record.output
-            about = self.state.about[slot]
-            about[[TEXT_BASE, TEXT_LEN, TEXT_SHIFT]] = base, num_text, 32 - bits
-            about[OUTPUT_START] = num_prompt
-            about[CONTEXT_START] = 0 if self._config.use_context else VACANT
+            self.state.about[slot] = about_request(
+                base, num_text, capacity, num_prompt, self._config.use_context
+            )
             self.state.text[base : base + num_text] = record.prediction
             if num_text:
-                build_index(state.text, state.order, state.first, base, num_text, bits)
+                build_index(state.text, state.order, state.first, base, num_text, index_bits(capacity))
             base += capacity
 
     def candidates(self, slots: IntArray, done: IntArray) -> Candidates:

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-# mypy: no-check-untyped-defs
 """Device functions of a step that weigh the candidates of a request and compose its draft.
 
 Candidates are lanes: four matches in the prediction, the window around the cursor, four matches in the own

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-# mypy: no-check-untyped-defs
 """Device functions of a step that look tokens up: in a prediction's index and in the latest of the own context."""
 
 import triton

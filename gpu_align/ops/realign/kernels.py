@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-# mypy: no-check-untyped-defs
 """Device functions of a step that fold new output into the alignment with the prediction.
 
 Away from the prediction, H of the LCS with the `WINDOW` tokens behind the anchor is kept as the bits of 8 words of
