@@ -24,7 +24,7 @@ from .ops.layout import (
     index_bits,
 )
 from .ops.state import about_request, allocate_state
-from .ops.step import launch_step, step_reference
+from .ops.step import launch_step
 
 #: What the kernel's integers hold: lanes of a draft, and places as parts of 32-bit keys.
 _MOST = {"num_draft_tokens": 256, "max_prediction_len": 2**24 - 1, "max_context_len": 2**25 - 1}
@@ -108,8 +108,12 @@ class Drafter:
         self._extents: dict[int, Extent] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = self._state.text.device
-        on_triton = resolve_backend(backend, self._state.text) == "triton"
-        self._step: Callable[..., None] = launch_step if on_triton else step_reference
+        self._step: Callable[..., None] = launch_step
+        if resolve_backend(backend, self._state.text) != "triton":
+            # Imported here: compiled by Numba where that is installed, which takes a while to import.
+            from .ops.step.reference import step_reference
+
+            self._step = step_reference
         self._tables = SurvivalTables.load(
             num_draft_tokens, self.device, self.config.survival_table,
             self.config.min_survival, self.config.min_survival_lost,

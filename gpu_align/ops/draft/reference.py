@@ -1,4 +1,4 @@
-"""`draft` in NumPy, for many requests at once: what the kernel is checked against, and what runs on the CPU."""
+"""`draft` as loops: what the kernel is checked against, and what runs on the CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..index.reference import match_lengths, nearest, recent_ends
+from .._jit import njit
+from ..index.reference import bucket_of, match_length, nearest
 from ..layout import (
     ANCHOR,
     CONTEXT_START,
@@ -17,15 +18,17 @@ from ..layout import (
     EDITS,
     FOLLOWED,
     FOLLOWS,
-    MAX_EDIT,
     MAX_REPLAYS,
+    NEAREST,
     NUM_EDITS,
     OUTPUT_START,
     TEXT_BASE,
     TEXT_LEN,
+    VACANT,
+    WAYS,
     WINDOW,
 )
-from ..realign.reference import edits_at, rank_of, standing
+from ..realign.reference import applies, rank_of, score, standing
 from ..state import StepArrays
 from .tables import (
     MAX_MATCH,
@@ -42,227 +45,232 @@ from .tables import (
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
-_BEST_GAIN = 0x7FFFFFFF
-_WINDOW = np.arange(-WINDOW_BEHIND, WINDOW_AHEAD + 1)
-#: The lane at the cursor, and which lanes are places in the request's own context.
-_AT_CURSOR = NUM_MATCHES + WINDOW_BEHIND
-IS_CONTEXT = np.repeat([False, True], [NUM_MATCHES + len(_WINDOW), NUM_MATCHES])
+BEST_GAIN = 0x7FFFFFFF
+#: The lane at the cursor, the first one in the request's own context, and all of them.
+AT_CURSOR = NUM_MATCHES + WINDOW_BEHIND
+FIRST_OWN = NUM_MATCHES + WINDOW_BEHIND + 1 + WINDOW_AHEAD
+NUM_CANDIDATES = FIRST_OWN + NUM_MATCHES
+IS_CONTEXT = np.arange(NUM_CANDIDATES) >= FIRST_OWN
 _LENGTH_BUCKET, _MARGIN_BUCKET = length_buckets(), margin_buckets()
-_LOWER = (1 << 32) - 1
 
 
 class Candidates(NamedTuple):
-    """Places that the next tokens may be read from, in the order that ties prefer; [R, C] where not said."""
+    """Places that the next tokens may be read from, in the order that ties prefer; [C] each."""
 
+    #: -1 where there is none.
     position: IntArray
     #: Tokens of the text from the position on; those with 0 are no candidates.
     room: IntArray
     matched: IntArray
+    #: What it expects next.
+    token: IntArray
     klass: IntArray
-    #: [R]: whether everything generated so far is the beginning of the prediction.
-    whole: npt.NDArray[np.bool_]
-    #: [R]: where the output stands in the prediction.
-    cursor: IntArray
-
-    def values(
-        self, keep: npt.NDArray[np.int32], gain: npt.NDArray[np.int32], length_quarters: int
-    ) -> tuple[IntArray, IntArray]:
-        """``(num, value)``, both [R, C]: drafts of each candidate, room aside, and what they are worth."""
-        K = gain.shape[1] - 1
-        limit = np.minimum(length_quarters * (self.matched + 1) // 4, K)
-        limit[self.matched >= MAX_MATCH] = K
-        num = np.minimum(limit, keep[self.klass])
-        value = gain[self.klass, num]
-        value[self.room <= 0] = 0
-        whole = self.whole & (self.room[:, _AT_CURSOR] > 0)
-        num[whole, _AT_CURSOR], value[whole, _AT_CURSOR] = K, _BEST_GAIN
-        return num, value
 
 
+def allocate_candidates() -> Candidates:
+    """Room for the candidates of one request."""
+    return Candidates(*(np.empty(NUM_CANDIDATES, dtype=np.int64) for _ in Candidates._fields))
+
+
+@njit
 def candidates(
     state: StepArrays,
     context: IntArray,
-    slots: IntArray,
-    totals: IntArray,
+    slot: int,
+    total: int,
     min_match: int,
     min_context_match: int,
     recent_shift: int,
-) -> Candidates:
-    """The candidates of these requests, after `realign_reference`. context: [S, T]. slots, totals: [R]."""
-    about, at = state.about[slots], np.arange(len(slots))[:, None]
-    base, num_text = about[:, TEXT_BASE], about[:, TEXT_LEN]
-    num_output = np.maximum(totals - about[:, OUTPUT_START], 0)
-    flat, width = context.reshape(-1), context.shape[1]
-    context_end = slots * width + totals
-    last = flat[np.maximum(context_end - 1, 0)]
-    cursor, drop = standing(state, slots)
-
+    found: Candidates,
+) -> int:
+    """Write the candidates of a request, after `realign`, and return its cursor. context: [T]."""
+    about, text = state.about[slot], state.text
+    base, num_text = int(about[TEXT_BASE]), int(about[TEXT_LEN])
+    num_output = max(total - int(about[OUTPUT_START]), 0)
+    most = min(num_output, MAX_MATCH)
+    last = context[total - 1] if total > 0 else 0
+    cursor, top = standing(state, slot) if num_text > 0 else (0, 0)
+    found.position[:] = -1
+    found.matched[:] = 0
     # In the prediction: where the last token occurs, and around the cursor.
-    ends = nearest(state, slots, last, cursor)
-    window = cursor[:, None] + _WINDOW
-    window = np.where((window >= 0) & (window < num_text[:, None]), window, -1)
-    ends = np.concatenate([ends, window], axis=1)
-    lengths = match_lengths(state.text, base, ends, flat, context_end, num_output, MAX_MATCH)
-    found = ends[:, : -len(_WINDOW)], lengths[:, : -len(_WINDOW)]
-    tie = _LOWER - rank_of(found[0], cursor[:, None])
-    best = _best(found[1], tie, min_match)
-    rank = _LOWER - (best & _LOWER)
-    end = cursor[:, None] + np.where(rank % 2 == 0, rank // 2, -(rank // 2))
-    in_text = np.where(best > 0, end, -1), np.where(best > 0, best >> 32, 0)
-
+    ends = np.empty(NEAREST, dtype=np.int64)
+    for i in range(nearest(state, slot, last, cursor, ends)):
+        matched = match_length(text, base, ends[i], context, total, most)
+        if matched >= max(min_match, 1):
+            _enter(found, 0, ends[i], matched, -rank_of(ends[i], cursor), cursor)
+    for i in range(WINDOW_BEHIND + 1 + WINDOW_AHEAD):
+        position = cursor - WINDOW_BEHIND + i
+        if 0 <= position < num_text:
+            found.position[NUM_MATCHES + i] = position
+            found.matched[NUM_MATCHES + i] = match_length(text, base, position, context, total, most)
     # In the request's own context.
-    begin = about[:, CONTEXT_START]
-    ends = recent_ends(state.recent, slots, last, recent_shift)
-    known = (ends > begin[:, None]) & (ends < totals[:, None])
-    limit = np.maximum(totals - begin, 0)
-    shifted = np.where(known, ends - begin[:, None], -1)
-    matched = match_lengths(flat, slots * width + begin, shifted, flat, context_end, limit, MAX_MATCH)
-    best = _best(matched, ends, min_context_match)
-    in_context = np.where(best > 0, best & _LOWER, -1), np.where(best > 0, best >> 32, 0)
+    if about[CONTEXT_START] != VACANT and total > 0:
+        bucket = bucket_of(last, recent_shift)
+        for way in range(WAYS):
+            end = int(state.recent[slot, bucket, way])
+            if 0 < end < total:
+                matched = match_length(context, 0, end, context, total, MAX_MATCH)
+                if matched >= max(min_context_match, 1):
+                    _enter(found, FIRST_OWN, end, matched, end, -1)
+    for c in range(NUM_CANDIDATES):
+        position = found.position[c]
+        found.room[c] = 0 if position < 0 else (total if c >= FIRST_OWN else num_text) - position
+        if found.room[c] > 0:
+            found.token[c] = context[position] if c >= FIRST_OWN else text[base + position]
+    _classify(state, slot, found, cursor, top, num_output)
+    return cursor
 
-    position = np.concatenate([in_text[0], window, in_context[0]], axis=1)
-    matched = np.concatenate([in_text[1], lengths[:, -len(_WINDOW) :], in_context[1]], axis=1)
-    room = np.where(position < 0, 0, np.where(IS_CONTEXT, totals[:, None], num_text[:, None]) - position)
-    live = room > 0
-    read = np.where(live, np.where(IS_CONTEXT, (slots * width)[:, None], base[:, None]) + position, 0)
-    token = np.where(
-        IS_CONTEXT, flat[np.where(IS_CONTEXT, read, 0)], state.text[np.where(IS_CONTEXT, 0, read)]
-    )
 
+@njit
+def _enter(found: Candidates, first: int, end: int, matched: int, tie: int, cursor: int) -> None:
+    """Enter a match among the `NUM_MATCHES` lanes from `first` on: the longest, of equal ones the larger `tie`.
+
+    The tie of a match that is there is its end, or with a cursor the rank of its end.
+    """
+    lane = first + NUM_MATCHES
+    while lane > first:
+        other = found.position[lane - 1]
+        if other >= 0:
+            others = other if cursor < 0 else -rank_of(other, cursor)
+            if found.matched[lane - 1] > matched or (found.matched[lane - 1] == matched and others > tie):
+                break
+            if lane < first + NUM_MATCHES:
+                found.position[lane], found.matched[lane] = other, found.matched[lane - 1]
+        lane -= 1
+    if lane < first + NUM_MATCHES:
+        found.position[lane], found.matched[lane] = end, matched
+
+
+@njit
+def _classify(
+    state: StepArrays, slot: int, found: Candidates, cursor: int, top: int, num_output: int
+) -> None:
+    """Write the class of every candidate; see the README of the operation."""
     # Margin: matched tokens ahead of the longest match that expects another token next.
-    reach = np.where(live, matched, -1)
-    first = reach.argmax(axis=1)[:, None]
-    agrees = token == token[at, first]
-    rival = np.where(live & ~agrees, matched, 0).max(axis=1)[:, None]
-    margin = np.where(live, matched - np.where(agrees, rival, np.maximum(reach[at, first], 0)), 0)
-    place = _places(state.aligned[slots], position, cursor, drop)
-    followed = state.aligned[slots, FOLLOWED]
-    trust = np.where(8 * followed < num_output, 0, np.where(2 * followed < num_output, 1, 2))
-    evidence = _LENGTH_BUCKET[np.where(live, matched, 0)] * NUM_MARGINS + _MARGIN_BUCKET[margin + MAX_MATCH]
-    klass = (evidence * NUM_PLACES + place) * NUM_TRUSTS + trust[:, None]
-    whole = (state.aligned[slots, FOLLOWS] > 0) & (cursor == num_output) & (followed == num_output)
-    whole &= num_output <= MAX_MATCH
-    return Candidates(position, room, matched, klass, whole, cursor)
+    reach, leader, rival = -1, -1, 0
+    for c in range(NUM_CANDIDATES):
+        if found.room[c] > 0 and found.matched[c] > reach:
+            reach, leader = found.matched[c], found.token[c]
+    for c in range(NUM_CANDIDATES):
+        if found.room[c] > 0 and found.token[c] != leader:
+            rival = max(rival, found.matched[c])
+    followed = int(state.aligned[slot, FOLLOWED])
+    trust = 0 if 8 * followed < num_output else 1 if 2 * followed < num_output else 2
+    for c in range(NUM_CANDIDATES):
+        if found.room[c] <= 0:
+            found.klass[c] = -1
+            continue
+        matched = found.matched[c]
+        margin = matched - (rival if found.token[c] == leader else reach)
+        place = PLACE_CONTEXT if c >= FIRST_OWN else place_of(state, slot, found.position[c], cursor, top)
+        evidence = _LENGTH_BUCKET[matched] * NUM_MARGINS + _MARGIN_BUCKET[margin + MAX_MATCH]
+        found.klass[c] = (evidence * NUM_PLACES + place) * NUM_TRUSTS + trust
 
 
-def _best(lengths: IntArray, tie: IntArray, shortest: int) -> IntArray:
-    """[R, `NUM_MATCHES`]: keys of the longest matches, of equally long ones those of the larger `tie`; 0: none."""
-    key = np.where((lengths >= shortest) & (lengths > 0), (lengths << 32) | tie, 0)
-    return np.sort(key, axis=1)[:, : -NUM_MATCHES - 1 : -1]
+@njit
+def place_of(state: StepArrays, slot: int, position: int, cursor: int, top: int) -> int:
+    """Where a candidate in the prediction is as the alignment sees it; see the README of the operation."""
+    away = position - cursor
+    if away == 0 or away == 1:
+        return away
+    if state.aligned[slot, FOLLOWS] > 0:
+        worse = away if away > 0 else 2 - away
+    else:
+        j = position - int(state.aligned[slot, ANCHOR])
+        inside = 0 <= j <= min(WINDOW, int(state.about[slot, TEXT_LEN]) - int(state.aligned[slot, ANCHOR]))
+        worse = top - score(state.row[slot], j) if inside else 99
+    if -WINDOW_BEHIND <= away <= WINDOW_AHEAD:
+        return 2 if worse <= 2 else 3 if worse <= 5 else 4
+    return 5 if worse <= 16 else 6
 
 
-def _places(aligned: IntArray, position: IntArray, cursor: IntArray, drop: IntArray) -> IntArray:
-    """[R, C]: where each candidate is as the alignment sees it; see the README of the operation."""
-    away = position - cursor[:, None]
-    j = position - aligned[:, ANCHOR, None]
-    inside = (j >= 0) & (j <= WINDOW)
-    lost = np.where(inside, drop[np.arange(len(j))[:, None], np.where(inside, j, 0)], 99)
-    follows = aligned[:, FOLLOWS, None] > 0
-    worse = np.where(follows, np.where(away > 0, away, 2 - away), lost)
-    near = np.where(worse <= 2, 2, np.where(worse <= 5, 3, 4))
-    place = np.where((away >= -WINDOW_BEHIND) & (away <= WINDOW_AHEAD), near, np.where(worse <= 16, 5, 6))
-    place = np.where((away == 0) | (away == 1), away, place)
-    return np.where(IS_CONTEXT, PLACE_CONTEXT, place)
+@njit
+def is_whole(state: StepArrays, slot: int, cursor: int, total: int) -> bool:
+    """Whether everything generated so far, at most `MAX_MATCH` tokens, is the beginning of the prediction."""
+    num_output = max(total - int(state.about[slot, OUTPUT_START]), 0)
+    followed = int(state.aligned[slot, FOLLOWED])
+    return bool(state.aligned[slot, FOLLOWS] > 0 and cursor == num_output == followed <= MAX_MATCH)
 
 
-class Chosen(NamedTuple):
-    """What is drafted from; all [R]."""
+@njit
+def value_of(
+    matched: int, klass: int, keep: npt.NDArray[np.int32], gain: npt.NDArray[np.int32], length_quarters: int
+) -> tuple[int, int]:
+    """``(num, value)``: drafts of a candidate, its room aside, and what they are worth."""
+    K = gain.shape[1] - 1
+    num = K if matched >= MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
+    num = min(num, int(keep[klass]))
+    return num, int(gain[klass, num])
 
-    lane: IntArray
-    #: Drafts; 0 where there is nothing to draft from.
-    num: IntArray
 
-
+@njit
 def choose(
-    found: Candidates, keep: npt.NDArray[np.int32], gain: npt.NDArray[np.int32], length_quarters: int
-) -> Chosen:
-    """The candidate with the largest expected number of accepted drafts; of equal ones the first."""
-    num, value = found.values(keep, gain, length_quarters)
-    at, lane = np.arange(len(value)), value.argmax(axis=1)
-    return Chosen(lane, np.where(value[at, lane] > 0, num[at, lane], 0))
+    found: Candidates,
+    whole: bool,
+    keep: npt.NDArray[np.int32],
+    gain: npt.NDArray[np.int32],
+    length_quarters: int,
+) -> tuple[int, int]:
+    """``(lane, num)`` of the candidate with the largest expected number of accepted drafts; of equal ones the first.
+
+    num is 0 where there is nothing to draft from.
+    """
+    if whole and found.room[AT_CURSOR] > 0:
+        return AT_CURSOR, gain.shape[1] - 1
+    best, best_num, best_value = 0, 0, 0
+    for c in range(NUM_CANDIDATES):
+        if found.room[c] > 0:
+            num, value = value_of(found.matched[c], found.klass[c], keep, gain, length_quarters)
+            if value > best_value:
+                best, best_num, best_value = c, num, value
+    return best, best_num
 
 
-class Composed(NamedTuple):
-    """What is drafted, before it is cut at the context's end and the vocabulary's."""
-
-    #: [R, K]
-    tokens: IntArray
-    #: [R]
-    length: IntArray
-    #: [R]: edits that were made again.
-    edits: IntArray
-
-
+@njit
 def compose(
     state: StepArrays,
     context: IntArray,
-    slots: IntArray,
-    found: Candidates,
-    chosen: Chosen,
-    totals: IntArray,
-    K: int,
-) -> Composed:
-    """The chosen continuation, with the edits made before made again."""
-    at, ahead = np.arange(len(slots)), np.arange(K)
-    own = IS_CONTEXT[chosen.lane]
-    position = found.position[at, chosen.lane]
-    length = np.minimum(chosen.num, found.room[at, chosen.lane])
-    inside = ahead < length[:, None]
-    place = position[:, None] + ahead
-    flat, width = context.reshape(-1), context.shape[1]
-    in_context = flat[np.where(inside & own[:, None], (slots * width)[:, None] + place, 0)]
-    in_text = state.text[np.where(inside & ~own[:, None], state.about[slots, TEXT_BASE, None] + place, 0)]
-    tokens = np.where(own[:, None], in_context, in_text)
-    # As far as K tokens can reach when edits take tokens away.
-    span = np.arange(int(chosen.num.max(initial=0)) + MAX_REPLAYS * (MAX_EDIT + 1))
-    drafting = np.flatnonzero(~own & (length > 0))
-    places = position[drafting, None] + span
-    hits = edits_at(state, slots[drafting], places)
-    hits &= (
-        places[:, None] + state.edits[slots[drafting], :, EDIT_OLD, None]
-        <= (state.about[slots[drafting], None, None, TEXT_LEN])
-    )
-    made = np.zeros(len(slots), dtype=np.int64)
-    for i in np.flatnonzero(hits.any(axis=(1, 2))):
-        r = drafting[i]
-        slot, start = int(slots[r]), int(state.about[slots[r], OUTPUT_START])
-        output = context[slot, start : int(totals[r])]
-        draft, made[r] = replay(state, slot, output, int(position[r]), int(chosen.num[r]), hits[i])
-        length[r] = len(draft)
-        tokens[r, : len(draft)] = draft
-    return Composed(tokens, length, made)
-
-
-def replay(
-    state: StepArrays, slot: int, output: IntArray, position: int, num: int, hits: npt.NDArray[np.bool_]
-) -> tuple[IntArray, int]:
-    """``(tokens, edits)``: `num` tokens of the prediction from `position` on, with the slot's edits made again.
-
-    Of several edits that apply in one place the latest is made; at most `MAX_REPLAYS` in all.
-
-    hits: [`EDITS`, P], which edit applies how far behind the position.
-    """
+    slot: int,
+    lane: int,
+    position: int,
+    num: int,
+    total: int,
+    draft: IntArray,
+) -> tuple[int, int]:
+    """Write the continuation with the edits made before made again; ``(length, edits made)``. draft: [K]."""
+    if lane >= FIRST_OWN:
+        num = min(num, total - position)
+        for k in range(num):
+            draft[k] = context[position + k]
+        return num, 0
     base, num_text = int(state.about[slot, TEXT_BASE]), int(state.about[slot, TEXT_LEN])
-    newest_first = np.argsort(-((np.arange(EDITS) - state.aligned[slot, NUM_EDITS]) % EDITS))
-    edits, hits = state.edits[slot][newest_first], hits[newest_first]
-    span = min(hits.shape[1], num_text - position)
-    parts: list[IntArray] = []
-    length, done, replays = 0, 0, 0
-    while length < num and done < span:
-        ahead = (
-            np.flatnonzero(hits[:, done:span].any(axis=0)) if replays < MAX_REPLAYS else np.zeros(0, np.int64)
-        )
-        upto = done + int(ahead[0]) if ahead.size else span
-        parts.append(state.text[base + position + done : base + position + upto])
-        length += upto - done
-        done = upto
-        if ahead.size and length < num:
-            edit = edits[int(hits[:, done].argmax())]
-            new = output[edit[EDIT_START] : edit[EDIT_START] + edit[EDIT_NEW]]
-            done += int(edit[EDIT_OLD])
-            # The token behind an edit is copied as it is.
-            parts += [new, state.text[base + position + done : base + min(position + done + 1, num_text)]]
-            length += len(new) + len(parts[-1])
-            done += 1
-            replays += 1
-    return np.concatenate(parts)[:num], replays
+    start = int(state.about[slot, OUTPUT_START])
+    length, made = 0, 0
+    while length < num and position < num_text:
+        i = _latest(state, slot, position) if made < MAX_REPLAYS else -1
+        if i >= 0:
+            made += 1
+            edit = state.edits[slot, i]
+            for k in range(edit[EDIT_NEW]):
+                if length < num:
+                    draft[length] = context[start + edit[EDIT_START] + k]
+                    length += 1
+            position += int(edit[EDIT_OLD])
+        # The token behind an edit is copied as it is.
+        if length < num and position < num_text:
+            draft[length] = state.text[base + position]
+            length += 1
+        position += 1
+    return length, made
+
+
+@njit
+def _latest(state: StepArrays, slot: int, place: int) -> int:
+    """The latest edit that applies at this place and whose old tokens are all there, or -1."""
+    count = int(state.aligned[slot, NUM_EDITS])
+    room = int(state.about[slot, TEXT_LEN]) - place
+    for number in range(count - 1, max(count - EDITS, 0) - 1, -1):
+        i = number % EDITS
+        if applies(state, slot, i, place) and state.edits[slot, i, EDIT_OLD] <= room:
+            return i
+    return -1

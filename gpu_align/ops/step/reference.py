@@ -1,4 +1,4 @@
-"""A whole step in NumPy, for the batch at once: what the kernel is checked against, and what runs on the CPU."""
+"""A whole step as a loop over the requests: what the kernel is checked against, and what runs on the CPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._jit import njit
 from ..draft import Draft, SurvivalTables
-from ..draft.reference import IS_CONTEXT, candidates, choose, compose
+from ..draft.reference import (
+    FIRST_OWN,
+    Candidates,
+    allocate_candidates,
+    candidates,
+    choose,
+    compose,
+    is_whole,
+)
 from ..index.reference import insert_recent
 from ..layout import CONTEXT_START, OUTPUT_START, SEEN, TEXT_LEN, VACANT
-from ..realign.reference import realign_reference, start_over
+from ..realign.reference import realign, start_over
 from ..state import StepArrays, StepState
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -33,32 +42,13 @@ def step_reference(
     vocab_size: int,
 ) -> None:
     """Same arguments, same results as the kernel's launcher; all on the CPU."""
-    arrays, context = state.numpy(), token_ids.numpy()
-    batch, totals = slots.numpy(), total_len.numpy()[slots.numpy()]
-    tokens, lengths, confidences, sources = (t.numpy() for t in out)
-    last = np.where(totals > 0, context[batch, np.maximum(totals - 1, 0)], 0)
-    tokens[:] = np.where((last >= 0) & (last < vocab_size), last, 0)[:, None]
-    lengths[:], confidences[:], sources[:] = 0, 0.0, 0
-    run = np.flatnonzero((num_sampled.numpy() > 0) & (arrays.about[batch, OUTPUT_START] != VACANT))
-    if not run.size:
-        return
-    shift = recent_shift(arrays)
-    batch, totals = batch[run], totals[run]
-    take_in(arrays, context, batch, totals)
-    found = candidates(arrays, context, batch, totals, min_match, min_context_match, shift)
-    chosen = choose(found, tables.keep.numpy(), tables.gain.numpy(), length_quarters)
-    K = tokens.shape[1]
-    written, num, _ = compose(arrays, context, batch, found, chosen, totals, K)
-    num = np.clip(num, 0, np.maximum(context.shape[1] - totals, 0))
-    ahead = np.arange(K)
-    bad = (ahead < num[:, None]) & ((written < 0) | (written >= vocab_size))
-    num = np.where(bad.any(axis=1), bad.argmax(axis=1), num)
-    inside = ahead < num[:, None]
-    klass = found.klass[np.arange(len(run)), chosen.lane]
-    tokens[run] = np.where(inside, written, tokens[run])
-    confidences[run] = np.where(inside, tables.confidence.numpy()[klass], 0.0)
-    lengths[run] = num
-    sources[run] = np.where(num > 0, np.where(IS_CONTEXT[chosen.lane], 2, 1), 0)
+    arrays = state.numpy()
+    _step(
+        arrays, token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy(),
+        tables.keep.numpy(), tables.gain.numpy(), tables.confidence.numpy(),
+        out.token_ids.numpy(), out.length.numpy(), out.confidence.numpy(), out.source.numpy(),
+        allocate_candidates(), recent_shift(arrays), length_quarters, min_match, min_context_match, vocab_size,
+    )  # fmt: skip
 
 
 def recent_shift(arrays: StepArrays) -> int:
@@ -66,22 +56,65 @@ def recent_shift(arrays: StepArrays) -> int:
     return 33 - int(arrays.recent.shape[1]).bit_length()
 
 
-def take_in(arrays: StepArrays, context: IntArray, slots: IntArray, totals: IntArray) -> None:
-    """Bring the state of these requests up to date: the index of their contexts, and where they stand."""
-    seen = arrays.aligned[slots, SEEN]
-    fresh = slots[(seen < 0) | (totals < seen)]
-    if fresh.size:
-        start_over(arrays, fresh)
-        arrays.recent[fresh] = -1
-        arrays.aligned[fresh, SEEN] = 0
-        seen = arrays.aligned[slots, SEEN]
-    shift = recent_shift(arrays)
-    # The end behind all tokens is entered with the next ones: nothing follows it yet.
-    begin = np.maximum(seen - 1, 0)
-    new = np.maximum(totals - 1, 0) - begin
-    new[arrays.about[slots, CONTEXT_START] == VACANT] = 0
-    insert_recent(arrays.recent, context, slots, begin, np.maximum(new, 0), shift)
-    told = arrays.about[slots, TEXT_LEN] > 0
-    if told.any():
-        realign_reference(arrays, context, slots[told], totals[told])
-    arrays.aligned[slots, SEEN] = totals
+@njit
+def _step(
+    state: StepArrays,
+    context: IntArray,
+    total_len: IntArray,
+    slots: IntArray,
+    num_sampled: IntArray,
+    keep: npt.NDArray[np.int32],
+    gain: npt.NDArray[np.int32],
+    confidence: npt.NDArray[np.float32],
+    out_tokens: IntArray,
+    out_length: IntArray,
+    out_confidence: npt.NDArray[np.float32],
+    out_source: IntArray,
+    found: Candidates,
+    shift: int,
+    length_quarters: int,
+    min_match: int,
+    min_context_match: int,
+    vocab_size: int,
+) -> None:
+    width, K = context.shape[1], out_tokens.shape[1]
+    for b in range(len(slots)):
+        slot = slots[b]
+        row, total = context[slot], int(total_len[slot])
+        length, klass, source = 0, 0, 0
+        if num_sampled[b] > 0 and state.about[slot, OUTPUT_START] != VACANT:
+            take_in(state, row, slot, total, shift)
+            cursor = candidates(state, row, slot, total, min_match, min_context_match, shift, found)
+            whole = is_whole(state, slot, cursor, total)
+            lane, num = choose(found, whole, keep, gain, length_quarters)
+            if num > 0:
+                klass = found.klass[lane]
+                length, _ = compose(state, row, slot, lane, found.position[lane], num, total, out_tokens[b])
+            length = max(min(length, width - total), 0)
+            # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
+            for k in range(length):
+                if not 0 <= out_tokens[b, k] < vocab_size:
+                    length = k
+                    break
+            source = 0 if length == 0 else 2 if lane >= FIRST_OWN else 1
+        last = int(row[total - 1]) if total > 0 else 0
+        out_tokens[b, length:] = last if 0 <= last < vocab_size else 0
+        out_length[b], out_source[b] = length, source
+        for k in range(K):
+            out_confidence[b, k] = confidence[klass, k] if k < length else 0.0
+
+
+@njit
+def take_in(state: StepArrays, context: IntArray, slot: int, total: int, shift: int) -> None:
+    """Bring what is known of a request up to date: the index of its context, and where it stands. context: [T]."""
+    seen = int(state.aligned[slot, SEEN])
+    if seen < 0 or total < seen:
+        start_over(state, slot)
+        state.recent[slot] = -1
+        seen = 0
+        state.aligned[slot, SEEN] = 0
+    if state.about[slot, CONTEXT_START] != VACANT:
+        insert_recent(state.recent[slot], context, seen, total, shift)
+    if state.about[slot, TEXT_LEN] > 0:
+        realign(state, context, slot, total)
+    state.aligned[slot, SEEN] = total
