@@ -24,8 +24,7 @@ import numpy.typing as npt
 from benchmarks import corpus
 from benchmarks.quality_runs import read_entries
 from gpu_align.config import DrafterConfig
-from gpu_align.ops.draft import length_quarters
-from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates, choose, compose
+from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates
 from gpu_align.ops.draft.tables import (
     KNOTS,
     LENGTH_EDGES,
@@ -76,29 +75,25 @@ def observe(records: Sequence[Record], survival: npt.NDArray[np.int32], max_cont
     """Replay all records with the drafter's own choices."""
     config = DrafterConfig()
     tables = SurvivalTables.from_survival(survival, "cpu", config.min_survival, config.min_survival_lost)
-    keep, gain, confidence = (t.numpy() for t in (tables.keep, tables.gain, tables.confidence))
+    confidence = tables.confidence.numpy()
     runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
-    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len)
+    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len, tables)
     done = np.minimum(1, replay.num_output)
     total = np.array([replay.num_output.sum(), len(records), 0, 0])
     while (slots := np.flatnonzero(done < replay.num_output)).size:
-        at = np.arange(len(slots))
-        found = replay.candidates(slots, done[slots])
+        view = replay.look(slots, done[slots])
+        found = view.candidates
         right = replay.right(found, slots, done[slots])
         seen = _distinct(found)
         np.add.at(runs, (found.klass[seen], right[seen]), 1)
-        chosen = choose(found, keep, gain, length_quarters(config.length_factor))
-        written, num, _ = compose(
-            replay.state, replay.context, slots, found, chosen, done[slots], NUM_DRAFT_TOKENS
-        )
         left = replay.num_output[slots] - done[slots]
-        drafted = np.minimum(num, left)
+        drafted = np.minimum(view.length, left)
         ahead = np.arange(NUM_DRAFT_TOKENS)
         truth = np.minimum(done[slots, None] + ahead, replay.context.shape[1] - 1)
-        wrong = (written != replay.context[slots[:, None], truth]) | (ahead >= drafted[:, None])
+        wrong = (view.draft != replay.context[slots[:, None], truth]) | (ahead >= drafted[:, None])
         taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
         reached = ahead < np.minimum(taken + 1, drafted)[:, None]
-        promised = confidence[found.klass[at, chosen.lane]][reached]
+        promised = confidence[found.klass[np.arange(len(slots)), view.lane]][reached]
         bins = np.minimum(promised * NUM_BINS, NUM_BINS - 1).astype(int)
         np.add.at(drafts[0], bins, 1)
         np.add.at(drafts[1], bins, (ahead < taken[:, None])[reached] - promised)

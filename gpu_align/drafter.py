@@ -108,12 +108,6 @@ class Drafter:
         self._extents: dict[int, Extent] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = self._state.text.device
-        self._step: Callable[..., None] = launch_step
-        if resolve_backend(backend, self._state.text) != "triton":
-            # Imported here: compiled by Numba where that is installed, which takes a while to import.
-            from .ops.step.reference import step_reference
-
-            self._step = step_reference
         self._tables = SurvivalTables.load(
             num_draft_tokens, self.device, self.config.survival_table,
             self.config.min_survival, self.config.min_survival_lost,
@@ -125,6 +119,14 @@ class Drafter:
             "vocab_size": vocab_size,
         }
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
+        #: The first rows of it, by batch size.
+        self._drafts: dict[int, Draft] = {}
+        self._step: Callable[..., None] = launch_step
+        if resolve_backend(backend, self._state.text) != "triton":
+            # Imported here: where Numba is installed it takes a while to import, and to compile what it runs.
+            from .ops.step.reference import StepReference
+
+            self._step = StepReference(self._state, self._tables, self._draft)
 
     def add(self, slot: int, prediction: Sequence[int] | npt.NDArray[np.integer], prompt_len: int) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
@@ -240,9 +242,12 @@ class Drafter:
             ValueError: a shape, device or layout differs from the above; on the CPU also an unknown slot.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
-        out = Draft(*(tensor[:batch_size] for tensor in self._draft))
-        self._step(self._state, token_ids, total_len, slots, num_sampled, self._tables, out, **self._settings)
-        return out
+        self._step(
+            self._state, token_ids, total_len, slots, num_sampled, self._tables, self._draft, **self._settings
+        )
+        if batch_size not in self._drafts:
+            self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
+        return self._drafts[batch_size]
 
     def capture(
         self,

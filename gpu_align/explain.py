@@ -8,18 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from .config import DrafterConfig
-from .ops.draft import length_quarters
-from .ops.draft.reference import IS_CONTEXT, Candidates, candidates, choose, compose
+from .ops.draft.reference import IS_CONTEXT
 from .ops.draft.tables import NUM_PLACES, NUM_TRUSTS, SURVIVAL_ONE, SurvivalTables
 from .ops.index import build_index
-from .ops.layout import (
-    FOLLOWED,
-    FOLLOWS,
-    PAGE,
-    index_bits,
-)
+from .ops.layout import FOLLOWED, FOLLOWS, PAGE, index_bits
 from .ops.state import about_request, allocate_state
-from .ops.step.reference import recent_shift, take_in
+from .ops.step.reference import TableArrays
+from .ops.step.view import View, look
 
 #: What a place says of a candidate in the prediction, by how much worse than the cursor the alignment finds it.
 _WORSE = {
@@ -82,7 +77,7 @@ class Explainer:
         config: of the drafter.
         max_context_len: of the drafter: which places of the context it remembers hangs on it.
 
-    A call costs about a millisecond, and what is new in ``tokens`` is taken in once.
+    What is new in ``tokens`` is taken in once.
     """
 
     def __init__(
@@ -95,13 +90,12 @@ class Explainer:
         max_context_len: int,
     ) -> None:
         self._config = config if config is not None else DrafterConfig()
-        self._quarters = length_quarters(self._config.length_factor)
         self._prompt_len = prompt_len
         tables = SurvivalTables.load(
             num_draft_tokens, "cpu", self._config.survival_table,
             self._config.min_survival, self._config.min_survival_lost,
         )  # fmt: skip
-        self._keep, self._gain = tables.keep.numpy(), tables.gain.numpy()
+        self._tables = TableArrays.of(tables)
         num_text = len(prediction)
         capacity = max(-(-num_text // PAGE), 1) * PAGE
         state = allocate_state(1, max_context_len, capacity, "cpu")
@@ -124,43 +118,39 @@ class Explainer:
             )
         self._context[0, : len(tokens)] = tokens
         slot, total = np.zeros(1, dtype=np.int64), np.array([len(tokens)])
-        take_in(self._state, self._context, slot, total)
-        found = candidates(
-            self._state, self._context, slot, total, self._config.min_match, self._config.min_context_match,
-            recent_shift(self._state),
-        )  # fmt: skip
-        num, value = (lanes[0] for lanes in found.values(self._keep, self._gain, self._quarters))
-        chosen = choose(found, self._keep, self._gain, self._quarters)
-        drafted = compose(self._state, self._context, slot, found, chosen, total, self._gain.shape[1] - 1)
-        lane = int(chosen.lane[0]) if drafted.length[0] else None
+        view = look(self._state, self._tables, self._context, slot, total, self._config)
+        lane = int(view.lane[0]) if view.length[0] else None
+        position, value = view.candidates.position[0], view.value[0]
         # A place that is both a match and near the cursor is one place: what is chosen, else the first of the two.
         order = sorted(range(len(value)), key=lambda i: (i == lane, -i))
-        places = {(bool(IS_CONTEXT[i]), int(found.position[0, i])): i for i in order}
+        places = {(bool(IS_CONTEXT[i]), int(position[i])): i for i in order}
         ranked = sorted(places.values(), key=lambda i: (-value[i], i))
         others = [i for i in ranked if value[i] > 0 and i != lane][:_NUM_OTHERS]
         num_output = max(len(tokens) - self._prompt_len, 0)
 
-        def told(lane: int, edits: int = 0) -> Choice:
-            return self._describe(found, lane, int(num[lane]), num_output, edits)
+        def told(lane: int, num: int, edits: int = 0) -> Choice:
+            return self._describe(view, lane, num, num_output, edits)
 
         return Explanation(
-            int(found.cursor[0]),
-            None if lane is None else told(lane, int(drafted.edits[0])),
-            tuple(told(i) for i in others),
+            int(view.cursor[0]),
+            None if lane is None else told(lane, int(view.num_chosen[0]), int(view.edits[0])),
+            tuple(told(i, int(view.num[0, i])) for i in others),
         )
 
-    def _describe(self, found: Candidates, lane: int, num: int, num_output: int, edits: int) -> Choice:
+    def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int) -> Choice:
+        found = view.candidates
         klass, room = int(found.klass[0, lane]), int(found.room[0, lane])
         return Choice(
             "context" if IS_CONTEXT[lane] else "prediction",
             int(found.position[0, lane]),
             int(found.matched[0, lane]),
-            round(float(self._gain[klass, min(num, room)]) / SURVIVAL_ONE, 2),
-            "; ".join(self._why(found, lane, num_output, edits)),
+            round(float(self._tables.gain[klass, min(num, room)]) / SURVIVAL_ONE, 2),
+            "; ".join(self._why(view, lane, num_output, edits)),
         )
 
-    def _why(self, found: Candidates, lane: int, num_output: int, edits: int) -> Iterator[str]:
-        position, cursor = int(found.position[0, lane]), int(found.cursor[0])
+    def _why(self, view: View, lane: int, num_output: int, edits: int) -> Iterator[str]:
+        found = view.candidates
+        position, cursor = int(found.position[0, lane]), int(view.cursor[0])
         matched, klass = int(found.matched[0, lane]), int(found.klass[0, lane])
         words = f"the last {matched} tokens" if matched > 1 else "the last token"
         if IS_CONTEXT[lane]:

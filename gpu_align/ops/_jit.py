@@ -2,22 +2,77 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 try:
-    from numba import njit as _njit
-except ImportError:  # the same results, some hundred times slower
+    import numba
+    from numba.core.options import DefaultOptions
+except ImportError:
     COMPILED = False
-
-    def njit(function: F) -> F:
-        return function
-
 else:
-    COMPILED = True
+    # With NUMBA_DISABLE_JIT=1 Numba itself leaves every function as it is.
+    COMPILED = not numba.config.DISABLE_JIT
+    # The loops own nothing. Without this flag, which Numba has for itself, every slice and every call counts
+    # references, and a step takes twice as long.
+    _OPTIONS = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
-    def njit(function: F) -> F:
-        compiled: F = _njit(function)
-        return compiled
+
+def njit(function: F) -> F:
+    """For a loop that other loops call."""
+    if not COMPILED:
+        return function
+    compiled: F = numba.njit(**_OPTIONS)(function)
+    return compiled
+
+
+class Entry:
+    """A loop that Python calls: ``entry(*args)``, as a decorator.
+
+    It is compiled once, for the types of the first arguments, arrays with any strides. `prepare` does it ahead of
+    the first call. What is compiled is kept on disk, where Numba keeps such things, for the next process.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._run: Callable[..., Any] | None = None if COMPILED else function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.prepare(*args)(*args)
+
+    def prepare(self, *args: Any) -> Callable[..., Any]:
+        """What runs for arguments of these types; compiled, or loaded, by now."""
+        if self._run is None:
+            signature = tuple(_with_any_strides(numba.typeof(arg)) for arg in args)
+            try:
+                self._run = self._compile(signature, cache=True)
+            except Exception:  # no sources, no place to write, a full disk, a file cut short: do without
+                self._run = self._compile(signature, cache=False)
+        return self._run
+
+    def _compile(self, signature: tuple[Any, ...], cache: bool) -> Callable[..., Any]:
+        if cache:
+            # Numba goes by the file of this function alone. Its callees and constants are in others: the name,
+            # which is that of the file that Numba writes, tells their versions apart.
+            self._function.__qualname__ = f"{self._function.__name__}_{_digest(self._function)}"
+        compiled: Any = numba.njit(cache=cache, **_OPTIONS)(self._function)
+        compiled.compile(signature)
+        # From here on other types are refused, and arrays of other strides are taken as they are.
+        compiled.disable_compile()
+        run: Callable[..., Any] = compiled
+        return run
+
+
+def _with_any_strides(kind: Any) -> Any:
+    return kind.copy(layout="A") if isinstance(kind, numba.types.Array) else kind
+
+
+def _digest(function: Callable[..., Any]) -> str:
+    """Of the function's file and of all that a reference may be made of."""
+    sources = {Path(inspect.getfile(function)), *Path(__file__).parent.rglob("*.py")}
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]

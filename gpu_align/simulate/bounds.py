@@ -126,7 +126,7 @@ def _choose_perfectly(
         advance(slot, None)
     while len(results) < len(steps):
         slots = np.array([slot for slot in range(len(steps)) if slot not in results])
-        found = batch.candidates(slots, done[slots])
+        found = batch.look(slots, done[slots]).candidates
         right = batch.right(found, slots, done[slots]).max(axis=1)
         for slot, start, length in zip(slots, batch.num_prompt[slots] + done[slots], right, strict=True):
             advance(int(slot), batch.context[slot, start : start + length].tolist())

@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_align.config import DrafterConfig
-from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates, candidates
+from gpu_align.ops._jit import Entry
+from gpu_align.ops.draft import SurvivalTables
+from gpu_align.ops.draft.reference import FIRST_OWN, Candidates
 from gpu_align.ops.index import build_index
-from gpu_align.ops.layout import (
-    PAGE,
-    TEXT_BASE,
-    index_bits,
-)
-from gpu_align.ops.state import about_request, allocate_state
-from gpu_align.ops.step.reference import recent_shift, take_in
+from gpu_align.ops.layout import PAGE, TEXT_BASE, index_bits
+from gpu_align.ops.state import StepArrays, about_request, allocate_state
+from gpu_align.ops.step.reference import TableArrays
+from gpu_align.ops.step.view import View, look
 from gpu_align.simulate.records import Record
 
 IntArray = NDArray[np.int64]
@@ -35,6 +34,7 @@ class CandidateReplay:
         config: which matches are candidates; the defaults if None.
         max_context_len: T; None is as long as the longest of `records`. Which places of a context are remembered
             hangs on it.
+        tables: what a choice is made by, for K; those of `config` if None.
 
     Attributes:
         context: [R, T] int32, prompt and output of each record.
@@ -48,9 +48,15 @@ class CandidateReplay:
         num_draft_tokens: int,
         config: DrafterConfig | None = None,
         max_context_len: int | None = None,
+        tables: SurvivalTables | None = None,
     ) -> None:
         self._config = config if config is not None else DrafterConfig()
-        self._num_draft_tokens = num_draft_tokens
+        if tables is None:
+            tables = SurvivalTables.load(
+                num_draft_tokens, "cpu", self._config.survival_table,
+                self._config.min_survival, self._config.min_survival_lost,
+            )  # fmt: skip
+        self._tables = TableArrays.of(tables)
         self.num_prompt = np.array([len(r.prompt) for r in records])
         self.num_output = np.array([len(r.output) for r in records])
         width = max_context_len or max(int((self.num_prompt + self.num_output).max()), 1)
@@ -71,33 +77,38 @@ class CandidateReplay:
                 build_index(state.text, state.order, state.first, base, num_text, index_bits(capacity))
             base += capacity
 
-    def candidates(self, slots: IntArray, done: IntArray) -> Candidates:
-        """What the drafter chooses from after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
-        totals = self.num_prompt[slots] + done
-        take_in(self.state, self.context, slots, totals)
-        return candidates(
-            self.state, self.context, slots, totals, self._config.min_match, self._config.min_context_match,
-            recent_shift(self.state),
-        )  # fmt: skip
+    def look(self, slots: IntArray, done: IntArray) -> View:
+        """What the drafter sees after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
+        return look(
+            self.state, self._tables, self.context, slots, self.num_prompt[slots] + done, self._config
+        )
 
     def right(self, found: Candidates, slots: IntArray, done: IntArray) -> IntArray:
         """[R, C]: how many tokens of each candidate, copied as they are, come next in the output; at most K."""
-        start = np.where(found.room > 0, found.position, 0)
-        width = self.context.shape[1]
-        start += np.where(IS_CONTEXT, (slots * width)[:, None], self.state.about[slots, TEXT_BASE, None])
-        most = np.minimum(found.room, (self.num_output[slots] - done)[:, None])
-        runs = np.zeros(start.shape, dtype=np.int64)
-        flat = self.context.reshape(-1)
-        truth = slots * width + self.num_prompt[slots] + done
-        row, lane = np.nonzero(most > 0)
-        for k in range(self._num_draft_tokens):
-            if not row.size:
-                break
-            place, own = start[row, lane] + k, IS_CONTEXT[lane]
-            token = np.where(own, flat[np.where(own, place, 0)], self.state.text[np.where(own, 0, place)])
-            good = token == flat[truth[row] + k]
-            row, lane = row[good], lane[good]
-            runs[row, lane] = k + 1
-            more = k + 1 < most[row, lane]
-            row, lane = row[more], lane[more]
+        most = np.minimum(self.num_output[slots] - done, self._tables.confidence.shape[1])
+        runs = np.zeros(found.room.shape, dtype=np.int64)
+        _count_right(self.state, found, self.context, slots, self.num_prompt[slots] + done, most, runs)
         return runs
+
+
+@Entry
+def _count_right(
+    state: StepArrays,
+    found: Candidates,
+    context: NDArray[np.int32],
+    slots: IntArray,
+    totals: IntArray,
+    most: IntArray,
+    runs: IntArray,
+) -> None:
+    for r in range(len(slots)):
+        row, base = context[slots[r]], state.about[slots[r], TEXT_BASE]
+        for c in range(runs.shape[1]):
+            position, length = found.position[r, c], 0
+            while length < min(found.room[r, c], most[r]):
+                place = position + length
+                token = row[place] if c >= FIRST_OWN else state.text[base + place]
+                if token != row[totals[r] + length]:
+                    break
+                length += 1
+            runs[r, c] = length

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._jit import njit
-from ..index.reference import bucket_of, match_length, nearest
+from ..index.reference import bucket_of, match_length, nearest, recent_shift
 from ..layout import (
     ANCHOR,
     CONTEXT_START,
@@ -19,7 +19,6 @@ from ..layout import (
     FOLLOWED,
     FOLLOWS,
     MAX_REPLAYS,
-    NEAREST,
     NUM_EDITS,
     OUTPUT_START,
     TEXT_BASE,
@@ -45,7 +44,8 @@ from .tables import (
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
-BEST_GAIN = 0x7FFFFFFF
+#: More than any rank of an end, or any end.
+_TIES = (1 << 32) - 1
 #: The lane at the cursor, the first one in the request's own context, and all of them.
 AT_CURSOR = NUM_MATCHES + WINDOW_BEHIND
 FIRST_OWN = NUM_MATCHES + WINDOW_BEHIND + 1 + WINDOW_AHEAD
@@ -55,21 +55,24 @@ _LENGTH_BUCKET, _MARGIN_BUCKET = length_buckets(), margin_buckets()
 
 
 class Candidates(NamedTuple):
-    """Places that the next tokens may be read from, in the order that ties prefer; [C] each."""
+    """Places that the next tokens may be read from, in the order that ties prefer; int64 [C] each."""
 
     #: -1 where there is none.
     position: IntArray
     #: Tokens of the text from the position on; those with 0 are no candidates.
     room: IntArray
     matched: IntArray
+    #: Of matches: the one with the larger key comes first.
+    key: IntArray
     #: What it expects next.
     token: IntArray
+    #: -1 where there is no candidate.
     klass: IntArray
 
 
-def allocate_candidates() -> Candidates:
-    """Room for the candidates of one request."""
-    return Candidates(*(np.empty(NUM_CANDIDATES, dtype=np.int64) for _ in Candidates._fields))
+def allocate_candidates(*batch: int) -> Candidates:
+    """Room for the candidates of one request, or of a batch of them."""
+    return Candidates(*(np.empty((*batch, NUM_CANDIDATES), dtype=np.int64) for _ in Candidates._fields))
 
 
 @njit
@@ -80,7 +83,6 @@ def candidates(
     total: int,
     min_match: int,
     min_context_match: int,
-    recent_shift: int,
     found: Candidates,
 ) -> int:
     """Write the candidates of a request, after `realign`, and return its cursor. context: [T]."""
@@ -90,55 +92,50 @@ def candidates(
     most = min(num_output, MAX_MATCH)
     last = context[total - 1] if total > 0 else 0
     cursor, top = standing(state, slot) if num_text > 0 else (0, 0)
-    found.position[:] = -1
-    found.matched[:] = 0
+    for lane in range(NUM_CANDIDATES):
+        found.position[lane], found.matched[lane], found.key[lane] = -1, 0, -1
     # In the prediction: where the last token occurs, and around the cursor.
-    ends = np.empty(NEAREST, dtype=np.int64)
-    for i in range(nearest(state, slot, last, cursor, ends)):
-        matched = match_length(text, base, ends[i], context, total, most)
+    begin, stop = nearest(state, slot, last, cursor)
+    for i in range(begin, stop):
+        end = int(state.order[i])
+        matched = match_length(text, base, end, context, total, most)
         if matched >= max(min_match, 1):
-            _enter(found, 0, ends[i], matched, -rank_of(ends[i], cursor), cursor)
+            _enter(found, 0, end, matched, _TIES - rank_of(end, cursor))
     for i in range(WINDOW_BEHIND + 1 + WINDOW_AHEAD):
-        position = cursor - WINDOW_BEHIND + i
-        if 0 <= position < num_text:
-            found.position[NUM_MATCHES + i] = position
-            found.matched[NUM_MATCHES + i] = match_length(text, base, position, context, total, most)
+        end = cursor - WINDOW_BEHIND + i
+        if 0 <= end < num_text:
+            found.position[NUM_MATCHES + i] = end
+            found.matched[NUM_MATCHES + i] = match_length(text, base, end, context, total, most)
     # In the request's own context.
     if about[CONTEXT_START] != VACANT and total > 0:
-        bucket = bucket_of(last, recent_shift)
+        bucket = bucket_of(last, recent_shift(state.recent[slot]))
         for way in range(WAYS):
             end = int(state.recent[slot, bucket, way])
             if 0 < end < total:
                 matched = match_length(context, 0, end, context, total, MAX_MATCH)
                 if matched >= max(min_context_match, 1):
-                    _enter(found, FIRST_OWN, end, matched, end, -1)
-    for c in range(NUM_CANDIDATES):
-        position = found.position[c]
-        found.room[c] = 0 if position < 0 else (total if c >= FIRST_OWN else num_text) - position
-        if found.room[c] > 0:
-            found.token[c] = context[position] if c >= FIRST_OWN else text[base + position]
+                    _enter(found, FIRST_OWN, end, matched, end)
+    for lane in range(NUM_CANDIDATES):
+        position, own = found.position[lane], lane >= FIRST_OWN
+        found.room[lane] = 0 if position < 0 else (total if own else num_text) - position
+        if found.room[lane] > 0:
+            found.token[lane] = context[position] if own else text[base + position]
     _classify(state, slot, found, cursor, top, num_output)
     return cursor
 
 
 @njit
-def _enter(found: Candidates, first: int, end: int, matched: int, tie: int, cursor: int) -> None:
-    """Enter a match among the `NUM_MATCHES` lanes from `first` on: the longest, of equal ones the larger `tie`.
-
-    The tie of a match that is there is its end, or with a cursor the rank of its end.
-    """
+def _enter(found: Candidates, first: int, end: int, matched: int, tie: int) -> None:
+    """Enter a match among the `NUM_MATCHES` lanes from `first` on: the longest, of equal ones the larger `tie`."""
+    key = (matched << 32) + tie
     lane = first + NUM_MATCHES
-    while lane > first:
-        other = found.position[lane - 1]
-        if other >= 0:
-            others = other if cursor < 0 else -rank_of(other, cursor)
-            if found.matched[lane - 1] > matched or (found.matched[lane - 1] == matched and others > tie):
-                break
-            if lane < first + NUM_MATCHES:
-                found.position[lane], found.matched[lane] = other, found.matched[lane - 1]
+    while lane > first and found.key[lane - 1] < key:
         lane -= 1
+    for worse in range(first + NUM_MATCHES - 1, lane, -1):
+        for field in (found.position, found.matched, found.key):
+            field[worse] = field[worse - 1]
     if lane < first + NUM_MATCHES:
-        found.position[lane], found.matched[lane] = end, matched
+        found.position[lane], found.matched[lane], found.key[lane] = end, matched, key
 
 
 @njit
@@ -200,7 +197,8 @@ def value_of(
     K = gain.shape[1] - 1
     num = K if matched >= MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
     num = min(num, int(keep[klass]))
-    return num, int(gain[klass, num])
+    # Most are worth nothing, and a table is more than a cache holds.
+    return num, int(gain[klass, num]) if num > 0 else 0
 
 
 @njit
@@ -211,18 +209,18 @@ def choose(
     gain: npt.NDArray[np.int32],
     length_quarters: int,
 ) -> tuple[int, int]:
-    """``(lane, num)`` of the candidate with the largest expected number of accepted drafts; of equal ones the first.
+    """``(lane, num)`` of the candidate that promises the most accepted drafts; of equal ones the first.
 
     num is 0 where there is nothing to draft from.
     """
     if whole and found.room[AT_CURSOR] > 0:
         return AT_CURSOR, gain.shape[1] - 1
     best, best_num, best_value = 0, 0, 0
-    for c in range(NUM_CANDIDATES):
-        if found.room[c] > 0:
-            num, value = value_of(found.matched[c], found.klass[c], keep, gain, length_quarters)
+    for lane in range(NUM_CANDIDATES):
+        if found.room[lane] > 0:
+            num, value = value_of(found.matched[lane], found.klass[lane], keep, gain, length_quarters)
             if value > best_value:
-                best, best_num, best_value = c, num, value
+                best, best_num, best_value = lane, num, value
     return best, best_num
 
 

@@ -1,4 +1,4 @@
-"""Lookups as loops: what the kernel is checked against, and what runs on the CPU."""
+"""Lookups as loops: what the kernel is checked against, and what runs on the CPU. Context is one row [T]."""
 
 from __future__ import annotations
 
@@ -21,39 +21,47 @@ def bucket_of(token: int, shift: int) -> int:
 
 
 @njit
-def nearest(state: StepArrays, slot: int, token: int, anchor: int, ends: IntArray) -> int:
-    """Write up to `NEAREST` ends of the prediction whose last token shares the token's bucket; how many there are.
+def nearest(state: StepArrays, slot: int, token: int, anchor: int) -> tuple[int, int]:
+    """``order[begin:end]`` are the up to `NEAREST` ends whose last token shares the token's bucket.
 
     Those next to the anchor by rank: half of them before it, as far as there are any, and the others from it on.
     """
     about = state.about[slot]
     if about[TEXT_LEN] < 2:
-        return 0
+        return 0, 0
     base = int(about[TEXT_BASE])
     at = base + bucket_of(token, about[TEXT_SHIFT])
     begin, end = base + int(state.first[at]), base + int(state.first[at + 1])
     if end - begin > NEAREST:
-        before = np.searchsorted(state.order[begin:end], anchor)
+        before = int(np.searchsorted(state.order[begin:end], anchor))
         begin += min(max(before - NEAREST // 2, 0), end - begin - NEAREST)
         end = begin + NEAREST
-    for i in range(end - begin):
-        ends[i] = state.order[begin + i]
-    return end - begin
+    return begin, end
 
 
 @njit
-def insert_recent(recent: IntArray, context: IntArray, seen: int, total: int, shift: int) -> None:
+def recent_shift(recent: IntArray) -> int:
+    """The shift of `bucket_of` for the index of a context. recent: [buckets, `WAYS`]."""
+    shift = 32
+    while len(recent) >> (32 - shift) > 1:
+        shift -= 1
+    return shift
+
+
+@njit
+def insert_recent(recent: IntArray, context: IntArray, seen: int, total: int) -> None:
     """Enter the ends ``seen <= e < total`` of one context: ``recent[bucket, e % WAYS]`` is the latest of them.
 
     The end behind all tokens is entered with the next ones: nothing follows it yet.
     """
+    shift = recent_shift(recent)
     for end in range(max(seen, 1), total):
         recent[bucket_of(context[end - 1], shift), end % WAYS] = end
 
 
 @njit
 def match_length(text: IntArray, base: int, end: int, context: IntArray, total: int, most: int) -> int:
-    """Tokens, at most `most`, that ``text[base : base + end]`` and ``context[:total]`` have in common at their ends."""
+    """How many of the last tokens, at most `most`, ``text[base : base + end]`` and ``context[:total]`` share."""
     most = min(most, end)
     length = 0
     while length < most and text[base + end - 1 - length] == context[total - 1 - length]:

@@ -29,7 +29,6 @@ from ..layout import (
     MAX_EDIT,
     NEAR,
     NEAR_MATCH,
-    NEAREST,
     NO_EDIT,
     NUM_EDITS,
     OUTPUT_START,
@@ -43,6 +42,9 @@ from ..state import StepArrays
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
 _MAX_MATCH = 64
+_BLOCK = 32
+#: Keys of one score: j is 0 to `WINDOW`.
+_KEYS = WINDOW + 1
 
 
 @njit
@@ -79,7 +81,8 @@ def fold(state: StepArrays, context: IntArray, slot: int, done: int, num_output:
         aligned[FOLLOWS], aligned[ANCHOR], aligned[LEFT_AT] = 0, cursor, num_output - 1
         state.row[slot] = 0
     anchor = int(aligned[ANCHOR])
-    _fold_row(state.row[slot], text, base + anchor, min(num_text - anchor, WINDOW), context[done])
+    begin = base + anchor
+    _fold_row(state.row[slot], text[begin : begin + min(num_text - anchor, WINDOW)], context[done])
     end = _find_back(state, context, slot, done + 1, num_output)
     if end >= 0:
         _resume(state, context, slot, end, done + 1, num_output)
@@ -101,19 +104,27 @@ def applies(state: StepArrays, slot: int, i: int, place: int) -> bool:
 
 
 @njit
-def _fold_row(row: IntArray, text: IntArray, begin: int, num: int, token: int) -> None:
-    """One more token in the row: ``row[j]`` is H[j + 1] over the `num` tokens from ``text[begin]`` on.
+def _fold_row(row: IntArray, window: IntArray, token: int) -> None:
+    """One more token in the row: ``row[j]`` is H[j + 1] over the tokens of the window.
 
     H never rises by more than 1, so a match at j raises a run of equal values, to H[j] + 1. From the back: the
     values before j are still those without the token.
     """
-    for j in range(num - 1, -1, -1):
-        if text[begin + j] == token:
-            longer = (row[j - 1] if j > 0 else 0) + 1
-            i = j
-            while i < WINDOW and row[i] < longer:
-                row[i] = longer
-                i += 1
+    for block in range((len(window) - 1) // _BLOCK, -1, -1):
+        # Most blocks have no match, and counting is what a CPU does many at a time.
+        tokens = window[block * _BLOCK : (block + 1) * _BLOCK]
+        matches = 0
+        for i in range(len(tokens)):
+            matches += tokens[i] == token
+        if matches == 0:
+            continue
+        for i in range(len(tokens) - 1, -1, -1):
+            j = block * _BLOCK + i
+            if tokens[i] == token:
+                longer = (int(row[j - 1]) if j > 0 else 0) + 1
+                while j < WINDOW and row[j] < longer:
+                    row[j] = longer
+                    j += 1
 
 
 @njit
@@ -127,12 +138,12 @@ def _find_back(state: StepArrays, context: IntArray, slot: int, total: int, num_
                 return end
     best = -1
     if num_output % FAR_EVERY == 0:
-        ends = np.empty(NEAREST, dtype=np.int64)
-        for i in range(nearest(state, slot, context[total - 1], anchor, ends)):
-            end = ends[i]
-            if match_length(text, base, end, context, total, min(num_output, FAR_MATCH)) == FAR_MATCH and (
-                best < 0 or rank_of(end, anchor) < rank_of(best, anchor)
-            ):
+        begin, stop = nearest(state, slot, context[total - 1], anchor)
+        for i in range(begin, stop):
+            end = int(state.order[i])
+            if best >= 0 and rank_of(end, anchor) > rank_of(best, anchor):
+                continue
+            if match_length(text, base, end, context, total, min(num_output, FAR_MATCH)) == FAR_MATCH:
                 best = end
     return best
 
@@ -144,9 +155,7 @@ def rank_of(end: int, anchor: int) -> int:
 
 
 @njit
-def _resume(
-    state: StepArrays, context: IntArray, slot: int, end: int, total: int, num_output: int
-) -> None:
+def _resume(state: StepArrays, context: IntArray, slot: int, end: int, total: int, num_output: int) -> None:
     """Follow again from `end` on, and remember what was written instead of what."""
     aligned, base = state.aligned[slot], int(state.about[slot, TEXT_BASE])
     anchor, left_at = int(aligned[ANCHOR]), int(aligned[LEFT_AT])
@@ -180,10 +189,11 @@ def standing(state: StepArrays, slot: int) -> tuple[int, int]:
     aligned = state.aligned[slot]
     if aligned[FOLLOWS] > 0:
         return int(aligned[CURSOR]), 0
-    anchor, row = int(aligned[ANCHOR]), state.row[slot]
-    best, top = 0, 0
-    for j in range(1, min(WINDOW, int(state.about[slot, TEXT_LEN]) - anchor) + 1):
-        here = score(row, j)
-        if here > top:
-            best, top = j, here
-    return anchor + best, top
+    anchor = int(aligned[ANCHOR])
+    row = state.row[slot, : min(WINDOW, int(state.about[slot, TEXT_LEN]) - anchor)]
+    # One key of score and j: its maximum is found for many at a time.
+    best = 0
+    for i in range(len(row)):
+        best = max(best, (MATCH_WEIGHT * int(row[i]) - i - 1) * _KEYS - i - 1)
+    top = (best + WINDOW) // _KEYS
+    return anchor + top * _KEYS - best, top

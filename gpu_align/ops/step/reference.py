@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .._jit import njit
+from .._jit import Entry, njit
 from ..draft import Draft, SurvivalTables
 from ..draft.reference import (
     FIRST_OWN,
@@ -25,87 +25,120 @@ from ..realign.reference import realign, start_over
 from ..state import StepArrays, StepState
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
+FloatArray = npt.NDArray[np.float32]
 
 
-def step_reference(
-    state: StepState,
-    token_ids: torch.Tensor,
-    total_len: torch.Tensor,
-    slots: torch.Tensor,
-    num_sampled: torch.Tensor,
-    tables: SurvivalTables,
-    out: Draft,
-    *,
-    length_quarters: int,
-    min_match: int,
-    min_context_match: int,
-    vocab_size: int,
-) -> None:
-    """Same arguments, same results as the kernel's launcher; all on the CPU."""
-    arrays = state.numpy()
-    _step(
-        arrays, token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy(),
-        tables.keep.numpy(), tables.gain.numpy(), tables.confidence.numpy(),
-        out.token_ids.numpy(), out.length.numpy(), out.confidence.numpy(), out.source.numpy(),
-        allocate_candidates(), recent_shift(arrays), length_quarters, min_match, min_context_match, vocab_size,
-    )  # fmt: skip
+class TableArrays(NamedTuple):
+    """What of `SurvivalTables` a choice is made by, as NumPy sees it."""
+
+    keep: npt.NDArray[np.int32]
+    gain: npt.NDArray[np.int32]
+    confidence: FloatArray
+
+    @classmethod
+    def of(cls, tables: SurvivalTables) -> TableArrays:
+        """The same memory; on the CPU only."""
+        return cls(tables.keep.numpy(), tables.gain.numpy(), tables.confidence.numpy())
 
 
-def recent_shift(arrays: StepArrays) -> int:
-    """The shift of `bucket_of` for the index of the contexts."""
-    return 33 - int(arrays.recent.shape[1]).bit_length()
+class DraftArrays(NamedTuple):
+    """`Draft` as NumPy sees it."""
+
+    token_ids: IntArray
+    length: IntArray
+    confidence: FloatArray
+    source: IntArray
 
 
-@njit
+class StepReference:
+    """The step of one `Drafter` on the CPU: called like the kernel's launcher, with the same results.
+
+    What the drafter keeps is looked at once, here, and the loop is compiled by now: a step does neither.
+    """
+
+    def __init__(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
+        self._bound: tuple[object, ...] = ()
+        self._bind(state, tables, out)
+        inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
+        self._run = _step.prepare(*self._arrays, *inputs, 0, 0, 0, 0)
+
+    def _bind(self, *tensors: Any) -> None:
+        self._bound = state, tables, out = tensors
+        self._arrays = (
+            state.numpy(),
+            TableArrays.of(tables),
+            DraftArrays(*(tensor.numpy() for tensor in out)),
+            allocate_candidates(),
+        )
+
+    def __call__(
+        self,
+        state: StepState,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
+        slots: torch.Tensor,
+        num_sampled: torch.Tensor,
+        tables: SurvivalTables,
+        out: Draft,
+        *,
+        length_quarters: int,
+        min_match: int,
+        min_context_match: int,
+        vocab_size: int,
+    ) -> None:
+        bound = self._bound
+        if not (state is bound[0] and tables is bound[1] and out is bound[2]):
+            self._bind(state, tables, out)
+        self._run(
+            *self._arrays, token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy(),
+            length_quarters, min_match, min_context_match, vocab_size,
+        )  # fmt: skip
+
+
+@Entry
 def _step(
     state: StepArrays,
+    tables: TableArrays,
+    out: DraftArrays,
+    found: Candidates,
     context: IntArray,
     total_len: IntArray,
     slots: IntArray,
     num_sampled: IntArray,
-    keep: npt.NDArray[np.int32],
-    gain: npt.NDArray[np.int32],
-    confidence: npt.NDArray[np.float32],
-    out_tokens: IntArray,
-    out_length: IntArray,
-    out_confidence: npt.NDArray[np.float32],
-    out_source: IntArray,
-    found: Candidates,
-    shift: int,
     length_quarters: int,
     min_match: int,
     min_context_match: int,
     vocab_size: int,
 ) -> None:
-    width, K = context.shape[1], out_tokens.shape[1]
+    width, K = context.shape[1], out.token_ids.shape[1]
     for b in range(len(slots)):
         slot = slots[b]
-        row, total = context[slot], int(total_len[slot])
-        length, klass, source = 0, 0, 0
+        row, total, draft = context[slot], int(total_len[slot]), out.token_ids[b]
+        lane, length, klass = 0, 0, 0
         if num_sampled[b] > 0 and state.about[slot, OUTPUT_START] != VACANT:
-            take_in(state, row, slot, total, shift)
-            cursor = candidates(state, row, slot, total, min_match, min_context_match, shift, found)
+            take_in(state, row, slot, total)
+            cursor = candidates(state, row, slot, total, min_match, min_context_match, found)
             whole = is_whole(state, slot, cursor, total)
-            lane, num = choose(found, whole, keep, gain, length_quarters)
+            lane, num = choose(found, whole, tables.keep, tables.gain, length_quarters)
             if num > 0:
                 klass = found.klass[lane]
-                length, _ = compose(state, row, slot, lane, found.position[lane], num, total, out_tokens[b])
+                length, _ = compose(state, row, slot, lane, found.position[lane], num, total, draft)
             length = max(min(length, width - total), 0)
             # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
             for k in range(length):
-                if not 0 <= out_tokens[b, k] < vocab_size:
+                if not 0 <= draft[k] < vocab_size:
                     length = k
                     break
-            source = 0 if length == 0 else 2 if lane >= FIRST_OWN else 1
         last = int(row[total - 1]) if total > 0 else 0
-        out_tokens[b, length:] = last if 0 <= last < vocab_size else 0
-        out_length[b], out_source[b] = length, source
+        draft[length:] = last if 0 <= last < vocab_size else 0
+        out.length[b] = length
+        out.source[b] = 0 if length == 0 else 2 if lane >= FIRST_OWN else 1
         for k in range(K):
-            out_confidence[b, k] = confidence[klass, k] if k < length else 0.0
+            out.confidence[b, k] = tables.confidence[klass, k] if k < length else 0.0
 
 
 @njit
-def take_in(state: StepArrays, context: IntArray, slot: int, total: int, shift: int) -> None:
+def take_in(state: StepArrays, context: IntArray, slot: int, total: int) -> None:
     """Bring what is known of a request up to date: the index of its context, and where it stands. context: [T]."""
     seen = int(state.aligned[slot, SEEN])
     if seen < 0 or total < seen:
@@ -114,7 +147,7 @@ def take_in(state: StepArrays, context: IntArray, slot: int, total: int, shift: 
         seen = 0
         state.aligned[slot, SEEN] = 0
     if state.about[slot, CONTEXT_START] != VACANT:
-        insert_recent(state.recent[slot], context, seen, total, shift)
+        insert_recent(state.recent[slot], context, seen, total)
     if state.about[slot, TEXT_LEN] > 0:
         realign(state, context, slot, total)
     state.aligned[slot, SEEN] = total

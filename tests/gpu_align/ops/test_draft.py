@@ -9,9 +9,9 @@ import torch
 
 from gpu_align import Source
 from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE
-from gpu_align.ops.draft.reference import candidates
 from gpu_align.ops.draft.result import allocate_draft
-from gpu_align.ops.step.reference import recent_shift
+from gpu_align.ops.step.reference import TableArrays
+from gpu_align.ops.step.view import look
 from tests.gpu_align.step_harness import BACKENDS, Request, edited, flat_curves
 from tests.gpu_align.step_oracle import Oracle
 
@@ -44,13 +44,13 @@ def lanes(prediction, output, prompt=(), **config):
     """The 27 candidates of a request after `output`, None where there is none; on the reference."""
     request = Request("reference", prediction, prompt, **config)
     request.step(output)
-    state = request.drafter._state.numpy()
-    settings = request.drafter.config
-    found = candidates(
-        state, request.token_ids.numpy(), np.array([1]), np.array([len(prompt) + len(output)]),
-        settings.min_match, settings.min_context_match, recent_shift(state),
-    )  # fmt: skip
-    rows = zip(*(row[0].tolist() for row in found[:4]), strict=True)
+    drafter = request.drafter
+    found = look(
+        drafter._state.numpy(), TableArrays.of(drafter._tables), request.token_ids.numpy(),
+        np.array([Request.SLOT]), np.array([len(prompt) + len(output)]), drafter.config,
+    ).candidates  # fmt: skip
+    fields = found.position, found.room, found.matched, found.klass
+    rows = zip(*(field[0].tolist() for field in fields), strict=True)
     return [
         Lane(p, m, klass // 240, klass // 24 % 10, klass // 3 % 8, klass % 3) if room > 0 else None
         for p, room, m, klass in rows

@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align.ops import layout
-from gpu_align.ops.index import (
-    bucket_of,
-    build_index,
-    insert_recent,
-    match_lengths,
-    nearest,
-    recent_ends,
-)
+from gpu_align.ops.index import build_index
+from gpu_align.ops.index.reference import bucket_of, insert_recent, match_length, nearest, recent_shift
 from gpu_align.ops.layout import HASH, NEAREST, PAGE, WAYS, index_bits, recent_bits
 from gpu_align.ops.state import allocate_state
 from tests.gpu_align.step_harness import DEVICE, POISON
@@ -72,8 +66,8 @@ def test_sizes_of_an_index():
 
 @pytest.mark.parametrize("bits", [1, 7, 19, 31])
 def test_buckets(bits):
-    tokens = np.array([0, 1, 2, 131_071, 2**31 - 1, -1, -(2**31)], dtype=np.int32)
-    assert bucket_of(tokens, 32 - bits).tolist() == [bucket(int(t), bits) for t in tokens]
+    for token in (0, 1, 2, 131_071, 2**31 - 1, -1, -(2**31)):
+        assert bucket_of(np.int32(token), np.int32(32 - bits)) == bucket(token, bits)
 
 
 @pytest.mark.parametrize("alphabet", [1, 5, 131_072])
@@ -100,14 +94,14 @@ def test_an_index_holds_every_end_once_by_bucket(num_tokens, alphabet):
 
 
 def look_up(predictions, slots, tokens, anchors):
-    """Ends of each request, without the fill."""
-    found = nearest(
-        make_state(predictions).numpy(), np.array(slots), np.array(tokens, np.int32), np.array(anchors)
-    )
-    assert found.shape == (len(slots), NEAREST)
-    rows = found.tolist()
-    assert all(row[len([e for e in row if e >= 0]) :] == [-1] * row.count(-1) for row in rows)
-    return [[e for e in row if e >= 0] for row in rows]
+    """Ends of each request."""
+    state = make_state(predictions).numpy()
+    found = []
+    for slot, token, anchor in zip(slots, tokens, anchors, strict=True):
+        begin, end = nearest(state, slot, np.int32(token), anchor)
+        assert 0 <= end - begin <= NEAREST
+        found.append(state.order[begin:end].tolist())
+    return found
 
 
 def window_of(ends, anchor):
@@ -147,7 +141,7 @@ def test_texts_without_an_index_to_speak_of(num_tokens):
 
 
 def test_tokens_of_one_bucket_are_all_candidates():
-    """The bucket is looked up, not the token: `match_lengths` tells them apart."""
+    """The bucket is looked up, not the token: `match_length` tells them apart."""
     a, b = colliding(7, 2, 400)
     prediction = [a, 399, b, 399, a, b, 399]
     ends = [1, 3, 5, 6]
@@ -197,14 +191,14 @@ class TestRecent:
         expected = [{} for _ in contexts]
         for slot, context in enumerate(contexts):
             rows[slot, : len(context)] = context
-            for end, token in enumerate(context, 1):
+            # The end behind all tokens is no end yet: nothing follows it.
+            for end, token in enumerate(context[:-1], 1):
                 expected[slot][bucket(token, bits), end % WAYS] = end
-        done = np.zeros(len(contexts), dtype=np.int64)
-        lengths = np.array([len(context) for context in contexts])
-        while (slots := np.flatnonzero(done < lengths)).size:
-            new = np.minimum(next(splits), lengths[slots] - done[slots])
-            insert_recent(recent, rows, slots, done[slots], new, 32 - bits)
-            done[slots] += new
+            done = 0
+            while done < len(context):
+                total = min(done + next(splits), len(context))
+                insert_recent(recent[slot], rows[slot], done, total)
+                done = total
         return recent, expected, bits
 
     @pytest.mark.parametrize("capacity", [1, 16, 17, 40, 300])
@@ -220,77 +214,47 @@ class TestRecent:
                     for b in range(2**bits):
                         wanted = [places.get((b, way), -1) for way in range(WAYS)]
                         assert recent[slot, b].tolist() == wanted
-                    for token in range(min(alphabet, 4)):
-                        found = recent_ends(recent, np.array([slot]), np.array([token], np.int32), 32 - bits)
-                        wanted = [places.get((bucket(token, bits), way), -1) for way in range(WAYS)]
-                        assert found.tolist() == [wanted]
 
     def test_a_token_at_every_place_is_remembered_for_its_last_sixteen(self):
         recent, _, bits = self.run([[5] * 40], iter(lambda: 7, 0), 40)
-        found = recent_ends(recent, np.array([0]), np.array([5], np.int32), 32 - bits)
-        assert sorted(found[0].tolist()) == list(range(25, 41))
+        assert sorted(recent[0, bucket(5, bits)].tolist()) == list(range(24, 40))
+
+    @pytest.mark.parametrize("bits", [0, 1, 2, 9])
+    def test_the_shift_is_that_of_the_number_of_buckets(self, bits):
+        assert recent_shift(np.zeros((2**bits, WAYS), np.int32)) == 32 - bits
 
 
 LENGTHS = [0, 1, 2, 7, 8, 9, 63, 64, 65, 80]
 
 
-def lengths_of(text, base, ends, context, context_end, limit, most):
-    rows = [np.array(x) for x in (base, ends)]
-    tail = [np.array(x) for x in (context_end, limit)]
-    return match_lengths(
-        np.array(text, np.int32), rows[0], rows[1], np.array(context, np.int32), *tail, most
-    ).tolist()
+def length_of(text, base, end, context, total, most):
+    return match_length(np.array(text, np.int32), base, end, np.array(context, np.int32), total, most)
 
 
 @pytest.mark.parametrize("most", [1, 7, 8, 64])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_match_of_each_length(length, most):
-    """It ends where a token differs, or the text, the output or the counting does."""
+    """It ends where a token differs, or the text or the counting does."""
     run = list(range(200, 200 + length))
-    different = [1, 2, *run], [3, 4, *run]
-    assert lengths_of(different[0], [0], [[length + 2]], different[1], [length + 2], [1000], most) == [
-        [min(length, most)]
-    ]
+    assert length_of([1, 2, *run], 0, length + 2, [3, 4, *run], length + 2, most) == min(length, most)
     # The beginning of the text, with garbage before it that happens to match.
-    before = [7, 8, *run, 9], [7, 8, *run]
-    assert lengths_of(before[0], [2], [[length]], before[1], [length + 2], [1000], most) == [
-        [min(length, most)]
-    ]
-    # The beginning of the output: the prompt before it would match, too.
-    assert lengths_of(before[0], [0], [[length + 2]], before[1], [length + 2], [length], most) == [
-        [min(length, most)]
-    ]
+    before = [7, 8, *run]
+    assert length_of([*before, 9], 2, length, before, length + 2, most) == min(length, most)
 
 
-def test_matches_of_many_places_at_once():
+def test_matches_of_many_places():
     generator = random.Random(4)
     for _ in range(60):
         alphabet = generator.choice([1, 2, 5])
-        texts = [generator.choices(range(alphabet), k=generator.randint(1, 90)) for _ in range(3)]
-        contexts = [generator.choices(range(alphabet), k=90) for _ in range(3)]
-        base = np.cumsum([5, *(len(t) for t in texts[:-1])])
-        flat = [POISON] * 5 + [t for text in texts for t in text]
-        ends = [[generator.randint(-1, len(text)) for _ in range(9)] for text in texts]
-        valid = [generator.randint(0, 90) for _ in texts]
-        limit = [generator.randint(0, n) for n in valid]
-        found = lengths_of(
-            flat,
-            base,
-            ends,
-            [t for context in contexts for t in context],
-            [90 * r + n for r, n in enumerate(valid)],
-            limit,
-            64,
-        )
-        for r, row in enumerate(ends):
-            for end, length in zip(row, found[r], strict=True):
-                expected = 0
-                while (
-                    expected < min(end, limit[r], 64)
-                    and texts[r][end - 1 - expected] == contexts[r][valid[r] - 1 - expected]
-                ):
-                    expected += 1
-                assert length == expected
+        text = generator.choices(range(alphabet), k=generator.randint(1, 90))
+        context = generator.choices(range(alphabet), k=90)
+        for _ in range(9):
+            end, total = generator.randint(0, len(text)), generator.randint(0, 90)
+            most, base = generator.randint(0, min(total, 64)), generator.choice([0, 5])
+            expected = 0
+            while expected < min(end, most) and text[end - 1 - expected] == context[total - 1 - expected]:
+                expected += 1
+            assert length_of([POISON] * base + text, base, end, context, total, most) == expected
 
 
 def test_a_vacant_slot_is_told_in_the_layout():
