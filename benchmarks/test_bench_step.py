@@ -1,6 +1,6 @@
 """CPU against GPU: one drafting step of a whole batch, side by side: ``make bench``.
 
-Each step brings 8 new tokens to every request and drafts up to 16 (`workload`). One group a size and state.
+Each step brings 8 new tokens to every request, or one, and drafts up to 16 (`workload`). A group a size and state.
 Every contestant's drafts are checked before it is timed. On a GPU the wall time of a call has the launch and
 the wait in it; ``extra_info["device_us"]`` is the device time of the step, ours from a replayed CUDA graph.
 """
@@ -18,7 +18,6 @@ import torch
 from benchmarks.workload import (
     NUM_DRAFT_TOKENS,
     STATES,
-    STEP_TOKENS,
     Steps,
     Texts,
     make_texts,
@@ -52,7 +51,7 @@ class PolicySteps:
     def __init__(self, make: Callable[[], Policy], texts: Texts) -> None:
         self.outputs = texts.outputs.tolist()
         self.policies = [make() for _ in self.outputs]
-        self.written = texts.done
+        self.written, self.step_tokens = texts.done, texts.step_tokens
         for policy, prediction, output in zip(
             self.policies, texts.predictions.tolist(), self.outputs, strict=True
         ):
@@ -61,13 +60,49 @@ class PolicySteps:
         self.new: list[list[int]] = []
 
     def advance(self) -> None:
-        self.new = [output[self.written : self.written + STEP_TOKENS] for output in self.outputs]
-        self.written += STEP_TOKENS
+        self.new = [output[self.written : self.written + self.step_tokens] for output in self.outputs]
+        self.written += self.step_tokens
 
     def step(self) -> list[list[int]]:
         for policy, tokens in zip(self.policies, self.new, strict=True):
             policy.extend(tokens)
         return [policy.propose() for policy in self.policies]
+
+
+def time_policy(benchmark: Any, make: Callable[[], Policy], texts: Texts, state: str) -> None:
+    steps = PolicySteps(make, texts)
+    steps.advance()
+    drafts = steps.step()
+    if state == "aligned":  # in the other states a policy may draft nothing, or something wrong
+        for draft, output in zip(drafts, steps.outputs, strict=True):
+            assert draft, "expected a draft, found none"
+            assert draft == output[steps.written : steps.written + len(draft)]
+    rounds = min(10, texts.num_steps - 2)
+    benchmark.pedantic(steps.step, setup=steps.advance, rounds=rounds)
+
+
+def time_cpu(benchmark: Any, texts: Texts) -> None:
+    steps = Steps(texts, "cpu")
+    steps.advance()
+    steps.check()
+    benchmark.pedantic(steps.propose, setup=steps.advance, rounds=20)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("batch", "size"), [(64, 4096)])
+class TestOneToken:
+    """Where no draft was accepted: a host has little to take in, and as much to look up as ever."""
+
+    @pytest.fixture(autouse=True)
+    def group(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        benchmark.group = f"step of one token, batch {batch}, {size} tokens, {state}"
+
+    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "static_text_difflib"])
+    def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
+        time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state, 1), state)
+
+    def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        time_cpu(benchmark, make_texts(batch, size, state, 1))
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -77,37 +112,21 @@ class TestStep:
     def group(self, benchmark: Any, batch: int, size: int, state: str) -> None:
         benchmark.group = f"step, batch {batch}, {size} tokens, {state}"
 
-    def time_policy(self, benchmark: Any, make: Callable[[], Policy], texts: Texts, state: str) -> None:
-        steps = PolicySteps(make, texts)
-        steps.advance()
-        drafts = steps.step()
-        if state == "aligned":  # in the other states a policy may draft nothing, or something wrong
-            for draft, output in zip(drafts, steps.outputs, strict=True):
-                assert draft, "expected a draft, found none"
-                assert draft == output[steps.written : steps.written + len(draft)]
-        rounds = min(10, texts.num_steps - 2)
-        benchmark.pedantic(steps.step, setup=steps.advance, rounds=rounds)
-
     @pytest.mark.largest(1 << 18)
     @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "static_text_difflib"])
     def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
-        self.time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state), state)
+        time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state), state)
 
     @pytest.mark.largest(1 << 18)
     def test_suffix_tree(self, benchmark: Any, batch: int, size: int, state: str) -> None:
         if importlib.util.find_spec("benchmarks.build_suffix_peer") is not None:
             importlib.import_module("benchmarks.build_suffix_peer").add_to_path()
         pytest.importorskip("arctic_inference.suffix_decoding")
-        self.time_policy(
-            benchmark, lambda: make_policy("suffix_decoding"), make_texts(batch, size, state), state
-        )
+        time_policy(benchmark, lambda: make_policy("suffix_decoding"), make_texts(batch, size, state), state)
 
     @pytest.mark.largest(1 << 18)
     def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
-        steps = Steps(make_texts(batch, size, state), "cpu")
-        steps.advance()
-        steps.check()
-        benchmark.pedantic(steps.propose, setup=steps.advance, rounds=5)
+        time_cpu(benchmark, make_texts(batch, size, state))
 
     @needs_gpu
     def test_gpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
@@ -144,9 +163,9 @@ class TestStep:
             return found
 
         def advance() -> None:
-            if int(total_len[0]) + STEP_TOKENS + NUM_DRAFT_TOKENS > 2 * size:
+            if int(total_len[0]) + texts.step_tokens + NUM_DRAFT_TOKENS > 2 * size:
                 total_len.fill_(size + texts.done)
-            total_len.add_(STEP_TOKENS)
+            total_len.add_(texts.step_tokens)
 
         advance()
         drafts, written = step().tolist(), int(total_len[0]) - size

@@ -1,6 +1,6 @@
 """Batches in the middle of their answers, for timing: the same tensors for every contestant.
 
-Each request has written half of its prediction. Every step brings `STEP_TOKENS` more tokens; nothing is rewound,
+Each request has written half of its prediction. Every step brings as many more tokens to each; nothing is rewound,
 so that a timed step does what a step of an engine does. States:
 
     aligned  the output is the prediction
@@ -23,7 +23,7 @@ import torch
 import gpu_align
 
 STATES = ("aligned", "lost", "mixed")
-#: Tokens that each step adds to every request: what an accepted draft of this length brings.
+#: Tokens that each step adds to every request, if nothing else is asked for: what an accepted draft brings.
 STEP_TOKENS = 8
 NUM_DRAFT_TOKENS = 16
 VOCAB_SIZE = 131_072
@@ -31,19 +31,23 @@ VOCAB_SIZE = 131_072
 
 @dataclass
 class Texts:
-    """predictions, outputs: [B, N] int32. done: tokens of each output that are written before the first step."""
+    """predictions, outputs: [B, N] int32. done: tokens of each output that are written before the first step.
+
+    step_tokens: how many a step adds.
+    """
 
     predictions: npt.NDArray[np.int32]
     outputs: npt.NDArray[np.int32]
     done: int
+    step_tokens: int = STEP_TOKENS
 
     @property
     def num_steps(self) -> int:
         """Steps until an output is written but for a draft's length."""
-        return int(self.outputs.shape[1] - self.done - NUM_DRAFT_TOKENS) // STEP_TOKENS
+        return int(self.outputs.shape[1] - self.done - NUM_DRAFT_TOKENS) // self.step_tokens
 
 
-def make_texts(batch: int, num_text: int, state: str) -> Texts:
+def make_texts(batch: int, num_text: int, state: str, step_tokens: int = STEP_TOKENS) -> Texts:
     """Source code repeats itself: half of the tokens are drawn from a few.
 
     Raises:
@@ -64,7 +68,7 @@ def make_texts(batch: int, num_text: int, state: str) -> Texts:
     outputs = predictions.copy()
     lost = {"aligned": slice(0, 0), "lost": slice(None), "mixed": slice(0, None, 2)}[state]
     outputs[lost] = draw()[lost]
-    return Texts(predictions, outputs, num_text // 2 // STEP_TOKENS * STEP_TOKENS)
+    return Texts(predictions, outputs, num_text // 2 // STEP_TOKENS * STEP_TOKENS, step_tokens)
 
 
 class Steps:
@@ -86,17 +90,17 @@ class Steps:
         self.token_ids = token_ids.to(device)
         self.total_len = torch.full((batch,), texts.done, dtype=torch.int32, device=device)
         self.slots = torch.arange(batch, device=device)
-        self.num_sampled = torch.full((batch,), STEP_TOKENS, dtype=torch.int32, device=device)
+        self.num_sampled = torch.full((batch,), texts.step_tokens, dtype=torch.int32, device=device)
         for slot, prediction in enumerate(texts.predictions):
             self.drafter.add(slot, prediction, 0)
         self.propose()  # compiles, and takes in the first half
 
     def advance(self) -> None:
-        """Write `STEP_TOKENS` more tokens of every output; at the end, begin again in the middle."""
-        if int(self.total_len[0]) + STEP_TOKENS + NUM_DRAFT_TOKENS > self.texts.outputs.shape[1]:
+        """Write a step's tokens of every output; at the end, begin again in the middle."""
+        if int(self.total_len[0]) + self.texts.step_tokens + NUM_DRAFT_TOKENS > self.texts.outputs.shape[1]:
             self.total_len.fill_(self.texts.done)
             self.propose()  # takes back what was written: rows are rebuilt here, not in a timed step
-        self.total_len += STEP_TOKENS
+        self.total_len += self.texts.step_tokens
 
     def propose(self) -> gpu_align.Draft:
         return self.drafter.propose(self.token_ids, self.total_len, self.slots, self.num_sampled)

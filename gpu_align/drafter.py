@@ -57,7 +57,8 @@ class Drafter:
         max_prediction_len: longest prediction.
         num_draft_tokens: K, the most drafts a step, up to 256.
         vocab_size: token ids are below it.
-        device: "cuda" runs the kernel, "cpu" the reference implementation; same results.
+        device: "cuda" runs the kernel, "cpu" the reference implementation; same results. Numba, where it is
+            installed, compiles the reference here, or loads what it compiled before.
         config: a `DrafterConfig`.
         backend: "auto" goes by the device; "triton" on the CPU runs the kernel under Triton's interpreter.
         max_prediction_tokens: tokens of all predictions held together, rounded up to whole pages of 256 for each.

@@ -42,7 +42,7 @@ def examine() -> list[Finding]:
     ]
     if any(finding.ok is False for finding in findings):
         return findings
-    return [*findings, _gpu(), _kernels(), _self_check("cpu"), *_cuda_self_check(), *_vllm()]
+    return [*findings, _gpu(), _kernels(), _references(), _self_check("cpu"), *_cuda_self_check(), *_vllm()]
 
 
 def _version(distribution: str) -> str | None:
@@ -79,6 +79,16 @@ def _kernels() -> Finding:
     if torch.cuda.is_available():
         return Finding("kernels", "native", ok=True)
     return Finding("kernels", 'not run without a GPU; Drafter(device="cpu") uses the references')
+
+
+def _references() -> Finding:
+    from gpu_align.ops._jit import COMPILED
+
+    if COMPILED:
+        return Finding("references", f"compiled by Numba {_version('numba')}", ok=True)
+    return Finding(
+        "references", "plain Python: exact, and slow; pip install 'gpu-align[numba]' compiles them"
+    )
 
 
 def _self_check(device: str) -> Finding:

@@ -192,7 +192,9 @@ def test_the_library_does_not_import_the_command_line() -> None:
 
 def test_doctor_on_this_machine() -> None:
     findings = {finding.what: finding for finding in doctor.examine()}
-    assert {"python", "torch", "triton", "numpy", "GPU", "kernels", "drafting on cpu"} <= set(findings)
+    assert {"python", "torch", "triton", "numpy", "GPU", "kernels", "references", "drafting on cpu"} <= set(
+        findings
+    )
     assert findings["drafting on cpu"].ok, findings["drafting on cpu"].found
 
 
@@ -207,6 +209,16 @@ def test_doctor_tells_by_its_exit_code(
     assert result.exit_code == exit_code
     assert "[found] it" in result.output
     assert ("FAIL" in result.output) == (ok is False)
+
+
+@pytest.mark.parametrize(("compiled", "ok", "words"), [(True, True, "Numba"), (False, None, "plain Python")])
+def test_doctor_says_whether_the_references_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, ok: bool | None, words: str
+) -> None:
+    monkeypatch.setattr("gpu_align.ops._jit.COMPILED", compiled)
+    finding = doctor._references()
+    assert finding.ok is ok
+    assert words in finding.found
 
 
 def test_doctor_finds_a_drafter_that_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:

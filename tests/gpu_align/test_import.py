@@ -1,4 +1,4 @@
-"""What the library may touch: torch, triton and numpy; no engine, no tokenizer."""
+"""What the library may touch: torch, triton and numpy; no engine, no tokenizer, and Numba only on the CPU."""
 
 import ast
 import subprocess
@@ -21,6 +21,7 @@ def test_importing_needs_the_core_dependencies_only(module):
         "typer",
         "rich",
         "rapidfuzz",
+        "numba",
         "mistral_common",
         "yaml",
     ]
@@ -28,6 +29,12 @@ def test_importing_needs_the_core_dependencies_only(module):
         f"import sys\nfor name in {refused}: sys.modules[name] = None\n"
         f"import {module}\nloaded = [n for n in {refused} if sys.modules.get(n)]\nassert not loaded, loaded"
     )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
+
+
+def test_importing_does_not_try_numba():
+    """Which takes longer to import than the library: a drafter on the CPU does it when it is built."""
+    code = "import sys, gpu_align, gpu_align.policies, gpu_align.ops.step; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
 
 

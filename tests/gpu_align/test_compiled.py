@@ -1,0 +1,137 @@
+"""The CPU step compiled by Numba, and as plain Python; when it is compiled, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_align.ops import _jit
+from gpu_align.ops._jit import Entry
+from gpu_align.ops.step.reference import StepReference
+from tests.gpu_align.step_harness import Request, edited
+
+ROOT = Path(__file__).parents[2]
+compiled_only = pytest.mark.skipif(not _jit.COMPILED, reason="needs Numba")
+#: As much as an int32 holds: what arithmetic on NumPy's scalars would overflow with.
+HOSTILE = (-(2**31), -1, 2**31 - 1)
+
+
+def drafts(num_seeds: int) -> list[object]:
+    """What is drafted for random requests, a step at a time, with tokens that no vocabulary has in between."""
+    found: list[object] = []
+    for seed in range(num_seeds):
+        generator = random.Random(seed)
+        alphabet = generator.choice([2, 5, 40])
+        prediction = generator.choices(range(alphabet), k=generator.choice([0, 1, 2, 30, 300]))
+        prompt = generator.choices(range(alphabet), k=generator.randint(0, 20))
+        output = edited(generator, prediction, alphabet, 60)
+        for _ in range(generator.randint(0, 2)):
+            output[generator.randrange(len(output))] = generator.choice(HOSTILE)
+        request = Request("reference", prediction, prompt, capacity=90)
+        done = 0
+        while done < len(output):
+            done = min(done + generator.choice([1, 2, 5, 30]), len(output))
+            found.append(list(request.step(output[:done])))
+    return found
+
+
+def run(code: str, root: Path = ROOT, **env: str) -> str:
+    """What a Python of its own prints, with the package at `root`."""
+    path = os.pathsep.join(map(str, (root, ROOT)))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": path, **env},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "without",
+    ["import sys; sys.modules['numba'] = None", "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"],
+    ids=["not installed", "switched off"],
+)
+def test_plain_python_drafts_the_same_and_never_overflows(without: str) -> None:
+    code = f"""{without}
+import json, warnings
+from gpu_align.ops import _jit
+from tests.gpu_align.test_compiled import drafts
+assert not _jit.COMPILED
+warnings.simplefilter("error")
+print(json.dumps(drafts(12)))"""
+    assert json.loads(run(code)) == drafts(12)
+
+
+@compiled_only
+def test_no_step_compiles() -> None:
+    """Whatever the strides of what it is given: a drafter that is built has compiled all."""
+    request = Request("reference", [1, 2, 3, 4, 5, 6], [9])
+    step = request.drafter._step
+    assert isinstance(step, StepReference)
+    expected = request.step([1, 2, 3])
+    wide = torch.full((3, request.capacity + 7), -5, dtype=torch.int32)
+    wide[:, 3:-4] = request.token_ids
+    request.token_ids = wide[:, 3:-4]
+    assert not request.token_ids.is_contiguous()
+    request.drafter.add(Request.SLOT, [1, 2, 3, 4, 5, 6], 1)
+    assert request.step([1, 2, 3]) == expected
+    assert len(step._run.signatures) == 1
+
+
+@compiled_only
+def test_other_types_are_refused_and_not_compiled() -> None:
+    entry = Entry(lambda values: values[0] + 1)
+    assert entry(np.array([2, 9], np.int32)[::2]) == 3
+    assert entry(np.array([4], np.int32)) == 5
+    with pytest.raises(TypeError, match="No matching definition"):
+        entry(np.array([4], np.int64))
+
+
+@compiled_only
+def test_without_a_file_nothing_is_kept() -> None:
+    """As where there is no place to write: it is compiled for this process."""
+    names: dict[str, object] = {}
+    exec("def double(x): return 2 * x", names)
+    assert Entry(names["double"])(21) == 42  # type: ignore[arg-type]
+
+
+@compiled_only
+def test_what_is_compiled_is_kept_and_never_outlives_a_source(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "gpu_align", tmp_path / "gpu_align", ignore=shutil.ignore_patterns("__pycache__"))
+    cache = tmp_path / "cache"
+    code = """
+import gpu_align, json
+from tests.gpu_align.step_harness import Request
+rest = [*range(20, 30)]
+request = Request("reference", [1, 2, 3, *rest, 1, 2, 3, 60, 1, 2, 3, *range(70, 80)], K=16)
+drafted = request.step([1, 9, 3, *rest]).tokens
+hits = sum(request.drafter._step._run.stats.cache_hits.values())
+print(json.dumps([gpu_align.__file__, hits, drafted]))"""
+
+    def start() -> tuple[int, list[int]]:
+        file, hits, drafted = json.loads(run(code, tmp_path, NUMBA_CACHE_DIR=str(cache)))
+        assert Path(file).is_relative_to(tmp_path)
+        return hits, drafted
+
+    edited_twice = [1, 9, 3, 60, 1, 9, 3, *range(70, 79)]
+    assert start() == (0, edited_twice)
+    assert start() == (1, edited_twice)
+    # A file that was cut short is done without.
+    for path in cache.rglob("*.nbc"):
+        path.write_bytes(path.read_bytes()[:1000])
+    assert start() == (0, edited_twice)
+    # A constant in another file than the function that is kept.
+    layout = tmp_path / "gpu_align" / "ops" / "layout.py"
+    source = layout.read_text()
+    assert "MAX_REPLAYS = 16, 16, 2\n" in source
+    layout.write_text(source.replace("MAX_REPLAYS = 16, 16, 2\n", "MAX_REPLAYS = 16, 16, 1\n"))
+    assert start() == (0, [1, 9, 3, 60, 1, 2, 3, *range(70, 79)])
