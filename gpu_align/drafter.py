@@ -240,7 +240,8 @@ class Drafter:
 
         Raises:
             TypeError: an argument is no tensor or has another dtype.
-            ValueError: a shape, device or layout differs from the above; on the CPU also an unknown slot.
+            ValueError: a shape, device or layout differs from the above; on the CPU also an unknown slot, or more
+                tokens than a row holds.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
         self._step(

@@ -502,6 +502,11 @@ class TestBadInput:
                 ["cpu", "meta"],
             ),
             ({"total_len": torch.zeros(2)}, TypeError, ["total_len", "float32"]),
+            (
+                {"total_len": torch.tensor([9, 0], dtype=torch.int32)},
+                ValueError,
+                ["total_len[0]", "at most 8", "9"],
+            ),
             ({"slots": torch.zeros(1, dtype=torch.int32)}, TypeError, ["slots", "int64", "int32"]),
             ({"slots": torch.tensor([5])}, ValueError, ["slots", "5"]),
             ({"slots": torch.tensor([-1])}, ValueError, ["slots", "-1"]),

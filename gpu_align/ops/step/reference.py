@@ -57,13 +57,12 @@ class StepReference:
     """
 
     def __init__(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
-        self._bound: tuple[object, ...] = ()
         self._bind(state, tables, out)
         inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
         self._run = _step.prepare(*self._arrays, *inputs, 0, 0, 0, 0)
 
-    def _bind(self, *tensors: Any) -> None:
-        self._bound = state, tables, out = tensors
+    def _bind(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
+        self._bound = state, tables, out
         self._arrays = (
             state.numpy(),
             TableArrays.of(tables),
@@ -89,10 +88,15 @@ class StepReference:
         bound = self._bound
         if not (state is bound[0] and tables is bound[1] and out is bound[2]):
             self._bind(state, tables, out)
-        self._run(
+        bad = self._run(
             *self._arrays, token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy(),
             length_quarters, min_match, min_context_match, vocab_size,
         )  # fmt: skip
+        if bad >= 0:
+            slot = int(slots[bad])
+            raise ValueError(
+                f"total_len[{slot}]: expected at most {token_ids.shape[1]}, found {int(total_len[slot])}"
+            )
 
 
 @Entry
@@ -109,8 +113,13 @@ def _step(
     min_match: int,
     min_context_match: int,
     vocab_size: int,
-) -> None:
+) -> int:
+    """-1; or where in the batch a request has more tokens than a row holds, with nothing done."""
     width, K = context.shape[1], out.token_ids.shape[1]
+    for b in range(len(slots)):
+        # What is compiled would read on behind the row.
+        if total_len[slots[b]] > width:
+            return b
     for b in range(len(slots)):
         slot = slots[b]
         row, total, draft = context[slot], int(total_len[slot]), out.token_ids[b]
@@ -135,6 +144,7 @@ def _step(
         out.source[b] = 0 if length == 0 else 2 if lane >= FIRST_OWN else 1
         for k in range(K):
             out.confidence[b, k] = tables.confidence[klass, k] if k < length else 0.0
+    return -1
 
 
 @njit
