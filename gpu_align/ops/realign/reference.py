@@ -42,7 +42,7 @@ from ..state import StepArrays
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
 _MAX_MATCH = 64
-_BLOCK = 32
+_BLOCK = 64
 #: Keys of one score: j is 0 to `WINDOW`.
 _KEYS = WINDOW + 1
 
@@ -111,12 +111,8 @@ def _fold_row(row: IntArray, window: IntArray, token: int) -> None:
     values before j are still those without the token.
     """
     for block in range((len(window) - 1) // _BLOCK, -1, -1):
-        # Most blocks have no match, and counting is what a CPU does many at a time.
         tokens = window[block * _BLOCK : (block + 1) * _BLOCK]
-        matches = 0
-        for i in range(len(tokens)):
-            matches += tokens[i] == token
-        if matches == 0:
+        if not _holds(tokens, token):
             continue
         for i in range(len(tokens) - 1, -1, -1):
             j = block * _BLOCK + i
@@ -128,12 +124,22 @@ def _fold_row(row: IntArray, window: IntArray, token: int) -> None:
 
 
 @njit
+def _holds(tokens: IntArray, token: int) -> bool:
+    """Whether the token is there. No early exit: a CPU compares many at a time, and mostly it is not."""
+    found = False
+    for i in range(len(tokens)):
+        found |= tokens[i] == token
+    return found
+
+
+@njit
 def _find_back(state: StepArrays, context: IntArray, slot: int, total: int, num_output: int) -> int:
     """The end where the output, ``context[:total]``, is back in the prediction, or -1."""
     text, base = state.text, int(state.about[slot, TEXT_BASE])
     num_text, anchor = int(state.about[slot, TEXT_LEN]), int(state.aligned[slot, ANCHOR])
-    if num_output >= NEAR_MATCH:
-        for end in range(max(anchor, NEAR_MATCH), min(anchor + NEAR, num_text + 1)):
+    first, behind = max(anchor, NEAR_MATCH), min(anchor + NEAR, num_text + 1)
+    if num_output >= NEAR_MATCH and _holds(text[base + first - 1 : base + behind - 1], context[total - 1]):
+        for end in range(first, behind):
             if match_length(text, base, end, context, total, NEAR_MATCH) == NEAR_MATCH:
                 return end
     best = -1
