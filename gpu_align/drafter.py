@@ -24,7 +24,7 @@ from .ops.layout import (
     index_bits,
 )
 from .ops.state import about_request, allocate_state
-from .ops.step import launch_step
+from .ops.step import StepLaunch
 
 #: What the kernel's integers hold: lanes of a draft, and places as parts of 32-bit keys.
 _MOST = {"num_draft_tokens": 256, "max_prediction_len": 2**24 - 1, "max_context_len": 2**25 - 1}
@@ -122,8 +122,10 @@ class Drafter:
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}
-        self._step: Callable[..., None] = launch_step
-        if resolve_backend(backend, self._state.text) != "triton":
+        self._step: Callable[..., None]
+        if resolve_backend(backend, self._state.text) == "triton":
+            self._step = StepLaunch(self._state, self._tables, self._draft)
+        else:
             # Imported here: where Numba is installed it takes a while to import, and to compile what it runs.
             from .ops.step.reference import StepReference
 
@@ -293,7 +295,8 @@ class Drafter:
         check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
         if batch_size > self.max_slots:
             raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
-        if self.device.type == "cpu" and batch_size:
+        if self.device.type == "cpu" and batch_size and isinstance(self._step, StepLaunch):
+            # Under Triton's interpreter; the reference looks itself.
             low, high = int(slots.min()), int(slots.max())
             if low < 0 or high >= self.max_slots:
                 raise ValueError(

@@ -48,9 +48,10 @@ def check_tensor(
         raise ValueError(f"{name}: expected a dense tensor, found layout {t.layout}")
     if t.ndim != len(shape):
         raise ValueError(f"{name}: expected {len(shape)} dimensions, found {t.ndim} (shape {tuple(t.shape)})")
-    if any(want is not None and want != have for want, have in zip(shape, t.shape, strict=True)):
-        wanted = ", ".join("any" if want is None else str(want) for want in shape)
-        raise ValueError(f"{name}: expected shape [{wanted}], found {list(t.shape)}")
+    for want, have in zip(shape, t.shape, strict=True):
+        if want is not None and want != have:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(f"{name}: expected shape [{wanted}], found {list(t.shape)}")
     if device is not None and t.device != device:
         raise ValueError(f"{name}: expected device {device}, found {t.device}")
     if contiguous == "all" and not t.is_contiguous():

@@ -1,5 +1,5 @@
 """One drafting step of a whole batch: realign, look up, choose, write; see README.md here."""
 
-from .launch import launch_step
+from .launch import StepLaunch
 
-__all__ = ["launch_step"]
+__all__ = ["StepLaunch"]

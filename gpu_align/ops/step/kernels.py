@@ -139,8 +139,10 @@ def _next_tokens(p_text, p_context, o_position, m_live):
     return tl.load(p_text + o_position, mask=m_live & (o_c < _OWN), other=0) + b_own
 
 
+# What an engine brings to a call, and settings: the kernel is the same one whatever they are.
 @triton.jit(
     do_not_specialize=[
+        "context_ptr", "stride_context_s", "context_len_ptr", "slots_ptr", "active_ptr",
         "recent_shift", "length_quarters", "min_match", "min_context_match", "context_capacity", "vocab_size",
     ]
 )  # fmt: skip
@@ -152,7 +154,7 @@ def _step_kernel(
     recent_shift, length_quarters, min_match, min_context_match, context_capacity, vocab_size,
     K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B,). `gpu_align.ops.step.launch_step` says what it computes, `gpu_align.ops.layout` its state."""
+    """Grid (B,). `gpu_align.ops.step.StepLaunch` says what it computes, `gpu_align.ops.layout` its state."""
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
     total = tl.load(context_len_ptr + i_slot)

@@ -93,10 +93,10 @@ class StepReference:
             length_quarters, min_match, min_context_match, vocab_size,
         )  # fmt: skip
         if bad >= 0:
-            slot = int(slots[bad])
-            raise ValueError(
-                f"total_len[{slot}]: expected at most {token_ids.shape[1]}, found {int(total_len[slot])}"
-            )
+            slot, (num_slots, width) = int(slots[bad]), token_ids.shape
+            if not 0 <= slot < num_slots:
+                raise ValueError(f"slots: expected 0 <= slot < {num_slots}, found {slot}")
+            raise ValueError(f"total_len[{slot}]: expected at most {width}, found {int(total_len[slot])}")
 
 
 @Entry
@@ -114,11 +114,11 @@ def _step(
     min_context_match: int,
     vocab_size: int,
 ) -> int:
-    """-1; or where in the batch a request has more tokens than a row holds, with nothing done."""
-    width, K = context.shape[1], out.token_ids.shape[1]
+    """-1; or where in the batch is no slot, or one with more tokens than a row holds, with nothing done."""
+    (num_slots, width), K = context.shape, out.token_ids.shape[1]
     for b in range(len(slots)):
-        # What is compiled would read on behind the row.
-        if total_len[slots[b]] > width:
+        # What is compiled would read on outside of the arrays.
+        if not 0 <= slots[b] < num_slots or total_len[slots[b]] > width:
             return b
     for b in range(len(slots)):
         slot = slots[b]

@@ -15,7 +15,7 @@ from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, alloc
 from gpu_align.ops.index import build_index
 from gpu_align.ops.layout import PAGE, VACANT, WAYS, index_bits, recent_bits
 from gpu_align.ops.state import StepState
-from gpu_align.ops.step import launch_step
+from gpu_align.ops.step import StepLaunch
 from tests.gpu_align.step_oracle import Oracle, bucket_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -138,7 +138,7 @@ class Batch:
         for tensor in out:
             tensor.fill_(77)
         before = [t.clone() for t in self.state]
-        launch_step(
+        StepLaunch(self.state, self.tables, out)(
             self.state, self.token_ids, self.total_len,
             torch.tensor(slots, dtype=torch.int64, device=DEVICE),
             torch.tensor(sampled, dtype=torch.int32, device=DEVICE), self.tables, out,
