@@ -29,6 +29,9 @@ from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
 from gpu_align.policies.base import Policy
 
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
+needs_numba = pytest.mark.skipif(
+    importlib.util.find_spec("numba") is None, reason="the CPU path without Numba is plain Python"
+)
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only"
 )
@@ -101,6 +104,7 @@ class TestOneToken:
     def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
         time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state, 1), state)
 
+    @needs_numba
     def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
         time_cpu(benchmark, make_texts(batch, size, state, 1))
 
@@ -124,6 +128,7 @@ class TestStep:
         pytest.importorskip("arctic_inference.suffix_decoding")
         time_policy(benchmark, lambda: make_policy("suffix_decoding"), make_texts(batch, size, state), state)
 
+    @needs_numba
     @pytest.mark.largest(1 << 18)
     def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
         time_cpu(benchmark, make_texts(batch, size, state))
