@@ -57,7 +57,7 @@ if ! has_gpu; then
 elif [ -n "$without" ]; then
   for name in "native kernel tests" "no sync, no allocation, CUDA graph"; do skip "$name" "not installed: $without"; done
 else
-  step "native kernel tests" 180 "${TESTS[@]}" tests/gpu_align/ops tests/gpu_align/test_drafter.py tests/gpu_align/test_capture.py
+  step "native kernel tests" 180 "${TESTS[@]}" tests/gpu_align/ops tests/gpu_align/test_drafter*.py tests/gpu_align/test_capture.py
   step "no sync, no allocation, CUDA graph" 60 "${TESTS[@]}" -m gpu tests/gpu_align
 fi
 if has_gpu; then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,10 @@ try:
 except ImportError:
     COMPILED = False
 else:
+    # Asked for its `__dict__`, this object of Numba's compiler answers with a function of LLVM that is none. Who
+    # looks through the objects of all modules, as vLLM does on the CPU when an engine starts, would stumble on it.
+    _llvm = getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None)
+    getattr(_llvm, "_fntab", {}).setdefault("__dict__", {})
     # With NUMBA_DISABLE_JIT=1 Numba itself leaves every function as it is.
     COMPILED = not numba.config.DISABLE_JIT
     # The loops own nothing. Without this flag, which Numba has for itself, every slice and every call counts

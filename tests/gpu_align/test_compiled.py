@@ -105,6 +105,15 @@ def test_without_a_file_nothing_is_kept() -> None:
 
 
 @compiled_only
+def test_who_looks_through_all_modules_stumbles_over_nothing() -> None:
+    """vLLM on the CPU does, when an engine starts: `vllm.triton_utils.dispatcher`."""
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if hasattr(value, "__dict__"):
+                assert hasattr(vars(value), "get"), f"{module.__name__}.{name}"
+
+
+@compiled_only
 def test_what_is_compiled_is_kept_and_never_outlives_a_source(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "gpu_align", tmp_path / "gpu_align", ignore=shutil.ignore_patterns("__pycache__"))
     cache = tmp_path / "cache"

@@ -1,0 +1,77 @@
+"""The smallest engine, for tests of a `Drafter`."""
+
+import torch
+
+from gpu_align import Drafter
+from tests.gpu_align.step_harness import device_of, poison
+
+
+class Engine:
+    """The smallest engine: it owns the tensors and knows what the model will write."""
+
+    def __init__(
+        self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, config=None, max_prediction_tokens=None
+    ):
+        self.device = device_of(backend)
+        self.K, self.T = K, T
+        self.drafter = Drafter(
+            max_slots=max_slots, max_context_len=T, max_prediction_len=N, num_draft_tokens=K, vocab_size=vocab,
+            device=self.device, backend=backend, config=config, max_prediction_tokens=max_prediction_tokens,
+        )  # fmt: skip
+        poison(self.drafter)
+        self.token_ids = torch.zeros((max_slots, T), dtype=torch.int32, device=self.device)
+        self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
+        self.prompt_len = [0] * max_slots
+
+    def add(self, slot, prediction, prompt, output=()):
+        held = self.drafter.add(slot, prediction, len(prompt))
+        self.prompt_len[slot] = len(prompt)
+        self.total_len[slot] = 0
+        self.write(slot, [*prompt, *output])
+        return held
+
+    def write(self, slot, tokens):
+        start = int(self.total_len[slot])
+        self.token_ids[slot, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len[slot] = start + len(tokens)
+
+    def propose(self, slots, num_sampled=None):
+        """[(tokens, length, confidence, source)] in batch order."""
+        sampled = [1] * len(slots) if num_sampled is None else num_sampled
+        draft = self.drafter.propose(
+            self.token_ids,
+            self.total_len,
+            torch.tensor(slots, dtype=torch.int64, device=self.device),
+            torch.tensor(sampled, dtype=torch.int32, device=self.device),
+        )
+        return list(zip(*(t.tolist() for t in draft), strict=True))
+
+    def generate(self, slot, output):
+        """Verification steps that writing `output` takes: the prefill, then drafts. Returns what each offered."""
+        offered = []
+        self.write(slot, output[:1])
+        done = 1
+        while done < len(output):
+            tokens, length, _, source = self.propose([slot])[0]
+            accepted = 0
+            while accepted < min(length, len(output) - done) and tokens[accepted] == output[done + accepted]:
+                accepted += 1
+            offered.append((done, tokens[:length], accepted, source))
+            step = output[done : done + accepted + 1]
+            self.write(slot, step)
+            done += len(step)
+        return offered
+
+
+def distinct(n, start=0):
+    return list(range(start, start + n))
+
+
+def snapshot(drafter):
+    """A copy of all that a drafter holds on its device."""
+    return [tensor.clone() for tensor in drafter._state]
+
+
+def same(before, drafter):
+    """Whether a drafter holds what it held."""
+    return all(torch.equal(a, b) for a, b in zip(before, drafter._state, strict=True))
