@@ -98,7 +98,7 @@ def main() -> None:
     odd = torch.ones(BATCH + 1, dtype=torch.int32)[1:]
     calls = [
         (token_ids, total_len, slots, num_sampled),
-        (wide[:, 1 : CONTEXT + 1], odd, torch.arange(BATCH + 1)[1:8] % BATCH, odd[:7]),
+        (wide[:, 1 : CONTEXT + 1], odd, slots[1:8], odd[:7]),
         (token_ids, total_len, slots[:1], num_sampled[:1]),
     ]
     for call in calls:

@@ -16,6 +16,11 @@ class StepLaunch:
     At each launch Triton asks every argument for its type and alignment, which takes the host several times as
     long as the launch. Here it is asked once: what a drafter keeps stays where it is, and of what a call brings
     the kernel takes any alignment and any strides.
+
+    Args:
+        state: `StepState`, as in every call.
+        tables: `SurvivalTables` for K, as in every call.
+        out: `Draft`, as in every call. With other tensors than these a call starts over.
     """
 
     def __init__(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
