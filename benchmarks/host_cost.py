@@ -88,7 +88,7 @@ def main() -> None:
         max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=K, vocab_size=131_072,
         device="cpu",
     )  # fmt: skip
-    drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._draft)
+    drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
     token_ids = torch.zeros((BATCH, CONTEXT), dtype=torch.int32)
     slots = torch.arange(BATCH)
     total_len, num_sampled = (torch.ones(BATCH, dtype=torch.int32) for _ in range(2))
@@ -106,7 +106,7 @@ def main() -> None:
     ours = list(device.launches)
     for call in calls:
         # Nothing kept from the call before: Triton asks all of its questions.
-        drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._draft)
+        drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
         drafter.propose(*call)
     theirs = device.launches[len(ours) :]
     kernels = list(_step_kernel.device_caches[0][0].values())
@@ -121,7 +121,7 @@ def main() -> None:
 
     device.listens = False
     settings = drafter._settings
-    kept = StepLaunch(drafter._state, drafter._tables, drafter._draft)
+    kept = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
 
     def launch(step: StepLaunch) -> None:
         step(drafter._state, *calls[0], drafter._tables, drafter._draft, **settings)

@@ -68,7 +68,13 @@ CONFIGS: dict[str, list[Config]] = {
         Config("match context", {**_MATCH, "HAS_ANCHOR": False, "FROM_START": False, "HAS_SECOND": True}, 4),
     ],
     "step._step_kernel": [
-        Config(f"step {K}", {"K": K, "BLOCK_K": K}, warps, {"token_ids_ptr": "*i64", "row_ptr": "*i16"})
+        Config(
+            f"step {K}{' with recipes' if recipes else ''}",
+            {"K": K, "BLOCK_K": max(K, 32), "HAS_RECIPES": recipes},
+            warps,
+            {"token_ids_ptr": "*i64", "row_ptr": "*i16", "recipe_confidence_ptr": "*fp32"},
+        )
+        for recipes in (False, True)
         for K, warps in ((16, 1), (64, 1), (256, 4))
     ],
 }

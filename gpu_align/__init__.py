@@ -6,7 +6,18 @@ Importing this needs torch, triton and numpy only.
 from .config import DrafterConfig
 from .drafter import CapturedStep, Drafter
 from .ops.draft import Draft, Source
+from .ops.recipe import Recipes
+from .recipes import RecipePack
 
-__all__ = ["CapturedStep", "Draft", "Drafter", "DrafterConfig", "Source", "__version__"]
+__all__ = [
+    "CapturedStep",
+    "Draft",
+    "Drafter",
+    "DrafterConfig",
+    "RecipePack",
+    "Recipes",
+    "Source",
+    "__version__",
+]
 
 __version__ = "0.1.0"

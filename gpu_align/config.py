@@ -25,6 +25,9 @@ class DrafterConfig:
     min_survival: float = 0.05
     #: The same for drafts from a prediction that the output does not follow, where it is larger; 0 to 1.
     min_survival_lost: float = 0.6
+    #: The same for drafts from a recipe, whatever the other two are: such a draft is short, and where nothing else
+    #: is likely each accepted token saves a step. 0 to 1.
+    min_survival_recipe: float = 0.15
     #: Shortest suffix that counts as a match in the prediction, tokens; ``1 <= min_match <= 64``.
     min_match: int = 1
     #: Shortest suffix that counts as a match in the request's own prompt and output; likewise.
@@ -36,7 +39,7 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         length_quarters(self.length_factor)
-        for name in ("min_survival", "min_survival_lost"):
+        for name in ("min_survival", "min_survival_lost", "min_survival_recipe"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: expected 0 <= p <= 1, found {getattr(self, name)}")
         for name in ("min_match", "min_context_match"):

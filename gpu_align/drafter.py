@@ -23,6 +23,7 @@ from .ops.layout import (
     VACANT,
     index_bits,
 )
+from .ops.recipe import Recipes, RecipeTable
 from .ops.state import about_request, allocate_state
 from .ops.step import StepLaunch
 
@@ -60,6 +61,8 @@ class Drafter:
         device: "cuda" runs the kernel, "cpu" the reference implementation; same results. Numba, where it is
             installed, compiles the reference here, or loads what it compiled before.
         config: a `DrafterConfig`.
+        recipes: what to draft where neither the prediction nor the context promises more, `RecipePack.tokenize`
+            for this model's tokenizer; None is nothing.
         backend: "auto" goes by the device; "triton" on the CPU runs the kernel under Triton's interpreter.
         max_prediction_tokens: tokens of all predictions held together, rounded up to whole pages of 256 for each.
             None is enough to never refuse one: about twice ``max_slots * max_prediction_len``. With less, a
@@ -82,6 +85,7 @@ class Drafter:
         vocab_size: int,
         device: torch.device | str = "cuda",
         config: DrafterConfig | None = None,
+        recipes: Recipes | None = None,
         backend: Backend = "auto",
         max_prediction_tokens: int | None = None,
     ) -> None:
@@ -113,6 +117,9 @@ class Drafter:
             num_draft_tokens, self.device, self.config.survival_table,
             self.config.min_survival, self.config.min_survival_lost,
         )  # fmt: skip
+        self._recipes = RecipeTable.build(
+            recipes, num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
+        )
         self._settings = {
             "length_quarters": length_quarters(self.config.length_factor),
             "min_match": self.config.min_match,
@@ -124,12 +131,12 @@ class Drafter:
         self._drafts: dict[int, Draft] = {}
         self._step: Callable[..., None]
         if resolve_backend(backend, self._state.text) == "triton":
-            self._step = StepLaunch(self._state, self._tables, self._draft)
+            self._step = StepLaunch(self._state, self._tables, self._recipes, self._draft)
         else:
             # Imported here: where Numba is installed it takes a while to import, and to compile what it runs.
             from .ops.step.reference import StepReference
 
-            self._step = StepReference(self._state, self._tables, self._draft)
+            self._step = StepReference(self._state, self._tables, self._recipes, self._draft)
 
     def add(self, slot: int, prediction: Sequence[int] | npt.NDArray[np.integer], prompt_len: int) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from .ops.draft.reference import IS_CONTEXT
 from .ops.draft.tables import NUM_PLACES, NUM_TRUSTS, SURVIVAL_ONE, SurvivalTables
 from .ops.index import build_index
 from .ops.layout import FOLLOWED, FOLLOWS, PAGE, index_bits
+from .ops.recipe import Recipes, RecipeTable
+from .ops.recipe.table import RecipeArrays
 from .ops.state import about_request, allocate_state
 from .ops.step.reference import TableArrays
 from .ops.step.view import View, look
@@ -33,8 +36,8 @@ class Choice:
     """One place that drafts could be read from.
 
     Attributes:
-        source: ``"prediction"``, or ``"context"``: the request's own prompt and output.
-        position: the first draft's place in it.
+        source: ``"prediction"``, ``"context"``: the request's own prompt and output, or ``"recipe"``.
+        position: the first draft's place in it; which recipe it is.
         matched: how many of the last tokens are the same there.
         expected: how many drafts were expected to be accepted, by the survival table.
         why: the evidence for it, in words.
@@ -62,6 +65,12 @@ class Explanation:
     others: tuple[Choice, ...]
 
 
+@lru_cache(maxsize=4)
+def _table_of(recipes: Recipes | None, num_draft_tokens: int, min_survival: float) -> RecipeArrays:
+    """Every request's explainer has the same one, and it takes a while to make."""
+    return RecipeTable.build(recipes, num_draft_tokens, "cpu", min_survival).numpy()
+
+
 class Explainer:
     """Recomputes one request's drafts with the references of a `Drafter`'s operations.
 
@@ -75,6 +84,7 @@ class Explainer:
         prompt_len: tokens of ``tokens`` that are prompt.
         num_draft_tokens: K of the drafter.
         config: of the drafter.
+        recipes: of the drafter.
         max_context_len: of the drafter: which places of the context it remembers hangs on it.
 
     What is new in ``tokens`` is taken in once.
@@ -87,6 +97,7 @@ class Explainer:
         num_draft_tokens: int,
         config: DrafterConfig | None = None,
         *,
+        recipes: Recipes | None = None,
         max_context_len: int,
     ) -> None:
         self._config = config if config is not None else DrafterConfig()
@@ -96,6 +107,8 @@ class Explainer:
             self._config.min_survival, self._config.min_survival_lost,
         )  # fmt: skip
         self._tables = TableArrays.of(tables)
+        self._recipes = recipes
+        self._recipe_table = _table_of(recipes, num_draft_tokens, self._config.min_survival_recipe)
         num_text = len(prediction)
         capacity = max(-(-num_text // PAGE), 1) * PAGE
         state = allocate_state(1, max_context_len, capacity, "cpu")
@@ -118,8 +131,9 @@ class Explainer:
             )
         self._context[0, : len(tokens)] = tokens
         slot, total = np.zeros(1, dtype=np.int64), np.array([len(tokens)])
-        view = look(self._state, self._tables, self._context, slot, total, self._config)
-        lane = int(view.lane[0]) if view.length[0] else None
+        view = look(self._state, self._tables, self._recipe_table, self._context, slot, total, self._config)
+        recipe = int(view.recipe[0])
+        lane = int(view.lane[0]) if view.length[0] and recipe < 0 else None
         position, value = view.candidates.position[0], view.value[0]
         # A place that is both a match and near the cursor is one place: what is chosen, else the first of the two.
         order = sorted(range(len(value)), key=lambda i: (i == lane, -i))
@@ -131,11 +145,23 @@ class Explainer:
         def told(lane: int, num: int, edits: int = 0) -> Choice:
             return self._describe(view, lane, num, num_output, edits)
 
+        chosen = None
+        if recipe >= 0:
+            chosen = self._describe_recipe(recipe)
+        elif lane is not None:
+            chosen = told(lane, int(view.num_chosen[0]), int(view.edits[0]))
         return Explanation(
             int(view.cursor[0]),
-            None if lane is None else told(lane, int(view.num_chosen[0]), int(view.edits[0])),
+            chosen,
             tuple(told(i, int(view.num[0, i])) for i in others),
         )
+
+    def _describe_recipe(self, recipe: int) -> Choice:
+        assert self._recipes is not None
+        matched = int((self._recipes.context[recipe] >= 0).sum())
+        words = f"the last {matched} tokens" if matched > 1 else "the last token"
+        expected = round(float(self._recipe_table.gain[recipe]) / SURVIVAL_ONE, 2)
+        return Choice("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
 
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int) -> Choice:
         found = view.candidates

@@ -25,6 +25,7 @@ class DrafterPolicy(Policy):
         num_draft_tokens: K; `start` must be called with the same.
         config: the drafter's settings; the defaults if None.
         name: the name in reports.
+        recipes: the drafter's.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class DrafterPolicy(Policy):
         num_draft_tokens: int,
         config: gpu_align.DrafterConfig | None = None,
         name: str = "gpu_align",
+        recipes: gpu_align.Recipes | None = None,
     ) -> None:
         self.name = name
         self._num_draft_tokens = num_draft_tokens
@@ -46,6 +48,7 @@ class DrafterPolicy(Policy):
             vocab_size=vocab_size,
             device="cpu",
             config=config,
+            recipes=recipes,
         )
         self._token_ids = torch.zeros((1, max_context_len), dtype=torch.int32)
         self._total_len = torch.zeros(1, dtype=torch.int32)
@@ -64,9 +67,10 @@ class DrafterPolicy(Policy):
         num_draft_tokens: int,
         config: gpu_align.DrafterConfig | None = None,
         name: str = "gpu_align",
+        recipes: gpu_align.Recipes | None = None,
     ) -> DrafterPolicy:
         """A policy large enough for every one of `records`."""
-        return cls(*sizes_for(records), num_draft_tokens, config, name)
+        return cls(*sizes_for(records, recipes), num_draft_tokens, config, name, recipes)
 
     @property
     def source(self) -> int:
@@ -121,9 +125,13 @@ class _Sizes(NamedTuple):
     vocab_size: int
 
 
-def sizes_for(records: Sequence[Record]) -> _Sizes:
-    """The sizes of a `Drafter` that can hold any one of `records`."""
+def sizes_for(records: Sequence[Record], recipes: gpu_align.Recipes | None = None) -> _Sizes:
+    """The sizes of a `Drafter` that can hold any one of `records`, and draft all of `recipes`."""
     texts = [tokens for r in records for tokens in (r.prompt, r.prediction, r.output)]
+    # A draft ends before an id that is out of the vocabulary: with recipes that the records use no token of, what
+    # is drafted for one record would depend on the others.
+    if recipes is not None and len(recipes):
+        texts.append([int(recipes.token_ids.max())])
     return _Sizes(
         max_context_len=max((len(r.prompt) + len(r.output) for r in records), default=1),
         max_prediction_len=max((len(r.prediction) for r in records), default=0) or 1,
@@ -138,6 +146,7 @@ def replay_batched(
     draft_in_prefill: bool = False,
     name: str = "gpu_align",
     batch_size: int = 64,
+    recipes: gpu_align.Recipes | None = None,
 ) -> PolicyResult:
     """What `simulate` finds for a `DrafterPolicy`, with up to `batch_size` records drafted for in one call.
 
@@ -151,14 +160,16 @@ def replay_batched(
         draft_in_prefill: let the prefill step verify drafts.
         name: the name in reports.
         batch_size: slots of the drafter.
+        recipes: the drafter's.
     """
-    sizes = sizes_for(records)
+    sizes = sizes_for(records, recipes)
     drafter = gpu_align.Drafter(
         max_slots=batch_size,
         **sizes._asdict(),
         num_draft_tokens=num_draft_tokens,
         device="cpu",
         config=config,
+        recipes=recipes,
     )
     token_ids = torch.zeros((batch_size, sizes.max_context_len), dtype=torch.int32)
     total_len = torch.zeros(batch_size, dtype=torch.int32)

@@ -17,6 +17,7 @@ from gpu_align.ops.draft import SurvivalTables
 from gpu_align.ops.draft.reference import FIRST_OWN, Candidates
 from gpu_align.ops.index import build_index
 from gpu_align.ops.layout import PAGE, TEXT_BASE, index_bits
+from gpu_align.ops.recipe import RecipeTable
 from gpu_align.ops.state import StepArrays, about_request, allocate_state
 from gpu_align.ops.step.reference import TableArrays
 from gpu_align.ops.step.view import View, look
@@ -57,6 +58,7 @@ class CandidateReplay:
                 self._config.min_survival, self._config.min_survival_lost,
             )  # fmt: skip
         self._tables = TableArrays.of(tables)
+        self._recipes = RecipeTable.build(None, num_draft_tokens, "cpu").numpy()
         self.num_prompt = np.array([len(r.prompt) for r in records])
         self.num_output = np.array([len(r.output) for r in records])
         width = max_context_len or max(int((self.num_prompt + self.num_output).max()), 1)
@@ -80,7 +82,13 @@ class CandidateReplay:
     def look(self, slots: IntArray, done: IntArray) -> View:
         """What the drafter sees after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
         return look(
-            self.state, self._tables, self.context, slots, self.num_prompt[slots] + done, self._config
+            self.state,
+            self._tables,
+            self._recipes,
+            self.context,
+            slots,
+            self.num_prompt[slots] + done,
+            self._config,
         )
 
     def right(self, found: Candidates, slots: IntArray, done: IntArray) -> IntArray:

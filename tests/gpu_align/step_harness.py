@@ -87,14 +87,14 @@ class Request:
 
     def __init__(
         self, backend, prediction, prompt=(), *, K=8, capacity=1200, vocab=1000, curves=None, floor=1,
-        floor_lost=1, **config,
+        floor_lost=1, recipes=None, **config,
     ):  # fmt: skip
         self.device, self.K, self.vocab = device_of(backend), K, vocab
         self.prompt, self.capacity = list(prompt), capacity
         self.drafter = Drafter(
             max_slots=3, max_context_len=capacity, max_prediction_len=max(len(prediction), 1),
             num_draft_tokens=K, vocab_size=vocab, device=self.device, backend=backend,
-            config=DrafterConfig(**config),
+            config=DrafterConfig(**config), recipes=recipes,
         )  # fmt: skip
         poison(self.drafter)
         if curves is not None:
@@ -184,3 +184,18 @@ def edited(generator: random.Random, prediction: list[int], alphabet: int, lengt
         )
         output = [token for word in output for token in (new if word == old else [word])] or output
     return output[:length]
+
+
+def recipes_of(rng: random.Random, alphabet: int, num: int):
+    """Contexts of 1 to 8 tokens, many of them ends of others; a few say that nothing is likely."""
+    recipes = {}
+    for _ in range(num):
+        context = tuple(rng.randrange(alphabet) for _ in range(rng.choice([1, 1, 2, 2, 3, 5, 8])))
+        length = rng.choice([0, 1, 2, 5, 8])
+        alive = [1.0]
+        for _ in range(length):
+            alive.append(alive[-1] * rng.choice([0.3, 0.8, 0.95, 1.0]))
+        for start in range(rng.randint(1, len(context))):
+            continuation = tuple(rng.randrange(alphabet) for _ in range(length))
+            recipes[context[start:]] = continuation, tuple(alive[1:])
+    return tuple((context, *rest) for context, rest in recipes.items())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from gpu_align.ops.layout import (
     AT_START,
     EDITS,
@@ -65,10 +67,13 @@ class Oracle:
     """One request. `step` takes all its tokens so far and says what is drafted."""
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
-                 min_match=1, min_context_match=1, use_context=True):  # fmt: skip
+                 min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
+        #: Context -> number, continuation, survival.
+        self.recipes = {tuple(before): (i, *rest) for i, (before, *rest) in enumerate(recipes)}
+        self.recipe_floor = recipe_floor
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
         self.recent_bits = recent_bits(capacity)
         self.seen = 0
@@ -202,16 +207,13 @@ class Oracle:
 
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
         following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
-        reach = max((c.matched for c in found if c is not None), default=0)
-        leader = next(
-            (t for c, t in zip(found, following, strict=True) if c is not None and c.matched == reach), None
-        )
-        rival = max(
-            (c.matched for c, t in zip(found, following, strict=True) if c is not None and t != leader),
-            default=0,
-        )
         num_output = len(tokens) - self.prompt_len
         trust = 0 if 8 * self.followed < num_output else 1 if 2 * self.followed < num_output else 2
+        # Of a prediction that the output does not follow nothing is heard.
+        heard = [(c, t) for c, t in zip(found, following, strict=True) if c is not None and (trust or c.own)]
+        reach = max((c.matched for c, _ in heard), default=0)
+        leader = next((t for c, t in heard if c.matched == reach), None)
+        rival = max((c.matched for c, t in heard if t != leader), default=0)
         classes = []
         for c, t in zip(found, following, strict=True):
             if c is None:
@@ -250,6 +252,20 @@ class Oracle:
             position += 1
         return draft[:num]
 
+    def recipe(self, tokens: list[int]) -> tuple[int, list[int], int]:
+        """``(number, draft, value)`` of the recipe with the longest context that the tokens end with."""
+        for length in range(min(8, len(tokens)), 0, -1):
+            if tuple(tokens[-length:]) in self.recipes:
+                number, continuation, survival = self.recipes[tuple(tokens[-length:])]
+                units = [round(float(np.float32(p)) * 2**16) for p in survival]
+                floor = max(round(self.recipe_floor * 2**16), 1)
+                likely = [
+                    u >= floor and t < self.vocab_size for u, t in zip(units, continuation, strict=True)
+                ]
+                num = min([*likely, False].index(False), self.K)
+                return number, list(continuation[:num]), sum(units[:num])
+        return -1, [], 0
+
     def take_in(self, tokens: list[int]) -> None:
         """Bring what is known up to date: `tokens` are all so far, prompt and output."""
         for e in range(1, len(tokens)):
@@ -262,7 +278,7 @@ class Oracle:
         self.seen = max(len(tokens) - self.prompt_len, 0)
 
     def step(self, tokens: list[int]) -> tuple[list[int], int, int]:
-        """``(draft, class, source)`` after `tokens`, prompt and output; class -1 without a draft."""
+        """``(draft, class or recipe, source)`` after `tokens`, prompt and output; -1 without a draft."""
         tokens = list(tokens)
         self.take_in(tokens)
         found, cursor = self.candidates(tokens)
@@ -279,18 +295,22 @@ class Oracle:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
             if value > best_value:
                 best, best_value, best_num = i, value, num
-        if best is None:
+        number, draft, value = self.recipe(tokens)
+        if value > best_value:
+            klass, source = number, 3
+        elif best is None:
             return [], -1, 0
-        c = found[best]
-        assert c is not None
-        draft = (
-            tokens[c.position : c.position + best_num]
-            if c.own
-            else self.compose(c.position, best_num, tokens)
-        )
+        else:
+            c = found[best]
+            assert c is not None
+            klass, source = classes[best], 2 if c.own else 1
+            if c.own:
+                draft = tokens[c.position : c.position + best_num]
+            else:
+                draft = self.compose(c.position, best_num, tokens)
         draft = draft[: max(self.capacity - len(tokens), 0)]
         for k, token in enumerate(draft):
             if not 0 <= token < self.vocab_size:
                 draft = draft[:k]
                 break
-        return (draft, classes[best], 2 if c.own else 1) if draft else ([], -1, 0)
+        return (draft, klass, source) if draft else ([], -1, 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Drafter
+from gpu_align import Drafter, Recipes
 
 if torch.cuda.is_available():
     pytest.skip("counted under the interpreter", allow_module_level=True)
@@ -21,7 +21,7 @@ def text_of(num_tokens: int) -> np.ndarray:
     return np.where(rng.random(num_tokens) < 0.5, often, seldom)
 
 
-def traffic_of(num_text: int, state: str) -> tuple[int, int]:
+def traffic_of(num_text: int, state: str, recipes: Recipes | None = None) -> tuple[int, int]:
     """``(launches, bytes)`` of `STEPS` steps of one request in the middle of its output."""
     prediction = text_of(num_text)
     rng = np.random.default_rng(3)
@@ -35,7 +35,7 @@ def traffic_of(num_text: int, state: str) -> tuple[int, int]:
     output = output[:500]
     drafter = Drafter(
         max_slots=1, max_context_len=1024, max_prediction_len=num_text, num_draft_tokens=K, vocab_size=VOCAB,
-        device="cpu", backend="triton",
+        device="cpu", backend="triton", recipes=recipes,
     )  # fmt: skip
     drafter.add(0, prediction, prompt_len=0)
     token_ids = torch.zeros((1, 1024), dtype=torch.int32)
@@ -59,6 +59,17 @@ def test_one_launch_and_no_more_bytes_for_a_longer_prediction(state):
     launches, long = traffic_of(32_768, state)
     assert launches == STEPS
     assert long <= 1.1 * short, f"{state}: {short / STEPS:.0f} bytes a step at 1k, {long / STEPS:.0f} at 32k"
+
+
+def test_recipes_are_looked_up_in_the_same_launch():
+    """As many bytes for one recipe as for 20,000."""
+    _, none = traffic_of(1024, "lost")
+    for count in (1, 20_000):
+        recipes = Recipes.from_lists([((t,), (t + 1, 7), (0.9, 0.5)) for t in range(count)])
+        launches, total = traffic_of(1024, "lost", recipes)
+        assert launches == STEPS
+        # Tokens, keys, which recipe, two numbers of it, its tokens and confidences.
+        assert 0 < total - none <= STEPS * 400
 
 
 def test_the_counter_counts():

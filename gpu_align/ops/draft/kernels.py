@@ -123,15 +123,20 @@ def _candidates(
 
 
 @triton.jit
-def _margins(b_token, b_matched, m_live):
-    """Matched tokens ahead of the longest match that expects another token next, [_LANES] int32."""
+def _margins(b_token, b_matched, m_live, followed, num_output):
+    """Matched tokens ahead of the longest match that expects another token next, [_LANES] int32.
+
+    A prediction that the output does not follow has no say in it.
+    """
     o_c = tl.arange(0, _LANES)
-    b_reach = tl.where(m_live, b_matched, -1)
+    m_heard = m_live & (o_c >= tl.where(8 * followed < num_output, _OWN, 0))
+    b_reach = tl.where(m_heard, b_matched, -1)
     reach = tl.max(b_reach, axis=0)
     first = tl.min(tl.where(b_reach == reach, o_c, _LANES), axis=0)
     m_agrees = b_token == _at(b_token, first)
-    rival = tl.max(tl.where(m_agrees, 0, tl.where(m_live, b_matched, 0)), axis=0)
-    return tl.where(m_live, b_matched - tl.where(m_agrees, rival, reach), 0)
+    rival = tl.max(tl.where(m_agrees, 0, tl.where(m_heard, b_matched, 0)), axis=0)
+    # Where nothing is heard, nothing is ahead of anything.
+    return tl.where(m_live, b_matched - tl.where(m_agrees, rival, tl.maximum(reach, 0)), 0)
 
 
 @triton.jit
@@ -173,7 +178,7 @@ def _classes(b_matched, b_margin, b_place, followed, num_output, length_bucket_p
 
 @triton.jit
 def _choose(b_class, b_matched, m_live, is_whole, keep_ptr, gain_ptr, length_quarters, K: tl.constexpr):
-    """``(lane, num)`` of the candidate with the largest gain, the lower lane of two; num 0 where none has any.
+    """``(lane, num, gain)`` of the candidate with the largest gain, the lower lane of two; 0, 0 where all are 0.
 
     Gains are below ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits. A whole output beats
     all.
@@ -188,7 +193,7 @@ def _choose(b_class, b_matched, m_live, is_whole, keep_ptr, gain_ptr, length_qua
     b_gain = tl.where(m_whole, _WHOLE, b_gain)
     top = tl.max(tl.where(m_live, b_gain * _LANES + (_LANES - 1 - o_c), 0), axis=0)
     lane = _LANES - 1 - top % _LANES
-    return lane, tl.where(top >= _LANES, _at(b_num, lane), 0)
+    return lane, tl.where(top >= _LANES, _at(b_num, lane), 0), top // _LANES
 
 
 @triton.jit

@@ -46,6 +46,8 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 
 #: More than any rank of an end, or any end.
 _TIES = (1 << 32) - 1
+#: More than any gain.
+_WHOLE = (1 << 31) - 1
 #: The lane at the cursor, the first one in the request's own context, and all of them.
 AT_CURSOR = NUM_MATCHES + WINDOW_BEHIND
 FIRST_OWN = NUM_MATCHES + WINDOW_BEHIND + 1 + WINDOW_AHEAD
@@ -143,22 +145,24 @@ def _classify(
     state: StepArrays, slot: int, found: Candidates, cursor: int, top: int, num_output: int
 ) -> None:
     """Write the class of every candidate; see the README of the operation."""
-    # Margin: matched tokens ahead of the longest match that expects another token next.
-    reach, leader, rival = -1, -1, 0
-    for c in range(NUM_CANDIDATES):
-        if found.room[c] > 0 and found.matched[c] > reach:
-            reach, leader = found.matched[c], found.token[c]
-    for c in range(NUM_CANDIDATES):
-        if found.room[c] > 0 and found.token[c] != leader:
-            rival = max(rival, found.matched[c])
     followed = int(state.aligned[slot, FOLLOWED])
     trust = 0 if 8 * followed < num_output else 1 if 2 * followed < num_output else 2
+    # Margin: matched tokens ahead of the longest match that expects another token next. A prediction that the
+    # output does not follow has no say in it.
+    heard = FIRST_OWN if trust == 0 else 0
+    reach, leader, rival = -1, -1, 0
+    for c in range(heard, NUM_CANDIDATES):
+        if found.room[c] > 0 and found.matched[c] > reach:
+            reach, leader = found.matched[c], found.token[c]
+    for c in range(heard, NUM_CANDIDATES):
+        if found.room[c] > 0 and found.token[c] != leader:
+            rival = max(rival, found.matched[c])
     for c in range(NUM_CANDIDATES):
         if found.room[c] <= 0:
             found.klass[c] = -1
             continue
         matched = found.matched[c]
-        margin = matched - (rival if found.token[c] == leader else reach)
+        margin = matched - (rival if found.token[c] == leader else max(reach, 0))
         place = PLACE_CONTEXT if c >= FIRST_OWN else place_of(state, slot, found.position[c], cursor, top)
         evidence = _LENGTH_BUCKET[matched] * NUM_MARGINS + _MARGIN_BUCKET[margin + MAX_MATCH]
         found.klass[c] = (evidence * NUM_PLACES + place) * NUM_TRUSTS + trust
@@ -208,20 +212,20 @@ def choose(
     keep: npt.NDArray[np.int32],
     gain: npt.NDArray[np.int32],
     length_quarters: int,
-) -> tuple[int, int]:
-    """``(lane, num)`` of the candidate that promises the most accepted drafts; of equal ones the first.
+) -> tuple[int, int, int]:
+    """``(lane, num, value)`` of the candidate that promises the most accepted drafts; of equal ones the first.
 
-    num is 0 where there is nothing to draft from.
+    num is 0 where there is nothing to draft from, and `value` what it promises: nothing beats a whole output.
     """
     if whole and found.room[AT_CURSOR] > 0:
-        return AT_CURSOR, gain.shape[1] - 1
+        return AT_CURSOR, gain.shape[1] - 1, _WHOLE
     best, best_num, best_value = 0, 0, 0
     for lane in range(NUM_CANDIDATES):
         if found.room[lane] > 0:
             num, value = value_of(found.matched[lane], found.klass[lane], keep, gain, length_quarters)
             if value > best_value:
                 best, best_num, best_value = lane, num, value
-    return best, best_num
+    return best, best_num, best_value
 
 
 @njit

@@ -29,6 +29,7 @@ from ..realign.kernels import (
     _row_offsets,
     _standing,
 )
+from ..recipe.kernels import _MAX_TOKENS, _find_recipe
 
 _VACANT = tl.constexpr(layout.VACANT)
 _ABOUT = tl.constexpr(layout.ABOUT)
@@ -143,16 +144,18 @@ def _next_tokens(p_text, p_context, o_position, m_live):
 @triton.jit(
     do_not_specialize=[
         "context_ptr", "stride_context_s", "context_len_ptr", "slots_ptr", "active_ptr",
-        "recent_shift", "length_quarters", "min_match", "min_context_match", "context_capacity", "vocab_size",
+        "recent_shift", "key_shift", "length_quarters", "min_match", "min_context_match", "context_capacity",
+        "vocab_size",
     ]
 )  # fmt: skip
 def _step_kernel(
     text_ptr, order_ptr, first_ptr, about_ptr, aligned_ptr, row_ptr, edits_ptr, recent_ptr, stride_recent_s,
     context_ptr, stride_context_s, context_len_ptr, slots_ptr, active_ptr,
     length_bucket_ptr, margin_bucket_ptr, keep_ptr, gain_ptr, confidence_ptr,
-    token_ids_ptr, length_ptr, confidence_out_ptr, source_ptr,
-    recent_shift, length_quarters, min_match, min_context_match, context_capacity, vocab_size,
-    K: tl.constexpr, BLOCK_K: tl.constexpr,
+    token_ids_ptr, length_ptr, confidence_out_ptr, source_ptr, recent_shift,
+    keys_ptr, rows_ptr, recipe_keep_ptr, recipe_gain_ptr, recipe_tokens_ptr, recipe_confidence_ptr, key_shift,
+    length_quarters, min_match, min_context_match, context_capacity, vocab_size,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, HAS_RECIPES: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,). `gpu_align.ops.step.StepLaunch` says what it computes, `gpu_align.ops.layout` its state."""
     i_b = tl.program_id(0)
@@ -166,6 +169,7 @@ def _step_kernel(
     length = 0
     klass = 0
     source = tl.zeros([], tl.int32)
+    recipe = tl.full([], -1, tl.int32)
     if (tl.load(active_ptr + i_b) > 0) & (output_start != _VACANT):
         base = tl.load(p_about + _TEXT_BASE)
         num_text = tl.load(p_about + _TEXT_LEN)
@@ -177,6 +181,8 @@ def _step_kernel(
         p_recent = recent_ptr + i_slot * stride_recent_s
         p_aligned = aligned_ptr + i_slot * _ALIGNED
         p_row = row_ptr + i_slot * _WINDOW
+        if HAS_RECIPES:
+            recipe = _find_recipe(p_context, total, keys_ptr, rows_ptr, key_shift)
         if uses_context:
             seen = tl.load(p_aligned + _SEEN)
             _update_recent(p_recent, stride_recent_s, recent_shift, p_context, seen, total)
@@ -200,13 +206,21 @@ def _step_kernel(
         num_window = tl.minimum(num_text - anchor, _WINDOW)
         b_drop = _drops(o_position, cursor, follows, p_row, anchor, num_window, top)
         b_class = _classes(
-            b_matched, _margins(b_token, b_matched, m_live), _places(o_position, cursor, b_drop),
+            b_matched, _margins(b_token, b_matched, m_live, followed, num_output),
+            _places(o_position, cursor, b_drop),
             followed, num_output, length_bucket_ptr, margin_bucket_ptr,
         )  # fmt: skip
         is_whole = (
             (follows > 0) & (cursor == num_output) & (followed == num_output) & (num_output <= _MAX_MATCH)
         )
-        lane, num = _choose(b_class, b_matched, m_live, is_whole, keep_ptr, gain_ptr, length_quarters, K)
+        lane, num, value = _choose(
+            b_class, b_matched, m_live, is_whole, keep_ptr, gain_ptr, length_quarters, K
+        )
+
+        if HAS_RECIPES:
+            recipe_gain = tl.load(recipe_gain_ptr + recipe, mask=recipe >= 0, other=0)
+            recipe = tl.where(recipe_gain > value, recipe, -1)
+            num = tl.where(recipe >= 0, 0, num)
 
         # The best, with what was edited before edited again; a draft never reaches beyond the context.
         is_own = lane >= _OWN
@@ -217,19 +231,30 @@ def _step_kernel(
             b_before, b_at, b_behind, b_start, b_old, b_new, BLOCK_K,
         )  # fmt: skip
         length = tl.where(is_own, tl.minimum(num, total - position), num_drafts)
+        if HAS_RECIPES:
+            length += tl.load(recipe_keep_ptr + recipe, mask=recipe >= 0, other=0)
         length = tl.maximum(tl.minimum(length, context_capacity - total), 0)
         m_context = tl.where(is_own, 1, b_context) > 0
         p_source = tl.where(m_context, p_context + o_source, p_text + o_source)
-        b_tokens = tl.load(p_source, mask=o_k < length, other=0)
+        b_tokens = tl.load(p_source, mask=o_k < tl.where(recipe < 0, length, 0), other=0)
+        if HAS_RECIPES:
+            p_recipe = recipe_tokens_ptr + recipe * _MAX_TOKENS + o_k
+            b_tokens += tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
         m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
-        source = tl.where(length > 0, tl.where(is_own, 2, 1), 0)
+        source = tl.where(recipe >= 0, 3, tl.where(is_own, 2, 1))
+        source = tl.where(length > 0, source, 0)
 
     m_draft = o_k < length
     last = tl.load(p_context + total - 1, mask=total > 0, other=0)
     last = tl.where((last >= 0) & (last < vocab_size), last, 0)
-    b_confidence = tl.load(confidence_ptr + klass * K + o_k, mask=m_draft, other=0.0)
+    b_confidence = tl.load(
+        confidence_ptr + klass * K + o_k, mask=o_k < tl.where(recipe < 0, length, 0), other=0.0
+    )
+    if HAS_RECIPES:
+        p_recipe_confidence = recipe_confidence_ptr + recipe * _MAX_TOKENS + o_k
+        b_confidence += tl.load(p_recipe_confidence, mask=o_k < tl.where(recipe < 0, 0, length), other=0.0)
     m_k = o_k < K
     o_out = i_b.to(tl.int64) * K + o_k
     tl.store(token_ids_ptr + o_out, tl.where(m_draft, b_tokens, last).to(tl.int64), mask=m_k)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..draft import Draft, SurvivalTables
+from ..recipe import RecipeTable
 from ..state import StepState
 
 
@@ -20,10 +21,13 @@ class StepLaunch:
     Args:
         state: `StepState`, as in every call.
         tables: `SurvivalTables` for K, as in every call.
+        recipes: `RecipeTable` for K; the kernel of an empty one does not look.
         out: `Draft`, as in every call. With other tensors than these a call starts over.
     """
 
-    def __init__(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
+    def __init__(self, state: StepState, tables: SurvivalTables, recipes: RecipeTable, out: Draft) -> None:
+        self._recipes = *recipes, recipes.shift
+        self._has_recipes = recipes.num_recipes > 0
         self._bind(state, tables, out)
 
     def _bind(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
@@ -34,7 +38,9 @@ class StepLaunch:
             tables.length_bucket, tables.margin_bucket, tables.keep, tables.gain, tables.confidence, *out,
             33 - buckets.bit_length(),
         )  # fmt: skip
-        self._sizes = {"K": K, "BLOCK_K": 1 << (K - 1).bit_length()}
+        # Lanes of a warp at least: of fewer the compiler makes worse code.
+        block = max(32, 1 << (K - 1).bit_length())
+        self._sizes = {"K": K, "BLOCK_K": block, "HAS_RECIPES": self._has_recipes}
         #: What Triton compiled; under its interpreter always None.
         self._compiled: Any = None
 
@@ -78,7 +84,8 @@ class StepLaunch:
         grid = slots.shape[0], 1, 1
         args = (
             *self._state, token_ids, token_ids.stride(0), total_len, slots, num_sampled,
-            *self._tables, length_quarters, min_match, min_context_match, token_ids.shape[1], vocab_size,
+            *self._tables, *self._recipes,
+            length_quarters, min_match, min_context_match, token_ids.shape[1], vocab_size,
         )  # fmt: skip
         if self._compiled is not None:
             self._compiled[grid](*args, *self._sizes.values())

@@ -22,6 +22,9 @@ from ..draft.reference import (
 from ..index.reference import insert_recent
 from ..layout import CONTEXT_START, OUTPUT_START, SEEN, TEXT_LEN, VACANT
 from ..realign.reference import realign, start_over
+from ..recipe import RecipeTable
+from ..recipe.reference import copy_recipe, likelier
+from ..recipe.table import RecipeArrays
 from ..state import StepArrays, StepState
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -56,7 +59,8 @@ class StepReference:
     What the drafter keeps is looked at once, here, and the loop is compiled by now: a step does neither.
     """
 
-    def __init__(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
+    def __init__(self, state: StepState, tables: SurvivalTables, recipes: RecipeTable, out: Draft) -> None:
+        self._recipes = recipes.numpy()
         self._bind(state, tables, out)
         inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
         self._run = _step.prepare(*self._arrays, *inputs, 0, 0, 0, 0)
@@ -66,6 +70,7 @@ class StepReference:
         self._arrays = (
             state.numpy(),
             TableArrays.of(tables),
+            self._recipes,
             DraftArrays(*(tensor.numpy() for tensor in out)),
             allocate_candidates(),
         )
@@ -103,6 +108,7 @@ class StepReference:
 def _step(
     state: StepArrays,
     tables: TableArrays,
+    recipes: RecipeArrays,
     out: DraftArrays,
     found: Candidates,
     context: IntArray,
@@ -123,13 +129,16 @@ def _step(
     for b in range(len(slots)):
         slot = slots[b]
         row, total, draft = context[slot], int(total_len[slot]), out.token_ids[b]
-        lane, length, klass = 0, 0, 0
+        lane, length, klass, recipe = 0, 0, 0, -1
         if num_sampled[b] > 0 and state.about[slot, OUTPUT_START] != VACANT:
             take_in(state, row, slot, total)
             cursor = candidates(state, row, slot, total, min_match, min_context_match, found)
             whole = is_whole(state, slot, cursor, total)
-            lane, num = choose(found, whole, tables.keep, tables.gain, length_quarters)
-            if num > 0:
+            lane, num, value = choose(found, whole, tables.keep, tables.gain, length_quarters)
+            recipe = likelier(recipes, row, total, value)
+            if recipe >= 0:
+                length = copy_recipe(recipes, recipe, draft)
+            elif num > 0:
                 klass = found.klass[lane]
                 length, _ = compose(state, row, slot, lane, found.position[lane], num, total, draft)
             length = max(min(length, width - total), 0)
@@ -141,9 +150,14 @@ def _step(
         last = int(row[total - 1]) if total > 0 else 0
         draft[length:] = last if 0 <= last < vocab_size else 0
         out.length[b] = length
-        out.source[b] = 0 if length == 0 else 2 if lane >= FIRST_OWN else 1
+        out.source[b] = 0 if length == 0 else 3 if recipe >= 0 else 2 if lane >= FIRST_OWN else 1
         for k in range(K):
-            out.confidence[b, k] = tables.confidence[klass, k] if k < length else 0.0
+            if k >= length:
+                out.confidence[b, k] = 0.0
+            elif recipe >= 0:
+                out.confidence[b, k] = recipes.confidence[recipe, k]
+            else:
+                out.confidence[b, k] = tables.confidence[klass, k]
     return -1
 
 

@@ -20,6 +20,8 @@ from ..draft.reference import (
     is_whole,
     value_of,
 )
+from ..recipe.reference import copy_recipe, likelier
+from ..recipe.table import RecipeArrays
 from ..state import StepArrays
 from .reference import TableArrays, take_in
 
@@ -39,6 +41,8 @@ class View(NamedTuple):
     #: [R] each: the candidate that is drafted, and how many drafts it is good for; 0 where there is none.
     lane: IntArray
     num_chosen: IntArray
+    #: [R]: the recipe that is drafted instead, or -1.
+    recipe: IntArray
     #: [R, K], and [R]: how many of them are meant. Neither the capacity nor the vocabulary ends them.
     draft: IntArray
     length: IntArray
@@ -49,6 +53,7 @@ class View(NamedTuple):
 def look(
     state: StepArrays,
     tables: TableArrays,
+    recipes: RecipeArrays,
     context: IntArray,
     slots: IntArray,
     totals: IntArray,
@@ -59,6 +64,7 @@ def look(
     Args:
         state: of the step; what is known of the slots is brought up to date.
         tables: for K.
+        recipes: for K.
         context: [S, T] int32: prompt and output.
         slots: [R] int64.
         totals: [R] int64: tokens of each request so far.
@@ -76,12 +82,16 @@ def look(
         value=zeros(NUM_CANDIDATES),
         lane=zeros(),
         num_chosen=zeros(),
+        recipe=zeros(),
         draft=zeros(K),
         length=zeros(),
         edits=zeros(),
     )
     quarters = length_quarters(config.length_factor)
-    _look(state, tables, view, context, slots, totals, quarters, config.min_match, config.min_context_match)
+    _look(
+        state, tables, recipes, view, context, slots, totals,
+        quarters, config.min_match, config.min_context_match,
+    )  # fmt: skip
     return view
 
 
@@ -89,6 +99,7 @@ def look(
 def _look(
     state: StepArrays,
     tables: TableArrays,
+    recipes: RecipeArrays,
     view: View,
     context: IntArray,
     slots: IntArray,
@@ -106,14 +117,17 @@ def _look(
         take_in(state, row, slot, total)
         cursor = candidates(state, row, slot, total, min_match, min_context_match, found)
         whole = is_whole(state, slot, cursor, total)
-        lane, num = choose(found, whole, tables.keep, tables.gain, length_quarters)
-        view.cursor[r], view.lane[r], view.num_chosen[r] = cursor, lane, num
+        lane, num, value = choose(found, whole, tables.keep, tables.gain, length_quarters)
+        recipe = likelier(recipes, row, total, value)
+        view.cursor[r], view.lane[r], view.num_chosen[r], view.recipe[r] = cursor, lane, num, recipe
         for c in range(NUM_CANDIDATES):
             if found.room[c] > 0:
                 view.num[r, c], view.value[r, c] = value_of(
                     found.matched[c], found.klass[c], tables.keep, tables.gain, length_quarters
                 )
-        if num > 0:
+        if recipe >= 0:
+            view.length[r] = copy_recipe(recipes, recipe, view.draft[r])
+        elif num > 0:
             position = found.position[lane]
             length, edits = compose(state, row, slot, lane, position, num, total, view.draft[r])
             view.length[r], view.edits[r] = length, edits

@@ -10,6 +10,7 @@ import torch
 from gpu_align import Source
 from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.draft.result import allocate_draft
+from gpu_align.ops.layout import FOLLOWED
 from gpu_align.ops.step.reference import TableArrays
 from gpu_align.ops.step.view import look
 from tests.gpu_align.step_harness import BACKENDS, Request, edited, flat_curves
@@ -40,14 +41,19 @@ class Lane(NamedTuple):
     trust: int
 
 
-def lanes(prediction, output, prompt=(), **config):
-    """The 27 candidates of a request after `output`, None where there is none; on the reference."""
+def lanes(prediction, output, prompt=(), followed=None, **config):
+    """The 27 candidates of a request after `output`, None where there is none; on the reference.
+
+    followed: put in place of how many tokens of the output have followed the prediction.
+    """
     request = Request("reference", prediction, prompt, **config)
     request.step(output)
     drafter = request.drafter
+    if followed is not None:
+        drafter._state.aligned[Request.SLOT, FOLLOWED] = followed
     found = look(
-        drafter._state.numpy(), TableArrays.of(drafter._tables), request.token_ids.numpy(),
-        np.array([Request.SLOT]), np.array([len(prompt) + len(output)]), drafter.config,
+        drafter._state.numpy(), TableArrays.of(drafter._tables), drafter._recipes.numpy(),
+        request.token_ids.numpy(), np.array([Request.SLOT]), np.array([len(prompt) + len(output)]), drafter.config,
     ).candidates  # fmt: skip
     fields = found.position, found.room, found.matched, found.klass
     rows = zip(*(field[0].tolist() for field in fields), strict=True)
@@ -88,7 +94,7 @@ class TestCandidates:
 
     def test_margins(self):
         """What goes on differently, and matches longest: 7 follows three tokens, 51 and 53 follow two."""
-        found = lanes(PREDICTION, OUTPUT, PROMPT)
+        found = lanes(PREDICTION, OUTPUT, PROMPT, followed=1)
         margins = [lane and lane.margin_bucket for lane in found]
         expected = [2 - 3, 2 - 3, 1 - 3, 1 - 3]
         # In the window, from 2 to 13. The 7s at 2 and 7 agree with the longest match: their rival is 2 long.
@@ -96,6 +102,22 @@ class TestCandidates:
         expected = [bucket(m, MARGINS) for m in expected] + [None] * 7
         # In the context both go on with the 7.
         assert margins == [*expected, bucket(3 - 2, MARGINS), bucket(1 - 2, MARGINS), None, None]
+
+    def test_margins_where_the_output_does_not_follow_the_prediction(self):
+        """The prediction is no rival of anybody: only the 7 of the context is, which three tokens are before."""
+        found = lanes(PREDICTION, OUTPUT, PROMPT)
+        assert found[CURSOR].trust == 0
+        margins = [lane and lane.margin_bucket for lane in found]
+        expected = [2 - 3, 2 - 3, 1 - 3, 1 - 3]
+        # The 7s at 2 and 7 agree with it, and nothing else is heard.
+        expected += [0 - 0, 0 - 3, 2 - 3, 0 - 3, 1 - 3, 0 - 0, 0 - 3, 2 - 3, 0 - 3, 1 - 3, 0 - 3, 1 - 3]
+        expected = [bucket(m, MARGINS) for m in expected] + [None] * 7
+        assert margins == [*expected, bucket(3 - 0, MARGINS), bucket(1 - 0, MARGINS), None, None]
+        # Without a context there is nothing to be heard at all.
+        alone = lanes(PREDICTION, OUTPUT, PROMPT, use_context=False)
+        assert [lane.margin_bucket for lane in alone if lane] == [
+            bucket(lane.matched, MARGINS) for lane in alone if lane
+        ]
 
     def test_without_a_rival_the_margin_is_the_match(self):
         [found, *_] = lanes([1, 2, 3, 4], [2, 3], use_context=False)

@@ -9,6 +9,7 @@ import torch
 from gpu_align import Drafter, DrafterConfig
 from gpu_align.ops.draft import SURVIVAL_ONE, SurvivalTables
 from gpu_align.ops.layout import EDITS
+from gpu_align.ops.recipe import Recipes
 from tests.gpu_align.step_harness import (
     BACKENDS,
     INTERPRETED,
@@ -19,6 +20,7 @@ from tests.gpu_align.step_harness import (
     flat_curves,
     poison,
     random_curves,
+    recipes_of,
     standing_of,
 )
 from tests.gpu_align.step_oracle import Oracle
@@ -34,6 +36,7 @@ def settings_of(generator):
         length_factor=generator.choice([0, 0.5, 8, 64]),
         min_survival=generator.choice([0, 0.05, 0.3]),
         min_survival_lost=generator.choice([0, 0.35]),
+        min_survival_recipe=generator.choice([0, 0.2, 0.5]),
         min_match=generator.choice([1, 1, 2]),
         min_context_match=generator.choice([1, 1, 3]),
         use_context=generator.random() < 0.85,
@@ -73,9 +76,11 @@ def test_a_batch_of_edits(backend, seed):
     slots = generator.sample(range(5), generator.randint(1, 4))
     K, vocab = generator.choice([1, 4, 16, 64, 65]), generator.choice([3, 8, 40, 500])
     config, device = settings_of(generator), device_of(backend)
+    lists = recipes_of(generator, vocab, generator.choice([0, 5, 200]))
+    recipes = Recipes.from_lists(lists) if lists else None
     drafter = Drafter(
         max_slots=5, max_context_len=CAPACITY, max_prediction_len=600, num_draft_tokens=K, vocab_size=vocab,
-        device=device, config=config, backend=backend,
+        device=device, config=config, backend=backend, recipes=recipes,
     )  # fmt: skip
     poison(drafter)
     drafter._tables = tables = tables_of(generator, K, config, device)
@@ -88,7 +93,8 @@ def test_a_batch_of_edits(backend, seed):
         oracle = Oracle(
             prediction, len(prompt), tables, K=K, quarters=int(4 * config.length_factor), vocab_size=vocab,
             capacity=CAPACITY, min_match=config.min_match, min_context_match=config.min_context_match,
-            use_context=config.use_context,
+            use_context=config.use_context, recipes=lists,
+            recipe_floor=config.min_survival_recipe,
         )  # fmt: skip
         tokens = [*prompt, *output]
         token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
@@ -116,7 +122,8 @@ def test_a_batch_of_edits(backend, seed):
             expected, klass, source = oracle.step(tokens[: done[slot]])
             assert (draft.token_ids[b, :length].tolist(), int(draft.source[b])) == (expected, source), note
             if expected:
-                assert torch.equal(draft.confidence[b, :length], tables.confidence[klass, :length]), note
+                promised = (drafter._recipes if source == 3 else tables).confidence
+                assert torch.equal(draft.confidence[b, :length], promised[klass, :length]), note
             check_state(drafter, slot, oracle, note)
             right = [a == b for a, b in zip(expected, tokens[done[slot] :], strict=False)]
             accepted = [*right, False].index(False)

@@ -14,12 +14,15 @@ from gpu_align.ops import layout
 from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, allocate_draft
 from gpu_align.ops.index import build_index
 from gpu_align.ops.layout import PAGE, VACANT, WAYS, index_bits, recent_bits
+from gpu_align.ops.recipe import Recipes, RecipeTable
 from gpu_align.ops.state import StepState
 from gpu_align.ops.step import StepLaunch
+from tests.gpu_align.step_harness import recipes_of
 from tests.gpu_align.step_oracle import Oracle, bucket_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GARBAGE = 0x5A5A5A5
+RECIPE_FLOOR = 0.15
 SLOTS = 6
 
 
@@ -31,6 +34,7 @@ class Settings(NamedTuple):
     min_match: int = 1
     min_context_match: int = 1
     tables: str = "shipped"
+    recipes: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]], ...] = ()
 
 
 @cache
@@ -66,6 +70,7 @@ class Running:
             r.prediction, len(r.prompt), tables_of(how.tables, how.K), K=how.K, quarters=how.quarters,
             vocab_size=how.vocab_size, capacity=how.capacity, min_match=how.min_match,
             min_context_match=how.min_context_match, use_context=r.use_context,
+            recipes=how.recipes, recipe_floor=RECIPE_FLOOR,
         )  # fmt: skip
 
     def left(self) -> int:
@@ -86,6 +91,9 @@ class Batch:
 
     def __init__(self, requests: dict[int, Request], how: Settings, num_slots: int = SLOTS) -> None:
         self.how, self.tables = how, tables_of(how.tables, how.K)
+        self.recipes = RecipeTable.build(
+            Recipes.from_lists(how.recipes), how.K, DEVICE, RECIPE_FLOOR, how.vocab_size
+        )
         pages = 1 + sum(-(-max(len(r.prediction), 1) // PAGE) + 1 for r in requests.values())
         arena = pages * PAGE
         S, buckets = num_slots, 1 << recent_bits(how.capacity)
@@ -105,6 +113,7 @@ class Batch:
         self.token_ids = filled(S, how.capacity + 16)[:, : how.capacity]
         self.total_len = filled(S, value=0)
         self.running: dict[int, Running] = {}
+        self.sources: set[int] = set()
         base = PAGE
         for slot, request in requests.items():
             base = self.add(slot, request, base) + PAGE
@@ -138,7 +147,7 @@ class Batch:
         for tensor in out:
             tensor.fill_(77)
         before = [t.clone() for t in self.state]
-        StepLaunch(self.state, self.tables, out)(
+        StepLaunch(self.state, self.tables, self.recipes, out)(
             self.state, self.token_ids, self.total_len,
             torch.tensor(slots, dtype=torch.int64, device=DEVICE),
             torch.tensor(sampled, dtype=torch.int32, device=DEVICE), self.tables, out,
@@ -157,8 +166,10 @@ class Batch:
             assert out.token_ids[b, :length].tolist() == draft, note
             assert out.token_ids[b].tolist() == draft + [last] * (how.K - len(draft)), note
             assert int(out.source[b]) == source, note
+            self.sources.add(source)
             expected = torch.zeros(how.K, device=DEVICE)
-            expected[:length] = self.tables.confidence[klass, :length]
+            tables = self.recipes if source == 3 else self.tables
+            expected[:length] = tables.confidence[klass, :length]
             assert torch.equal(out.confidence[b], expected), note
             drafts[slot] = draft
         for name, old, new in zip(self.state._fields, before, self.state, strict=True):
@@ -259,6 +270,19 @@ def request_of(rng: random.Random, size: int, alphabet: int, edits: int, longest
     prompt = prompt[: longest // 2]
     output = edited(rng, text, alphabet, edits) or [0]
     return Request(text, prompt, output[: longest - len(prompt)], rng.random() < 0.8)
+
+
+@pytest.mark.parametrize("K", [1, 4, 16])
+@pytest.mark.parametrize("alphabet", [2, 6])
+def test_recipes_beside_everything_else(alphabet: int, K: int) -> None:
+    rng = random.Random(f"recipes {alphabet} {K}")
+    # Tokens of a recipe may be none that the model has: the draft ends before them.
+    how = Settings(K=K, capacity=200, recipes=recipes_of(rng, alphabet, 60), vocab_size=max(alphabet - 1, 2))
+    requests = {s: request_of(rng, rng.choice([0, 1, 40, 130]), alphabet, 8, 120) for s in range(SLOTS - 2)}
+    batch = Batch(requests, how)
+    generate(batch, rng, follow=0.4)
+    assert 3 in batch.sources
+    assert K == 1 or batch.sources & {1, 2}
 
 
 @pytest.mark.parametrize("tables", ["shipped", "random"])

@@ -1,0 +1,5 @@
+"""Recipe packs: continuations that are likely in any text of a kind; see README.md here."""
+
+from .pack import PackError, Recipe, RecipePack
+
+__all__ = ["PackError", "Recipe", "RecipePack"]

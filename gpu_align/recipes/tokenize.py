@@ -1,0 +1,144 @@
+"""From words to the tokens of one model: counts of tokens, what they promise, and continuations."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..ops.recipe import MAX_CONTEXT, MAX_TOKENS, Recipes
+
+if TYPE_CHECKING:
+    from .pack import Recipe
+
+#: A context that was seen seldom is believed less: the shorter context counts as much as so many more sights.
+PRIOR = 2
+#: What is taken for the shorter context's word where there is none, and its share of what the shorter one leaves.
+UNKNOWN, OTHER = 0.15, 0.2
+#: A continuation ends where it is less likely than this.
+LEAST = 0.1
+
+Context = tuple[int, ...]
+#: Token ids of each of some texts, without special tokens.
+Encode = Callable[[list[str]], Sequence[Sequence[int]]]
+
+
+def tokenize(
+    words: Mapping[str, int],
+    recipes: Sequence[Recipe],
+    calibration: Sequence[float],
+    encode: Encode,
+) -> Recipes:
+    """See `RecipePack.tokenize`."""
+    next_token = _likely(*_count(words, recipes, _inside(encode)))
+    middle = (np.arange(len(calibration)) + 0.5) / len(calibration)
+    offset = np.interp([p for _, p in next_token.values()], middle, calibration)
+    likely = {
+        context: (token, min(max(p + float(d), 1e-4), 1.0))
+        for (context, (token, p)), d in zip(next_token.items(), offset, strict=True)
+    }
+    contexts = sorted(likely, key=lambda context: (len(context), context))
+    return Recipes.from_lists((context, *_continue(context, likely)) for context in contexts)
+
+
+def _inside(encode: Encode) -> Encode:
+    """Tokens of texts as they are in the middle of longer ones.
+
+    SentencePiece models put a space before what they are given, so that "(" is another token at the beginning of a
+    text than in it. Such a tokenizer is given a line end first, which it joins with nothing.
+    """
+    lead, alone, together = map(list, encode(["\n", "(", "\n("]))
+    if together == lead + alone:
+        return encode
+
+    def inside(texts: list[str]) -> list[list[int]]:
+        led = [list(tokens) for tokens in encode(["\n" + text for text in texts])]
+        joined = [i for i, tokens in enumerate(led) if tokens[: len(lead)] != lead]
+        plain = dict(zip(joined, encode([texts[i] for i in joined]), strict=True)) if joined else {}
+        return [list(plain[i]) if i in plain else tokens[len(lead) :] for i, tokens in enumerate(led)]
+
+    return inside
+
+
+def _count(
+    words: Mapping[str, int],
+    recipes: Sequence[Recipe],
+    encode: Encode,
+) -> tuple[dict[Context, Counter[int]], Counter[Context]]:
+    """How often which token follows a context of up to `MAX_CONTEXT` tokens, and how often the context is seen."""
+    following: dict[Context, Counter[int]] = defaultdict(Counter)
+    seen: Counter[Context] = Counter()
+
+    def enter(tokens: Sequence[int], first: int, count: int) -> None:
+        """The tokens from `first` on follow those before them."""
+        for i in range(first, len(tokens)):
+            following[_last(tokens[:i])][tokens[i]] += count
+
+    pieces = dict(zip(words, encode(list(words)), strict=True))
+    for word, count in words.items():
+        tokens = pieces[word]
+        for i in range(1, len(tokens) + 1):
+            seen[_last(tokens[:i])] += count
+        enter(tokens, 1, count)
+    together = encode(["".join((*recipe.context, recipe.word)) for recipe in recipes])
+    for recipe, tokens in zip(recipes, together, strict=True):
+        context = [token for word in recipe.context for token in pieces[word]]
+        if list(tokens[: len(context)]) != context or len(tokens) == len(context):
+            continue  # not cut at the word: where the word begins there is no place between two tokens
+        enter(tokens, len(context), recipe.hits)
+        if len(recipe.context) > 1:  # that of one word is counted as a word
+            seen[_last(context)] += recipe.seen
+        for i in range(len(context) + 1, len(tokens)):
+            seen[_last(tokens[:i])] += recipe.hits
+    return following, seen
+
+
+def _last(tokens: Sequence[int]) -> Context:
+    return tuple(tokens[-MAX_CONTEXT:])
+
+
+def _likely(
+    following: Mapping[Context, Counter[int]], seen: Mapping[Context, int]
+) -> dict[Context, tuple[int, float]]:
+    """The likeliest next token of each context, of equal ones the smallest id, and how likely it is."""
+    likely: dict[Context, tuple[int, float]] = {}
+    for context in sorted(following, key=lambda context: (len(context), context)):
+        counts = following[context]
+        token = min(counts, key=lambda token: (-counts[token], token))
+        shorter = _longest(context[1:], likely)
+        before = UNKNOWN
+        if shorter is not None:
+            before = shorter[1] if shorter[0] == token else (1 - shorter[1]) * OTHER
+        total = max(seen[context], counts.total())
+        likely[context] = token, (counts[token] + PRIOR * before) / (total + PRIOR)
+    return likely
+
+
+def _longest(tokens: Sequence[int], likely: Mapping[Context, tuple[int, float]]) -> tuple[int, float] | None:
+    """What the longest context at the end of `tokens` says."""
+    return next(_all(tokens, likely), None)
+
+
+def _all(tokens: Sequence[int], likely: Mapping[Context, tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    for length in range(min(len(tokens), MAX_CONTEXT), 0, -1):
+        found = likely.get(tuple(tokens[-length:]))
+        if found is not None:
+            yield found
+
+
+def _continue(context: Context, likely: Mapping[Context, tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """The likeliest continuation, and how likely all of it is up to each token."""
+    tokens, alive = list(context), 1.0
+    survival: list[float] = []
+    while len(survival) < MAX_TOKENS:
+        found = _longest(tokens, likely)
+        if found is None:
+            break
+        alive *= found[1]
+        if alive < LEAST:
+            break
+        tokens.append(found[0])
+        survival.append(alive)
+    return tokens[len(context) :], survival

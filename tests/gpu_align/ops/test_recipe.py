@@ -1,0 +1,181 @@
+"""Recipes as tokens: what is refused, the table they become, and looking them up."""
+
+import random
+
+import numpy as np
+import pytest
+
+from gpu_align import DrafterConfig
+from gpu_align.ops.draft import SURVIVAL_ONE
+from gpu_align.ops.recipe import MAX_CONTEXT, MAX_TOKENS, Recipes, RecipeTable
+from gpu_align.ops.recipe.reference import find_recipe
+from gpu_align.ops.recipe.table import KEY_BITS, NO_KEY, RECIPE_WAYS, keys_of
+from tests.gpu_align.step_harness import BACKENDS, Request, flat_curves, recipes_of
+
+
+class TestFromLists:
+    def test_columns(self):
+        recipes = Recipes.from_lists([((5, 6), (7, 8, 9), (0.5, 0.5, 0.25)), ((1,), (), ())])
+        assert len(recipes) == 2
+        assert recipes.context.tolist() == [[6, 5, *[-1] * 6], [1, *[-1] * 7]]
+        assert recipes.token_ids.tolist() == [[7, 8, 9, *[-1] * 5], [-1] * 8]
+        assert recipes.survival.tolist() == [[0.5, 0.5, 0.25, *[0] * 5], [0] * 8]
+
+    @pytest.mark.parametrize(
+        ("recipe", "said"),
+        [
+            (((), (1,), (0.5,)), "expected a context of 1 to 8 tokens, found 0"),
+            ((range(9), (1,), (0.5,)), "expected a context of 1 to 8 tokens, found 9"),
+            (((1,), range(9), [0.5] * 9), "expected at most 8 tokens, found 9"),
+            (((-1,), (1,), (0.5,)), "expected token ids, found -1"),
+            (((1,), (1 << 31,), (0.5,)), "expected token ids, found 2147483648"),
+            (((1,), (1, 2), (0.5,)), r"expected 2 probabilities .* found \[0.5\]"),
+            (((1,), (1, 2), (0.5, 0.6)), "expected 2 probabilities"),
+            (((1,), (1,), (1.5,)), "expected 1 probabilities"),
+            (((1,), (1,), (float("nan"),)), "expected 1 probabilities"),
+            (((7,), (1,), (0.5,)), r"the context \[7\] is there twice"),
+        ],
+    )
+    def test_what_is_refused(self, recipe, said):
+        with pytest.raises(ValueError, match=f"recipe 1: .*{said}"):
+            Recipes.from_lists([((7,), (1,), (0.5,)), recipe])
+
+
+class TestTable:
+    def test_what_is_worth_drafting(self):
+        recipes = Recipes.from_lists(
+            [((1,), (2, 3, 4), (0.75, 0.5, 0.125)), ((2,), (), ()), ((3,), (9,), (0.1,))]
+        )
+        table = RecipeTable.build(recipes, 64, "cpu", 0.2)
+        assert table.keep.tolist() == [2, 0, 0]
+        assert table.gain.tolist() == [round(1.25 * SURVIVAL_ONE), 0, 0]
+        assert table.confidence[0].tolist() == pytest.approx([0.75, 2 / 3, *[0] * 6])
+        assert table.token_ids[0, :3].tolist() == [2, 3, 4]
+
+    def test_no_more_than_k(self):
+        table = RecipeTable.build(Recipes.from_lists([((1,), range(8), [0.5] * 8)]), 3, "cpu")
+        assert (table.keep.item(), table.gain.item()) == (3, 3 * SURVIVAL_ONE // 2)
+
+    def test_a_threshold_is_kept_to_the_unit(self):
+        survival = np.float32(0.3)
+        for threshold, kept in ((0.3, 1), (0.30002, 0)):
+            table = RecipeTable.build(Recipes.from_lists([((1,), (2,), (survival,))]), 4, "cpu", threshold)
+            assert table.keep.item() == kept
+
+    def test_none_at_all(self):
+        for recipes in (None, Recipes.from_lists([])):
+            table = RecipeTable.build(recipes, 4, "cpu")
+            assert table.num_recipes == 0
+            assert find_recipe(table.numpy(), np.arange(9), 9) == -1
+
+    def test_the_key_of_the_readme(self):
+        key = 0x5BD1E995
+        for token in (3, 70_000, 131_071):
+            key = ((key ^ token) * 0x9E3779B1) % 2**31
+        assert keys_of(np.array([[3, 70_000, 131_071, -1, -1, -1, -1, -1]]))[0] == key
+
+    def test_more_recipes_of_a_bucket_than_it_has_places(self):
+        """All keys begin with the same bits: the table grows until they part."""
+        tokens = np.arange(40_000)
+        keys = keys_of(np.stack([tokens, *[np.full_like(tokens, -1)] * 7], axis=1))
+        alike = tokens[keys >> (KEY_BITS - 10) == 5][: 2 * RECIPE_WAYS].tolist()
+        assert len(alike) == 2 * RECIPE_WAYS
+        table = RecipeTable.build(Recipes.from_lists([((t,), (t + 1,), (0.5,)) for t in alike]), 4, "cpu")
+        assert len(table.keys) > 1 << 10
+        arrays = table.numpy()
+        assert [find_recipe(arrays, np.array([t]), 1) for t in alike] == list(range(len(alike)))
+
+    def test_of_two_with_one_key_the_first_is_found(self):
+        by_key: dict[int, int] = {}
+        tokens = np.random.default_rng(1).integers(0, 1 << 17, (200_000, 2))
+        context = np.concatenate([tokens, np.full((len(tokens), 6), -1)], axis=1)
+        for i, key in enumerate(keys_of(context).tolist()):
+            j = by_key.setdefault(key, i)
+            if tokens[i].tolist() != tokens[j].tolist():
+                break
+        else:
+            pytest.fail("no two contexts with one key among so many")
+        first, second = tokens[j][::-1].tolist(), tokens[i][::-1].tolist()
+        table = RecipeTable.build(
+            Recipes.from_lists([(first, (1,), (0.5,)), (second, (2,), (0.5,))]), 4, "cpu"
+        )
+        assert table.num_recipes == 1
+        assert find_recipe(table.numpy(), np.array(second), 2) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_longest_context_is_found(seed):
+    rng = random.Random(seed)
+    alphabet = rng.choice([2, 3, 50])
+    lists = recipes_of(rng, alphabet, rng.choice([1, 10, 300]))
+    number = {context: i for i, (context, _, _) in enumerate(lists)}
+    arrays = RecipeTable.build(Recipes.from_lists(lists), 8, "cpu").numpy()
+    context = np.array([rng.randrange(alphabet) for _ in range(300)], dtype=np.int32)
+    for total in range(301):
+        tokens = tuple(context[:total].tolist())
+        expected = next(
+            (number[tokens[-n:]] for n in range(min(8, total), 0, -1) if tokens[-n:] in number), -1
+        )
+        assert find_recipe(arrays, context, total) == expected
+
+
+def test_sizes():
+    assert (MAX_CONTEXT, MAX_TOKENS, NO_KEY) == (8, 8, -1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestDrafted:
+    """Through a `Drafter`."""
+
+    RECIPES = Recipes.from_lists(
+        [
+            ((4,), (10, 11), (0.9, 0.5)),
+            ((3, 4), (12,), (0.8,)),
+            ((5, 3, 4), (), ()),
+            ((6,), (99_999,), (0.9,)),
+        ]
+    )
+
+    def drafted(self, backend, output, prediction=(), **how):
+        return Request(backend, list(prediction), recipes=self.RECIPES, use_context=False, **how).step(output)
+
+    def test_where_there_is_nothing_else(self, backend):
+        assert self.drafted(backend, [1, 4]) == ([10, 11], 3, pytest.approx([0.9, 0.5 / 0.9], abs=1e-4))
+        assert self.drafted(backend, [1, 2]) == ([], 0, [])
+
+    def test_a_longer_context_wins(self, backend):
+        assert self.drafted(backend, [3, 4])[0] == [12]
+
+    def test_a_context_that_says_nothing_is_likely(self, backend):
+        assert self.drafted(backend, [5, 3, 4])[:2] == ([], 0)
+
+    def test_no_more_than_k_and_the_threshold(self, backend):
+        assert self.drafted(backend, [4], K=1)[0] == [10]
+        assert self.drafted(backend, [4], min_survival_recipe=0.6)[0] == [10]
+        assert self.drafted(backend, [4], min_survival_recipe=0.95)[0] == []
+
+    def test_never_past_the_end_of_the_row(self, backend):
+        assert self.drafted(backend, [1, 1, 4], capacity=4)[0] == [10]
+        assert self.drafted(backend, [1, 1, 4], capacity=3)[:2] == ([], 0)
+
+    def test_a_token_that_the_model_does_not_have(self, backend):
+        assert self.drafted(backend, [6])[:2] == ([], 0)
+
+    def test_the_prediction_goes_first_where_it_promises_more(self, backend):
+        text = list(range(100, 120))
+        tokens, source, _ = self.drafted(backend, [*text[:5]], [*text[:4], 104, 4, 8, 9])
+        assert (tokens[:2], source) == ([4, 8], 1)
+
+    def test_in_a_tie_the_candidate_is_drafted(self, backend):
+        for survival, source in ((0.5, 1), (0.5 + 2**-16, 3)):
+            recipes = Recipes.from_lists([((4,), (10,), (survival,))])
+            curves = flat_curves(SURVIVAL_ONE // 2, K=1)
+            request = Request(backend, [7, 4, 9], K=1, curves=curves, recipes=recipes, use_context=False)
+            assert request.step([1, 4]).source == source
+
+    def test_in_the_prompt_too(self, backend):
+        assert Request(backend, [], [1, 4], recipes=self.RECIPES, use_context=False).step([])[0] == [10, 11]
+
+    def test_what_is_refused(self, backend):
+        with pytest.raises(ValueError, match=r"min_survival_recipe: expected 0 <= p <= 1, found 1.5"):
+            DrafterConfig(min_survival_recipe=1.5)

@@ -1,0 +1,209 @@
+"""Recipe packs: learned from texts, kept in a file, and told in a tokenizer's tokens."""
+
+import gzip
+import json
+import random
+
+import pytest
+
+from gpu_align import RecipePack
+from gpu_align.recipes import PackError, Recipe
+from gpu_align.recipes.pack import NUM_BINS, SHIPPED
+from gpu_align.recipes.words import words_of
+
+TEXTS = [
+    ("one", "def a(self):\n    return self.a\n" * 3),
+    ("two", "def b(self):\n    return self.b\n" * 3),
+    ("two", "only here, only here, only here, only here\n"),
+]
+
+
+def characters(texts):
+    """A tokenizer: a token a character."""
+    return [[ord(c) for c in text] for text in texts]
+
+
+def listed(recipes):
+    """Context -> (continuation, survival), as text."""
+    found = {}
+    for context, tokens, alive in zip(recipes.context, recipes.token_ids, recipes.survival, strict=True):
+        before = "".join(chr(t) for t in context[::-1] if t >= 0)
+        after = "".join(chr(t) for t in tokens if t >= 0)
+        found[before] = after, [round(float(p), 4) for p in alive[: len(after)]]
+    return found
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (
+                "def f(self, x):\n    return x",
+                ["def", " f", "(self", ",", " x", "):\n", "   ", " return", " x"],
+            ),
+            ("a  b\n\n\nc 123_45", ["a", " ", " b", "\n\n\n", "c", " ", "123", "_", "45"]),
+            ("_private __init__ naïve 你好", ["_private", " __", "init", "__", " naïve", " 你好"]),
+            ("", []),
+        ],
+    )
+    def test_examples(self, text, words):
+        assert words_of(text) == words
+
+    def test_joined_they_are_the_text(self):
+        rng = random.Random(0)
+        for _ in range(300):
+            text = "".join(rng.choice("ab_AZé 1 \t\n\r.(/你\u00a0\x00") for _ in range(40))
+            assert "".join(words_of(text)) == text
+
+
+class TestLearn:
+    def test_what_is_likely(self):
+        pack = RecipePack.learn(TEXTS)
+        assert Recipe((" return",), " self", 6, 6) in pack.recipes
+        assert pack.words["(self"] == 6
+
+    def test_what_only_one_source_writes_is_left_out(self):
+        pack = RecipePack.learn(TEXTS)
+        assert not any("here" in word for word in pack.words)
+        alone = RecipePack.learn([("two", text) for _, text in TEXTS[2:]])
+        assert Recipe((" only",), " here", 3, 3) in alone.recipes
+
+    def test_a_longer_context_that_says_the_same_is_left_out(self):
+        pack = RecipePack.learn(TEXTS)
+        contexts = [recipe.context for recipe in pack.recipes]
+        assert (" return",) in contexts
+        assert ("   ", " return") not in contexts
+
+    def test_a_longer_context_that_says_something_else_is_kept(self):
+        texts = [(name, "x = a\n" * 5 + "y = b\n" * 5 + "z = a\n" * 9) for name in "pq"]
+        found = {r.context: r.word for r in RecipePack.learn(texts).recipes}
+        assert found[(" =",)] == " a"
+        assert found[("y", " =")] == " b"
+
+    def test_order_does_not_matter(self):
+        assert RecipePack.learn(TEXTS) == RecipePack.learn(TEXTS[::-1])
+
+    def test_of_words_as_frequent_the_first(self):
+        found = {r.context: r.word for r in RecipePack.learn([(n, "k b\nk a\n" * 3) for n in "pq"]).recipes}
+        assert found[("k",)] == " a"
+
+    def test_nothing(self):
+        pack = RecipePack.learn([])
+        assert (dict(pack.words), list(pack.recipes)) == ({}, [])
+        assert len(pack.tokenize(characters)) == 0
+
+
+class TestFile:
+    def test_round_trip_and_the_same_bytes(self, tmp_path):
+        pack = RecipePack.learn(TEXTS, made_by="a test").calibrated([0.125] * NUM_BINS)
+        for name in ("a", "b"):
+            pack.save(tmp_path / name)
+        assert RecipePack.load(tmp_path / "a") == pack
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+    def test_the_shipped_pack(self):
+        pack = RecipePack.load()
+        assert pack.made_by == "python -m benchmarks.learn_recipes"
+        assert len(pack.recipes) > 10_000
+        assert SHIPPED.stat().st_size < 1 << 20
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"format": 2}, "found format 2"),
+            ({"recipes": [[1, 2, 0, 99_999]]}, r"recipe 0: words \[0, 99999\]"),
+            ({"recipes": [[1, 2, 0]]}, r"recipe 0: words \[0\]"),
+            ({"recipes": [[3, 2, 0, 1]]}, "recipe 0: 3 of 2"),
+            ({"recipes": [[0, 2, 0, 1]]}, "expected a count, found 0"),
+            ({"recipes": [[1, 2, "a", 1]]}, ""),
+            ({"words": [["a", "b"]]}, "expected a count, found 'b'"),
+            ({"words": 3}, ""),
+            ({"calibration": [0.0]}, "calibration: expected 20 numbers"),
+            ({"calibration": [float("nan")] * NUM_BINS}, "calibration"),
+            ({"made_by": None, "recipes": None}, ""),
+        ],
+    )
+    def test_a_file_that_is_no_pack(self, tmp_path, change, said):
+        path = tmp_path / "pack.json.gz"
+        RecipePack.learn(TEXTS).save(path)
+        data = json.loads(gzip.decompress(path.read_bytes())) | change
+        path.write_bytes(gzip.compress(json.dumps(data).encode()))
+        with pytest.raises(PackError, match=f"{path}: expected a recipe pack of format 1.*{said}"):
+            RecipePack.load(path)
+
+    @pytest.mark.parametrize(
+        "raw", [b"", b"plain", gzip.compress(b"{"), gzip.compress(b"[1]"), gzip.compress(b"x")[:9]]
+    )
+    def test_other_files(self, tmp_path, raw):
+        path = tmp_path / "pack.json.gz"
+        path.write_bytes(raw)
+        with pytest.raises(PackError, match=str(path)):
+            RecipePack.load(path)
+
+    def test_no_file(self, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            RecipePack.load(tmp_path / "none")
+
+
+class TestTokenize:
+    def test_a_word_after_a_word(self):
+        pack = RecipePack({"ab": 4, " c": 3}, [Recipe(("ab",), " c", 3, 4)])
+        found = listed(pack.tokenize(characters))
+        # (hits + 2 · shorter) / (seen + 2): after "a" 4 of 4 with 0.15 before, after "ab" 3 of 4.
+        after_a, after_ab = (4 + 2 * 0.15) / 6, (3 + 2 * 0.15) / 6
+        after_space = (3 + 2 * 0.15) / 5
+        assert found["a"][0] == "b c"
+        after_c = found["ab "][1][0]
+        expected = [after_a, after_a * after_ab, after_a * after_ab * after_c]
+        assert found["a"][1] == pytest.approx(expected, abs=1e-4)
+        assert found["ab"][1][0] == pytest.approx(after_ab, abs=1e-4)
+        assert found[" "] == ("c", [round(after_space, 4)])
+        # In this context the rest of the word is believed more.
+        assert found["ab "][1][0] == pytest.approx((3 + 2 * after_space) / 5, abs=1e-4)
+
+    def test_the_calibration_counts(self):
+        recipes = [Recipe(("ab",), " c", 3, 4)]
+        plain = RecipePack({"ab": 4, " c": 3}, recipes)
+        found = listed(plain.calibrated([-0.2] * NUM_BINS).tokenize(characters))
+        assert found["ab"][1][0] == pytest.approx(
+            listed(plain.tokenize(characters))["ab"][1][0] - 0.2, abs=1e-4
+        )
+
+    def test_a_word_that_is_joined_with_its_context_is_left_out(self):
+        def joins(texts):
+            return [[ord(c) for c in text.replace("b ", "_")] for text in texts]
+
+        pack = RecipePack({"ab": 4, " c": 3}, [Recipe(("ab",), " c", 3, 4)])
+        assert set(listed(pack.tokenize(joins))) == {"a", " "}
+
+    def test_contexts_end_at_eight_tokens(self):
+        pack = RecipePack({"abcdefghij": 5, "x": 4}, [Recipe(("abcdefghij",), "x", 4, 5)])
+        found = listed(pack.tokenize(characters))
+        assert found["cdefghij"][0] == "x"
+        assert max(map(len, found)) == 8
+
+    def test_the_likeliest_of_several_words_that_begin_alike(self):
+        pack = RecipePack({"abc": 6, "abd": 3, "ax": 1}, [])
+        found = listed(pack.tokenize(characters))
+        assert found["a"][0] == "bc"
+        assert found["a"][1][0] == pytest.approx((9 + 0.3) / 12, abs=1e-4)
+        assert found["ab"][1][0] == pytest.approx((6 + 0.3) / 11, abs=1e-4)
+
+    def test_the_shipped_pack_in_tekken(self):
+        pytest.importorskip("mistral_common")
+        from gpu_align.simulate import load_tokenizer
+
+        tekken = load_tokenizer("tekken")
+        recipes = RecipePack.load().tokenize(lambda texts: [tekken.encode(text) for text in texts])
+        number = {tuple(t for t in row[::-1].tolist() if t >= 0): i for i, row in enumerate(recipes.context)}
+        row = number[tuple(tekken.encode("from __"))]
+        tokens = [t for t in recipes.token_ids[row].tolist() if t >= 0]
+        assert b"".join(map(tekken.token_bytes, tokens)).startswith(b"future__ import annotations")
+        assert len(recipes) > 30_000
+
+    def test_a_tokenizer_that_begins_every_text_with_a_space(self):
+        def sentence_piece(texts):
+            return characters([" " + text for text in texts])
+
+        pack = RecipePack({"(ab": 4, "c": 3}, [Recipe(("(ab",), "c", 3, 4)])
+        assert listed(pack.tokenize(sentence_piece)) == listed(pack.tokenize(characters))
