@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -18,6 +18,7 @@ from rich.table import Table
 from gpu_align.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from gpu_align.simulate.records import Record
     from gpu_align.simulate.replay import PolicyResult
     from gpu_align.simulate.replay import Progress as Advance
 
@@ -63,6 +64,20 @@ def simulate_command(
         list[float] | None,
         typer.Option("--min-survival", metavar="P", help="a setting of gpu_align; repeatable: each is run"),
     ] = None,
+    min_survival_recipe: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--min-survival-recipe", metavar="P", help="a setting of gpu_align; repeatable: each is run"
+        ),
+    ] = None,
+    recipes: Annotated[
+        str,
+        typer.Option(
+            "--recipes",
+            metavar="PATH|base|off",
+            help="a recipe pack for gpu_align and recipe_pack; base is the one that comes with it",
+        ),
+    ] = "base",
     sweep: Annotated[
         bool, typer.Option("--sweep", help="run gpu_align all along its trade-off, beside its default")
     ] = False,
@@ -84,11 +99,16 @@ def simulate_command(
     """Replay known outputs and count the verification steps that each drafter takes."""
     from gpu_align import simulate
 
-    names = list(dict.fromkeys(policy or simulate.runnable_policy_names()))
+    names = list(dict.fromkeys(policy or ()))
     if unknown := [name for name in names if name not in simulate.policy_names()]:
         _refuse(f"--policy: expected one of {', '.join(simulate.policy_names())}, found {unknown[0]!r}")
-    settings = _settings(length_factor, min_survival, sweep)
-    _check_outputs(pairs, {"--json": json_out, "--html": html_out})
+    given = {
+        "length_factor": length_factor,
+        "min_survival": min_survival,
+        "min_survival_recipe": min_survival_recipe,
+    }
+    settings = _settings(given, sweep)
+    _check_outputs({"--json": json_out, "--html": html_out}, [pairs])
     try:
         records = simulate.read_records(pairs, tokenizer)
         if tokenizer is not None:
@@ -100,9 +120,15 @@ def simulate_command(
     except ValueError as error:
         _refuse(str(error))
 
-    policies = simulate.make_policies(names, records, num_draft_tokens, settings)
+    names = _runnable(recipes, records, names)
+    try:
+        policies = simulate.make_policies(names, records, num_draft_tokens, settings, recipes)
+    except OSError as error:
+        _refuse(f"--recipes: {recipes}: {error.strerror or error}")
+    except ValueError as error:
+        _refuse(str(error))
     total = sum(len(record.output) for record in records) * len(policies)
-    with _progress(total) as advance:
+    with _progress("replaying", total) as advance:
         results = simulate.simulate(records, policies, num_draft_tokens, draft_in_prefill, advance)
 
     if json_out is not None:
@@ -115,13 +141,24 @@ def simulate_command(
             typer.echo(f"wrote {written}")
 
 
-def _settings(
-    length_factors: list[int] | None, min_survivals: list[float] | None, sweep: bool
-) -> list[dict[str, Any]]:
+def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[str]:
+    """The policies to run: `names`, or all that can be with this pack, if any."""
+    from gpu_align import simulate
+
+    known = simulate.tokenizer_of(records) is not None
+    why = "the records do not all name one tokenizer, and --tokenizer gives none"
+    if not known and pack not in (simulate.SHIPPED_PACK, simulate.NO_PACK):
+        _refuse(f"--recipes: {why}")
+    names = names or simulate.runnable_policy_names(with_recipes=known and pack != simulate.NO_PACK)
+    if not known and pack != simulate.NO_PACK and simulate.OURS in names:
+        typer.echo(f"note: {simulate.OURS} runs without recipes: {why}", err=True)
+    return names
+
+
+def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[dict[str, Any]]:
     """The settings of our drafter to run: every combination of what is given, or the default alone."""
     from gpu_align import simulate
 
-    given = {"length_factor": length_factors, "min_survival": min_survivals}
     fields = [[(name, value) for value in dict.fromkeys(values)] for name, values in given.items() if values]
     settings = [dict(combination) for combination in itertools.product(*fields)]
     settings += [setting for setting in simulate.SWEEP if sweep and setting not in settings]
@@ -129,13 +166,14 @@ def _settings(
         try:
             simulate.config_of(setting)
         except ValueError as error:
-            _refuse(f"--{str(error).replace('_', '-', 1)}")
+            field, _, message = str(error).partition(":")
+            _refuse(f"--{field.replace('_', '-')}:{message}")
     return settings
 
 
-def _check_outputs(source: Path, outputs: dict[str, Path | None]) -> None:
+def _check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:
     """Find out before a long run, not after it, that a file cannot be written."""
-    taken = {source.resolve(): "the input"}
+    taken = {source.resolve(): "the input" for source in sources}
     for option, path in outputs.items():
         if path is None:
             continue
@@ -148,14 +186,18 @@ def _check_outputs(source: Path, outputs: dict[str, Path | None]) -> None:
         taken[path.resolve()] = f"the file of {option}"
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Advance]:
-    """A bar on stderr, in tokens, where stderr is a terminal."""
+def _progress(doing: str, total: int) -> Iterator[Advance]:
+    """A bar on stderr, in tokens or whatever `total` is, where stderr is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replaying", total=total)
-        yield lambda name, tokens: bar.update(task, advance=tokens, description=f"replaying {escape(name)}")
+        task = bar.add_task(doing, total=total)
+        yield lambda name, done: bar.update(task, advance=done, description=f"{doing} {escape(name)}")
 
 
 def _print_results(results: list[PolicyResult], num_draft_tokens: int) -> None:
@@ -173,6 +215,53 @@ def _print_results(results: list[PolicyResult], num_draft_tokens: int) -> None:
     if not console.is_terminal:
         console.width = 120  # a pipe has no width of its own
     console.print(table)
+
+
+@app.command("recipes")
+def recipes_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT.json.gz", help="for the pack")],
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE_OR_FOLDER...", help="texts to learn from; each place is one source"),
+    ],
+    suffix: Annotated[
+        list[str] | None,
+        typer.Option("--suffix", metavar=".py", help="of folders, only files that end in this; repeatable"),
+    ] = None,
+) -> None:
+    """Learn a recipe pack from texts of your own: what usually follows what."""
+    from gpu_align.cli.texts import find_texts
+    from gpu_align.recipes import RecipePack
+
+    if not out.name.endswith(".json.gz"):
+        # Two files in the wrong order would otherwise cost one of them.
+        _refuse(f"expected a name that ends in .json.gz for the pack, found {out}")
+    _check_outputs({"OUT.json.gz": out}, places)
+    try:
+        texts = find_texts(places, suffix or [])
+    except FileNotFoundError as error:
+        _refuse(str(error))
+
+    with _progress("learning from", len(texts.files)) as advance:
+        pack = RecipePack.learn(texts.read(advance), made_by="gpu-align recipes")
+    skipped = {
+        "not UTF-8 text": texts.num_not_text,
+        "not readable": texts.num_unreadable,
+        "the same again": texts.num_again,
+    }
+    read = f"{_counted(texts.num_read, 'file')}, {_counted(texts.num_bytes, 'byte')}"
+    notes = [f"; {count:,} skipped: {why}" for why, count in skipped.items() if count]
+    typer.echo(f"read {read}, of {_counted(len(texts.sources), 'source')}{''.join(notes)}")
+    if not texts.num_read:
+        _refuse("expected texts to learn from, found none")
+    if not pack.recipes:
+        _refuse("too little text: no word follows others often enough to make a recipe")
+    try:
+        pack.calibrated(RecipePack.load().calibration).save(out)
+    except OSError as error:
+        _refuse(f"{out}: {error.strerror or error}")
+    size = out.stat().st_size
+    typer.echo(f"wrote {out}: {len(pack.words):,} words, {len(pack.recipes):,} recipes, {size:,} bytes")
 
 
 @app.command("demo")
@@ -211,7 +300,7 @@ def report_command(
     """Show one request's verification steps: what was drafted, why, and what the model made of it."""
     from gpu_align import simulate, step_report
 
-    _check_outputs(log, {"--html": html_out})
+    _check_outputs({"--html": html_out}, [log])
     try:
         found = step_report.read_step_log(log)
     except OSError as error:

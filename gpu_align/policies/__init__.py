@@ -1,7 +1,8 @@
 """Single-sequence drafters that others published, as baselines for the simulator.
 
-``POLICIES`` maps the name on the command line to a factory that takes no argument, and ``OPTIONAL_POLICIES`` those
-that need a package which the core does not. Policies run on plain Python lists and never import torch.
+``POLICIES`` maps the name on the command line to a factory that takes no argument, ``OPTIONAL_POLICIES`` those
+that need a package which the core does not, and ``RECIPE_POLICIES`` those whose factory takes the recipes to draft
+from. Policies run on plain Python lists and never import torch.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from gpu_align.policies.prompt_lookup import (
     prompt_lookup_vllm,
     prompt_lookup_vllm_v2,
 )
+from gpu_align.policies.recipe_pack import RecipeLookup, RecipeRows
 from gpu_align.policies.static_text import StaticText, guess_line_end, line_end_test
-from gpu_align.policies.suffix_decoding import SuffixDecoding, suffix_decoding_available
+from gpu_align.policies.suffix_decoding import EarlierResponses, SuffixDecoding, suffix_decoding_available
 
 #: Command-line name -> a new policy with its published defaults.
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -53,6 +55,9 @@ OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
     "suffix_decoding_vllm": partial(SuffixDecoding, max_tree_depth=24, name="suffix_decoding_vllm"),
 }
 
+#: The same for policies that draft from recipes, which are tokens of one tokenizer.
+RECIPE_POLICIES: dict[str, Callable[[RecipeRows], Policy]] = {"recipe_pack": RecipeLookup}
+
 
 def available_policies() -> list[str]:
     """The names of `POLICIES`, and of `OPTIONAL_POLICIES` where their package can be imported."""
@@ -62,12 +67,16 @@ def available_policies() -> list[str]:
 __all__ = [
     "OPTIONAL_POLICIES",
     "POLICIES",
+    "RECIPE_POLICIES",
     "Cursor",
+    "EarlierResponses",
     "InputLookup",
     "Myers",
     "OpenAI",
     "Policy",
     "PromptLookup",
+    "RecipeLookup",
+    "RecipeRows",
     "StaticText",
     "SuffixDecoding",
     "available_policies",

@@ -12,7 +12,9 @@ follows, until the output ends; `replay` has the loop. From Python::
 """
 
 from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
+from gpu_align.simulate.packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
 from gpu_align.simulate.policies import (
+    OURS,
     SWEEP,
     config_of,
     make_policies,
@@ -27,6 +29,9 @@ from gpu_align.simulate.report import to_html, to_json, write_html, write_json
 from gpu_align.simulate.tokenizers import TextTokenizer, line_ending_ids, load_tokenizer, token_texts
 
 __all__ = [
+    "NO_PACK",
+    "OURS",
+    "SHIPPED_PACK",
     "SWEEP",
     "Decile",
     "PairResult",
@@ -44,6 +49,7 @@ __all__ = [
     "perfect_choice",
     "policy_names",
     "read_records",
+    "recipes_for",
     "replay",
     "runnable_policy_names",
     "setting_name",
@@ -51,6 +57,7 @@ __all__ = [
     "to_html",
     "to_json",
     "token_texts",
+    "tokenizer_of",
     "write_html",
     "write_json",
 ]

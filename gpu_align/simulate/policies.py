@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_align.policies.base import Policy
+from gpu_align.simulate.packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.tokenizers import line_ending_ids, load_tokenizer
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 OURS = "gpu_align"
 #: Settings of a `DrafterConfig` along the trade-off, from few rejected drafts to few steps.
 SWEEP: tuple[dict[str, Any], ...] = (
-    {"length_factor": 0.5, "min_survival": 0.97},
-    {"length_factor": 0.5, "min_survival": 0.95},
-    {"length_factor": 1, "min_survival": 0.8},
-    {"length_factor": 1, "min_survival": 0.5},
+    {"length_factor": 0.5, "min_survival": 0.97, "min_survival_recipe": 1},
+    {"length_factor": 0.5, "min_survival": 0.95, "min_survival_recipe": 0.9},
+    {"length_factor": 1, "min_survival": 0.8, "min_survival_recipe": 0.7},
+    {"length_factor": 1, "min_survival": 0.5, "min_survival_recipe": 0.4},
     {"length_factor": 1, "min_survival": 0.3},
     {"length_factor": 1.5, "min_survival": 0.3},
     {"length_factor": 2, "min_survival": 0.2},
@@ -33,23 +34,24 @@ SWEEP: tuple[dict[str, Any], ...] = (
 )
 
 
-def setting_name(setting: Mapping[str, Any]) -> str:
-    """What our drafter is called in reports: ``gpu_align`` by default, else with its settings."""
-    return " ".join([OURS, *(f"{name}={value}" for name, value in setting.items())])
+def setting_name(setting: Mapping[str, Any], pack: str = SHIPPED_PACK) -> str:
+    """What our drafter is called in reports: ``gpu_align`` by default, else with its settings and its recipes."""
+    recipes = {} if pack == SHIPPED_PACK else {"recipes": pack}
+    return " ".join([OURS, *(f"{name}={value}" for name, value in {**setting, **recipes}.items())])
 
 
 def policy_names() -> list[str]:
     """Every policy: ours, then those of `gpu_align.policies` in their order."""
-    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
 
-    return [OURS, *POLICIES, *OPTIONAL_POLICIES]
+    return [OURS, *POLICIES, *RECIPE_POLICIES, *OPTIONAL_POLICIES]
 
 
-def runnable_policy_names() -> list[str]:
-    """Those of `policy_names` that need nothing which is not installed."""
-    from gpu_align.policies import available_policies
+def runnable_policy_names(with_recipes: bool = False) -> list[str]:
+    """Those of `policy_names` that need no package that is not installed, and no recipes unless there are any."""
+    from gpu_align.policies import RECIPE_POLICIES, available_policies
 
-    return [OURS, *available_policies()]
+    return [OURS, *available_policies(), *(RECIPE_POLICIES if with_recipes else ())]
 
 
 def make_policies(
@@ -57,19 +59,30 @@ def make_policies(
     records: Sequence[Record],
     num_draft_tokens: int,
     settings: Sequence[Mapping[str, Any]] = ({},),
+    recipes: str = SHIPPED_PACK,
 ) -> list[Policy]:
     """One policy for each of `names`, large enough for `records`; ours once for each of `settings`.
 
     Each setting holds fields of `DrafterConfig`, like those of `SWEEP`; an empty one is the default.
 
-    ``static_text`` works on lines. Where all records name the same tokenizer, it is told which tokens end
-    one; otherwise it guesses.
+    Where all records name the same tokenizer, ours drafts from recipes, too, and ``static_text``, which works on
+    lines, is told which tokens end one. Otherwise ours has none, which its name then says, ``static_text``
+    guesses, and ``recipe_pack``, which has nothing but recipes, cannot run.
+
+    Args:
+        names: each one of `policy_names`.
+        records: what they are to draft for.
+        num_draft_tokens: K, at least 1.
+        settings: of our drafter.
+        recipes: the file of a `RecipePack`, ``"base"``: the pack that comes with the library, or ``"off"``: none.
 
     Raises:
-        ValueError: a name is not one of `policy_names`.
+        ValueError: a name is not one of `policy_names`, a policy needs recipes and there are none, or what
+            should be a pack is none.
+        OSError: the pack cannot be read.
         MissingExtraError: a policy's package is not installed.
     """
-    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES, StaticText
 
     factories = {**POLICIES, **OPTIONAL_POLICIES}
 
@@ -79,15 +92,29 @@ def make_policies(
             # Imported here: the other policies run without torch.
             from gpu_align.simulate.drafter_policy import DrafterPolicy
 
-            configs = [(config_of(setting), setting_name(setting)) for setting in settings]
-            policies += [DrafterPolicy.for_records(records, num_draft_tokens, *config) for config in configs]
+            known = recipes_for(records, recipes)
+            pack = NO_PACK if known is None else recipes
+            for setting in settings:
+                named = config_of(setting), setting_name(setting, pack)
+                policies.append(DrafterPolicy.for_records(records, num_draft_tokens, *named, known))
         elif name == "static_text":
             policies.append(StaticText(ends_line=_ends_line(records)))
+        elif name in RECIPE_POLICIES:
+            known = recipes_for(records, recipes)
+            if known is None:
+                raise ValueError(
+                    f"policy {name!r}: drafts from recipes, and there are none: {_why_none(recipes)}"
+                )
+            policies.append(RECIPE_POLICIES[name](known))
         elif name in factories:
             policies.append(factories[name]())
         else:
             raise ValueError(f"policy: expected one of {', '.join(policy_names())}, found {name!r}")
     return policies
+
+
+def _why_none(pack: str) -> str:
+    return "they are off" if pack == NO_PACK else "the records do not all name the same tokenizer"
 
 
 def config_of(setting: Mapping[str, Any]) -> DrafterConfig:
@@ -103,8 +130,7 @@ def config_of(setting: Mapping[str, Any]) -> DrafterConfig:
 
 def _ends_line(records: Sequence[Record]) -> Callable[[int], bool] | None:
     """Whether a token ends a line, if one tokenizer holds for all `records`, else None."""
-    names = {record.tokenizer for record in records}
-    name = names.pop() if len(names) == 1 else None
+    name = tokenizer_of(records)
     if name is None:
         return None
     ids = {token for record in records for text in (record.prediction, record.output) for token in text}

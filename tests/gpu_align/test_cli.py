@@ -45,7 +45,8 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "o.json").read_text())
     assert found["num_draft_tokens"] == 64
-    assert list(found["policies"]) == ["gpu_align", *POLICIES]
+    assert list(found["policies"]) == ["gpu_align recipes=off", *POLICIES]
+    assert result.stderr.count("gpu_align runs without recipes") == 1
     for name, policy in found["policies"].items():
         assert policy["output_tokens"] == 63
         assert [pair["id"] for pair in policy["pairs"]] == ["a", "b"]
@@ -57,17 +58,21 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
 
 def test_settings_of_our_drafter(pairs: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
-    options = ["--policy", "gpu_align", "--json", out]
+    options = ["--policy", "gpu_align", "--json", out, "--recipes", "off"]
     chosen = ["--length-factor", 1, "--length-factor", 4, "--min-survival", 0.5]
     assert run("simulate", pairs, *options, *chosen).exit_code == 0
     assert list(json.loads(out.read_text())["policies"]) == [
-        "gpu_align length_factor=1 min_survival=0.5",
-        "gpu_align length_factor=4 min_survival=0.5",
+        "gpu_align length_factor=1 min_survival=0.5 recipes=off",
+        "gpu_align length_factor=4 min_survival=0.5 recipes=off",
     ]
     assert run("simulate", pairs, *options, "--sweep").exit_code == 0
     names = list(json.loads(out.read_text())["policies"])
-    assert names == [setting_name(setting) for setting in ({}, *SWEEP)]
-    for option, value in (("--length-factor", -1), ("--min-survival", 1.5)):
+    assert names == [setting_name(setting, "off") for setting in ({}, *SWEEP)]
+    for option, value in (
+        ("--length-factor", -1),
+        ("--min-survival", 1.5),
+        ("--min-survival-recipe", 2),
+    ):
         refused = run("simulate", pairs, *options, option, value)
         assert refused.exit_code == 2
         assert f"{option}: expected" in refused.stderr

@@ -45,8 +45,8 @@ RECORDS = [
 @pytest.mark.parametrize("prefill", [False, True])
 def test_a_batch_counts_what_single_replays_count(batch_size: int, prefill: bool) -> None:
     [alone] = simulate(RECORDS, make_policies(["gpu_align"], RECORDS, 16), 16, prefill)
-    together = replay_batched(RECORDS, 16, draft_in_prefill=prefill, batch_size=batch_size)
-    assert together.name == alone.name
+    together = replay_batched(RECORDS, 16, draft_in_prefill=prefill, name=alone.name, batch_size=batch_size)
+    assert together.name == alone.name == "gpu_align recipes=off"
     for a, b in zip(alone.pairs, together.pairs, strict=True):
         assert (a.id, a.steps, a.accepted, a.rejected) == (b.id, b.steps, b.accepted, b.rejected)
         assert a.rejected_from == b.rejected_from
@@ -59,7 +59,11 @@ def test_a_batch_counts_what_single_replays_count(batch_size: int, prefill: bool
 def test_settings_reach_the_drafter() -> None:
     few, many = {"length_factor": 0, "min_survival": 0.9}, {"length_factor": 64, "min_survival": 0.0}
     policies = make_policies(["gpu_align", "cursor"], RECORDS, 16, [few, many])
-    assert [policy.name for policy in policies] == [setting_name(few), setting_name(many), "cursor"]
+    assert [policy.name for policy in policies] == [
+        setting_name(few, "off"),
+        setting_name(many, "off"),
+        "cursor",
+    ]
     rejected = [result.rejected for result in simulate(RECORDS, policies, 16)]
     assert rejected[0] < rejected[1]
     assert setting_name({}) == "gpu_align"

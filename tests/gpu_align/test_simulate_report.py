@@ -172,10 +172,11 @@ def test_a_page_shows_every_record_once(tmp_path: Path) -> None:
     assert [origin for origin in Origin if html._LABELS[origin] in document] == [0, 1, 2, 4]
 
 
-def test_a_page_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ours", ["gpu_align", "gpu_align length_factor=1 recipes=off"])
+def test_a_page_stays_small(monkeypatch: pytest.MonkeyPatch, ours: str) -> None:
     monkeypatch.setattr(report, "MAX_PAGE_TOKENS", 3)
     records = [Record("a", [], [], [10, 11])]
-    results = [PolicyResult(name, [pair_result("a", [0, 0])]) for name in ("x", "y", "gpu_align")]
+    results = [PolicyResult(name, [pair_result("a", [0, 0])]) for name in ("x", "y", ours)]
     document = to_html(records, results, 4)
     assert len(Structure(document).blocks) == 1
     assert "Not shown, to keep the page small: x, y." in document

@@ -1,0 +1,127 @@
+"""``gpu-align recipes``: which files it learns from, what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from gpu_align import RecipePack
+from gpu_align.cli.app import app
+from gpu_align.cli.texts import find_texts
+
+TEXT = "alpha beta gamma delta\n"
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def files(folder: Path, **contents: bytes | str) -> Path:
+    """A folder with these files; ``__`` in a name is a slash and ``_`` a dot."""
+    for name, content in contents.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def read(places: list[Path], suffixes: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    return [(Path(source).name, text) for source, text in find_texts(places, suffixes).read(lambda *_: None)]
+
+
+def test_a_pack_of_ones_own(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        files(tmp_path / name, a_py=TEXT * 5, b_txt="epsilon zeta\n" * 5)
+    out = tmp_path / "own.json.gz"
+    places = tmp_path / "one", tmp_path / "two"
+    result = run("recipes", out, *places, "--suffix", ".py")
+    assert result.exit_code == 0, result.output
+    pack = RecipePack.load(out)
+    told = " ".join(result.stdout.split())
+    assert "read 2 files, 230 bytes, of 2 sources wrote" in told
+    assert f"{len(pack.words)} words, {len(pack.recipes)} recipes, {out.stat().st_size:,} bytes" in told
+    assert "skipped" not in told
+    assert (" beta",) in {recipe.context for recipe in pack.recipes}
+    assert " zeta" not in pack.words
+    assert pack.calibration == RecipePack.load().calibration
+    # Neither where the texts are nor when they were read.
+    assert (pack.made_by, str(tmp_path) in str(pack)) == ("gpu-align recipes", False)
+    before = out.read_bytes()
+    assert run("recipes", out, *reversed(places), "--suffix", ".py").exit_code == 0
+    assert out.read_bytes() == before
+
+
+def test_every_place_is_a_source(tmp_path: Path) -> None:
+    files(tmp_path, one__a_py="1", one__deep__b_py="2", two__a_py="3", c_txt="4")
+    places = [tmp_path / "one", tmp_path / "two", tmp_path / "c.txt"]
+    assert read(places) == [("one", "1"), ("one", "2"), ("two", "3"), ("c.txt", "4")]
+    # A suffix chooses among what is found, not among what is named.
+    assert read(places, ("b.py",)) == [("one", "2"), ("c.txt", "4")]
+    assert read([tmp_path / "two", tmp_path]) == [("two", "3"), (tmp_path.name, "4")] + [
+        (tmp_path.name, text) for text in "12"
+    ]
+
+
+def test_what_is_only_in_one_source_is_left_out_unless_there_is_one(tmp_path: Path) -> None:
+    files(tmp_path, one__a="left right\n" * 9, two__a=TEXT * 9)
+    out = tmp_path / "own.json.gz"
+    result = run("recipes", out, tmp_path / "one", tmp_path / "two")
+    assert result.exit_code == 2
+    assert "too little text" in result.stderr
+    assert not out.exists()
+    assert run("recipes", out, tmp_path).exit_code == 0
+    assert {" right", " beta"} <= set(RecipePack.load(out).words)
+
+
+def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
+    files(tmp_path / "a", x=TEXT * 5, y=TEXT * 5, z=b"\xff\xfe\x00", zero=b"a\0b", _hidden=TEXT, _git__x=TEXT)
+    os.symlink(tmp_path / "a" / "x", tmp_path / "a" / "link")
+    out = tmp_path / "own.json.gz"
+    result = run("recipes", out, tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.stdout.split())
+    assert "read 1 file, 115 bytes, of 1 source; 2 skipped: not UTF-8 text; 1 skipped: the same again" in told
+
+
+def test_line_ends_and_byte_order_marks(tmp_path: Path) -> None:
+    files(tmp_path, a=b"\xef\xbb\xbfone\r\ntwo\rthree\n")
+    assert read([tmp_path]) == [(tmp_path.name, "one\ntwo\nthree\n")]
+
+
+def test_a_file_that_is_gone_is_counted(tmp_path: Path) -> None:
+    texts = find_texts([files(tmp_path, a="1", b="2")])
+    (tmp_path / "a").unlink()
+    told: list[tuple[str, int]] = []
+    assert [text for _, text in texts.read(lambda *one: told.append(one))] == ["2"]
+    assert (texts.num_read, texts.num_unreadable) == (1, 1)
+    assert told == [(tmp_path.name, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{tmp}/own.json.gz", "{tmp}/nowhere"], "nowhere: no such file or folder"),
+        (["{tmp}/own.json.gz", "{tmp}/empty"], "expected texts to learn from, found none"),
+        (["{tmp}/own.json.gz", "{tmp}/text", "--suffix", ".rs"], "expected texts to learn from, found none"),
+        (["{tmp}/own.json.gz", "{tmp}/short"], "too little text"),
+        (["{tmp}/text/a.py", "{tmp}/text"], "expected a name that ends in .json.gz"),
+        (["{tmp}/no/folder/own.json.gz", "{tmp}/text"], "does not exist"),
+        (["{tmp}/old.json.gz", "{tmp}/old.json.gz"], "is also the input"),
+    ],
+)
+def test_bad_arguments_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    files(tmp_path, text__a_py=TEXT * 9, short__a="one\n", old_json_gz="kept")
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    result = run("recipes", *(argument.format(tmp=tmp_path) for argument in arguments))
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "old.json.gz").read_text() == "kept"

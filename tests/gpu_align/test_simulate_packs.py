@@ -1,0 +1,162 @@
+"""Recipe packs in the simulator: which one, for which records, and what the results are then called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mistral_common")
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from gpu_align import RecipePack, Recipes
+from gpu_align.cli.app import app
+from gpu_align.html import Origin
+from gpu_align.simulate import (
+    Record,
+    load_tokenizer,
+    make_policies,
+    packs,
+    recipes_for,
+    replay,
+    runnable_policy_names,
+    simulate,
+    tokenizer_of,
+)
+from gpu_align.simulate.drafter_policy import replay_batched, sizes_for
+from tests.gpu_align.test_simulate_records import lines
+
+TEXT = "alpha beta gamma delta\n"
+UNKNOWN = [Record("a", [], [], [5, 6, 7])]
+
+
+def encoded(text: str, identifier: str = "a") -> Record:
+    return Record(identifier, [], [], load_tokenizer("tekken").encode(text), "tekken")
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> None:
+    packs._tokenized.cache_clear()
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """Of a made-up language, so that nothing else knows it."""
+    path = tmp_path / "own.json.gz"
+    RecipePack.learn([("one", TEXT * 20)]).save(path)
+    return path
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_one_tokenizer_or_none() -> None:
+    known = encoded("x")
+    assert tokenizer_of([known, known]) == "tekken"
+    assert tokenizer_of([known, *UNKNOWN]) is None
+    assert tokenizer_of([]) is None
+    assert recipes_for(UNKNOWN) is None
+    assert recipes_for([known], "off") is None
+
+
+def test_a_pack_is_tokenized_once_for_a_tokenizer(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = RecipePack.tokenize
+    monkeypatch.setattr(RecipePack, "tokenize", lambda *args: calls.append(1) or real(*args))
+    found = [recipes_for([encoded(text)], str(pack)) for text in ("x", "y", "z")]
+    assert isinstance(found[0], Recipes)
+    assert all(recipes is found[0] for recipes in found)
+    assert len(calls) == 1
+
+
+def test_recipes_draft_and_the_name_says_which(pack: Path) -> None:
+    records = [encoded(TEXT)]
+    for setting, expected in (
+        ({}, f"gpu_align recipes={pack}"),
+        ({"length_factor": 1}, f"gpu_align length_factor=1 recipes={pack}"),
+    ):
+        [policy] = make_policies(["gpu_align"], records, 8, [setting], str(pack))
+        [result] = simulate(records, [policy], 8)
+        assert result.name == expected
+        assert Origin.RECIPE in result.pairs[0].origins
+    [off] = simulate(records, make_policies(["gpu_align"], records, 8, recipes="off"), 8)
+    assert off.name == "gpu_align recipes=off"
+    assert Origin.RECIPE not in off.pairs[0].origins
+    assert off.steps > result.steps
+
+
+def test_the_setting_for_recipes_reaches_the_drafter(pack: Path) -> None:
+    record = encoded(TEXT)
+    settings = [{"min_survival_recipe": p} for p in (0.2, 1.0)]
+    policies = make_policies(["gpu_align"], [record], 8, settings, str(pack))
+    often, never = (replay(policy, record, 8) for policy in policies)
+    assert Origin.RECIPE in often.origins
+    assert Origin.RECIPE not in never.origins
+
+
+def test_the_shipped_pack_is_the_default() -> None:
+    record = encoded("def __init__(self) -> None:\n        return None\n")
+    [ours, alone] = make_policies(["gpu_align", "recipe_pack"], [record], 8)
+    assert (ours.name, alone.name) == ("gpu_align", "recipe_pack")
+    assert Origin.RECIPE in replay(ours, record, 8).origins
+    assert replay(alone, record, 8).accepted > 0
+
+
+def test_a_draft_does_not_depend_on_the_other_records(pack: Path) -> None:
+    """A draft ends before an id that is out of the vocabulary, which therefore holds all of the recipes."""
+    recipes = recipes_for([encoded("x")], str(pack))
+    assert recipes is not None
+    short, long = encoded(TEXT.split()[0], "short"), encoded(TEXT * 3, "long")
+    assert sizes_for([short], recipes).vocab_size > recipes.token_ids.max()
+    alone = replay_batched([short], 8, recipes=recipes).pairs[0]
+    both = replay_batched([long, short], 8, recipes=recipes).pairs[1]
+    assert (alone.steps, alone.accepted, alone.rejected) == (both.steps, both.accepted, both.rejected)
+
+
+def test_what_needs_recipes_says_what_is_missing() -> None:
+    assert "recipe_pack" not in runnable_policy_names()
+    assert "recipe_pack" in runnable_policy_names(with_recipes=True)
+    with pytest.raises(ValueError, match=r"recipe_pack.*do not all name the same tokenizer"):
+        make_policies(["recipe_pack"], UNKNOWN, 8)
+    with pytest.raises(ValueError, match=r"recipe_pack.*they are off"):
+        make_policies(["recipe_pack"], [encoded("x")], 8, recipes="off")
+
+
+def test_the_command_line_takes_a_pack(pack: Path, tmp_path: Path) -> None:
+    pairs, out = tmp_path / "p.jsonl", tmp_path / "o.json"
+    pairs.write_bytes(lines({"id": "a", "prediction_text": "", "output_text": TEXT}))
+    options = [pairs, "--tokenizer", "tekken", "--json", out]
+    result = run("simulate", *options, "--recipes", pack)
+    assert result.exit_code == 0, result.output
+    assert "without recipes" not in result.stderr
+    names = list(json.loads(out.read_text())["policies"])
+    assert names[0] == f"gpu_align recipes={pack}"
+    assert "recipe_pack" in names
+    result = run("simulate", *options, "--recipes", "off")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    names = list(json.loads(out.read_text())["policies"])
+    assert names[0] == "gpu_align recipes=off"
+    assert "recipe_pack" not in names
+
+
+def test_bad_packs_are_one_line(tmp_path: Path) -> None:
+    pairs, bad = tmp_path / "p.jsonl", tmp_path / "bad.json.gz"
+    pairs.write_bytes(lines({"id": "a", "prediction": [1], "output": [2]}))
+    bad.write_text("no pack")
+    known = ["--tokenizer", "tekken", "--policy", "gpu_align"]
+    for options, message in (
+        ([*known, "--recipes", bad], "expected gzipped JSON"),
+        ([*known, "--recipes", tmp_path / "nowhere"], "No such file"),
+        (["--recipes", bad], "do not all name one tokenizer"),
+        (["--policy", "recipe_pack"], "'recipe_pack': drafts from recipes"),
+        ([*known[:2], "--policy", "recipe_pack", "--recipes", "off"], "they are off"),
+    ):
+        result = run("simulate", pairs, *options)
+        assert result.exit_code == 2, result.output
+        assert message in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
