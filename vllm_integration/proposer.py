@@ -21,6 +21,7 @@ from vllm_integration import compat, plugin, rejection, usage_seams
 from vllm_integration.debug_log import DebugLog, tokenizer_of
 from vllm_integration.draft_counts import Proposed, Report, attach, when_it_leaves
 from vllm_integration.predictions import accept_prediction, found_no_room, take_refusals
+from vllm_integration.recipes import load_recipes
 from vllm_integration.requests import Proposal, RequestState, stop_rule
 from vllm_integration.settings import Settings
 from vllm_integration.slots import SlotTable
@@ -30,7 +31,7 @@ logger = logging.getLogger("vllm.gpu_align")
 
 
 class PredictedOutputs:
-    """Drafts from each request's prediction and its own context; made by vLLM, once a worker.
+    """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
 
     vllm_config: the engine's configuration. Read: `num_speculative_tokens` (K), `max_num_seqs` (slots),
         `max_model_len`, the vocabulary size.
@@ -60,6 +61,7 @@ class PredictedOutputs:
         self._scheduled: dict[str, list[int]] = {}
         self._proposed: list[tuple[str, Proposed]] = []
         self._log = self._open_log(vllm_config)
+        self.recipes = load_recipes(self.settings, vllm_config)
         self.drafter = make_drafter(self, max_slots)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +131,11 @@ class PredictedOutputs:
         if prediction is None and not self.settings.draft_without_prediction:
             return
         self.requests[req_id] = RequestState(
-            req_id, prediction, stop_rule(sampling_params), keep_steps=self._log is not None
+            req_id,
+            prediction,
+            stop_rule(sampling_params),
+            keep_steps=self._log is not None,
+            recipes=self.recipes,
         )
 
     def _finish(self, req_id: str) -> None:
@@ -272,6 +278,7 @@ def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
         num_draft_tokens=proposer.num_draft_tokens,
         vocab_size=proposer.vocab_size,
         device="cpu",
+        recipes=proposer.recipes,
         max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_align import Recipes
 from gpu_align.explain import Explainer, Explanation
 from vllm_integration import wire
 from vllm_integration.debug_log import StepRecord
@@ -30,6 +31,7 @@ class RequestState:
     prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
     ended: it has met a stop token or `max_tokens`; nothing more is proposed.
     tokens: prompt and output, of requests whose steps are kept.
+    recipes: of the drafter, to explain its drafts by.
     """
 
     req_id: str
@@ -43,6 +45,7 @@ class RequestState:
     usage: RequestUsage = field(default_factory=RequestUsage)
     steps: list[StepRecord] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    recipes: Recipes | None = None
     _explainer: Explainer | None = None
     _explanation: Explanation | None = None
 
@@ -54,7 +57,11 @@ class RequestState:
             self.tokens = tokens()
             prediction = [] if self.prediction is None else self.prediction.tolist()
             self._explainer = Explainer(
-                prediction, self.prompt_len, num_draft_tokens, max_context_len=max_context_len
+                prediction,
+                self.prompt_len,
+                num_draft_tokens,
+                recipes=self.recipes,
+                max_context_len=max_context_len,
             )
 
     def settle(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:

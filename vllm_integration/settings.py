@@ -16,6 +16,9 @@ FILL_TOKENS = 128
 #: predictions cost no batch more than 1 %: `benchmarks.serving_model` checks it.
 SURE, SURE_LATE = 0.9, 0.92
 
+#: Values of `GPU_ALIGN_RECIPES` that are no paths: the pack that comes with the library, and none.
+SHIPPED_RECIPES, NO_RECIPES = "base", "off"
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
@@ -33,6 +36,7 @@ class Settings:
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
     | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
     | `GPU_ALIGN_SURE` | 0.9, 0.92 where told late | drafts as likely as that are verified in any batch, V2 |
+    | `GPU_ALIGN_RECIPES` | base | a pack to draft from: `base` is the library's own, `off` none, else a file |
     | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
     | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |
     | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
@@ -58,6 +62,7 @@ class Settings:
     fill_tokens: int = FILL_TOKENS
     sure: float | None = None
     arena_tokens: int | None = None
+    recipes: str = SHIPPED_RECIPES
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -82,6 +87,7 @@ class Settings:
             max_body_bytes=_count(env, "GPU_ALIGN_MAX_BODY_BYTES", "bytes") or cls.max_body_bytes,
             fill_tokens=cls.fill_tokens if fill is None else fill,
             sure=_share(env, "GPU_ALIGN_SURE"),
+            recipes=_pack(env, "GPU_ALIGN_RECIPES"),
         )
 
     def prediction_capacity(self, max_model_len: int) -> int:
@@ -126,3 +132,11 @@ def _share(env: Mapping[str, str], name: str) -> float | None:
     if not 0 <= share <= 1:  # not a number fails here too
         raise ValueError(f"{name}: expected a number from 0 to 1, got {env[name]!r}")
     return share
+
+
+def _pack(env: Mapping[str, str], name: str) -> str:
+    """Any other value is a path; whether a pack is there shows when it is read."""
+    value = env.get(name, "").strip()
+    if not value or value.lower() == SHIPPED_RECIPES:
+        return SHIPPED_RECIPES
+    return NO_RECIPES if value.lower() in _FALSE else value

@@ -21,6 +21,7 @@ from gpu_align import Drafter
 from vllm_integration import adaptive, compat, plugin
 from vllm_integration.draft_counts import DraftCounts, when_it_leaves
 from vllm_integration.predictions import accept_prediction, found_no_room, take_refusals
+from vllm_integration.recipes import load_recipes
 from vllm_integration.settings import Settings
 from vllm_integration.step_log import open_step_log
 
@@ -28,14 +29,15 @@ logger = logging.getLogger("vllm.gpu_align")
 
 
 class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM is not typed for us
-    """Drafts from each request's prediction and its own context; made once a worker, on the last PP rank.
+    """Drafts from each request's prediction, its own context and recipes; made once a worker, on the last PP rank.
 
     vllm_config: the engine's configuration. device: where the engine's tensors are.
     req_states: the runner's table of requests. Read each step, as they are on the device:
         `all_token_ids.gpu` [max_num_reqs, max_model_len] int32, `total_len.gpu` [max_num_reqs] int32.
 
     Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's
-    index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`.
+    index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
+    recipes about 150 bytes each.
     Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
     """
 
@@ -50,6 +52,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.vocab_size = int(vllm_config.model_config.get_vocab_size())
         max_slots, max_context_len = _make_dense(req_states, device)
         self.capacity = self.settings.prediction_capacity(max_context_len)
+        recipes = load_recipes(self.settings, vllm_config)
         self.drafter = Drafter(
             max_slots=max_slots,
             max_context_len=max_context_len,
@@ -57,6 +60,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             num_draft_tokens=self.num_draft_tokens,
             vocab_size=self.vocab_size,
             device=device,
+            recipes=recipes,
             backend="triton",
             max_prediction_tokens=self.settings.prediction_room(max_slots, self.capacity),
         )
@@ -68,7 +72,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.draft_token_confidence_probs = torch.zeros(
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
-        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
+        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config, recipes)
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from gpu_align import Recipes
 from vllm_integration import wire
 from vllm_integration.debug_log import DebugLog, Decode, tokenizer_of
 from vllm_integration.requests import Proposal, RequestState, stop_rule
@@ -15,14 +16,21 @@ from vllm_integration.usage import SOURCES
 class StepLog:
     """Follows each request that is drafted for, and writes its file when it finishes.
 
-    directory: of the files. num_draft_tokens: K. decode: token ids → text.
+    directory: of the files. num_draft_tokens: K. decode: token ids → text. recipes: of the drafter.
 
     One step: `settle` accounts for what was sampled, then `proposed` keeps what is drafted for the next.
     Both wait for the device.
     """
 
-    def __init__(self, directory: str, num_draft_tokens: int, decode: Decode | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        num_draft_tokens: int,
+        decode: Decode | None = None,
+        recipes: Recipes | None = None,
+    ) -> None:
         self._files = DebugLog(directory, decode)
+        self._recipes = recipes
         self._num_draft_tokens = num_draft_tokens
         self._requests: dict[str, RequestState] = {}
 
@@ -32,7 +40,9 @@ class StepLog:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
         state = self._requests.get(req_id)
         if state is None:
-            state = RequestState(req_id, prediction, stop_rule(sampling_params), keep_steps=True)
+            state = RequestState(
+                req_id, prediction, stop_rule(sampling_params), keep_steps=True, recipes=self._recipes
+            )
             self._requests[req_id] = state
         state.prompt_len = prompt_len
         state.proposal = Proposal()
@@ -90,9 +100,11 @@ def _row(token_ids: Any, row: int, end: int) -> list[int]:
     return tokens
 
 
-def open_step_log(directory: str | None, num_draft_tokens: int, vllm_config: Any) -> StepLog | None:
+def open_step_log(
+    directory: str | None, num_draft_tokens: int, vllm_config: Any, recipes: Recipes | None = None
+) -> StepLog | None:
     """A log where one is asked for. Tensor-parallel ranks draft the same; one of them writes."""
     parallel = vllm_config.parallel_config
     if directory is None or int(parallel.rank) % int(parallel.tensor_parallel_size):
         return None
-    return StepLog(directory, num_draft_tokens, tokenizer_of(vllm_config.model_config))
+    return StepLog(directory, num_draft_tokens, tokenizer_of(vllm_config.model_config), recipes)

@@ -6,23 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from v2_harness import Request, V2Engine, edited, prompt_of
+import yaml
+from v2_harness import Request, Spoken, V2Engine, edited
 
 pytestmark = pytest.mark.vllm
 
 
 def test_both_ranks_draft_the_same_and_one_writes_the_log(
-    tiny_model: Path, tmp_path: Path, greedy: Callable[[list[int], int], list[int]]
+    spoken: Spoken, tmp_path: Path, greedy: Callable[[list[int], int], list[int]]
 ) -> None:
-    n = 20
-    prompts = [prompt_of(seed) for seed in range(4)]
+    n, prompts = 20, spoken.prompts
     outputs = [greedy(prompt, n) for prompt in prompts]
     predictions = (None, outputs[1], edited(outputs[2], 2), outputs[3][::-1])
     with V2Engine(
-        tiny_model,
+        spoken.model,
         tmp_path,
         num_draft_tokens=4,
-        environment={"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"},
+        environment={"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", "GPU_ALIGN_RECIPES": str(spoken.pack)},
         step_log=True,
         record_drafts=True,
         tensor_parallel_size=2,
@@ -37,4 +37,7 @@ def test_both_ranks_draft_the_same_and_one_writes_the_log(
     first, second = ((tmp_path / f"rank-{rank}").read_text() for rank in (0, 1))
     assert first == second
     assert len(first.splitlines()) >= n // 5
-    assert len(list((tmp_path / "steps").iterdir())) == 3  # a file a prediction, not two
+    logs = [yaml.safe_load(path.read_text()) for path in (tmp_path / "steps").iterdir()]
+    assert len(logs) == 3  # a file a prediction, not two
+    assert any("recipe" in log["usage"]["by_source"] for log in logs)
+    assert engine.warnings() == []

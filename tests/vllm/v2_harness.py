@@ -87,6 +87,19 @@ class Run:
         return sum(1 for _, _, sampled in self.of(index) if sampled) - 1
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """The tiny model with a tokenizer that cuts texts at words, and a recipe pack learned from what it writes.
+
+    prompts: after each, the pack knows the model's greedy output of `num_tokens`.
+    """
+
+    model: Path
+    pack: Path
+    prompts: list[list[int]]
+    num_tokens: int
+
+
 class V2Engine:
     """A running `engine_process`; use as a context manager.
 

@@ -14,9 +14,9 @@ from vllm_integration import collector, metrics, response_usage, wire
 from vllm_integration.accounts import HEADER, Accounts, Message, Verified, decode, encode
 from vllm_integration.draft_counts import Proposed, Report
 from vllm_integration.settings import Settings
-from vllm_integration.usage import RequestUsage
+from vllm_integration.usage import RequestUsage, SourceCount
 
-PREDICTION, CONTEXT = 1, 2
+PREDICTION, CONTEXT, RECIPE = 1, 2, 3
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -249,6 +249,29 @@ def test_choices_of_one_request_are_added_up(front: FrontEnd) -> None:
     assert (usage.steps, usage.output_tokens, usage.of("context").accepted) == (3, 12, 4)
     assert collector.collector.take("tag") is None
     assert not collector.collector.requests
+
+
+@pytest.mark.parametrize(("source", "name"), [(CONTEXT, "context"), (RECIPE, "recipe")])
+def test_drafts_that_are_not_of_the_prediction_are_counted_under_their_source(
+    front: FrontEnd, engine: Engine, settings: Any, source: int, name: str
+) -> None:
+    """From what the worker reports to what the response shows: neither accepted nor rejected of the prediction,
+    never billed, and no realignment."""
+    settings(bill_rejected=True, usage_details=True)
+    front.start("a", "tag")
+    for position, drafts, kind in ((11, 4, PREDICTION), (12, 6, source), (17, 4, PREDICTION)):
+        message = engine.step(drafts, 5 if kind == source else 1, report=drafted(position - 1, drafts, kind))
+        assert message is not None
+        front.output("a", *message.steps, tokens=5 if kind == source else 1)
+    usage = collector.collector.tags["tag"].usage
+    assert prediction_of(usage) == (0, 8)
+    assert usage.by_source[name] == SourceCount(drafted=6, accepted=4)
+    shown = models().UsageInfo(prompt_tokens=10, completion_tokens=7, total_tokens=17)
+    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    details = shown.model_dump()["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (0, 8)
+    assert details["gpu_align"]["by_source"][name] == {"drafted": 6, "accepted": 4}
+    assert (shown.completion_tokens, shown.total_tokens) == (7 + 8, 17 + 8)
 
 
 def test_tokens_after_a_stop_string_are_not_accepted(front: FrontEnd) -> None:

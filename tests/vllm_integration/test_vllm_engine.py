@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from vllm_harness import MAX_MODEL_LEN, K, OfflineEngine
 
+from gpu_align import Recipes
 from vllm_integration import compat, wire
+from vllm_integration.proposer import make_drafter
 
 pytestmark = pytest.mark.vllm
 
@@ -97,6 +99,42 @@ def test_a_request_without_prediction_is_untouched(engine: OfflineEngine, greedy
     assert sum(plain in step for step in steps) == 40  # one token a step
     assert all(step.get(plain, 0) == 0 for step in steps)
     assert any(count == K for step in steps for count in step.values())
+
+
+def test_recipes_change_steps_and_no_token(
+    engine: OfflineEngine, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recipes that know the outputs but for every third token, with predictions that are of no use."""
+    n = 60
+    prompts = [prompt_of(seed) for seed in (23, 24, 25)]
+    outputs = [greedy(prompt, n) for prompt in prompts]
+    predictions = [[7] * 20, outputs[1][::-1], None]
+    params = [engine.params(prediction, max_tokens=n) for prediction in predictions]
+    without = engine.generate(prompts, params)
+
+    known: dict[tuple[int, ...], list[int]] = {}
+    for tokens in (prompt + output for prompt, output in zip(prompts, outputs, strict=True)):
+        for end in range(20, len(tokens) - 4):
+            after = [tokens[i] if i % 3 else 5 for i in range(end, end + 4)]
+            known[tuple(tokens[end - 8 : end])] = after
+    recipes = Recipes.from_lists((context, after, (0.9, 0.85, 0.8, 0.75)) for context, after in known.items())
+    monkeypatch.setattr(engine.proposer, "recipes", recipes)
+    monkeypatch.setattr(engine.proposer, "drafter", make_drafter(engine.proposer, max_slots=8))
+    with engine.trace() as steps:
+        answers = engine.generate(prompts, params)
+
+    assert [answer.token_ids for answer in without] == outputs
+    assert [answer.token_ids for answer in answers] == outputs
+    for before, after in zip(without[:2], answers[:2], strict=True):
+        assert "recipe" not in before.log["usage"]["by_source"]
+        count = after.log["usage"]["by_source"]["recipe"]
+        assert 0 < count["accepted"] < count["drafted"]
+        for step in after.log["steps"]:
+            if step["proposed"]:
+                assert step["candidate"]["source"] == step["source"]
+    assert answers[2].log is None
+    plain = max((req_id for step in steps for req_id in step), key=lambda r: int(r.split("-")[0]))
+    assert [step[plain] for step in steps if plain in step] == [0] * n  # one token a step, as ever
 
 
 def test_text_is_tokenised_and_the_callers_params_are_kept(engine: OfflineEngine, greedy: Greedy) -> None:

@@ -114,6 +114,23 @@ def test_settings_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "pack"),
+    [
+        (None, "base"),
+        (" ", "base"),
+        ("Base", "base"),
+        ("OFF", "off"),
+        ("0", "off"),
+        ("no", "off"),
+        (" /packs/Mine.json.gz ", "/packs/Mine.json.gz"),
+        ("./off", "./off"),
+    ],
+)
+def test_recipes_are_a_name_or_a_path(value: str | None, pack: str) -> None:
+    assert Settings.from_env({} if value is None else {"GPU_ALIGN_RECIPES": value}).recipes == pack
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("GPU_ALIGN_STRICT", "maybe"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Drafter
+from gpu_align import Drafter, Recipes
 from vllm_integration import compat, wire
 from vllm_integration.draft_counts import received
 
@@ -35,7 +35,7 @@ class DenseTensor:
 
 @pytest.fixture
 def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`make(rank, ranks)`: a speculator over a table of 4 rows, as the runner of that rank would make it."""
+    """`make(rank, ranks, recipes)`: a speculator over a table of 4 rows, as that rank's runner would make it."""
     from vllm_integration import speculator as module
 
     if DEVICE.type == "cpu":  # vLLM's wants pinned memory, which only the engine's own start-up does without
@@ -44,7 +44,8 @@ def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     for name in ("GPU_ALIGN_STRICT", "GPU_ALIGN_DEBUG_DIR"):
         monkeypatch.delenv(name, raising=False)
 
-    def make(rank: int = 0, ranks: int = 1) -> Any:
+    def make(rank: int = 0, ranks: int = 1, recipes: Recipes | None = None) -> Any:
+        monkeypatch.setattr(module, "load_recipes", lambda *_: recipes)
         states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
             total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),
@@ -168,6 +169,32 @@ def test_a_batch_without_predictions_launches_nothing(speculator: Any) -> None:
     drafts = propose(speculator, [1, 3])
     drafts[:, 2:] = -1  # as the runner does when fewer drafts are scheduled
     assert propose(speculator, [1, 3]).tolist() == [[0] * K] * 2
+
+
+def test_recipes_draft_for_requests_that_are_drafted_for_and_for_no_others(
+    make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculator = make_speculator(recipes=Recipes.from_lists([([101], [7, 8], [0.9, 0.8])]))
+    for row in range(3):
+        write(speculator, row, [40 + row, 100, 101])
+        speculator.add_request(f"r{row}", row, 1, params_of([[500, 501], None, [102, 103]][row]))
+    drafts = propose(speculator, [2, 1, 0])
+    step = speculator.counts.start()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    speculator.counts.attach(output := SimpleNamespace(), step)
+    reported = {req_id: (p.length, p.source, p.position) for req_id, p in received(output).proposed}
+    assert reported["r0"] == (2, 3, 3)
+    assert reported["r1"] == (0, 0, 3)
+    assert drafts[2].tolist() == [7, 8, 101, 101]  # padded with the last token
+    confidence = speculator.draft_token_confidence_probs
+    assert confidence[2].tolist() == pytest.approx([0.9, 0.8 / 0.9, 0, 0], abs=1e-3)
+    assert confidence[1].tolist() == [0] * K
+    # In a batch in which nobody has a prediction nothing is launched.
+    for row in (0, 2):
+        speculator.remove_slot(row)
+    monkeypatch.setattr(speculator.drafter, "propose", lambda *_: pytest.fail("launched"))
+    assert propose(speculator, [0, 1, 2]).tolist() == [[0] * K] * 3
 
 
 def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None:

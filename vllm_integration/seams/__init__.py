@@ -6,7 +6,7 @@ A seam is a name vLLM does not promise to keep. `compat` looks them up in the in
 
 from __future__ import annotations
 
-from vllm_integration.seams import drafting_v1, drafting_v2, engine, serving, usage
+from vllm_integration.seams import drafting_v1, drafting_v2, engine, recipes, serving, usage
 from vllm_integration.seams.seam import (
     APP_MODULE,
     BATCH_MODULE,
@@ -48,4 +48,5 @@ SEAMS: tuple[Seam, ...] = (
     *engine.SEAMS,
     *serving.SEAMS,
     *usage.SEAMS,
+    *recipes.SEAMS,
 )

@@ -22,6 +22,7 @@ Group = Literal[
     "adaptive",
     "usage",
     "usage_v1",
+    "recipes",
 ]
 
 
@@ -93,4 +94,5 @@ ADAPTIVE_MODULE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
 SELECTOR_MODULE = "vllm.v1.attention.selector"
 ENGINE_MODULE = "vllm.v1.engine"
 OUTPUTS_MODULE = "vllm.v1.engine.output_processor"
+PARALLEL_MODULE = "vllm.distributed.parallel_state"
 PROTOCOL_MODULE = "vllm.entrypoints.serve.engine.protocol"

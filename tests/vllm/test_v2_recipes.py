@@ -1,0 +1,81 @@
+"""Recipes on the V2 runner, from the pack's file to the usage: fewer steps, the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from v2_harness import Request, Spoken, V2Engine
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def engine(spoken: Spoken, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2Engine]:
+    """K = 4, asynchronous scheduling, with a pack that knows what the model writes."""
+    with V2Engine(
+        spoken.model,
+        tmp_path_factory.mktemp("recipes"),
+        num_draft_tokens=4,
+        asynchronous=True,
+        delay_counts=1,
+        step_log=True,
+        environment={"GPU_ALIGN_RECIPES": str(spoken.pack), "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"},
+    ) as running:
+        yield running
+
+
+def test_recipes_change_steps_and_no_token(
+    engine: V2Engine, spoken: Spoken, greedy: Callable[[list[int], int], list[int]]
+) -> None:
+    n = spoken.num_tokens
+    outputs = [greedy(prompt, n) for prompt in spoken.prompts]
+    useless = [[7] * 12, outputs[1][::-1], None, list(range(300, 320))]
+    run = engine.run([Request(p, guess, n) for p, guess in zip(spoken.prompts, useless, strict=True)])
+    assert run.outputs == outputs
+    logs = {path.name.split("-")[0]: path for path in engine.steps.iterdir()}
+    assert sorted(logs) == ["0", "1", "3"]
+    for index, answer in enumerate(run.answers):
+        if useless[index] is None:  # a plain one-token step at a time, beside others that are drafted for
+            assert answer["usage"] is None
+            assert run.of(index)[1:] == [(1, 0, 1)] * (n - 1)
+            continue
+        count = answer["usage"]["by_source"]["recipe"]
+        assert 0 < count["accepted"] <= count["drafted"]
+        assert run.verification_steps(index) < n - 1
+        log = yaml.safe_load(logs[str(index)].read_text())
+        assert log["usage"]["by_source"] == answer["usage"]["by_source"]
+        assert [token for step in log["steps"] for token in step["new"]] == outputs[index]
+        for step in log["steps"]:
+            if step["proposed"]:
+                assert step["candidate"]["source"] == step["source"]
+    assert engine.warnings() == []
+
+
+def test_a_prediction_that_holds_is_still_the_best_source(
+    engine: V2Engine, spoken: Spoken, greedy: Callable[[list[int], int], list[int]]
+) -> None:
+    prompt, n = spoken.prompts[0], spoken.num_tokens
+    output = greedy(prompt, n)
+    run = engine.run([Request(prompt, output, n)])
+    assert run.outputs == [output]
+    by_source = run.answers[0]["usage"]["by_source"]
+    assert by_source == {"prediction": {"drafted": n - 5, "accepted": n - 5}}
+
+
+def test_a_pack_that_is_not_there_costs_one_warning(
+    spoken: Spoken, tmp_path: Path, greedy: Callable[[list[int], int], list[int]]
+) -> None:
+    gone = tmp_path / "gone.json.gz"
+    prompt = spoken.prompts[0]
+    with V2Engine(
+        spoken.model, tmp_path, num_draft_tokens=4, environment={"GPU_ALIGN_RECIPES": str(gone)}
+    ) as running:
+        run = running.run([Request(prompt, greedy(prompt, 8), 8)])
+        assert run.outputs == [greedy(prompt, 8)]
+        assert run.accepted > 0
+        [line] = running.warnings()
+        assert "gpu_align drafts without recipes" in line
+        assert str(gone) in line

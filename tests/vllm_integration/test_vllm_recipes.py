@@ -1,0 +1,386 @@
+"""Recipes in a worker: made with the model's tokenizer, or not at all; drafted from, explained, counted (V1)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from vllm_fakes import FakeEngine, config, sampling
+
+from gpu_align import RecipePack, Recipes
+from gpu_align.recipes import Recipe
+from vllm_integration import PredictedOutputParams, compat, plugin, proposer, recipes
+from vllm_integration.proposer import PredictedOutputs
+from vllm_integration.recipes import in_tokens, load_recipes
+from vllm_integration.settings import Settings
+
+TEXT = "def width(self): return self.width\n" * 4
+
+
+class WordTokenizer:
+    """Every text that it is asked for first is a token of its own, and each of its words is one."""
+
+    unk_token_id: int | None = None
+
+    def __init__(self) -> None:
+        from gpu_align.recipes.words import words_of
+
+        self._words_of = words_of
+        self.ids: dict[str, int] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        start = [0] if add_special_tokens else []
+        return start + [self.ids.setdefault(word, len(self.ids) + 1) for word in self._words_of(text)]
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.json.gz"
+    RecipePack.learn([("texts", TEXT)]).save(path)
+    return path
+
+
+@pytest.fixture
+def lines() -> Iterator[list[tuple[int, str]]]:
+    """The plugin's log lines, with their levels."""
+    found: list[tuple[int, str]] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: found.append((record.levelno, record.getMessage()))  # type: ignore[method-assign]
+    level = recipes.logger.level
+    recipes.logger.setLevel(logging.INFO)
+    recipes.logger.addHandler(handler)
+    yield found
+    recipes.logger.removeHandler(handler)
+    recipes.logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _not_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    monkeypatch.setattr(compat, "_off_reason", None)
+
+
+@pytest.fixture
+def tokenizer(monkeypatch: pytest.MonkeyPatch) -> WordTokenizer:
+    """What vLLM gives to those who ask for the model's tokenizer."""
+    given = WordTokenizer()
+    monkeypatch.setattr(
+        pytest.importorskip("vllm.tokenizers"), "cached_tokenizer_from_config", lambda _: given
+    )
+    monkeypatch.setattr(compat, "install", lambda group, wrappers: None)
+    return given
+
+
+def configuration(*, ranks: int = 1, context_ranks: int = 1, **model: Any) -> Any:
+    """As much of a `VllmConfig` as is read."""
+    model = {"skip_tokenizer_init": False, "get_vocab_size": lambda: 1000, **model}
+    return SimpleNamespace(
+        model_config=SimpleNamespace(**model),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=ranks, prefill_context_parallel_size=context_ranks
+        ),
+    )
+
+
+def the_warning(lines: list[tuple[int, str]]) -> str:
+    [(level, text)] = lines
+    assert level == logging.WARNING
+    assert text.startswith("gpu_align drafts without recipes (GPU_ALIGN_RECIPES=")
+    return text
+
+
+def test_a_pack_becomes_recipes_and_one_line_says_so(
+    pack: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]]
+) -> None:
+    made = load_recipes(Settings(recipes=str(pack)), configuration())
+    assert made is not None
+    assert len(made) > 3
+    assert 0 not in made.context  # no special tokens
+    after_def = made.context[:, 0] == tokenizer.ids["def"]
+    assert tokenizer.ids[" width"] in made.token_ids[after_def, 0]
+    [(level, text)] = lines
+    assert level == logging.INFO
+    assert f"{len(made)} recipes (GPU_ALIGN_RECIPES={pack}), made in 0." in text
+
+
+def test_off_is_off(monkeypatch: pytest.MonkeyPatch, lines: list[tuple[int, str]]) -> None:
+    monkeypatch.setattr(compat, "install", lambda *_: pytest.fail("nothing is to be looked up"))
+    assert load_recipes(Settings(recipes="off"), None) is None
+    assert not lines
+
+
+@pytest.mark.parametrize("content", [None, b"no pack", b""])
+def test_a_file_that_is_no_pack_is_named(
+    tmp_path: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]], content: bytes | None
+) -> None:
+    path = tmp_path / "pack"
+    if content is not None:
+        path.write_bytes(content)
+    assert load_recipes(Settings(recipes=str(path)), configuration()) is None
+    assert the_warning(lines).count(str(path)) == 2  # the setting's value, and what is wrong with the file
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (configuration(skip_tokenizer_init=True), "the engine has no tokenizer"),
+        (configuration(context_ranks=2), "not with prefill context parallelism"),
+        (configuration(get_vocab_size=lambda: 1), "does not know the words"),
+    ],
+)
+def test_an_engine_without_what_is_needed_says_so(
+    pack: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]], given: Any, reason: str
+) -> None:
+    assert load_recipes(Settings(recipes=str(pack)), given) is None
+    assert reason in the_warning(lines)
+
+
+def test_a_tokenizer_that_fails_costs_the_recipes_only(
+    pack: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: Any, **__: Any) -> list[int]:
+        raise KeyError("vocabulary")
+
+    monkeypatch.setattr(tokenizer, "encode", encode, raising=False)
+    assert load_recipes(Settings(recipes=str(pack)), configuration()) is None
+    assert the_warning(lines).endswith("KeyError: 'vocabulary'")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_missing_seam_costs_the_recipes_only(
+    pack: Path, lines: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    def install(group: str, wrappers: dict[str, Any]) -> None:
+        assert (group, wrappers) == ("recipes", {})
+        raise compat.SeamError("the tokenizer is missing")
+
+    monkeypatch.setattr(compat, "install", install)
+    if strict:
+        monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+        with pytest.raises(compat.SeamError):
+            load_recipes(Settings(recipes=str(pack)), configuration())
+        return
+    assert load_recipes(Settings(recipes=str(pack)), configuration()) is None
+    assert "the tokenizer is missing" in the_warning(lines)
+    assert compat.off_reason() is None
+
+
+def test_tokens_that_the_model_or_the_tokenizer_does_not_know_are_in_no_recipe() -> None:
+    pairs = [(" a", " b"), (" c", " d"), (" e", " f"), (" g", " h")]
+    told = [Recipe((before,), after, 9, 9) for before, after in pairs]
+    pack = RecipePack({word: 9 for pair in pairs for word in pair}, told)
+    tokenizer = WordTokenizer()
+    ids = {word: tokenizer.encode(word, add_special_tokens=False)[0] for pair in pairs for word in pair}
+
+    def kept(vocab_size: int) -> list[tuple[int, int]]:
+        made = in_tokens(pack, tokenizer, vocab_size)
+        return [
+            (int(before[0]), int(after[0]))
+            for before, after in zip(made.context, made.token_ids, strict=True)
+        ]
+
+    whole = [(ids[before], ids[after]) for before, after in pairs]
+    assert kept(1000) == kept(ids[" h"] + 1) == whole
+    assert kept(ids[" h"]) == whole[:3]
+    tokenizer.unk_token_id = ids[" c"]
+    assert kept(1000) == [whole[0], *whole[2:]]
+    tokenizer.unk_token_id = ids[" b"]
+    assert kept(ids[" g"]) == whole[1:3]
+
+
+class Group:
+    """As much of a `GroupCoordinator` as is used; what the first rank sends arrives read-only."""
+
+    sent: Any = None
+
+    def __init__(self, rank: int) -> None:
+        self.rank_in_group = rank
+
+    def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
+        assert src == 0
+        if self.rank_in_group == 0:
+            Group.sent = obj
+            if obj is not None:
+                for array in vars(obj).values():
+                    array.flags.writeable = False
+        return Group.sent
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_all_ranks_get_what_the_first_one_made(
+    pack: Path,
+    tokenizer: WordTokenizer,
+    lines: list[tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    there: bool,
+) -> None:
+    """Also where only the others could have made some: ranks that draft differently verify different tokens."""
+    parallel_state = pytest.importorskip("vllm.distributed.parallel_state")
+    path = pack if there else pack.with_name("gone")
+    made: list[Recipes | None] = []
+    for rank in range(3):
+        monkeypatch.setattr(parallel_state, "get_tp_group", lambda rank=rank: Group(rank))
+        made.append(load_recipes(Settings(recipes=str(path)), configuration(ranks=3)))
+        path = pack if rank else pack.with_name("gone")
+    assert len(lines) == 1
+    if not there:
+        assert made == [None] * 3
+        return
+    first = made[0]
+    assert first is not None
+    for other in made[1:]:
+        assert other is not None
+        for name, array in vars(other).items():
+            assert np.array_equal(array, getattr(first, name))
+            assert array.flags.writeable
+
+
+def model_of(directory: Path, **more: Any) -> Any:
+    """As much of a `ModelConfig` as vLLM reads to load a tokenizer."""
+    return {
+        "tokenizer": str(directory),
+        "runner_type": "generate",
+        "tokenizer_mode": "auto",
+        "tokenizer_revision": None,
+        "trust_remote_code": False,
+        "hf_config": None,
+        **more,
+    }
+
+
+def test_the_shipped_pack_with_a_tokenizer_of_transformers(
+    tmp_path: Path, lines: list[tuple[int, str]]
+) -> None:
+    pytest.importorskip("vllm")
+    from byte_llama import build
+
+    directory = build(tmp_path)
+    made = load_recipes(
+        Settings.from_env({}), configuration(**model_of(directory, get_vocab_size=lambda: 700))
+    )
+    assert made is not None
+    assert len(made) > 10_000
+    assert made.token_ids.max() < 700
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    told = {
+        tokenizer.decode([t for t in context[::-1] if t >= 0]): tokenizer.decode([t for t in after if t >= 0])
+        for context, after in zip(made.context.tolist(), made.token_ids.tolist(), strict=True)
+    }
+    assert told[" is not"].startswith(" None")
+    [(level, text)] = lines
+    assert level == logging.INFO
+    assert "GPU_ALIGN_RECIPES=base" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "vocab_size"),
+    [
+        ("tekken_240911.json", "tekken.json", 131_072),
+        ("mistral_instruct_tokenizer_240323.model.v3", "tokenizer.model.v3", 32_768),
+    ],
+)
+def test_tokenizers_of_mistral(
+    tmp_path: Path, pack: Path, lines: list[tuple[int, str]], data: str, name: str, vocab_size: int
+) -> None:
+    pytest.importorskip("vllm")
+    mistral_common = pytest.importorskip("mistral_common")
+    directory = tmp_path / "model"
+    directory.mkdir()
+    shutil.copy(Path(mistral_common.__file__).parent / "data" / data, directory / name)
+    given = model_of(directory, tokenizer_mode="mistral", get_vocab_size=lambda: vocab_size)
+    made = load_recipes(Settings(recipes=str(pack)), configuration(**given))
+    assert made is not None, lines
+    assert len(made) > 3
+    from vllm.tokenizers.mistral import MistralTokenizer
+
+    tokenizer = MistralTokenizer.from_pretrained(directory)
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    reached = 0
+    for context, after in zip(made.context.tolist(), made.token_ids.tolist(), strict=True):
+        context, after = ([token for token in row if token >= 0] for row in (context[::-1], after))
+        places = [i for i in range(len(tokens)) if tokens[: i + 1][-len(context) :] == context]
+        reached += any(tokens[i + 1 : i + 1 + len(after)] == after for i in places)
+    assert reached > len(made) // 2  # as the tokens of a text, and not only as those of single words
+
+
+# --- drafts from recipes on V1, as the proposer and the step log see them ---------------------------------
+
+
+@pytest.fixture
+def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipes | None], PredictedOutputs]:
+    """A proposer with the real drafter and these recipes."""
+    monkeypatch.setattr(plugin, "guarded_install", lambda group, wrappers: True)
+    monkeypatch.setattr(plugin, "register", lambda: None)
+
+    def make(given: Recipes | None) -> PredictedOutputs:
+        monkeypatch.setattr(proposer, "load_recipes", lambda settings, vllm_config: given)
+        return PredictedOutputs(config())
+
+    return make
+
+
+def serve(ours: PredictedOutputs, output: list[int], prediction: list[int] | None) -> list[int]:
+    """Write `output` to its end; a request without a prediction runs beside it. Sources of all reported drafts."""
+    engine = FakeEngine(ours)
+    extra = None if prediction is None else PredictedOutputParams(token_ids=prediction).to_extra_args()
+    engine.submit("r", [1, 2, 3], output, sampling(extra, max_tokens=len(output)))
+    engine.submit("plain", [1, 2, 3], output, sampling(max_tokens=len(output)))
+    sources = []
+    while len(engine.written["r"]) < len(output):
+        engine.step()
+        assert engine.drafts["plain"] == []
+        sources += [p.source for req_id, p in ours.take_report().proposed if p.length]
+    assert engine.written["r"] == output
+    engine.step(finished=("r",))
+    return sources
+
+
+def test_recipe_drafts_are_verified_counted_and_explained(
+    make_proposer: Callable[[Recipes | None], PredictedOutputs],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+    output = list(range(10, 30))
+    ours = make_proposer(
+        Recipes.from_lists(
+            [([10], [11, 12, 13], [0.9, 0.9, 0.9]), ([13, 14], [15, 99], [0.9, 0.8]), ([20], [50], [0.5])]
+        )
+    )
+    assert set(serve(ours, output, prediction=[70, 71, 72])) == {3}
+    log = yaml.safe_load((tmp_path / "r.yaml").read_text())
+    assert log["usage"]["by_source"] == {"recipe": {"drafted": 6, "accepted": 4}}
+    assert [t for step in log["steps"] for t in step["new"]] == output
+    drafted = [step for step in log["steps"] if step["proposed"]]
+    assert [(step["source"], step["proposed"], step["accepted"]) for step in drafted] == [
+        ("recipe", [11, 12, 13], 3),
+        ("recipe", [15, 99], 1),
+        ("recipe", [50], 0),
+    ]
+    for step in drafted:
+        assert step["candidate"]["source"] == "recipe"
+        assert "often go on like this" in step["candidate"]["why"]
+    assert [step["candidate"]["matched"] for step in drafted] == [1, 2, 1]
+
+
+def test_a_prediction_that_holds_is_drafted_from_all_the_same(
+    make_proposer: Callable[[Recipes | None], PredictedOutputs],
+) -> None:
+    output = list(range(10, 30))
+    unlikely = Recipes.from_lists([([t], [t + 1], [0.3]) for t in output])
+    assert set(serve(make_proposer(unlikely), output, prediction=output)) == {1}
+
+
+def test_without_recipes_there_are_no_drafts_from_them(
+    make_proposer: Callable[[Recipes | None], PredictedOutputs],
+) -> None:
+    assert 3 not in serve(make_proposer(None), list(range(10, 30)), prediction=[70, 71, 72])
