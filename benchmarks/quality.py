@@ -1,9 +1,9 @@
 """Draft quality, all of it: ``python -m benchmarks.quality``.
 
-Replays the test split of the corpus with every drafter at K = 64, 32 and 16, our own one all along its trade-off;
-then perfect, unrelated and slightly wrong predictions. Prints the tables and, row by row, what has to hold and
-whether it does; writes ``.cache/quality.json`` and the pictures of the documentation. Nothing of it is random or
-depends on time.
+Replays the test split of the corpus with every drafter at K = 64, 32 and 16, our own one all along its trade-off,
+with the recipes that it comes with; then perfect, unrelated and slightly wrong predictions. Prints the tables and,
+row by row, what has to hold and whether it does; writes ``.cache/quality.json`` and the pictures of the
+documentation. Nothing of it is random or depends on time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ from rich.table import Table
 from benchmarks import build_suffix_peer, corpus, quality_cases, quality_checks, quality_plot
 from benchmarks.quality_cases import Resumption
 from benchmarks.quality_checks import Check, K, of_kind
-from benchmarks.quality_runs import BOUNDS, Counts, Entry, Run, read_entries, run_all, total
+from benchmarks.quality_knowledge import knowledge
+from benchmarks.quality_runs import (
+    BOUNDS,
+    CACHED,
+    WITHOUT_RECIPES,
+    Counts,
+    Entry,
+    Run,
+    read_entries,
+    run_all,
+    total,
+)
 from gpu_align.simulate import SWEEP, Reliability, load_tokenizer, runnable_policy_names
 from gpu_align.simulate.policies import OURS
 
@@ -45,8 +56,9 @@ def planned_runs() -> list[Run]:
     """Every drafter with every setting at every K."""
     runs = []
     for k in SIZES:
-        runs += [Run(OURS, k), *(Run(OURS, k, tuple(setting.items())) for setting in SWEEP)]
-        names = [*runnable_policy_names(), *BOUNDS]
+        settings = ({}, *SWEEP, dict(WITHOUT_RECIPES))
+        runs += [Run(OURS, k, tuple(setting.items())) for setting in settings]
+        names = [*runnable_policy_names(with_recipes=True), *CACHED, *BOUNDS]
         runs += [Run(name, k) for name in names if name != OURS and (k == K or name not in ONLY_AT_64)]
     return list(dict.fromkeys(runs))
 
@@ -119,6 +131,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--corpus", type=Path, default=Path(".cache/corpus-test.jsonl.gz"), help="made if not there"
     )
+    parser.add_argument(
+        "--tune",
+        type=Path,
+        default=Path(".cache/corpus-tune.jsonl.gz"),
+        help="what some drafters know beforehand; made if not there",
+    )
     parser.add_argument("--json", type=Path, default=Path(".cache/quality.json"), help="for the figures")
     parser.add_argument("--images", type=Path, default=Path("docs/img"), help="folder for the pictures")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -134,10 +152,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
         return 1
     build_suffix_peer.add_to_path()
-    if code := corpus.main([str(options.corpus), "--set", "test"]) if not options.corpus.is_file() else 0:
-        return code
+    for split, path in (("test", options.corpus), ("tune", options.tune)):
+        if not path.is_file() and (code := corpus.main([str(path), "--set", split])):
+            return code
     entries = with_cases(read_entries(options.corpus)[:: options.one_in])
     runs = planned_runs()
+    known = knowledge(options.tune, sorted({e.tokens for e in entries}), options.jobs)
 
     console = Console(stderr=True)
     finished = [0]
@@ -150,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         if console.is_terminal:
             console.print(f"{finished[0] / 1e6:8.1f} M tokens replayed, {run.name}", end="\r")
 
-    results = run_all(runs, entries, options.jobs, replays, done)
+    results = run_all(runs, entries, options.jobs, replays, done, known)
     seen = resumption([e for e in entries if e.kind not in CASES], options.jobs)
     test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
     five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}

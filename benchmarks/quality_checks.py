@@ -39,11 +39,11 @@ def point(counts: Counts) -> Point:
 
 
 def our_curve(counts: Mapping[Run, Counts], num_draft_tokens: int) -> list[Point]:
-    """The curve through all settings of our drafter at one K."""
+    """The curve through all settings of our drafter at one K, with recipes."""
     return curve(
         point(c)
         for run, c in counts.items()
-        if run.policy == OURS and run.num_draft_tokens == num_draft_tokens
+        if run.policy == OURS and run.num_draft_tokens == num_draft_tokens and not run.without_recipes
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.quality_checks import our_curve, point
 from benchmarks.quality_curves import Point
-from benchmarks.quality_runs import BOUNDS, Counts, Run
+from benchmarks.quality_runs import BOUNDS, WITHOUT_RECIPES, Counts, Run
 from gpu_align.simulate import Reliability
 from gpu_align.simulate.policies import OURS
 
@@ -17,6 +17,7 @@ from gpu_align.simulate.policies import OURS
 FAMILIES = {
     "suffix decoding": (r"suffix_decoding(_\d+)?", "#c8553d", "s"),
     "suffix decoding, tree of depth 128": (r"suffix_decoding(_\d+)?_deep", "#8c3f2d", "D"),
+    "suffix decoding that knows the tuning split": (r"suffix_decoding(_\d+)?_deep_cached", "#5e1f14", "D"),
     "suffix decoding, vLLM's depth 24": (r"suffix_decoding_vllm", "#e0a89b", "s"),
     "n-gram, window 2–5": (r"prompt_lookup(_vllm_2_5)?", "#5b7db1", "o"),
     "n-gram, window 1–3": (r"prompt_lookup_vllm(_v2)?_1_3", "#86a6d6", "v"),
@@ -26,8 +27,13 @@ FAMILIES = {
     "OpenAI, as reverse-engineered": (r"openai", "#555555", "X"),
     "streaming Myers diff": (r"myers", "#b89b5e", "h"),
     "input lookup of node-llama-cpp": (r"input_lookup_node_llama_cpp", "#a0a0a0", "d"),
+    "recipes alone": (r"recipe_pack", "#5fa8a0", "p"),
 }
-_JOINED = ("suffix decoding", "suffix decoding, tree of depth 128")
+_JOINED = (
+    "suffix decoding",
+    "suffix decoding, tree of depth 128",
+    "suffix decoding that knows the tuning split",
+)
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _LEAST_REJECTED = _TICKS[0]
 _OURS = "#0f766e"
@@ -52,6 +58,12 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
         default = counts.get(Run(OURS, k))
         if default is not None:
             panel.plot(*_xy([point(default)]), color=_OURS, marker="o", markersize=9, zorder=6)
+        without = counts.get(Run(OURS, k, WITHOUT_RECIPES))
+        if without is not None:
+            panel.plot(
+                *_xy([point(without)]), color=_OURS, linestyle="", marker="o", markersize=9, fillstyle="none",
+                zorder=6, label="gpu-align by default, without recipes",
+            )  # fmt: skip
         for label, (pattern, colour, marker) in FAMILIES.items():
             members = [
                 point(c)
@@ -82,7 +94,7 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
     handles, labels = panels[0][-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
-    figure.tight_layout(rect=(0, 0.13, 1, 1))
+    figure.tight_layout(rect=(0, 0.15, 1, 1))
     _save(figure, path)
 
 

@@ -15,13 +15,20 @@ from typing import Any
 
 from benchmarks.build_suffix_peer import add_to_path
 from benchmarks.corpus_sources import FIVE
-from gpu_align.simulate import Record, Reliability, replay
+from gpu_align import Recipes
+from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
+from gpu_align.policies.base import Policy
+from gpu_align.simulate import NO_PACK, Record, Reliability, replay
 from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
 from gpu_align.simulate.policies import OURS, config_of, make_policies, setting_name
 from gpu_align.simulate.replay import PairResult
 
 #: Policy names of the two bounds.
 CLAIRVOYANT, PERFECT_CHOOSER = BOUNDS = ("clairvoyant", "perfect_chooser")
+#: Suffix decoding that knows the outputs of the tuning split as earlier responses -> its spec factor.
+CACHED = {"suffix_decoding_deep_cached": 1, "suffix_decoding_4_deep_cached": 4}
+#: As deep as suffix decoding can use at K = 64.
+CACHED_DEPTH = 128
 #: Most output tokens that one task of a worker replays: small enough to keep all workers busy to the end.
 SHARD_TOKENS = 120_000
 
@@ -58,8 +65,21 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 @dataclass(frozen=True)
+class Knowledge:
+    """What a drafter may know beside its request, in one kind of tokens.
+
+    Attributes:
+        recipes: the shipped pack.
+        earlier: outputs of the tuning split.
+    """
+
+    recipes: Recipes | None = None
+    earlier: Sequence[Sequence[int]] = ()
+
+
+@dataclass(frozen=True)
 class Run:
-    """One drafter with one setting at one K."""
+    """One drafter with one setting at one K; a setting of ours may say ``recipes="off"``, too."""
 
     policy: str
     num_draft_tokens: int
@@ -68,6 +88,15 @@ class Run:
     @property
     def name(self) -> str:
         return setting_name(dict(self.setting)) if self.policy == OURS else self.policy
+
+    @property
+    def without_recipes(self) -> bool:
+        """Whether it is our drafter with something taken away that it has otherwise."""
+        return ("recipes", NO_PACK) in self.setting
+
+
+#: Ours without recipes: for comparison, and no setting of the curve.
+WITHOUT_RECIPES = (("recipes", NO_PACK),)
 
 
 @dataclass
@@ -105,9 +134,10 @@ class Counts:
         return {name: getattr(self, name) for name in names}
 
 
-def run_records(run: Run, records: Sequence[Record]) -> list[PairResult]:
+def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = None) -> list[PairResult]:
     """Replay `records` with one drafter; results in their order, without times."""
     k = run.num_draft_tokens
+    known = known or Knowledge()
     if run.policy == CLAIRVOYANT:
         return [bound(record, k, everywhere) for record in records]
     if run.policy == PERFECT_CHOOSER:
@@ -115,13 +145,39 @@ def run_records(run: Run, records: Sequence[Record]) -> list[PairResult]:
     if run.policy == OURS:
         from gpu_align.simulate.drafter_policy import replay_batched
 
-        pairs = replay_batched(records, k, config_of(dict(run.setting))).pairs
+        config = config_of({name: value for name, value in run.setting if name != "recipes"})
+        recipes = None if run.without_recipes else known.recipes
+        pairs = replay_batched(records, k, config, recipes=recipes).pairs
     else:
-        [policy] = make_policies([run.policy], records, k)
+        policy = _policy(run, records, known)
         pairs = [replay(policy, record, k) for record in records]
     for pair in pairs:
         pair.propose_ns = []  # not needed, and long
     return pairs
+
+
+def _policy(run: Run, records: Sequence[Record], known: Knowledge) -> Policy:
+    """A drafter of somebody else's."""
+    if run.policy in RECIPE_POLICIES:
+        if known.recipes is None:
+            raise ValueError(f"{run.policy}: expected recipes in the tokens of the records, found none")
+        return RECIPE_POLICIES[run.policy](known.recipes)
+    if run.policy in CACHED:
+        return SuffixDecoding(
+            CACHED[run.policy], CACHED_DEPTH, name=run.policy, earlier=_earlier_responses(known)
+        )
+    [policy] = make_policies([run.policy], records, run.num_draft_tokens)
+    return policy
+
+
+#: The tree that was used last, and of what it is: it takes seconds to fill, and the runs of one K share it.
+_TREE: list[tuple[Knowledge, EarlierResponses]] = []
+
+
+def _earlier_responses(known: Knowledge) -> EarlierResponses:
+    if not _TREE or _TREE[0][0] is not known:
+        _TREE[:] = [(known, EarlierResponses(known.earlier, CACHED_DEPTH))]
+    return _TREE[0][1]
 
 
 def run_all(
@@ -130,6 +186,7 @@ def run_all(
     jobs: int,
     chosen: Callable[[Run, Entry], bool] = lambda run, entry: True,
     done: Callable[[Run, int, float], None] = lambda run, tokens, seconds: None,
+    known: Mapping[str, Knowledge] | None = None,
 ) -> dict[Run, dict[int, PairResult]]:
     """Every run over the entries that it is `chosen` for: run → index of the entry → result.
 
@@ -139,6 +196,7 @@ def run_all(
         jobs: processes.
         chosen: which entries a run replays; all by default.
         done: told a task's run, tokens and seconds of processor time when it is done.
+        known: by the name of an entry's tokens, what drafters may know in them; nothing by default.
     """
     tasks = []
     for run in runs:
@@ -149,25 +207,29 @@ def run_all(
                 by_tokens[entry.tokens].append(index)
         for indices in by_tokens.values():
             tasks += [(run, shard) for shard in _shards(indices, entries)]
-    # Small budgets take the most steps, bounds the longest a step: what takes long goes first.
-    tasks.sort(
-        key=lambda task: (task[0].policy not in BOUNDS, task[0].policy != OURS, task[0].num_draft_tokens)
-    )
+    # Small budgets take the most steps, bounds the longest a step: what takes long goes first. What shares a tree
+    # of earlier responses stays together, so that no worker fills it twice.
+    tasks.sort(key=lambda task: (*_when(task[0]), entries[task[1][0]].tokens, task[0].num_draft_tokens))
     results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
-    for (run, indices), pairs, seconds in _pool_map(jobs, entries, tasks):
+    for (run, indices), pairs, seconds in _pool_map(jobs, entries, known or {}, tasks):
         results[run].update(zip(indices, pairs, strict=True))
         done(run, sum(pair.output_tokens for pair in pairs), seconds)
     return results
 
 
+def _when(run: Run) -> tuple[bool, bool, bool]:
+    return run.policy not in BOUNDS, run.policy != OURS, run.policy not in CACHED
+
+
 _ENTRIES: Sequence[Entry] = ()
+_KNOWN: Mapping[str, Knowledge] = {}
 
 
-def _start_worker(entries: Sequence[Entry]) -> None:
-    global _ENTRIES
+def _start_worker(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> None:
+    global _ENTRIES, _KNOWN
     import torch
 
-    _ENTRIES = entries
+    _ENTRIES, _KNOWN = entries, known
     torch.set_num_threads(1)
     add_to_path()
 
@@ -178,7 +240,8 @@ Task = tuple[Run, list[int]]
 def _work(task: Task) -> tuple[Task, list[PairResult], float]:
     run, indices = task
     began = time.process_time()
-    pairs = run_records(run, [_ENTRIES[index].record for index in indices])
+    known = _KNOWN.get(_ENTRIES[indices[0]].tokens)
+    pairs = run_records(run, [_ENTRIES[index].record for index in indices], known)
     for pair in pairs:
         # Which step gave which token is not asked for here; it would be most of what travels.
         pair.origins, pair.step_of = pair.origins[:0], pair.step_of[:0]
@@ -186,11 +249,11 @@ def _work(task: Task) -> tuple[Task, list[PairResult], float]:
 
 
 def _pool_map(
-    jobs: int, entries: Sequence[Entry], tasks: list[Task]
+    jobs: int, entries: Sequence[Entry], known: Mapping[str, Knowledge], tasks: list[Task]
 ) -> Iterable[tuple[Task, list[PairResult], float]]:
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, initializer=partial(_start_worker, entries)) as pool:
+    with context.Pool(jobs, initializer=partial(_start_worker, entries, known)) as pool:
         yield from pool.imap_unordered(_work, tasks)
 
 

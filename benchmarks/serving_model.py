@@ -33,7 +33,7 @@ from benchmarks import corpus, serving_page
 from benchmarks.serving_rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Rule, Worth
 from benchmarks.serving_trace import Trace, record_trace, sample, unrelated
 from benchmarks.step_cost import StepCost, paper_costs, read_measured
-from gpu_align.simulate import read_records
+from gpu_align.simulate import read_records, recipes_for
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (500, 2_000, 8_000)
@@ -46,6 +46,8 @@ SHOWN = (
 )
 #: Never worse than this share of the throughput without drafts, for useless predictions.
 NEVER_BELOW = 0.99
+#: Nor of a rule that is recommended worse than this, where every draft is rejected.
+REJECTED_BELOW = 0.8
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,12 @@ def recommend(table: dict[str, Any]) -> dict[str, str | None]:
     """The rules that never lose by useless predictions and gain most: of all budgets, and of plain ones."""
 
     def best(names: Iterable[str]) -> str | None:
-        safe = [n for n in names if min(table[n]["unrelated"]["worst"]) >= NEVER_BELOW]
+        safe = [
+            n
+            for n in names
+            if min(table[n]["unrelated"]["worst"]) >= NEVER_BELOW
+            and min(table[n]["rejected"]["worst"]) >= REJECTED_BELOW
+        ]
         gain = {n: table[n]["edit"]["gain"] * table[n]["third"]["gain"] for n in safe}
         return max(gain, key=lambda n: gain[n]) if gain else None
 
@@ -224,12 +231,13 @@ def losses(table: dict[str, Any]) -> list[str]:
 
 
 def make_traces(corpus_path: Path, folder: Path, max_tokens: int, num_draft_tokens: int, jobs: int) -> None:
-    """Record the traces of the drafter as it is; the corpus is fetched where it is not there."""
+    """Record the traces of the drafter as it is served, with recipes; the corpus is fetched if it is not there."""
     if not corpus_path.exists() and corpus.main([str(corpus_path)]) != 0:
         raise typer.Exit(1)
-    records = read_records(corpus_path)
+    records = read_records(corpus_path, "tekken")
+    recipes = recipes_for(records)
     for name, chosen in (("edit", records), ("unrelated", unrelated(records))):
-        record_trace(sample(chosen, max_tokens), num_draft_tokens, jobs).save(folder / f"{name}.npz")
+        record_trace(sample(chosen, max_tokens), num_draft_tokens, jobs, recipes).save(folder / f"{name}.npz")
 
 
 def _rounded(value: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import torch
 
 import gpu_align
 from gpu_align.simulate import Record
+from gpu_align.simulate.drafter_policy import sizes_for
 
 #: Confidences travel as integers over this.
 ONE = 65_535
@@ -106,13 +107,13 @@ def sample(records: Sequence[Record], max_tokens: int) -> list[Record]:
 def unrelated(records: Sequence[Record]) -> list[Record]:
     """The records with their predictions moved half the list on: another file, mostly of another package."""
     n = len(records)
-    return [
-        Record(r.id, r.prompt, records[(i + n // 2) % n].prediction, r.output) for i, r in enumerate(records)
-    ]
+    return [replace(r, prediction=records[(i + n // 2) % n].prediction) for i, r in enumerate(records)]
 
 
-def record_trace(records: Sequence[Record], num_draft_tokens: int, jobs: int = 1) -> Trace:
-    """Draft at every position of every record that has two output tokens or more.
+def record_trace(
+    records: Sequence[Record], num_draft_tokens: int, jobs: int = 1, recipes: gpu_align.Recipes | None = None
+) -> Trace:
+    """Draft at every position of every record that has two output tokens or more, from `recipes` as well.
 
     Raises:
         ValueError: no such record.
@@ -121,11 +122,14 @@ def record_trace(records: Sequence[Record], num_draft_tokens: int, jobs: int = 1
     if not usable:
         raise ValueError("records: expected one with two output tokens or more, found none")
     if jobs == 1:
+        _know(recipes)
         rows = [_rows(r, num_draft_tokens) for r in usable]
     else:
         # Longest first, so that no worker is left alone with one at the end.
         order = sorted(range(len(usable)), key=lambda i: -len(usable[i].output))
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(
+            jobs, mp_context=get_context("spawn"), initializer=_know, initargs=(recipes,)
+        ) as pool:
             found = dict(
                 zip(
                     order,
@@ -139,6 +143,15 @@ def record_trace(records: Sequence[Record], num_draft_tokens: int, jobs: int = 1
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         *(np.concatenate([row[i] for row in rows]) for i in range(3)),
     )
+
+
+_RECIPES: gpu_align.Recipes | None = None
+
+
+def _know(recipes: gpu_align.Recipes | None) -> None:
+    """What `_rows` of this process drafts from; not sent with every record, as it is large."""
+    global _RECIPES
+    _RECIPES = recipes
 
 
 def _rows(
@@ -155,8 +168,9 @@ def _rows(
         max_context_len=token_ids.shape[1],
         max_prediction_len=max(1, len(record.prediction)),
         num_draft_tokens=num_draft_tokens,
-        vocab_size=max(max(t, default=0) for t in (record.prompt, record.prediction, record.output)) + 1,
+        vocab_size=sizes_for([record], _RECIPES).vocab_size,
         device="cpu",
+        recipes=_RECIPES,
     )
     drafter.add(0, record.prediction, num_prompt)
     row = token_ids.numpy()[0]

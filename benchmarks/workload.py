@@ -6,6 +6,8 @@ so that a timed step does what a step of an engine does. States:
     aligned  the output is the prediction
     lost     the output has nothing to do with the prediction; both draw their tokens alike
     mixed    every other request is lost
+
+A drafter has recipes, as many as the shipped pack has in the tokens of a large vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
+from gpu_align.ops.recipe import MAX_CONTEXT, MAX_TOKENS
 
 STATES = ("aligned", "lost", "mixed")
 #: Tokens that each step adds to every request, if nothing else is asked for: what an accepted draft brings.
@@ -71,12 +75,26 @@ def make_texts(batch: int, num_text: int, state: str, step_tokens: int = STEP_TO
     return Texts(predictions, outputs, num_text // 2 // STEP_TOKENS * STEP_TOKENS, step_tokens)
 
 
+@lru_cache(maxsize=1)
+def make_recipes() -> gpu_align.Recipes:
+    """One for every token that texts are drawn of, and for 10,000 pairs of frequent ones."""
+    tokens, pairs = np.arange(40_000), np.arange(10_000)
+    context = np.full((50_000, MAX_CONTEXT), -1, dtype=np.int32)
+    context[:40_000, 0] = tokens
+    context[40_000:, :2] = np.stack([pairs % 100, pairs // 100], axis=1)
+    token_ids = np.full((50_000, MAX_TOKENS), -1, dtype=np.int32)
+    token_ids[:, :3] = (context[:, :1] + np.arange(1, 4)) % 40_000
+    survival = np.where(token_ids >= 0, np.float32(0.2), np.float32(0))
+    return gpu_align.Recipes(context, token_ids, survival)
+
+
 class Steps:
     """A `Drafter` in the middle of `texts`: ``advance(); propose()`` is one step."""
 
-    def __init__(self, texts: Texts, device: str) -> None:
+    def __init__(self, texts: Texts, device: str, recipes: gpu_align.Recipes | None = None) -> None:
         batch, num_text = texts.outputs.shape
         self.texts = texts
+        self.recipes = make_recipes() if recipes is None else recipes
         self.drafter = gpu_align.Drafter(
             max_slots=batch,
             max_context_len=num_text + NUM_DRAFT_TOKENS,
@@ -84,6 +102,7 @@ class Steps:
             num_draft_tokens=NUM_DRAFT_TOKENS,
             vocab_size=VOCAB_SIZE,
             device=device,
+            recipes=self.recipes,
         )
         token_ids = torch.zeros((batch, num_text + NUM_DRAFT_TOKENS), dtype=torch.int32)
         token_ids[:, :num_text] = torch.from_numpy(texts.outputs)
@@ -115,7 +134,7 @@ class Steps:
         written = int(self.total_len[0])
         first = min(4, len(self.texts.outputs))
         few = Texts(self.texts.predictions[:first], self.texts.outputs[:first], written)
-        expected = Steps(few, "cpu").propose()
+        expected = Steps(few, "cpu", self.recipes).propose()
         for name in ("token_ids", "length", "source"):
             found, want = getattr(draft, name)[:first].tolist(), getattr(expected, name).tolist()
             assert found == want, f"{name}: expected {want}, found {found}"

@@ -13,11 +13,31 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks import build_suffix_peer, quality_cases, quality_checks, quality_plot, quality_runs
+from benchmarks import (
+    build_suffix_peer,
+    quality,
+    quality_cases,
+    quality_checks,
+    quality_knowledge,
+    quality_plot,
+)
 from benchmarks.quality_cases import Resumption, least_steps, reentries, resumption
 from benchmarks.quality_curves import Point, curve, height
-from benchmarks.quality_runs import Counts, Entry, Run, read_entries, run_all, total
-from gpu_align.simulate import Record, Reliability
+from benchmarks.quality_runs import (
+    BOUNDS,
+    CACHED,
+    WITHOUT_RECIPES,
+    Counts,
+    Entry,
+    Knowledge,
+    Run,
+    read_entries,
+    run_all,
+    run_records,
+    total,
+)
+from gpu_align import Recipes
+from gpu_align.simulate import Record, Reliability, load_tokenizer
 
 
 def entries(count: int = 6) -> list[Entry]:
@@ -136,14 +156,91 @@ def test_one_line_cases_differ_in_one_line() -> None:
 
 def test_workers_count_what_one_process_counts() -> None:
     corpus = entries()
-    runs = [Run("gpu_align", 16), Run("prompt_lookup", 16), Run("clairvoyant", 16)]
-    found = run_all(runs, corpus, 2, lambda run, entry: run.policy != "clairvoyant" or entry.kind == "json")
+    runs = [Run("gpu_align", 16), Run("prompt_lookup", 16), Run("clairvoyant", 16), Run("recipe_pack", 16)]
+    known = {tokens: Knowledge(some_recipes(corpus, tokens)) for tokens in ("bytes", "bpe")}
+    found = run_all(
+        runs,
+        corpus,
+        2,
+        lambda run, entry: run.policy != "clairvoyant" or entry.kind == "json",
+        known=known,
+    )
     for run in runs:
         assert found[run]
         assert all(found[run][i].id == corpus[i].record.id for i in found[run])
-        alone = quality_runs.run_records(run, [corpus[i].record for i in sorted(found[run])])
+        alone = [run_records(run, [corpus[i].record], known[corpus[i].tokens])[0] for i in sorted(found[run])]
         assert total(found[run], corpus).as_json() == total(dict(enumerate(alone)), corpus).as_json()
     assert len(found[runs[2]]) == 3
+    assert total(found[runs[3]], corpus).accepted > 0
+
+
+def some_recipes(corpus: list[Entry], tokens: str) -> Recipes:
+    """After each token that one output of these tokens has, what came first after it."""
+    output = next(e.record.output for e in corpus if e.tokens == tokens)
+    after = dict(zip(reversed(output[:-1]), reversed(output[1:]), strict=True))
+    return Recipes.from_lists([([a], [b], [0.9]) for a, b in sorted(after.items())])
+
+
+def test_recipes_make_a_difference_unless_they_are_off() -> None:
+    """New tokens that nothing else has: after the first of them recipes know all of them."""
+    new = list(range(100, 108))
+    record = Record("a", [], list(range(40)), [*range(20), *new, *range(20, 40)])
+    known = Knowledge(Recipes.from_lists([([new[0]], new[1:], [0.9] * 7)]))
+    ours, off = Run("gpu_align", 16), Run("gpu_align", 16, WITHOUT_RECIPES)
+    [[with_them], [without]] = (run_records(run, [record], known) for run in (ours, off))
+    [nothing] = run_records(ours, [record])
+    assert with_them.steps < without.steps == nothing.steps
+    assert (ours.name, off.name) == ("gpu_align", "gpu_align recipes=off")
+    with pytest.raises(ValueError, match="recipe_pack: expected recipes"):
+        run_records(Run("recipe_pack", 16), [record])
+
+
+def test_the_curve_is_that_of_one_drafter() -> None:
+    with_them, without = Run("gpu_align", 64), Run("gpu_align", 64, WITHOUT_RECIPES)
+    runs = {with_them: counts(100, 900, 90), without: counts(50, 900, 10)}
+    assert quality_checks.our_curve(runs, 64) == [quality_checks.point(runs[with_them])]
+    assert quality_checks.peer_checks(runs, []) == []
+
+
+def test_every_drafter_is_planned() -> None:
+    runs = quality.planned_runs()
+    assert len(set(runs)) == len(runs)
+    for k in quality.SIZES:
+        planned = {run.policy for run in runs if run.num_draft_tokens == k}
+        assert {"gpu_align", "recipe_pack", *CACHED} <= planned
+        assert (set(BOUNDS) <= planned) == (k == 64)
+        assert Run("gpu_align", k, WITHOUT_RECIPES) in runs
+
+
+def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("mistral_common")
+    tekken = load_tokenizer("tekken")
+    real, made = "def one() -> None:\n    pass\n", "edited here\n"
+    fields = {"text": "python", "package": "p", "split": "tune", "prediction": []}
+    records = [
+        {**fields, "id": "1", "kind": "python", "tokens": "tekken", "output": tekken.encode(real)},
+        {**fields, "id": "2", "kind": "rename", "tokens": "tekken", "output": tekken.encode(made)},
+        {**fields, "id": "3", "kind": "python", "tokens": "bytes", "output": list(real.encode())},
+    ]
+    path = tmp_path / "tune.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, records)).encode()))
+    monkeypatch.chdir(tmp_path)
+    for tokens in ("tekken", "bytes", "bpe"):
+        known = quality_knowledge._knowledge(path, tokens)
+        encode = quality_knowledge.tokenizer_of(tokens, [real]).encode
+        assert known.earlier == [encode(real)]
+        assert known.recipes is not None
+        assert len(known.recipes) > 1000
+        # The shipped pack knows the language.
+        context, after = encode("def __init__("), encode("self")
+        table = {
+            tuple(row[row >= 0][::-1].tolist()): next_tokens[next_tokens >= 0].tolist()
+            for row, next_tokens in zip(known.recipes.context, known.recipes.token_ids, strict=True)
+        }
+        longest = next(table[key] for n in range(8, 0, -1) if (key := tuple(context[-n:])) in table)
+        assert longest[: len(after)] == after
+    assert len(list((tmp_path / ".cache" / "corpus").glob("bpe-*.json"))) == 1
 
 
 def test_pictures(tmp_path: Path) -> None:
@@ -162,9 +259,9 @@ def test_pictures(tmp_path: Path) -> None:
 def test_every_peer_has_a_place_in_the_picture() -> None:
     import re
 
-    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES
+    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
 
-    for name in [*POLICIES, *OPTIONAL_POLICIES]:
+    for name in [*POLICIES, *OPTIONAL_POLICIES, *RECIPE_POLICIES, *CACHED]:
         matching = [f for f, (pattern, *_) in quality_plot.FAMILIES.items() if re.fullmatch(pattern, name)]
         assert len(matching) == (0 if name == "cursor" else 1), name
 
@@ -210,5 +307,28 @@ four.start([], [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 1, 2, 9], 3)
 four.extend([1, 2])
 assert four.propose()[:1] == [9]        # two of three times
 assert len(four.propose()) <= 3         # K
+
+from gpu_align.policies import EarlierResponses
+earlier = EarlierResponses([[20, 21, 22, 23], [20, 21, 22, 24], [20, 21, 22, 24], [5, 7]], 64)
+knows = SuffixDecoding(4, earlier=earlier)
+also = SuffixDecoding(4, earlier=earlier)
+for found in (knows, also, knows):      # shared, and asked again
+    found.start([], [1, 2, 3, 4, 5, 6], 8)
+    found.extend([20, 21])
+    assert found.propose() == [22, 24]  # nothing of the request's own; two of three times
+    found.start([], [5, 6, 5, 6], 1)
+    found.extend([22, 5])
+    assert found.propose() == [7]       # always there; here 6, two of three times
+without = SuffixDecoding(4)
+without.start([], [5, 6, 5, 6], 1)
+without.extend([22, 5])
+assert without.propose() == [6]
+SuffixDecoding(4).start([], [1], 8)
+try:
+    SuffixDecoding(4, max_tree_depth=24, earlier=earlier)
+except ValueError as error:
+    assert "earlier: expected a tree of depth 24, got one of 64" in str(error)
+else:
+    raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -270,15 +270,21 @@ class TestStepCost:
 
 
 def test_only_a_budget_that_never_loses_is_recommended() -> None:
-    def row(edit: float, worst: float) -> dict[str, object]:
+    def row(edit: float, worst: float, rejected: float = 0.8) -> dict[str, object]:
         gains = {"gain": edit}
-        return {"edit": gains, "third": gains, "unrelated": {"worst": [1.2, worst]}}
+        return {
+            "edit": gains,
+            "third": gains,
+            "unrelated": {"worst": [1.2, worst]},
+            "rejected": {"worst": [1, rejected]},
+        }
 
     table = {
         "lengths": row(9, 1.0),
         "budget 4": row(1.1, 1.0),
         "budget 64": row(3, 0.9),
         "fill 64": row(2, 0.99),
+        "fill 256": row(4, 1.0, 0.79),
     }
     assert recommend(table) == {"rule": "fill 64", "constant": "budget 4"}
     assert recommend({"budget 64": row(3, 0.9)}) == {"rule": None, "constant": None}
