@@ -70,6 +70,7 @@ bench: $(VENV)/.dev  ## CPU and GPU alignment side by side: .cache/bench.json an
 bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, what has to hold, pictures (needs g++)
 	@mkdir -p .cache
 	@$(BIN)/python -m benchmarks.corpus .cache/corpus-test.jsonl.gz --set test
+	@$(BIN)/python -m benchmarks.corpus .cache/corpus-tune.jsonl.gz --set tune
 	@$(BIN)/python -m benchmarks.quality --corpus .cache/corpus-test.jsonl.gz --json .cache/quality.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from benchmarks.quality_runs import BOUNDS, CACHED
 from gpu_align import Drafter
 from gpu_align.explain import Explainer
 from gpu_align.ops.draft.tables import (
@@ -197,7 +198,7 @@ def test_every_operation_has_its_four_files() -> None:
     assert len(folders) >= 4
     for folder in folders:
         # The parts of a step are launched together, by `step`.
-        launched = [] if folder.name in ("index", "realign", "draft") else ["launch.py"]
+        launched = [] if folder.name in ("index", "realign", "recipe", "draft") else ["launch.py"]
         for name in ("README.md", "reference.py", "kernels.py", *launched):
             assert (folder / name).exists(), f"{folder.name}/{name}"
 
@@ -227,7 +228,7 @@ def test_the_picture_of_an_edit_has_the_shape_that_its_brackets_name() -> None:
 def test_numbers_are_those_of_the_last_replay() -> None:
     filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
     numbers = json.loads(filler.NUMBERS.read_text(encoding="utf-8"))
-    known = {*policy_names(), "clairvoyant", "perfect_chooser"}
+    known = {*policy_names(), *CACHED, *BOUNDS}
     assert {run["policy"] for run in numbers["runs"]} == known
     assert {*filler.REMARKS, *filler.MORE_REMARKS} == known
     for page in filler.PAGES:
