@@ -80,6 +80,27 @@ class TestLearn:
         assert found[(" =",)] == " a"
         assert found[("y", " =")] == " b"
 
+    def test_what_was_seen_twice_is_left_out(self):
+        contexts = [r.context for r in RecipePack.learn([(name, "k b\n") for name in "pq"]).recipes]
+        assert contexts == []
+        contexts = [r.context for r in RecipePack.learn([(name, "k b\n") for name in "ppq"]).recipes]
+        assert ("k",) in contexts
+
+    def test_what_is_unlikely_is_left_out(self):
+        """One word in four is not enough, nor is it where the shorter context has as little to say."""
+        found = {
+            r.context: r.word for r in RecipePack.learn([(n, "k a\nk b\nk c\nk d\n") for n in "pq"]).recipes
+        }
+        assert ("k",) not in found
+        ahead = "".join(f"a b c {w}\n" for w in ["z"] * 3 + list("ghijklmn"))
+        other = "".join(f"d b c {w}\n" for w in ["y"] * 5 + list("opqr"))
+        texts = [(name, ahead + other + "e c x\n" * 60) for name in "pq"]
+        found = {r.context: r.word for r in RecipePack.learn(texts).recipes}
+        assert found[(" c",)] == " x"
+        # 5 of 20: it takes back what the shorter one says. 3 of 11 take nothing back that anybody would draft.
+        assert found[(" b", " c")] == " y"
+        assert ("a", " b", " c") not in found
+
     def test_order_does_not_matter(self):
         assert RecipePack.learn(TEXTS) == RecipePack.learn(TEXTS[::-1])
 
@@ -161,6 +182,30 @@ class TestTokenize:
         # In this context the rest of the word is believed more.
         assert found["ab "][1][0] == pytest.approx((3 + 2 * after_space) / 5, abs=1e-4)
 
+    def test_a_shorter_context_that_expects_another_token(self):
+        pack = RecipePack(
+            {"a": 4, "b": 10, "x": 6, "y": 4}, [Recipe(("b",), "x", 6, 10), Recipe(("a", "b"), "y", 4, 4)]
+        )
+        found = listed(pack.tokenize(characters))
+        after_b = (6 + 2 * 0.15) / 12
+        assert found["b"] == ("x", [pytest.approx(after_b, abs=1e-4)])
+        assert found["ab"] == ("y", [pytest.approx((4 + 2 * 0.2 * (1 - after_b)) / 6, abs=1e-4)])
+
+    def test_the_rest_of_a_word_and_a_word_in_one_context(self):
+        """Behind "ac" the rest of "cd" came 3 times, and of 5 times that "c" was the word an "x" came twice."""
+        words = {"a": 4, "cd": 3, "c": 5, "x": 2}
+        pack = RecipePack(words, [Recipe(("a",), "cd", 3, 4), Recipe(("a", "c"), "x", 2, 5)])
+        found = listed(pack.tokenize(characters))
+        after_c = (3 + 2 * 0.15) / (3 + 5 + 2)
+        assert found["ac"] == ("d", [pytest.approx((3 + 2 * after_c) / (3 + 5 + 2), abs=1e-4)])
+
+    def test_a_continuation_ends_where_it_is_unlikely(self):
+        chain = [Recipe((a,), b, 2, 5) for a, b in ("ab", "bc", "cd")]
+        after, alive = listed(RecipePack(dict.fromkeys("abcd", 5), chain).tokenize(characters))["a"]
+        p = (2 + 2 * 0.15) / 7
+        assert (after, alive) == ("bc", [pytest.approx(p, abs=1e-4), pytest.approx(p * p, abs=1e-4)])
+        assert p**3 < 0.1 < p**2
+
     def test_the_calibration_counts(self):
         recipes = [Recipe(("ab",), " c", 3, 4)]
         plain = RecipePack({"ab": 4, " c": 3}, recipes)
@@ -188,6 +233,15 @@ class TestTokenize:
         assert found["a"][0] == "bc"
         assert found["a"][1][0] == pytest.approx((9 + 0.3) / 12, abs=1e-4)
         assert found["ab"][1][0] == pytest.approx((6 + 0.3) / 11, abs=1e-4)
+
+    def test_tekken_cuts_where_words_end(self):
+        pytest.importorskip("mistral_common")
+        from gpu_align.simulate import load_tokenizer
+
+        tekken = load_tokenizer("tekken")
+        for path in sorted(SHIPPED.parents[2].glob("gpu_align/**/*.[pm][yd]")):
+            text = path.read_text(encoding="utf-8")
+            assert tekken.encode(text) == [t for word in words_of(text) for t in tekken.encode(word)], path
 
     def test_the_shipped_pack_in_tekken(self):
         pytest.importorskip("mistral_common")
