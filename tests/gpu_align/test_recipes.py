@@ -80,6 +80,12 @@ class TestLearn:
         assert found[(" =",)] == " a"
         assert found[("y", " =")] == " b"
 
+    def test_a_longer_context_that_says_the_same_more_often_is_kept(self):
+        texts = [(name, "a b c\n" * 4 + "d b c\n" * 2 + "d b e\n" * 4) for name in "pq"]
+        found = RecipePack.learn(texts).recipes
+        assert Recipe((" b",), " c", 12, 20) in found
+        assert Recipe(("a", " b"), " c", 8, 8) in found
+
     def test_what_was_seen_twice_is_left_out(self):
         contexts = [r.context for r in RecipePack.learn([(name, "k b\n") for name in "pq"]).recipes]
         assert contexts == []

@@ -56,6 +56,14 @@ class TestTable:
         table = RecipeTable.build(Recipes.from_lists([((1,), range(8), [0.5] * 8)]), 3, "cpu")
         assert (table.keep.item(), table.gain.item()) == (3, 3 * SURVIVAL_ONE // 2)
 
+    def test_nothing_from_a_token_on_that_the_model_does_not_have(self):
+        """It promises no more than what is drafted of it."""
+        recipes = Recipes.from_lists([((1,), (3, 4, 2), (0.75, 0.5, 0.5))])
+        for vocab_size, kept in ((4, 1), (5, 3)):
+            table = RecipeTable.build(recipes, 64, "cpu", vocab_size=vocab_size)
+            assert table.keep.item() == kept
+            assert table.gain.item() == round(sum([0.75, 0.5, 0.5][:kept]) * SURVIVAL_ONE)
+
     def test_a_threshold_is_kept_to_the_unit(self):
         survival = np.float32(0.3)
         for threshold, kept in ((0.3, 1), (0.30002, 0)):
