@@ -98,7 +98,7 @@ class RecipeArrays(NamedTuple):
 class RecipeTable(NamedTuple):
     """R recipes as a step looks them up, for one drafter's K and threshold."""
 
-    #: [buckets, RECIPE_WAYS] int32: `key_of` the contexts, `NO_KEY` where there is none.
+    #: [buckets, RECIPE_WAYS] int32: `keys_of` the contexts, `NO_KEY` where there is none.
     keys: torch.Tensor
     #: The same shape: which recipe it is.
     rows: torch.Tensor
