@@ -65,7 +65,7 @@ format: $(VENV)/.dev  ## apply what ruff can fix
 bench: $(VENV)/.dev  ## CPU and GPU alignment side by side: .cache/bench.json and a picture
 	@mkdir -p .cache
 	@$(BIN)/python -m pytest -q benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds --benchmark-json .cache/bench.json
-	@$(BIN)/python -m benchmarks.plot .cache/bench.json .cache/bench.png
+	@$(BIN)/python -m benchmarks.speed.plot .cache/bench.json .cache/bench.png
 
 bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, what has to hold, pictures (needs g++)
 	@mkdir -p .cache
@@ -76,15 +76,15 @@ bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, wha
 
 serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
 	@mkdir -p .cache
-	@$(BIN)/python -m benchmarks.serving_model --page docs/serving-model.md
+	@$(BIN)/python -m benchmarks.serving --page docs/serving-model.md
 
 static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
-	@$(BIN)/python -m benchmarks.static_check
+	@$(BIN)/python -m benchmarks.speed.static_check
 
 # Any release: its wheel is fetched, its sources are read, nothing of it is installed or imported.
 VLLM   ?= 0.33.0
 probe: $(VENV)/.base  ## look up every private vLLM name in a release: make probe VLLM=0.33.0
-	@$(BIN)/python -m vllm_integration.source_probe $(VLLM)
+	@$(BIN)/python -m vllm_integration.seams.source_probe $(VLLM)
 
 docs: $(VENV)/.dev  ## the documentation site, in site/; any warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -34,7 +34,7 @@ class DrafterConfig:
     min_context_match: int = 1
     #: Whether to draft from the request's own prompt and output as well.
     use_context: bool = True
-    #: A table written by ``benchmarks.learn_survival`` instead of the shipped one.
+    #: A table written by ``benchmarks.learn.survival`` instead of the shipped one.
     survival_table: Path | str | None = None
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from benchmarks.quality_runs import BOUNDS, CACHED
+from benchmarks.quality.runs import BOUNDS, CACHED
 from gpu_align import Drafter
 from gpu_align.explain import Explainer
 from gpu_align.ops.draft.tables import (

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_integration import compat
 from vllm_integration.seams import OUTPUTS_MODULE
+from vllm_integration.seams import install as compat
 
 
 def register() -> None:
@@ -47,31 +47,32 @@ def guarded_install(group: compat.Group, wrappers: dict[str, compat.Wrapper]) ->
 
 
 def _install_inputs() -> None:
-    from vllm_integration import inputs
+    from vllm_integration.frontend import input_processor as inputs
 
     guarded_install("inputs", inputs.WRAPPERS)
 
 
 def _install_api(group: compat.Group) -> None:
-    from vllm_integration import api
+    from vllm_integration.frontend import endpoints as api
 
     guarded_install(group, api.WRAPPERS)
 
 
 def _install_app() -> None:
-    from vllm_integration import body_limit
+    from vllm_integration.frontend import body_limit
 
     guarded_install("app", body_limit.WRAPPERS)
 
 
 def _install_config() -> None:
-    from vllm_integration import engine_config
+    from vllm_integration.config import engine_config
 
     guarded_install("config", engine_config.WRAPPERS)
 
 
 def _install_usage() -> None:
-    from vllm_integration import collector, usage_seams
+    from vllm_integration.frontend import usage_collector as collector
+    from vllm_integration.seams import usage_groups as usage_seams
 
     usage_seams.install("usage", collector.WRAPPERS)
 
@@ -85,10 +86,10 @@ def _wrap_init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def init_speculator(vllm_config: Any, device: Any, req_states: Any, *args: Any, **kwargs: Any) -> Any:
-        from vllm_integration.inputs import drafts_predictions
+        from vllm_integration.frontend.input_processor import drafts_predictions
 
         if drafts_predictions(vllm_config, even_if_off=True):
-            from vllm_integration.speculator import make_speculator
+            from vllm_integration.worker.speculator import make_speculator
 
             return make_speculator(vllm_config, device, req_states)
         return original(vllm_config, device, req_states, *args, **kwargs)

@@ -148,11 +148,11 @@ def _vllm() -> list[Finding]:
 
 
 def _seams() -> list[Finding]:
-    """What ``vllm_integration.compat.probe()`` says of each private name of vLLM that the plugin uses."""
+    """What ``vllm_integration.seams.install.probe()`` says of each private name of vLLM that the plugin uses."""
     if importlib.util.find_spec("vllm_integration") is None:
         return [Finding("seams", "the package vllm_integration is not installed", ok=False)]
     try:
-        statuses = importlib.import_module("vllm_integration.compat").probe()
+        statuses = importlib.import_module("vllm_integration.seams.install").probe()
         return [*(_seam(status) for status in statuses), _runner(statuses)]
     except Exception as error:  # a probe that fails is a seam that would too
         return [Finding("seams", f"{type(error).__name__}: {error}", ok=False)]
@@ -172,7 +172,7 @@ def _runner(statuses: Iterable[Any]) -> Finding:
 
 
 def _seam(status: Any) -> Finding:
-    """A ``vllm_integration.compat.SeamStatus`` as a line; by attribute, so that nothing imports vLLM here."""
+    """A seam's ``SeamStatus`` as a line; by attribute, so that nothing imports vLLM here."""
     detail = f": {status.detail}" if status.detail else ""
     place = f"{status.seam.module}.{status.seam.attribute}"
     return Finding(f"seam {status.seam.name}", f"{status.state}, {place}{detail}", ok=status.state == "found")

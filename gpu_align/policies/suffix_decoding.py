@@ -145,5 +145,5 @@ class MissingSuffixDecodingError(MissingExtraError):
         ImportError.__init__(
             self,
             "the suffix_decoding policy needs the suffix tree of arctic-inference. In a checkout: "
-            "python -m benchmarks.build_suffix_peer, then PYTHONPATH=.cache/suffix_peer",
+            "python -m benchmarks.quality.build_suffix_peer, then PYTHONPATH=.cache/suffix_peer",
         )

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import compare, plot
-from benchmarks.timings import read_timings
-from benchmarks.workload import STATES, STEP_TOKENS, Steps, make_texts, spread
+from benchmarks.speed import compare, plot
+from benchmarks.speed.timings import read_timings
+from benchmarks.speed.workload import STATES, STEP_TOKENS, Steps, make_texts, spread
 
 MACHINE = {"gpu": "none", "cpu": "a CPU", "python": "3.12"}
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import corpus, corpus_files
-from benchmarks.corpus import EditPair, source_pairs, write_pairs
-from benchmarks.corpus_files import PackagePair, Source, texts_in
-from benchmarks.corpus_sources import FIVE, SETS
+from benchmarks.corpus import build as corpus
+from benchmarks.corpus import files as corpus_files
+from benchmarks.corpus.build import EditPair, source_pairs, write_pairs
+from benchmarks.corpus.files import PackagePair, Source, texts_in
+from benchmarks.corpus.sources import FIVE, SETS
 from gpu_align.simulate import read_records
 
 

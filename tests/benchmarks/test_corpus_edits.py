@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.corpus_edits import EDITS, one_line_edit
-from benchmarks.corpus_mix import Text, other_tokens, synthetic_pairs
-from benchmarks.corpus_states import state_pair
-from benchmarks.corpus_tokens import ByteTokenizer, trained_bpe
+from benchmarks.corpus.edits import EDITS, one_line_edit
+from benchmarks.corpus.mix import Text, other_tokens, synthetic_pairs
+from benchmarks.corpus.states import state_pair
+from benchmarks.corpus.tokens import ByteTokenizer, trained_bpe
 
 TEXT = "".join(
     f"def function_{i}(argument):\n    value = argument + {i}\n    return compute(value, {i})\n\n"

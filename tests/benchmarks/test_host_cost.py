@@ -13,7 +13,11 @@ def test_a_kept_launch_is_tritons_own_and_cheaper():
     """Compared argument by argument in the benchmark, for one kernel; the factor is about 7 (Triton 3.6) to 17."""
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.host_cost"], cwd=ROOT, env=env, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.speed.host_cost"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "launch what Triton launches" in run.stdout
@@ -24,7 +28,11 @@ def test_a_kept_launch_is_tritons_own_and_cheaper():
 def test_the_interpreter_is_refused():
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.host_cost"], cwd=ROOT, env=env, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.speed.host_cost"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode != 0
     assert "TRITON_INTERPRET" in run.stderr

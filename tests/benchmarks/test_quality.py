@@ -13,17 +13,15 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks import (
-    build_suffix_peer,
-    quality,
-    quality_cases,
-    quality_checks,
-    quality_knowledge,
-    quality_plot,
-)
-from benchmarks.quality_cases import Resumption, least_steps, reentries, resumption
-from benchmarks.quality_curves import Point, curve, height
-from benchmarks.quality_runs import (
+from benchmarks.quality import build_suffix_peer
+from benchmarks.quality import cases as quality_cases
+from benchmarks.quality import checks as quality_checks
+from benchmarks.quality import knowledge as quality_knowledge
+from benchmarks.quality import main as quality
+from benchmarks.quality import plot as quality_plot
+from benchmarks.quality.cases import Resumption, least_steps, reentries, resumption
+from benchmarks.quality.curves import Point, curve, height
+from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
     WITHOUT_RECIPES,
@@ -289,11 +287,11 @@ PEER = build_suffix_peer.DEFAULT_FOLDER
 
 
 @pytest.mark.skipif(
-    not (PEER / build_suffix_peer.STAMP).is_file(), reason="python -m benchmarks.build_suffix_peer"
+    not (PEER / build_suffix_peer.STAMP).is_file(), reason="python -m benchmarks.quality.build_suffix_peer"
 )
 def test_suffix_decoding_follows_the_longest_most_frequent_path() -> None:
     code = """
-from benchmarks.build_suffix_peer import add_to_path
+from benchmarks.quality.build_suffix_peer import add_to_path
 assert add_to_path()
 from gpu_align.policies import SuffixDecoding
 policy = SuffixDecoding(1)

@@ -10,9 +10,10 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks import serving_model, serving_page
-from benchmarks.serving_model import MIXES, Run, losses, recommend, simulate
-from benchmarks.serving_rules import (
+from benchmarks.serving import main as serving_model
+from benchmarks.serving import page as serving_page
+from benchmarks.serving.main import MIXES, Run, losses, recommend, simulate
+from benchmarks.serving.rules import (
     Batch,
     Budget,
     FixedK,
@@ -22,11 +23,11 @@ from benchmarks.serving_rules import (
     Plugin,
     Worth,
 )
-from benchmarks.serving_trace import ONE, Trace, record_trace, sample, unrelated
-from benchmarks.step_cost import GPUS, MODELS, Measured, Roofline, paper_costs, read_measured
+from benchmarks.serving.step_cost import GPUS, MODELS, Measured, Roofline, paper_costs, read_measured
+from benchmarks.serving.trace import ONE, Trace, record_trace, sample, unrelated
 from gpu_align.simulate import Record, make_policies, replay
-from vllm_integration.draft_slots import likeliest
-from vllm_integration.settings import FILL_TOKENS, SURE
+from vllm_integration.config.settings import FILL_TOKENS, SURE
+from vllm_integration.scheduler.draft_budget import likeliest
 
 ROOT = Path(__file__).parents[2]
 K = 4
@@ -355,9 +356,7 @@ class TestPage:
 
     def test_the_page_shows_the_stored_results(self) -> None:
         page = (ROOT / "docs" / "serving-model.md").read_text(encoding="utf-8")
-        assert serving_page.fill(page, self.results()) == page, (
-            "run: python -m benchmarks.serving_model --page"
-        )
+        assert serving_page.fill(page, self.results()) == page, "run: python -m benchmarks.serving --page"
 
     def test_the_recommended_budget_never_loses(self) -> None:
         results = self.results()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import static_check
-from benchmarks.kernel_configs import CONFIGS
-from benchmarks.static_check import TARGETS, differences, read_amd, read_nvidia, spills, stored, write
+from benchmarks.speed import static_check
+from benchmarks.speed.kernel_configs import CONFIGS
+from benchmarks.speed.static_check import TARGETS, differences, read_amd, read_nvidia, spills, stored, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def test_a_table_of_one_version_leaves_the_others(tmp_path: Path) -> None:
 
 def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "benchmarks.static_check", *arguments]
+    command = [sys.executable, "-m", "benchmarks.speed.static_check", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False
     )
@@ -96,7 +96,7 @@ def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("target", list(TARGETS))
 def test_every_kernel_is_as_the_table_says_and_does_not_spill(target: str, tmp_path: Path) -> None:
-    """Renew the table after a change of a kernel: ``python -m benchmarks.static_check --write``."""
+    """Renew the table after a change of a kernel: ``python -m benchmarks.speed.static_check --write``."""
     done = run_check("--target", target, "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr[-3000:]
     table = json.loads((tmp_path / "found.json").read_text())["table"]

@@ -249,18 +249,18 @@ def test_doctor_wants_the_plugin_where_vllm_is(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_integration.compat import Seam, SeamStatus
+    from vllm_integration.seams.install import Seam, SeamStatus
 
     def seam(name: str) -> Seam:
         return Seam(name, "v1", "call", "vllm.some", "Thing.do", "a test")
 
-    compat = type(sys)("vllm_integration.compat")
+    compat = type(sys)("vllm_integration.seams.install")
     compat.probe = lambda: [
         SeamStatus(seam("runner"), "found"),
         SeamStatus(seam("scheduler"), "missing", "no callable do"),
         SeamStatus(seam("chat"), "changed", "got self"),
     ]
-    monkeypatch.setitem(sys.modules, "vllm_integration.compat", compat)
+    monkeypatch.setitem(sys.modules, "vllm_integration.seams.install", compat)
     assert doctor._seams() == [
         Finding("seam runner", "found, vllm.some.Thing.do", True),
         Finding("seam scheduler", "missing, vllm.some.Thing.do: no callable do", False),
@@ -287,7 +287,7 @@ def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_doctor_says_which_model_runner_is_left(gone: list[str], words: str) -> None:
-    from vllm_integration.compat import SEAMS, SeamStatus
+    from vllm_integration.seams.install import SEAMS, SeamStatus
 
     statuses = [SeamStatus(seam, "missing" if seam.group in gone else "found") for seam in SEAMS]
     finding = doctor._runner(statuses)
@@ -296,7 +296,7 @@ def test_doctor_says_which_model_runner_is_left(gone: list[str], words: str) -> 
 
 
 def test_doctor_fails_for_every_seam_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_integration import compat
+    from vllm_integration.seams import install as compat
 
     for changed in compat.SEAMS:
         statuses = [

@@ -130,7 +130,7 @@ class TestFile:
 
     def test_the_shipped_pack(self):
         pack = RecipePack.load()
-        assert pack.made_by == "python -m benchmarks.learn_recipes"
+        assert pack.made_by == "python -m benchmarks.learn.recipes"
         assert len(pack.recipes) > 10_000
         assert SHIPPED.stat().st_size < 1 << 20
 

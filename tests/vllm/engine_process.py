@@ -76,7 +76,7 @@ def allow_asynchronous_scheduling() -> None:
 
 def delay_counts(steps: int) -> None:
     """Draft lengths arrive `steps` steps late, as they do from a GPU; here they would be there at once."""
-    from vllm_integration.draft_counts import DraftCounts
+    from vllm_integration.worker.draft_reporter import DraftCounts
 
     attach = DraftCounts.attach
 
@@ -130,12 +130,12 @@ def stand_in_for_the_grammar_kernel() -> None:
 
 def record_drafts(directory: str) -> None:
     """Each rank writes what it drafts: one JSON line a step in `directory/rank-N`."""
-    from vllm_integration import compat
+    from vllm_integration.seams import install as compat
 
     def wrap() -> None:
         from vllm.distributed import get_world_group
 
-        from vllm_integration.speculator import PredictedOutputsSpeculator
+        from vllm_integration.worker.speculator import PredictedOutputsSpeculator
 
         propose = PredictedOutputsSpeculator.propose
 
@@ -148,7 +148,7 @@ def record_drafts(directory: str) -> None:
 
         PredictedOutputsSpeculator.propose = recording
 
-    compat.when_imported("vllm_integration.speculator", wrap)
+    compat.when_imported("vllm_integration.worker.speculator", wrap)
 
 
 class Engine:
@@ -195,7 +195,7 @@ class Engine:
 
     def _record_usage(self) -> None:
         """What the front end has counted of a request when it ends."""
-        from vllm_integration.collector import collector
+        from vllm_integration.frontend.usage_collector import collector
 
         end = collector.end
 
@@ -239,7 +239,8 @@ class Engine:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        from vllm_integration import PredictedOutputParams, wire
+        from vllm_integration import PredictedOutputParams
+        from vllm_integration.wire import prediction as wire
 
         extra: dict[str, Any] = {}
         if request.get("prediction") is not None:
@@ -326,7 +327,7 @@ class Engine:
 
     @staticmethod
     def followed() -> int:
-        from vllm_integration.collector import collector
+        from vllm_integration.frontend.usage_collector import collector
 
         return len(collector.requests) + len(collector.tags)
 

@@ -23,7 +23,7 @@ import pytest
 from tiny_llama import build, greedy_by_transformers
 from vllm_harness import MAX_MODEL_LEN, K, OfflineEngine, Server
 
-from vllm_integration import compat
+from vllm_integration.seams import install as compat
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

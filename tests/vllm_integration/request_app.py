@@ -10,7 +10,8 @@ from typing import Any
 from vllm_fakes import config
 from vllm_harness import MAX_MODEL_LEN
 
-from vllm_integration import api, body_limit
+from vllm_integration.frontend import body_limit
+from vllm_integration.frontend import endpoints as api
 
 #: A good request to each endpoint.
 ENDPOINTS = {

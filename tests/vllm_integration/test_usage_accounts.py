@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from vllm_integration import collector, metrics, response_usage, wire
-from vllm_integration.accounts import HEADER, Accounts, Message, Verified, decode, encode
-from vllm_integration.draft_counts import Proposed, Report
-from vllm_integration.settings import Settings
-from vllm_integration.usage import RequestUsage, SourceCount
+from vllm_integration.config.settings import Settings
+from vllm_integration.frontend import metrics, response_usage
+from vllm_integration.frontend import usage_collector as collector
+from vllm_integration.scheduler.verification_ledger import HEADER, Accounts, Message, Verified, decode, encode
+from vllm_integration.wire import prediction as wire
+from vllm_integration.wire.usage import RequestUsage, SourceCount
+from vllm_integration.worker.draft_reporter import Proposed, Report
 
 PREDICTION, CONTEXT, RECIPE = 1, 2, 3
 

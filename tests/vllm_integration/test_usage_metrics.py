@@ -11,10 +11,12 @@ from typing import Any
 import prometheus_client
 import pytest
 
-from vllm_integration import collector, limits, metrics, wire
-from vllm_integration.accounts import Message, Verified
-from vllm_integration.collector import Collector
-from vllm_integration.prediction_field import checked_text
+from vllm_integration.frontend import limits, metrics
+from vllm_integration.frontend import usage_collector as collector
+from vllm_integration.frontend.prediction_field import checked_text
+from vllm_integration.frontend.usage_collector import Collector
+from vllm_integration.scheduler.verification_ledger import Message, Verified
+from vllm_integration.wire import prediction as wire
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docs" / "grafana" / "gpu_align.json"

@@ -12,8 +12,9 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm_integration import adaptive, compat, engine_config
+from vllm_integration.config import adaptive, engine_config
 from vllm_integration.seams import SEAMS
+from vllm_integration.seams import install as compat
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 

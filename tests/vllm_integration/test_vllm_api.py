@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 from vllm_fakes import config
 
-from vllm_integration import (
-    PredictedOutputParams,
-    api,
-    compat,
-    engine_config,
-    inputs,
-    limits,
-    response_usage,
-    wire,
-)
-from vllm_integration.limits import Limits, PredictionError
-from vllm_integration.prediction_field import parse_prediction
+from vllm_integration import PredictedOutputParams
+from vllm_integration.config import engine_config
+from vllm_integration.frontend import endpoints as api
+from vllm_integration.frontend import input_processor as inputs
+from vllm_integration.frontend import limits, response_usage
+from vllm_integration.frontend.limits import Limits, PredictionError
+from vllm_integration.frontend.prediction_field import parse_prediction
+from vllm_integration.seams import install as compat
+from vllm_integration.wire import prediction as wire
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
@@ -386,7 +383,7 @@ def test_an_unforeseen_error_serves_the_request_without(
     ("method", "model", "ours"),
     [
         ("custom_class", "vllm_integration.PredictedOutputs", True),
-        ("custom_class", "vllm_integration.proposer.PredictedOutputs", True),
+        ("custom_class", "vllm_integration.worker.proposer_v1.PredictedOutputs", True),
         ("custom_class", "another.Drafter", False),
         ("ngram", "ngram", False),
     ],

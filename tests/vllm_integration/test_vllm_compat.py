@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from vllm_integration import compat, plugin
-from vllm_integration.compat import Seam
+from vllm_integration import plugin
+from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import Seam
 
 MODULE = "engine_of_the_compat_tests"
 SOURCE = """

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm_fakes import proposed, request_of
 
-from vllm_integration.draft_counts import Proposed
-from vllm_integration.draft_slots import FEW, DraftSlots
+from vllm_integration.scheduler.draft_budget import FEW, DraftSlots
+from vllm_integration.worker.draft_reporter import Proposed
 
 K = 16
 

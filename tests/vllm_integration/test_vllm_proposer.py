@@ -11,8 +11,11 @@ import pytest
 import yaml
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
-from vllm_integration import PredictedOutputParams, compat, plugin, proposer, wire
-from vllm_integration.proposer import PredictedOutputs
+from vllm_integration import PredictedOutputParams, plugin
+from vllm_integration.seams import install as compat
+from vllm_integration.wire import prediction as wire
+from vllm_integration.worker import proposer_v1 as proposer
+from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 

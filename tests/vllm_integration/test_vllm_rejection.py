@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 
 from vllm.v1.sample import rejection_sampler
 
-from vllm_integration import rejection
+from vllm_integration.worker import rejection_v1 as rejection
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ from request_app import ENDPOINTS, Serving, make_app, send
 from request_server import serve
 from vllm_harness import Server
 
-from vllm_integration import api, compat, inputs
+from vllm_integration.frontend import endpoints as api
+from vllm_integration.frontend import input_processor as inputs
+from vllm_integration.seams import install as compat
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from request_app import ENDPOINTS, send
 
-from vllm_integration import body_limit, compat, limits
+from vllm_integration.frontend import body_limit, limits
+from vllm_integration.seams import install as compat
 
 pytestmark = pytest.mark.vllm
 

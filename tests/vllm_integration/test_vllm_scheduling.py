@@ -11,9 +11,9 @@ import pytest
 import torch
 from vllm_fakes import proposed, request_of
 
-from vllm_integration import draft_counts
-from vllm_integration.draft_counts import DraftCounts, Proposed, survival_levels
-from vllm_integration.draft_slots import DraftSlots
+from vllm_integration.scheduler.draft_budget import DraftSlots
+from vllm_integration.worker import draft_reporter as draft_counts
+from vllm_integration.worker.draft_reporter import DraftCounts, Proposed, survival_levels
 
 K = 16
 
@@ -29,7 +29,7 @@ K = 16
 def test_the_schedulers_go_by_the_settings(
     environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduling = pytest.importorskip("vllm_integration.scheduling")
+    scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
     made: list[tuple[Any, ...]] = []
 
     def make(k: int, budget: int, everybody: bool, *, fill: int, sure: float, sure_late: float) -> None:
@@ -51,7 +51,7 @@ def test_the_schedulers_go_by_the_settings(
 
 def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     """One of our schedulers with nothing of vLLM's in it but the requests that run."""
-    scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduling"), name))
+    scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
     scheduler.draft_slots, scheduler.running = DraftSlots(K, 1000, False, fill=fill), list(running)
     return scheduler
 

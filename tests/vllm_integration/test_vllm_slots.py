@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_integration.debug_log import DebugLog, StepRecord, safe_name
-from vllm_integration.settings import Settings
-from vllm_integration.slots import SlotTable
-from vllm_integration.usage import RequestUsage, StopRule
+from vllm_integration.config.settings import Settings
+from vllm_integration.wire.usage import RequestUsage, StopRule
+from vllm_integration.worker.debug_log import DebugLog, StepRecord, safe_name
+from vllm_integration.worker.slot_table import SlotTable
 
 
 def test_slots_are_given_smallest_first_and_only_once() -> None:

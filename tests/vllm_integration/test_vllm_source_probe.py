@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_integration import compat, engine_config, source_probe
-from vllm_integration.seams import SEAMS, Seam, SeamStatus
-from vllm_integration.source_probe import Sources, installed_root, probe_sources
+from vllm_integration.config import engine_config
+from vllm_integration.seams import SEAMS, Seam, SeamStatus, source_probe
+from vllm_integration.seams import install as compat
+from vllm_integration.seams.source_probe import Sources, installed_root, probe_sources
 
 MODULES = {
     "engine/__init__.py": "from .base import Base as Exported\nfrom engine.lazy import helper\n",
@@ -95,7 +96,7 @@ def installed() -> Path:
 
 def test_every_seam_is_in_the_installed_vllm_and_this_is_found_without_importing_it() -> None:
     code = (
-        "import sys; from vllm_integration.source_probe import installed_root, probe_sources;"
+        "import sys; from vllm_integration.seams.source_probe import installed_root, probe_sources;"
         "bad = [s for s in probe_sources(installed_root()) if s.state != 'found'];"
         "print(bad, [m for m in ('vllm', 'torch', 'triton') if m in sys.modules])"
     )

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from gpu_align import Drafter, Recipes
-from vllm_integration import compat, wire
-from vllm_integration.draft_counts import received
+from vllm_integration.seams import install as compat
+from vllm_integration.wire import prediction as wire
+from vllm_integration.worker.draft_reporter import received
 
 pytest.importorskip("vllm")
 
@@ -36,7 +37,7 @@ class DenseTensor:
 @pytest.fixture
 def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`make(rank, ranks, recipes)`: a speculator over a table of 4 rows, as that rank's runner would make it."""
-    from vllm_integration import speculator as module
+    from vllm_integration.worker import speculator as module
 
     if DEVICE.type == "cpu":  # vLLM's wants pinned memory, which only the engine's own start-up does without
         monkeypatch.setattr(module, "StagedWriteTensor", DenseTensor)
@@ -238,7 +239,7 @@ def test_a_prediction_that_finds_no_room_is_counted_and_its_request_drafts_from_
     speculator: Any, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpu_align.arena import PredictionArena
-    from vllm_integration import predictions
+    from vllm_integration.worker import accept as predictions
 
     monkeypatch.setattr(speculator.drafter, "_arena", PredictionArena(256))
     predictions.take_refusals()
@@ -273,7 +274,7 @@ def test_strict_raises_instead(speculator: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
-    from vllm_integration import speculator as module
+    from vllm_integration.worker import speculator as module
 
     class Runner:
         def __init__(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_integration import wire
-from vllm_integration.draft_counts import Proposed, survival_levels
+from vllm_integration.wire import prediction as wire
+from vllm_integration.worker.draft_reporter import Proposed, survival_levels
 
 
 class FakeDrafter:

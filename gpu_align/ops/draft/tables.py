@@ -1,7 +1,7 @@
 """Survival tables: how likely the first k drafts of a candidate are all accepted, given its class.
 
 A class is what one can tell about a candidate before it is verified; README.md here lists them. The numbers
-are learned offline (``python -m benchmarks.learn_survival``) and shipped as ``survival.json``.
+are learned offline (``python -m benchmarks.learn.survival``) and shipped as ``survival.json``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SurvivalTables:
         Args:
             num_draft_tokens: K >= 1.
             device: where the tensors live.
-            path: a JSON file as ``benchmarks.learn_survival`` writes it; None is the shipped one.
+            path: a JSON file as ``benchmarks.learn.survival`` writes it; None is the shipped one.
             min_survival: drafting stops where the survival falls below this, ``0 <= p <= 1``.
             min_survival_lost: the same in a prediction that the output does not follow, where it is larger.
 

@@ -1,0 +1,5 @@
+"""``python -m benchmarks.corpus``."""
+
+from benchmarks.corpus.build import main
+
+raise SystemExit(main())

@@ -1,0 +1,140 @@
+"""Learn the recipe pack that comes with the library: ``python -m benchmarks.learn.recipes [OUT.json.gz]``.
+
+The texts are those of the tuning split: packages that no reported corpus contains. How far its promises hold is
+measured on packages that it does not know: a pack is learned from all but one part of the split, and the drafter
+replays that part with it. Drafts from recipes are accepted less often than the counts promise, as they are
+chosen where nothing else is likely; the calibration says by how much. It changes what is chosen, so the replay is
+repeated with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.corpus import build as corpus
+from benchmarks.quality.runs import Entry, read_entries
+from gpu_align import RecipePack, Source
+from gpu_align.ops.recipe import RecipeTable
+from gpu_align.ops.recipe.reference import find_recipe
+from gpu_align.recipes.pack import NUM_BINS, SHIPPED
+from gpu_align.simulate import Record, load_tokenizer
+from gpu_align.simulate.drafter_policy import DrafterPolicy
+
+#: Parts of the split, by package, of which each is replayed with what the others taught.
+NUM_PARTS = 6
+NUM_DRAFT_TOKENS = 64
+NUM_ROUNDS = 6
+#: What the bins of the calibration stand for.
+MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+#: Offsets are drawn towards none by so many drafts.
+PRIOR = 30
+
+
+def texts_of(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """``(package, text)`` of every prediction and output, each text once, sorted."""
+    tokenizer = load_tokenizer("tekken")
+    texts = set()
+    for entry in entries:
+        for tokens in (entry.record.prediction, entry.record.output):
+            text = b"".join(map(tokenizer.token_bytes, tokens)).decode()
+            texts.add((entry.package, text))
+    return sorted(texts)
+
+
+def parts_of(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], list[Record]]]:
+    """``(learned from, replayed)``, by package."""
+    packages = sorted({entry.package for entry in entries})
+    for part in range(NUM_PARTS):
+        held_out = set(packages[part::NUM_PARTS])
+        yield (
+            [entry for entry in entries if entry.package not in held_out],
+            [entry.record for entry in entries if entry.package in held_out],
+        )
+
+
+def learn(entries: Sequence[Entry]) -> RecipePack:
+    """A pack of these texts that is not calibrated."""
+    return RecipePack.learn(texts_of(entries), made_by="python -m benchmarks.learn.recipes")
+
+
+def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
+    """[3, NUM_BINS]: drafts from recipes that were reached, by what the counts promise; that in sum; accepted."""
+    pack, records = part
+    policy = DrafterPolicy.for_records(records, NUM_DRAFT_TOKENS, recipes=pack.tokenize(_encode))
+    counted = RecipeTable.build(
+        pack.calibrated([0.0] * NUM_BINS).tokenize(_encode), NUM_DRAFT_TOKENS, "cpu"
+    ).numpy()
+    counts = np.zeros((3, NUM_BINS))
+    for record in records:
+        policy.start(record.prompt, record.prediction, NUM_DRAFT_TOKENS)
+        tokens = np.array([*record.prompt, *record.output])
+        done = 1
+        policy.extend(record.output[:1])
+        while done < len(record.output):
+            draft = policy.propose()[: len(record.output) - done]
+            accepted = 0
+            recipe = find_recipe(counted, tokens, len(record.prompt) + done)
+            for token in draft:
+                right = token == record.output[done + accepted]
+                if policy.source == Source.RECIPE:
+                    p = float(counted.confidence[recipe, accepted])
+                    counts[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += 1, p, right
+                if not right:
+                    break
+                accepted += 1
+            step = record.output[done : done + accepted + 1]
+            policy.extend(step)
+            done += len(step)
+    return counts
+
+
+def rising(offsets: npt.NDArray[np.float64]) -> list[float]:
+    """[NUM_BINS]: the offsets with which what is promised rises with what is counted."""
+    promised = np.maximum.accumulate(MIDDLES + offsets + np.arange(NUM_BINS) * 1e-4)
+    return [round(float(offset), 4) for offset in promised - MIDDLES]
+
+
+def _encode(texts: list[str]) -> list[list[int]]:
+    return [load_tokenizer("tekken").encode(text) for text in texts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped pack")
+    parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = args.pairs or Path(folder) / "pairs.jsonl.gz"
+        if args.pairs is None:
+            corpus.main([str(pairs), "--set", "tune"])
+        entries = [entry for entry in read_entries(pairs) if entry.tokens == "tekken"]
+    pack, parts = learn(entries), list(parts_of(entries))
+    calibration = [0.0] * NUM_BINS
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        packs = pool.map(learn, [known for known, _ in parts], chunksize=1)
+        for number in range(NUM_ROUNDS):
+            tasks = [(p.calibrated(calibration), part) for p, (_, part) in zip(packs, parts, strict=True)]
+            drafts, promised, accepted = np.sum(pool.map(observe, tasks, chunksize=1), axis=0)
+            # Half of the way: what is chosen depends on it, and would go to and fro.
+            offsets = (accepted - promised) / (drafts + PRIOR)
+            calibration = rising(offsets if not number else (offsets + calibration) / 2)
+            print(f"round {number}: {drafts.sum():,.0f} drafts, {accepted.sum():,.0f} accepted")
+    print(f"{'counted':>10} {'drafts':>8} {'offset':>8}")
+    for i, (number, offset) in enumerate(zip(drafts, calibration, strict=True)):
+        print(f"{i / NUM_BINS:5.2f}-{(i + 1) / NUM_BINS:.2f} {number:8.0f} {offset:+8.3f}")
+    pack.calibrated(calibration).save(args.out)
+    print(f"wrote {args.out}: {len(pack.words):,} words, {len(pack.recipes):,} recipes")
+
+
+if __name__ == "__main__":
+    main()

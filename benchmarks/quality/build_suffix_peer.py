@@ -1,0 +1,114 @@
+"""Build Arctic's suffix decoding for comparison: ``python -m benchmarks.quality.build_suffix_peer``.
+
+The published wheel of arctic-inference comes with an engine. What the benchmark compares with is its suffix tree
+alone, two C++ files that need neither. So this takes the sdist from PyPI, compiles those files against nanobind
+with the C++ compiler of the machine, and leaves an importable ``arctic_inference.suffix_decoding`` in
+``.cache/suffix_peer``: the package's own Python beside the compiled tree, unchanged. Nothing of it is kept in this
+repository, and nothing is installed.
+
+With ``PYTHONPATH=.cache/suffix_peer``, ``gpu-align simulate --policy suffix_decoding`` finds it; the benchmarks
+look there by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+VERSION = "0.3.0"
+NANOBIND = "2.9.2"
+DEFAULT_FOLDER = Path(".cache/suffix_peer")
+#: Names the versions that a finished build was made from; written last.
+STAMP = "BUILT"
+
+
+def add_to_path(folder: Path = DEFAULT_FOLDER) -> bool:
+    """Let this process import what `build` left in `folder`; False if there is nothing."""
+    if not (folder / STAMP).is_file():
+        return False
+    if str(folder.resolve()) not in sys.path:
+        sys.path.append(str(folder.resolve()))
+    return True
+
+
+def build(folder: Path = DEFAULT_FOLDER) -> None:
+    """Download and compile into `folder`; does nothing where that is done already.
+
+    Raises:
+        RuntimeError: no C++ compiler, no network, or the compiler failed; the message has its last lines.
+    """
+    # An extension belongs to one Python: another one builds again.
+    stamp = f"arctic-inference {VERSION}, nanobind {NANOBIND}, {sys.implementation.cache_tag}\n"
+    if (folder / STAMP).is_file() and (folder / STAMP).read_text() == stamp:
+        return
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if compiler is None:
+        raise RuntimeError("no C++ compiler: install g++ or clang++, or name one in CXX")
+    shutil.rmtree(folder, ignore_errors=True)
+    work = folder / "src"
+    work.mkdir(parents=True)
+    _run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
+          "--target", str(work), f"nanobind=={NANOBIND}"])  # fmt: skip
+    sdist = _download_sdist(work)
+    with tarfile.open(sdist) as opened:
+        opened.extractall(work, filter="data")
+    source = work / sdist.name.removesuffix(".tar.gz")
+    package = folder / "arctic_inference" / "suffix_decoding"
+    package.mkdir(parents=True)
+    # No __init__.py beside it: the real one imports the engine plugin, and a namespace package needs none.
+    for name in ("__init__.py", "cache.py"):
+        shutil.copy(source / "arctic_inference" / "suffix_decoding" / name, package / name)
+    nanobind, tree = work / "nanobind", source / "csrc" / "suffix_decoding"
+    _run([compiler, "-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden",
+          "-fno-strict-aliasing", *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
+          f"-I{sysconfig.get_paths()['include']}", f"-I{nanobind / 'include'}",
+          f"-I{nanobind / 'ext/robin_map/include'}",
+          *map(str, (tree / "bindings.cc", tree / "suffix_tree.cc", nanobind / "src/nb_combined.cpp")),
+          "-o", str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")])  # fmt: skip
+    (folder / STAMP).write_text(stamp)
+
+
+def _download_sdist(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
+               "--no-binary=arctic-inference", "--dest", str(folder), f"arctic-inference=={VERSION}"]  # fmt: skip
+    # To name an sdist's metadata pip runs its build script. In this environment that takes no more than
+    # setuptools; an isolated one, with all that the script would build against, is the fallback.
+    try:
+        _run([*command, "--no-build-isolation"])
+    except RuntimeError:
+        _run(command)
+    return next(folder.glob("arctic_inference-*.tar.gz"))
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise RuntimeError(f"{' '.join(command[:4])} … failed ({done.returncode}):\n{message}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code (0, or 1: it could not be built)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality.build_suffix_peer",
+        description="Build Arctic's suffix decoding for comparison.",
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"({DEFAULT_FOLDER})")
+    options = parser.parse_args(argv)
+    try:
+        build(options.folder)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"suffix decoding of arctic-inference {VERSION} is in {options.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

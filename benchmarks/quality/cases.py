@@ -1,0 +1,144 @@
+"""Cases with a known answer: perfect and unrelated predictions, one-line edits, and the steps after an edit."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rapidfuzz.distance import LCSseq
+
+from benchmarks.corpus.edits import one_line_edit
+from benchmarks.quality.runs import Entry
+from gpu_align.simulate import Record
+from gpu_align.simulate.policies import OURS, make_policies
+from gpu_align.simulate.tokenizers import TextTokenizer, token_texts
+
+#: Length of the files that get a one-line edit, tokens; and edits a file.
+FILE_TOKENS, EDITS_A_FILE = 1_000, 3
+#: A stretch of the prediction that the output follows for fewer tokens is no re-entry.
+MIN_RESUMED = 8
+
+
+def least_steps(num_output: int, num_draft_tokens: int) -> int:
+    """Steps for a perfect prediction: the prefill gives one token, each step after it K + 1."""
+    return 1 + -(-(num_output - 1) // (num_draft_tokens + 1))
+
+
+def perfect(entries: Sequence[Entry]) -> list[Entry]:
+    """Each output as its own prediction."""
+    return [_like(e, e.record.output, "perfect") for e in entries]
+
+
+def without_prediction(entries: Sequence[Entry]) -> list[Entry]:
+    """The same outputs, and nothing predicted."""
+    return [_like(e, [], "nothing") for e in entries]
+
+
+def unrelated(entries: Sequence[Entry]) -> list[Entry]:
+    """Each output with the prediction of a record of another package, of the same sort of text and tokens."""
+    found = []
+    for entry in entries:
+        alike = (e for e in entries if (e.text, e.tokens) == (entry.text, entry.tokens))
+        others = [e for e in alike if e.package != entry.package and e.record.prediction]
+        if others:
+            other = _rng("unrelated", entry.record.id).choice(others)
+            found.append(_like(entry, other.record.prediction, "unrelated_case"))
+    return found
+
+
+def one_line_edits(entries: Sequence[Entry], tokenizer: TextTokenizer) -> list[Entry]:
+    """Files of about `FILE_TOKENS` tokens, whole lines, and each with one word or number of one line replaced."""
+    found = []
+    for entry in entries:
+        record = entry.record
+        if entry.tokens != "tekken" or len(record.output) < FILE_TOKENS:
+            continue
+        text = "".join(token_texts(tokenizer, record.output[:FILE_TOKENS])).rpartition("\n")[0] + "\n"
+        before = tokenizer.encode(text)
+        if len(before) < FILE_TOKENS // 2:
+            continue  # one long line, and nothing before it
+        for number in range(EDITS_A_FILE):
+            after = one_line_edit(text, text, _rng("line", record.id, str(number)))
+            if after is not None:
+                pair = Record(f"{record.id}#{number}", [], before, tokenizer.encode(after), record.tokenizer)
+                found.append(Entry(pair, "one_line", entry.text, entry.package, entry.split, entry.tokens))
+    return found
+
+
+@dataclass
+class Resumption:
+    """What happened at the first step with two tokens of the prediction matched again.
+
+    Attributes:
+        edits: places where the output left the prediction and came back, and a step began inside the part that it
+            came back to.
+        drafted: of them, where that step drafted something.
+        right: of them, where the first token of the draft was right.
+    """
+
+    edits: int = 0
+    drafted: int = 0
+    right: int = 0
+
+
+def reentries(prediction: Sequence[int], output: Sequence[int]) -> list[tuple[int, int]]:
+    """``(start in the output, length)`` of every stretch that follows the prediction again after an edit.
+
+    By the LCS alignment of the two: an "equal" block of `MIN_RESUMED` tokens or more that something inserted,
+    deleted or replaced comes before.
+    """
+    found = []
+    edited = False
+    for operation in LCSseq.opcodes(prediction, output):
+        start, end = operation.dest_start, operation.dest_end
+        if operation.tag != "equal":
+            edited = True
+        elif edited and end - start >= MIN_RESUMED:
+            found.append((start, end - start))
+            edited = False
+    return found
+
+
+def resumption(records: Sequence[Record], num_draft_tokens: int) -> Resumption:
+    """Replay with our drafter, and look at the first step after each edit.
+
+    For a stretch that begins at output token j (`reentries`) this is the first step that starts with
+    ``n >= j + 2`` tokens known, so that the last two of them, or more, are tokens of the stretch. Edits that one
+    step passes over whole, because a draft from elsewhere was accepted across them, have no such step and do not
+    count.
+    """
+    seen = Resumption()
+    if not records:
+        return seen
+    [policy] = make_policies([OURS], records, num_draft_tokens)
+    for record in records:
+        pending = reentries(record.prediction, record.output)
+        policy.start(record.prompt, record.prediction, num_draft_tokens)
+        policy.extend(record.output[:1])
+        done, length = 1, len(record.output)
+        while done < length:
+            draft = policy.propose()
+            while pending and pending[0][0] + 2 <= done:
+                start, size = pending.pop(0)
+                if done < start + size:
+                    seen.edits += 1
+                    seen.drafted += bool(draft)
+                    seen.right += bool(draft) and draft[0] == record.output[done]
+            taken = 0
+            while taken < min(len(draft), length - done) and draft[taken] == record.output[done + taken]:
+                taken += 1
+            fresh = record.output[done : done + taken + 1]
+            policy.extend(fresh)
+            done += len(fresh)
+    return seen
+
+
+def _like(entry: Entry, prediction: list[int], kind: str) -> Entry:
+    record = Record(f"{kind}:{entry.record.id}", [], prediction, entry.record.output, entry.record.tokenizer)
+    return Entry(record, kind, entry.text, entry.package, entry.split, entry.tokens)
+
+
+def _rng(*parts: str) -> random.Random:
+    return random.Random(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big"))

@@ -1,0 +1,160 @@
+"""What draft quality has to be, as rows with a verdict each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.quality.cases import Resumption, least_steps
+from benchmarks.quality.curves import Point, curve, height
+from benchmarks.quality.runs import Counts, Entry, Run
+from gpu_align.simulate import Reliability
+from gpu_align.simulate.policies import OURS
+from gpu_align.simulate.replay import PairResult
+
+#: Ahead of every peer by this factor, at no more rejections than the peer's.
+LEAD = 1.10
+#: Tokens a step on the five packages, and the most rejected per accepted at which they have to be reached.
+TARGETS = (Point(0.59, 13.4), Point(0.20, 10.9))
+MAX_STEPS_ABOVE = 3
+MAX_UNRELATED_REJECTED = 0.05
+MIN_RESUMED_SHARE = 0.95
+MAX_GAP = 0.05
+#: K of the checks that name none.
+K = 64
+
+
+class Check(NamedTuple):
+    """One row: what was measured, what it has to be, and whether it is."""
+
+    name: str
+    value: str
+    wanted: str
+    passed: bool
+
+
+def point(counts: Counts) -> Point:
+    """A run's place in the picture."""
+    return Point(counts.rejected_per_accepted, counts.tokens_per_step)
+
+
+def our_curve(counts: Mapping[Run, Counts], num_draft_tokens: int) -> list[Point]:
+    """The curve through all settings of our drafter at one K, with recipes."""
+    return curve(
+        point(c)
+        for run, c in counts.items()
+        if run.policy == OURS and run.num_draft_tokens == num_draft_tokens and not run.without_recipes
+    )
+
+
+def peer_checks(counts: Mapping[Run, Counts], bounds: Iterable[str]) -> list[Check]:
+    """Ten per cent over each peer at K = 64; at other K, no peer above our curve."""
+    checks = []
+    for k in sorted({run.num_draft_tokens for run in counts}, reverse=True):
+        ours = our_curve(counts, k)
+        factor = LEAD if k == K else 1.0
+        for run, c in counts.items():
+            if run.num_draft_tokens != k or run.policy in (OURS, *bounds):
+                continue
+            peer = point(c)
+            reached = height(ours, peer.rejected_per_accepted)
+            name = (
+                f"K={k}: over {run.policy} ({peer.tokens_per_step:.2f} at {peer.rejected_per_accepted:.3f})"
+            )
+            if reached is None:
+                checks.append(Check(name, "no setting with so few rejections", f"x {factor:.2f}", False))
+                continue
+            ratio = reached / peer.tokens_per_step
+            checks.append(Check(name, f"{reached:.2f} (x {ratio:.2f})", f"x {factor:.2f}", ratio >= factor))
+    return checks
+
+
+def five_checks(counts: Mapping[Run, Counts]) -> list[Check]:
+    """The tokens a step that the five packages have to reach."""
+    ours = our_curve(counts, K)
+    checks = []
+    for target in TARGETS:
+        reached = height(ours, target.rejected_per_accepted)
+        checks.append(
+            Check(
+                f"five packages, at most {target.rejected_per_accepted:.2f} rejected per accepted",
+                "none" if reached is None else f"{reached:.2f} tokens a step",
+                f"{target.tokens_per_step:.1f}",
+                reached is not None and reached >= target.tokens_per_step,
+            )
+        )
+    return checks
+
+
+def perfect_check(pairs: Sequence[PairResult]) -> Check:
+    """A perfect prediction takes the least possible number of steps."""
+    over = [p for p in pairs if p.steps != least_steps(p.output_tokens, K)]
+    value = f"{len(pairs) - len(over)} of {len(pairs)} outputs at the exact minimum"
+    return Check("perfect prediction", value, "all", bool(pairs) and not over)
+
+
+def one_line_checks(pairs: Sequence[PairResult], clairvoyant: Sequence[PairResult]) -> list[Check]:
+    """Steps above the minimum after a one-line edit: that of a perfect prediction, and of a choice that knows all.
+
+    New tokens that are nowhere before have to be generated one by one by any drafter; the second row allows for
+    them.
+    """
+    rows = []
+    for name, least in (
+        ("above a perfect prediction's", [least_steps(p.output_tokens, K) for p in pairs]),
+        ("above the clairvoyant bound's", [p.steps for p in clairvoyant]),
+    ):
+        above = [p.steps - n for p, n in zip(pairs, least, strict=True)]
+        within = sum(a <= MAX_STEPS_ABOVE for a in above)
+        mean = sum(above) / max(len(above), 1)
+        value = f"{within} of {len(above)} edits, mean {mean:.2f}, most {max(above, default=0)}"
+        wanted = f"all at most {MAX_STEPS_ABOVE}"
+        rows.append(
+            Check(f"one-line edit in 1,000 tokens: steps {name}", value, wanted, 0 < len(above) == within)
+        )
+    return rows
+
+
+def unrelated_checks(unrelated: Counts, without: Counts) -> list[Check]:
+    """What a prediction costs that has nothing to do with the output."""
+    share = unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1)
+    return [
+        Check(
+            "unrelated prediction: rejected drafts from it per output token",
+            f"{share:.4f}",
+            f"at most {MAX_UNRELATED_REJECTED}",
+            unrelated.records > 0 and share <= MAX_UNRELATED_REJECTED,
+        ),
+        Check(
+            "unrelated prediction: steps, beside none at all",
+            f"{unrelated.steps:,} : {without.steps:,}",
+            "no more",
+            0 < unrelated.steps <= without.steps,
+        ),
+    ]
+
+
+def resumption_checks(seen: Resumption) -> list[Check]:
+    """Whether drafting goes on as soon as two tokens match again."""
+    drafted = seen.drafted / max(seen.edits, 1)
+    right = seen.right / max(seen.edits, 1)
+    value = f"{drafted:.1%} of {seen.edits:,} edits; {right:.1%} with the right token first"
+    wanted = f"{MIN_RESUMED_SHARE:.0%} draft"
+    return [
+        Check(
+            "after an edit, first step with two matching tokens", value, wanted, drafted >= MIN_RESUMED_SHARE
+        )
+    ]
+
+
+def reliability_check(reliability: Reliability) -> Check:
+    """Confidence against acceptance, in every decile that holds one per cent of the drafts."""
+    gap = reliability.worst_gap()
+    drafts = int(reliability.drafts.sum())
+    value, passed = f"{gap:.3f} ({drafts:,} drafts)", drafts > 0 and gap <= MAX_GAP
+    return Check("confidence: worst |accepted - promised| of a decile", value, f"at most {MAX_GAP}", passed)
+
+
+def of_kind(pairs: Mapping[int, PairResult], entries: Sequence[Entry], kind: str) -> list[PairResult]:
+    """Results of the entries of one kind, in their order."""
+    return [pairs[index] for index, entry in enumerate(entries) if entry.kind == kind and index in pairs]

@@ -1,0 +1,283 @@
+"""Replays of the corpus by every drafter, spread over processes, and what they counted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus.sources import FIVE
+from benchmarks.quality.build_suffix_peer import add_to_path
+from gpu_align import Recipes
+from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
+from gpu_align.policies.base import Policy
+from gpu_align.simulate import NO_PACK, Record, Reliability, replay
+from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
+from gpu_align.simulate.policies import OURS, config_of, make_policies, setting_name
+from gpu_align.simulate.replay import PairResult
+
+#: Policy names of the two bounds.
+CLAIRVOYANT, PERFECT_CHOOSER = BOUNDS = ("clairvoyant", "perfect_chooser")
+#: Suffix decoding that knows the outputs of the tuning split as earlier responses -> its spec factor.
+CACHED = {"suffix_decoding_deep_cached": 1, "suffix_decoding_4_deep_cached": 4}
+#: As deep as suffix decoding can use at K = 64.
+CACHED_DEPTH = 128
+#: Most output tokens that one task of a worker replays: small enough to keep all workers busy to the end.
+SHARD_TOKENS = 120_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record of the corpus and its labels."""
+
+    record: Record
+    kind: str
+    text: str
+    package: str
+    split: str
+    tokens: str
+
+    @property
+    def in_five(self) -> bool:
+        """Whether it is one of the records of ``--set five``."""
+        names = {package.name for package in FIVE}
+        return self.kind == "python" and self.tokens == "tekken" and self.package in names
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """The corpus, in its order."""
+    entries = []
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            f = json.loads(line)
+            record = Record(
+                f["id"], [], f["prediction"], f["output"], "tekken" if f["tokens"] == "tekken" else None
+            )
+            entries.append(Entry(record, f["kind"], f["text"], f["package"], f["split"], f["tokens"]))
+    return entries
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a drafter may know beside its request, in one kind of tokens.
+
+    Attributes:
+        recipes: the shipped pack.
+        earlier: outputs of the tuning split.
+    """
+
+    recipes: Recipes | None = None
+    earlier: Sequence[Sequence[int]] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One drafter with one setting at one K; a setting of ours may say ``recipes="off"``, too."""
+
+    policy: str
+    num_draft_tokens: int
+    setting: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return setting_name(dict(self.setting)) if self.policy == OURS else self.policy
+
+    @property
+    def without_recipes(self) -> bool:
+        """Whether it is our drafter with something taken away that it has otherwise."""
+        return ("recipes", NO_PACK) in self.setting
+
+
+#: Ours without recipes: for comparison, and no setting of the curve.
+WITHOUT_RECIPES = (("recipes", NO_PACK),)
+
+
+@dataclass
+class Counts:
+    """Sums over records."""
+
+    records: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    rejected_from_prediction: int = 0
+    reliability: Reliability = field(default_factory=Reliability, repr=False)
+
+    def add(self, pair: PairResult) -> None:
+        self.records += 1
+        self.output_tokens += pair.output_tokens
+        self.steps += pair.steps
+        self.accepted += pair.accepted
+        self.rejected += pair.rejected
+        self.rejected_from_prediction += pair.rejected_from.get(1, 0)
+        self.reliability = Reliability.total((self.reliability, pair.reliability))
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.output_tokens / self.steps
+
+    @property
+    def rejected_per_accepted(self) -> float:
+        """Infinite where drafts were made and none was accepted."""
+        return self.rejected / self.accepted if self.accepted else float("inf") if self.rejected else 0.0
+
+    def as_json(self) -> dict[str, int]:
+        names = ["records", "output_tokens", "steps", "accepted", "rejected", "rejected_from_prediction"]
+        return {name: getattr(self, name) for name in names}
+
+
+def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = None) -> list[PairResult]:
+    """Replay `records` with one drafter; results in their order, without times."""
+    k = run.num_draft_tokens
+    known = known or Knowledge()
+    if run.policy == CLAIRVOYANT:
+        return [bound(record, k, everywhere) for record in records]
+    if run.policy == PERFECT_CHOOSER:
+        return perfect_choice(records, k)
+    if run.policy == OURS:
+        from gpu_align.simulate.drafter_policy import replay_batched
+
+        config = config_of({name: value for name, value in run.setting if name != "recipes"})
+        recipes = None if run.without_recipes else known.recipes
+        pairs = replay_batched(records, k, config, recipes=recipes).pairs
+    else:
+        policy = _policy(run, records, known)
+        pairs = [replay(policy, record, k) for record in records]
+    for pair in pairs:
+        pair.propose_ns = []  # not needed, and long
+    return pairs
+
+
+def _policy(run: Run, records: Sequence[Record], known: Knowledge) -> Policy:
+    """A drafter of somebody else's."""
+    if run.policy in RECIPE_POLICIES:
+        if known.recipes is None:
+            raise ValueError(f"{run.policy}: expected recipes in the tokens of the records, found none")
+        return RECIPE_POLICIES[run.policy](known.recipes)
+    if run.policy in CACHED:
+        return SuffixDecoding(
+            CACHED[run.policy], CACHED_DEPTH, name=run.policy, earlier=_earlier_responses(known)
+        )
+    [policy] = make_policies([run.policy], records, run.num_draft_tokens)
+    return policy
+
+
+#: The tree that was used last, and of what it is: it takes seconds to fill, and the runs of one K share it.
+_TREE: list[tuple[Knowledge, EarlierResponses]] = []
+
+
+def _earlier_responses(known: Knowledge) -> EarlierResponses:
+    if not _TREE or _TREE[0][0] is not known:
+        _TREE[:] = [(known, EarlierResponses(known.earlier, CACHED_DEPTH))]
+    return _TREE[0][1]
+
+
+def run_all(
+    runs: Sequence[Run],
+    entries: Sequence[Entry],
+    jobs: int,
+    chosen: Callable[[Run, Entry], bool] = lambda run, entry: True,
+    done: Callable[[Run, int, float], None] = lambda run, tokens, seconds: None,
+    known: Mapping[str, Knowledge] | None = None,
+) -> dict[Run, dict[int, PairResult]]:
+    """Every run over the entries that it is `chosen` for: run → index of the entry → result.
+
+    Args:
+        runs: what to run.
+        entries: the corpus.
+        jobs: processes.
+        chosen: which entries a run replays; all by default.
+        done: told a task's run, tokens and seconds of processor time when it is done.
+        known: by the name of an entry's tokens, what drafters may know in them; nothing by default.
+    """
+    tasks = []
+    for run in runs:
+        # Policies of one call may share one tokenizer, so a task holds records of one.
+        by_tokens: dict[str, list[int]] = defaultdict(list)
+        for index, entry in enumerate(entries):
+            if chosen(run, entry):
+                by_tokens[entry.tokens].append(index)
+        for indices in by_tokens.values():
+            tasks += [(run, shard) for shard in _shards(indices, entries)]
+    # Small budgets take the most steps, bounds the longest a step: what takes long goes first. What shares a tree
+    # of earlier responses stays together, so that no worker fills it twice.
+    tasks.sort(key=lambda task: (*_when(task[0]), entries[task[1][0]].tokens, task[0].num_draft_tokens))
+    results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
+    for (run, indices), pairs, seconds in _pool_map(jobs, entries, known or {}, tasks):
+        results[run].update(zip(indices, pairs, strict=True))
+        done(run, sum(pair.output_tokens for pair in pairs), seconds)
+    return results
+
+
+def _when(run: Run) -> tuple[bool, bool, bool]:
+    return run.policy not in BOUNDS, run.policy != OURS, run.policy not in CACHED
+
+
+_ENTRIES: Sequence[Entry] = ()
+_KNOWN: Mapping[str, Knowledge] = {}
+
+
+def _start_worker(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> None:
+    global _ENTRIES, _KNOWN
+    import torch
+
+    _ENTRIES, _KNOWN = entries, known
+    torch.set_num_threads(1)
+    add_to_path()
+
+
+Task = tuple[Run, list[int]]
+
+
+def _work(task: Task) -> tuple[Task, list[PairResult], float]:
+    run, indices = task
+    began = time.process_time()
+    known = _KNOWN.get(_ENTRIES[indices[0]].tokens)
+    pairs = run_records(run, [_ENTRIES[index].record for index in indices], known)
+    for pair in pairs:
+        # Which step gave which token is not asked for here; it would be most of what travels.
+        pair.origins, pair.step_of = pair.origins[:0], pair.step_of[:0]
+    return task, pairs, time.process_time() - began
+
+
+def _pool_map(
+    jobs: int, entries: Sequence[Entry], known: Mapping[str, Knowledge], tasks: list[Task]
+) -> Iterable[tuple[Task, list[PairResult], float]]:
+    # Spawned, not forked: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, initializer=partial(_start_worker, entries, known)) as pool:
+        yield from pool.imap_unordered(_work, tasks)
+
+
+def _shards(indices: Sequence[int], entries: Sequence[Entry]) -> list[list[int]]:
+    """Parts of `indices` with about equal numbers of tokens, none with many more than `SHARD_TOKENS`."""
+    sizes = {index: len(entries[index].record.output) for index in indices}
+    count = max(1, -(-sum(sizes.values()) // SHARD_TOKENS))
+    shards: list[list[int]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for index in sorted(indices, key=lambda index: -sizes[index]):
+        least = totals.index(min(totals))
+        shards[least].append(index)
+        totals[least] += sizes[index]
+    return shards
+
+
+def total(
+    results: Mapping[int, PairResult],
+    entries: Sequence[Entry],
+    keep: Callable[[Entry], bool] = lambda e: True,
+) -> Counts:
+    """The sums over the entries that `keep` says yes to."""
+    counts = Counts()
+    for index, pair in results.items():
+        if keep(entries[index]):
+            counts.add(pair)
+    return counts

@@ -1,0 +1,307 @@
+"""Throughput of drafting rules on paper: ``python -m benchmarks.serving``.
+
+Replays real edits at batch 1 to 1,024: every place of a batch goes through the corpus, request after request; in
+each step a rule grants draft slots (`serving_rules`), what they bring is looked up in a trace of the drafter
+(`serving_trace`), and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills,
+the batch always full.
+
+One command records the traces, runs every rule, writes the JSON and fills the tables of
+docs/serving-model.md. After a change of the drafter run it again: it fails if the plugin's defaults
+(`vllm_integration.config.settings`) then lose by useless predictions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+import gpu_align
+from benchmarks.corpus import build as corpus
+from benchmarks.serving import page as serving_page
+from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Rule, Worth
+from benchmarks.serving.step_cost import StepCost, paper_costs, read_measured
+from benchmarks.serving.trace import Trace, record_trace, sample, unrelated
+from gpu_align.simulate import read_records, recipes_for
+
+BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
+CONTEXTS = (500, 2_000, 8_000)
+#: Setups whose numbers are shown one by one; the worst case is over all of them.
+SHOWN = (
+    "H100, 8B bf16, context 2,000",
+    "H100, 8B fp8, context 500",
+    "H200, 70B fp8, context 500",
+    "B200, 8B fp8, context 2,000",
+)
+#: Never worse than this share of the throughput without drafts, for useless predictions.
+NEVER_BELOW = 0.99
+#: Nor of a rule that is recommended worse than this, where every draft is rejected.
+REJECTED_BELOW = 0.8
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Who sends what. `every`: one request in so many has a prediction."""
+
+    name: str
+    trace: str
+    every: int
+    says: str
+
+
+MIXES = (
+    Mix("edit", "edit", 1, "every request has the old version of its file as prediction"),
+    Mix("third", "edit", 3, "one request in three has, the others have none"),
+    Mix("unrelated", "unrelated", 1, "every request has another file as prediction: useless"),
+    Mix(
+        "rejected", "rejected", 1, "as unrelated, and the model agrees with no draft whatever: the worst case"
+    ),
+)
+
+
+def rules(num_draft_tokens: int) -> list[Rule]:
+    """What is compared, but for `Worth`, which is another rule on each setup."""
+    grid = [Budget(fill=f, sure=s) for f in (64, 128, 256) for s in (2.0, 0.9, 0.8, 0.7, 0.5)]
+    plain = [Budget(floor=d) for d in (4, 16, 64, 256, 1024, 4096)]
+    return [
+        NoDrafts(),
+        *(FixedK(k) for k in (4, 16, 32) if k <= num_draft_tokens),
+        Lengths(),
+        *plain,
+        *grid,
+        *(Late(Budget(fill=128, sure=s)) for s in (2.0, 0.9, 0.8)),
+        *(Plugin(num_draft_tokens, late) for late in (0, 1, 2)),
+    ]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happened: tokens verified and tokens produced, one entry a step."""
+
+    verified: npt.NDArray[np.int64]
+    produced: npt.NDArray[np.int64]
+
+    def speedup(self, cost: StepCost, batch: int, drafter_ms: float) -> float:
+        """Throughput over that of the same batch without drafts and without a drafter."""
+        times = cost.ms(batch, self.verified) + drafter_ms
+        return float(self.produced.mean() / times.mean() * cost.ms(batch, batch) / batch)
+
+
+def simulate(
+    trace: Trace, rule: Rule, batch: int, every: int = 1, min_steps: int = 120, max_steps: int = 10_000
+) -> Run:
+    """Let `batch` requests decode side by side under `rule`.
+
+    ::
+
+        row[b] = the place of request b in the trace; at first spread evenly
+        repeat until as many tokens are produced as the trace has rows, from min_steps to max_steps steps:
+            granted = rule.grant(what the drafter says at row)
+            accepted = min(granted, length[row], matched[row])
+            produced = min(accepted + 1, what is left of the output)
+            step: batch + sum(granted) tokens verified
+            row += produced; behind a record's last row the next record begins, another request
+
+    Only places ``b`` with ``b % every == 0`` have a prediction. Nothing is random but the order of the places,
+    which depends on `batch` alone.
+
+    Raises:
+        ValueError: ``batch < 1``, or a rule that grants less than 0 or more than K.
+    """
+    if batch < 1:
+        raise ValueError(f"batch: expected 1 or more, found {batch}")
+    num_rows, num_draft_tokens = trace.survival.shape
+    records = np.diff(trace.start)
+    end = np.repeat(trace.start[1:], records)
+    rng = np.random.default_rng(batch)
+    row = ((np.arange(batch) + rng.random(batch)) * num_rows / batch).astype(np.int64)[rng.permutation(batch)]
+    has = np.arange(batch) % every == 0
+    request = np.zeros(batch, dtype=np.int64)
+    verified: list[int] = []
+    produced: list[int] = []
+    total = 0
+    while len(verified) < min_steps or (total < num_rows and len(verified) < max_steps):
+        length = np.where(has, trace.length[row], 0).astype(np.int64)
+        survival = np.where(has[:, None], trace.survival[row], 0).astype(np.uint16)
+        granted = rule.grant(Batch(length, survival, request, has))
+        if granted.min() < 0 or granted.max() > num_draft_tokens:
+            raise ValueError(f"rule {rule.name!r}: expected 0 to {num_draft_tokens} slots, found {granted}")
+        accepted = np.minimum(granted, np.minimum(length, trace.matched[row]))
+        new = np.minimum(accepted + 1, end[row] - row)
+        verified.append(batch + int(granted.sum()))
+        produced.append(int(new.sum()))
+        total += produced[-1]
+        request = request + (row + new == end[row])
+        row = (row + new) % num_rows
+    return Run(np.array(verified), np.array(produced))
+
+
+@lru_cache(maxsize=4)
+def _trace(folder: Path, name: str) -> Trace:
+    if name == "rejected":
+        return _trace(folder, "unrelated").rejected()
+    return Trace.load(folder / f"{name}.npz")
+
+
+def _speedups(
+    rule: Rule, mix: Mix, folder: Path, batches: Sequence[int], costs: Sequence[StepCost], drafter_ms: float
+) -> list[list[float]]:
+    """[setup][batch] speed-ups of one rule under one mix."""
+    trace = _trace(folder, mix.trace)
+    paid = 0.0 if isinstance(rule, NoDrafts) else drafter_ms
+    by_batch = []
+    for batch in batches:
+        run = simulate(trace, copy.deepcopy(rule), batch, mix.every)
+        by_batch.append([run.speedup(cost, batch, paid) for cost in costs])
+    return [list(column) for column in zip(*by_batch, strict=True)]
+
+
+def compare(
+    folder: Path, costs: Sequence[StepCost], shown: Sequence[str], drafter_us: float, jobs: int
+) -> dict[str, Any]:
+    """Every rule under every mix.
+
+    Returns ``{rule: {mix: {"worst": [batch], "gain": float, "shown": {setup: [batch]}}}}``: the least speed-up
+    over all setups, the geometric mean over all setups and batches, and the shown setups one by one. A batch
+    that does not fit in memory counts like any other: a shorter context would make it fit.
+    """
+    num_draft_tokens = _trace(folder, "edit").num_draft_tokens
+    tasks: list[tuple[Rule, Mix, Sequence[StepCost]]] = [
+        (rule, mix, costs) for rule in rules(num_draft_tokens) for mix in MIXES
+    ]
+    known = [cost for cost in costs if cost.name in shown]
+    for cost in known:
+        tasks += [(Worth(cost.ms), mix, [cost]) for mix in MIXES]
+    args = [(rule, mix, folder, BATCHES, used, drafter_us / 1e3) for rule, mix, used in tasks]
+    if jobs == 1:
+        found: Iterable[list[list[float]]] = [_speedups(*a) for a in args]
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            found = list(pool.map(_speedups, *zip(*args, strict=True)))
+    table: dict[str, Any] = {}
+    for (rule, mix, used), speedups in zip(tasks, found, strict=True):
+        row = table.setdefault(rule.name, {}).setdefault(
+            mix.name, {"worst": [math.inf] * len(BATCHES), "shown": {}}
+        )
+        row["worst"] = [
+            min(a, *column) for a, column in zip(row["worst"], zip(*speedups, strict=True), strict=True)
+        ]
+        row["gain"] = statistics.geometric_mean(x for column in speedups for x in column)
+        row["shown"] |= {c.name: s for c, s in zip(used, speedups, strict=True) if c.name in shown}
+    return table
+
+
+def recommend(table: dict[str, Any]) -> dict[str, str | None]:
+    """The rules that never lose by useless predictions and gain most: of all budgets, and of plain ones."""
+
+    def best(names: Iterable[str]) -> str | None:
+        safe = [
+            n
+            for n in names
+            if min(table[n]["unrelated"]["worst"]) >= NEVER_BELOW
+            and min(table[n]["rejected"]["worst"]) >= REJECTED_BELOW
+        ]
+        gain = {n: table[n]["edit"]["gain"] * table[n]["third"]["gain"] for n in safe}
+        return max(gain, key=lambda n: gain[n]) if gain else None
+
+    budgets = [n for n in table if n.startswith(("budget", "fill")) and not n.endswith("late")]
+    return {"rule": best(budgets), "constant": best(n for n in budgets if n.startswith("budget"))}
+
+
+def losses(table: dict[str, Any]) -> list[str]:
+    """What the plugin does by default and must not: one line for each of its rules that loses by useless
+    predictions, at its worst batch on its worst setup."""
+    worst = {name: min(row["unrelated"]["worst"]) for name, row in table.items() if name.startswith("plugin")}
+    return [
+        f"{name}: {value:.3f} of the throughput without drafts by useless predictions, less than {NEVER_BELOW}"
+        for name, value in worst.items()
+        if value < NEVER_BELOW
+    ]
+
+
+def make_traces(corpus_path: Path, folder: Path, max_tokens: int, num_draft_tokens: int, jobs: int) -> None:
+    """Record the traces of the drafter as it is served, with recipes; the corpus is fetched if it is not there."""
+    if not corpus_path.exists() and corpus.main([str(corpus_path)]) != 0:
+        raise typer.Exit(1)
+    records = read_records(corpus_path, "tekken")
+    recipes = recipes_for(records)
+    for name, chosen in (("edit", records), ("unrelated", unrelated(records))):
+        record_trace(sample(chosen, max_tokens), num_draft_tokens, jobs, recipes).save(folder / f"{name}.npz")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list) else value
+
+
+def main(
+    corpus_path: Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")] = Path(
+        ".cache/corpus.jsonl.gz"
+    ),
+    traces: Annotated[Path, typer.Option(help="folder of the traces")] = Path(".cache/serving"),
+    keep_traces: Annotated[bool, typer.Option(help="use the traces that are there")] = False,
+    max_tokens: Annotated[int, typer.Option(help="output tokens that are traced", min=2)] = 30_000,
+    num_draft_tokens: Annotated[int, typer.Option(help="K", min=1)] = 32,
+    drafter_us: Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)] = 15.0,
+    curve: Annotated[
+        list[Path] | None, typer.Option(help="measured step times instead of paper ones")
+    ] = None,
+    json_path: Annotated[Path, typer.Option("--json", help="results")] = Path(
+        "benchmarks/results/serving.json"
+    ),
+    page: Annotated[Path | None, typer.Option(help="page whose tables are filled")] = None,
+    jobs: Annotated[int, typer.Option(help="processes", min=1)] = 2,
+) -> None:
+    """Throughput of drafting rules on paper, from real edits and step-time curves."""
+    costs: list[StepCost] = [cost for context in CONTEXTS for cost in paper_costs(context)]
+    shown: Sequence[str] = SHOWN
+    try:
+        if curve:
+            costs = list(map(read_measured, curve))
+            shown = [cost.name for cost in costs]
+        if not keep_traces:
+            make_traces(corpus_path, traces, max_tokens, num_draft_tokens, jobs)
+        trace = _trace(traces, "edit")
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    table = compare(traces, costs, shown, drafter_us, jobs)
+    results = {
+        "made_by": "python -m benchmarks.serving",
+        "versions": {"gpu_align": gpu_align.__version__, "python": platform.python_version()},
+        "records": len(trace.start) - 1,
+        "positions": len(trace.length),
+        "num_draft_tokens": trace.num_draft_tokens,
+        "drafter_us": drafter_us,
+        "batches": list(BATCHES),
+        "fits": {cost.name: [cost.fits(b) for b in BATCHES] for cost in costs if cost.name in shown},
+        "setups": [cost.name for cost in costs],
+        "recommended": recommend(table),
+        "rules": _rounded(table),
+    }
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    json_path.write_text(serving_page.compact(results), encoding="utf-8")
+    typer.echo(serving_page.text(results))
+    typer.echo(f"wrote {json_path}")
+    if page is not None:
+        page.write_text(serving_page.fill(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+        typer.echo(f"filled {page}")
+    for line in losses(table):
+        typer.echo(f"error: {line}", err=True)
+    if losses(table):
+        raise typer.Exit(1)

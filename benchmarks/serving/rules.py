@@ -1,0 +1,194 @@
+"""Rules that say how many drafts of each request a step verifies; `serving_model` compares them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.serving.trace import ONE
+from vllm_integration.scheduler.draft_budget import DraftSlots, likeliest
+from vllm_integration.wire import prediction as wire
+from vllm_integration.worker.draft_reporter import Proposed, survival_levels
+
+Ints = npt.NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """What a rule may look at before a step of B requests.
+
+    length: [B] drafts proposed; 0 without a prediction. survival: [B, K] the drafter's estimates in units of
+    1/`ONE`, 0 beyond `length`. request: [B] a number that changes when another request takes the place.
+    has_prediction: [B].
+    """
+
+    length: Ints
+    survival: npt.NDArray[np.uint16]
+    request: Ints
+    has_prediction: npt.NDArray[np.bool_]
+
+
+class Rule(Protocol):
+    """Grants draft slots. A slot costs a verified token, whether or not there is a draft in it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def grant(self, batch: Batch) -> Ints:
+        """[B] slots, ``0 <= slots <= K``."""
+
+
+@dataclass(frozen=True)
+class NoDrafts:
+    """Every request gets one token a step."""
+
+    name: str = "none"
+
+    def grant(self, batch: Batch) -> Ints:
+        return np.zeros(len(batch.length), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class FixedK:
+    """K slots for every request, prediction or not: what vLLM schedules on its own."""
+
+    k: int
+
+    @property
+    def name(self) -> str:
+        return f"fixed {self.k}"
+
+    def grant(self, batch: Batch) -> Ints:
+        return np.full(len(batch.length), self.k, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What the drafter proposes, all of it."""
+
+    name: str = "lengths"
+
+    def grant(self, batch: Batch) -> Ints:
+        return batch.length.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most ``max(floor, fill - B)`` drafts in a step, and besides them those that survive with `sure`.
+
+    They are spent where survival is highest; ties go to the first requests of the batch. `fill` bounds the
+    step's tokens, not its drafts: a full batch leaves no room that is free.
+    """
+
+    floor: int = 0
+    fill: int = 0
+    #: 1 or less; above 1 nothing is sure.
+    sure: float = 2.0
+
+    @property
+    def name(self) -> str:
+        parts = [f"budget {self.floor}"] if self.floor else []
+        parts += [f"fill {self.fill}"] if self.fill else []
+        parts += [f"sure {self.sure:g}"] if self.sure <= 1 else []
+        return ", ".join(parts) or "budget 0"
+
+    def grant(self, batch: Batch) -> Ints:
+        budget = max(self.floor, self.fill - len(batch.length))
+        best = likeliest(batch.survival, budget)
+        if self.sure > 1:
+            return best
+        sure = (batch.survival >= np.uint16(np.ceil(self.sure * ONE))).sum(axis=1)
+        return np.asarray(np.maximum(best, sure))
+
+
+@dataclass(frozen=True)
+class Worth:
+    """As many drafts as make ``expected tokens / step time`` largest, the step-time curve being known.
+
+    ``n`` that maximises ``(B + sum of the n largest survivals) / ms(B, B + n)``; the fewest of equally good. An
+    upper bound for rules that do not know the machine.
+    """
+
+    ms: Callable[[int, npt.ArrayLike], npt.NDArray[np.float64]]
+    name: str = "known curve"
+
+    def grant(self, batch: Batch) -> Ints:
+        size = len(batch.length)
+        falling = np.sort(batch.survival[batch.survival > 0])[::-1] / ONE
+        tokens = size + np.concatenate([[0.0], np.cumsum(falling)])
+        times = self.ms(size, size + np.arange(len(tokens)))
+        return likeliest(batch.survival, int(np.argmax(tokens / times)))
+
+
+@dataclass
+class Late:
+    """Another rule, told what was proposed a step ago: drafts that stay on the device while the next step is
+    planned. A request that was not there a step ago gets none."""
+
+    rule: Rule
+    _before: Batch | None = field(init=False, default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.rule.name}, late"
+
+    def grant(self, batch: Batch) -> Ints:
+        before, self._before = self._before, batch
+        if before is None:
+            return np.zeros(len(batch.length), dtype=np.int64)
+        return np.where(before.request == batch.request, self.rule.grant(before), 0)
+
+
+@dataclass
+class Plugin:
+    """The plugin's own policy, `DraftSlots` with its defaults, run as its schedulers run it.
+
+    late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
+    scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
+    time when its tokens are. budget: half of vLLM's `max_num_batched_tokens` on an H100.
+    """
+
+    num_draft_tokens: int
+    late: int = 0
+    budget: int = 4096
+    _slots: DraftSlots = field(init=False, repr=False)
+    _told: deque[list[tuple[str, Proposed]]] = field(init=False, default_factory=deque, repr=False)
+
+    def __post_init__(self) -> None:
+        self._slots = DraftSlots(self.num_draft_tokens, self.budget, False)
+
+    @property
+    def name(self) -> str:
+        return f"plugin, late by {self.late}" if self.late else "plugin"
+
+    def grant(self, batch: Batch) -> Ints:
+        ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
+        lengths = batch.length.tolist()
+        levels = survival_levels(batch.survival / ONE, lengths)
+        self._told.append(
+            [
+                (req_id, Proposed(length, self.late, survival=row))
+                for req_id, length, row in zip(ids, lengths, levels, strict=True)
+            ]
+        )
+        self._slots.report(self._told.popleft() if len(self._told) > self.late else [])
+        self._slots.keep_only(set(ids))
+        requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
+        granted = self._slots.grant(requests, exact=not self.late)
+        return np.array([granted[req_id] for req_id in ids], dtype=np.int64)
+
+
+def _request(req_id: str, has_prediction: bool) -> Any:
+    """As much of a vLLM request as the policy looks at; it never comes near its last token."""
+    extra = {wire.KEY: True} if has_prediction else {}
+    return SimpleNamespace(
+        request_id=req_id,
+        sampling_params=SimpleNamespace(extra_args=extra),
+        max_tokens=1 << 30,
+        num_output_tokens=0,
+    )

@@ -1,0 +1,36 @@
+"""Options and machine of the pytest-benchmark suite: ``make bench``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="on the CPU, too, every size: batch up to 1,024, texts up to 32k"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    config.addinivalue_line("markers", "largest(tokens): batch times size that the CPU does without --full")
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    from benchmarks.speed.workload import machine
+
+    machine_info["gpu_align"] = machine()
+
+
+@pytest.fixture(autouse=True)
+def skip_large(request: pytest.FixtureRequest) -> None:
+    """Tests of one contestant have ``batch`` and ``size``; `largest` marks what the CPU does in good time."""
+    mark = request.node.get_closest_marker("largest")
+    if mark is None or request.config.getoption("--full"):
+        return
+    params = request.node.callspec.params
+    if params["batch"] * params["size"] > mark.args[0]:
+        pytest.skip(f"more than {mark.args[0]:,} tokens: --full")

@@ -1,0 +1,141 @@
+"""What an eager step costs the host, without a GPU: ``python -m benchmarks.speed.host_cost``.
+
+The kernel is compiled for a GPU (sm_90) and Triton launches it there, with a driver in between that only remembers
+what it was asked to launch. So all that Python does is timed, and nothing of what CUDA does (a launch of its own
+takes 2 to 3 µs). Before it is timed, our launch is compared with Triton's: the same kernel, grid and arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from gpu_align import Drafter
+
+BATCH, CONTEXT, K = 64, 8192, 16
+TARGET = GPUTarget("cuda", 90, 32)
+#: A launcher gets three sizes of the grid, stream, function, metadata, this and two hooks, then the kernel's own.
+LAUNCH_METADATA = 6
+
+
+class NoUtils:
+    """What Triton asks of a device, answered as an H100 does."""
+
+    def load_binary(self, *_: Any) -> tuple[int, ...]:
+        return 1, 1, 0, 0, 1024  # module, function, registers, spills, threads
+
+    def unload_module(self, *_: Any) -> None:
+        pass
+
+    def get_device_properties(self, _: int) -> dict[str, int]:
+        return {"max_shared_mem": 232_448}
+
+
+class NoDevice:
+    """A driver that launches nothing. `launches` holds what it was asked to, while it `listens`."""
+
+    utils = NoUtils()
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.listens = True
+
+    def launcher_cls(self, *_: Any) -> Callable[..., None]:
+        def launch(*args: Any) -> None:
+            if self.listens:
+                self.launches.append(args)
+
+        return launch
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+
+def microseconds(call: Callable[[], object], repeats: int = 2000, rounds: int = 10) -> float:
+    """Of one call, in the fastest round."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter_ns()
+        for _ in range(repeats):
+            call()
+        times.append((time.perf_counter_ns() - start) / repeats / 1e3)
+    return min(times)
+
+
+def main() -> None:
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        raise SystemExit("TRITON_INTERPRET: expected unset or 0, found 1: the interpreter launches nothing")
+    warnings.simplefilter("ignore")  # Triton on settings that it will change
+    device = NoDevice()
+    driver.set_active(device)
+    from gpu_align.ops.step import StepLaunch
+    from gpu_align.ops.step.kernels import _step_kernel
+
+    drafter = Drafter(
+        max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=K, vocab_size=131_072,
+        device="cpu",
+    )  # fmt: skip
+    drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
+    token_ids = torch.zeros((BATCH, CONTEXT), dtype=torch.int32)
+    slots = torch.arange(BATCH)
+    total_len, num_sampled = (torch.ones(BATCH, dtype=torch.int32) for _ in range(2))
+
+    # Views at odd addresses, of other strides and sizes, as an engine may pass them from call to call.
+    wide = torch.zeros((BATCH, CONTEXT + 3), dtype=torch.int32)
+    odd = torch.ones(BATCH + 1, dtype=torch.int32)[1:]
+    calls = [
+        (token_ids, total_len, slots, num_sampled),
+        (wide[:, 1 : CONTEXT + 1], odd, slots[1:8], odd[:7]),
+        (token_ids, total_len, slots[:1], num_sampled[:1]),
+    ]
+    for call in calls:
+        drafter.propose(*call)
+    ours = list(device.launches)
+    for call in calls:
+        # Nothing kept from the call before: Triton asks all of its questions.
+        drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
+        drafter.propose(*call)
+    theirs = device.launches[len(ours) :]
+    kernels = list(_step_kernel.device_caches[0][0].values())
+    assert len(kernels) == 1, f"expected one kernel for all calls, found {len(kernels)}"
+    assert len(ours) == len(theirs) == len(calls)
+    for number, pair in enumerate(zip(ours, theirs, strict=True)):
+        for i, (mine, other) in enumerate(zip(*pair, strict=True)):
+            # Tensors are the same ones; what is told to profilers is put together for each launch.
+            same = mine is other or (not isinstance(mine, torch.Tensor) and mine == other)
+            assert same or i == LAUNCH_METADATA, f"call {number}: expected {other}, found {mine}"
+    print(f"{len(calls)} calls launch what Triton launches: the same kernel, grid and arguments")
+
+    device.listens = False
+    settings = drafter._settings
+    kept = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
+
+    def launch(step: StepLaunch) -> None:
+        step(drafter._state, *calls[0], drafter._tables, drafter._draft, **settings)
+
+    def forget() -> None:
+        kept._compiled = None
+        launch(kept)
+
+    launch(kept)
+    drafter._step = kept
+    print(f"launch, as Triton does it   {microseconds(forget, 200):6.1f} µs")
+    print(f"launch, as StepLaunch does  {microseconds(lambda: launch(kept)):6.1f} µs")
+    print(f"Drafter.propose, checks too {microseconds(lambda: drafter.propose(*calls[0])):6.1f} µs")
+
+
+if __name__ == "__main__":
+    main()

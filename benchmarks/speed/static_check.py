@@ -1,0 +1,300 @@
+"""What the compiler made of every kernel, without a GPU: ``python -m benchmarks.speed.static_check [--write]``.
+
+Each kernel (`kernel_configs` has the list) is compiled for `TARGETS`, and these are read from the binary and from
+its disassembly:
+
+    registers  a thread: registers (NVIDIA), vector registers (AMD)
+    scalars    scalar registers a wave; AMD only
+    stack      bytes of stack a thread; anything but 0 is a spill
+    shared     bytes of shared memory a program
+    loads      bits of one thread's load from global memory → how many such instructions
+
+and compared with benchmarks/results/static.json, which has a table for each Triton version that it was written
+with: compilers differ. ``--write`` renews the table of the installed one. Exit code 1: something differs, or
+a kernel spills; every difference is named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+TABLE = Path(__file__).parents[1] / "results" / "static.json"
+OPS = Path(__file__).parents[2] / "gpu_align" / "ops"
+
+#: {kernel and config: {target: {field: value}}}
+Table = dict[str, dict[str, dict[str, Any]]]
+
+
+def find_kernels() -> dict[str, Any]:
+    """``operation.name`` → the function, for every kernel of the library.
+
+    Raises:
+        RuntimeError: the kernels were decorated for the interpreter; nothing can be compiled.
+    """
+    from triton.runtime import JITFunction
+
+    found = {}
+    for path in sorted(OPS.glob("*/kernels.py")):
+        operation = path.parent.name
+        module = importlib.import_module(f"gpu_align.ops.{operation}.kernels")
+        for name, value in vars(module).items():
+            # Kernels of another module that this one imports belong there.
+            if name.endswith("_kernel") and getattr(value, "__module__", None) == module.__name__:
+                if not isinstance(value, JITFunction):
+                    raise RuntimeError(
+                        f"{operation}.{name}: expected a compiled kernel, found {type(value).__name__}"
+                    )
+                found[f"{operation}.{name}"] = value
+    return found
+
+
+def measure(targets: list[str], only: str = "") -> Table:
+    """Compile everything whose label contains `only`, for `targets`.
+
+    Raises:
+        ValueError: a kernel without a configuration, or the other way round.
+    """
+    from benchmarks.speed.kernel_configs import CONFIGS
+
+    kernels = find_kernels()
+    if set(kernels) != set(CONFIGS):
+        raise ValueError(
+            f"benchmarks/speed/kernel_configs.py: expected an entry for each kernel; without one: "
+            f"{sorted(set(kernels) - set(CONFIGS))}, without a kernel: {sorted(set(CONFIGS) - set(kernels))}"
+        )
+    table: Table = {}
+    for name, configs in CONFIGS.items():
+        for config in configs:
+            if only in config.label:
+                if config.label in table:
+                    raise ValueError(f"label: expected different ones, found {config.label!r} twice")
+                table[config.label] = {t: _compile(kernels[name], config, t) for t in targets}
+    return table
+
+
+def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from benchmarks.speed.kernel_configs import TYPES
+
+    types = {**TYPES, **config.types}
+    signature, attrs = {}, {}
+    for i, arg in enumerate(kernel.arg_names):
+        if arg in config.constants:
+            signature[arg] = "constexpr"
+            continue
+        signature[arg] = types.get(arg, "*i32" if arg.endswith("_ptr") else "i32")
+        if (signature[arg][0] == "*" or arg.startswith("stride")) and arg not in config.unaligned:
+            attrs[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=config.constants, attrs=attrs)
+    done = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": config.warps})
+    if TARGETS[target][0] == "hip":
+        return read_amd(done.asm["amdgcn"], done.metadata.shared)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(done.asm["cubin"])
+        file.flush()
+        usage = _tool(triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
+        sass = _tool(triton.knobs.nvidia.nvdisasm.path, "-c", file.name)
+    return read_nvidia(usage, sass, done.metadata.shared)
+
+
+def _tool(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def read_nvidia(usage: str, sass: str, shared: int) -> dict[str, Any]:
+    """The fields of a row from ``cuobjdump -res-usage`` and ``nvdisasm -c``.
+
+    Raises:
+        ValueError: the tool's text has not what is looked for.
+    """
+    loads: Counter[str] = Counter()
+    for kind in re.findall(r"\bLDG(?:STS)?\b((?:\.\w+)*)", sass):
+        found = re.search(r"\.[US]?(8|16|64|128|256)(?:\.|$)", kind)
+        loads[found[1] if found else "32"] += 1
+    return {
+        "registers": _number(r"\bREG:(\d+)", usage),
+        "stack": _number(r"\bSTACK:(\d+)", usage),
+        "shared": shared,
+        "loads": _sorted(loads),
+    }
+
+
+_AMD_BITS = {"ubyte": 8, "sbyte": 8, "ushort": 16, "sshort": 16, "short": 16}
+
+
+def read_amd(assembly: str, shared: int) -> dict[str, Any]:
+    """The fields of a row from the assembler text and its metadata.
+
+    Raises:
+        ValueError: the text has not what is looked for.
+    """
+    loads: Counter[str] = Counter()
+    for kind in re.findall(r"^\s+(?:global|buffer|flat)_load_(\w+)", assembly, re.MULTILINE):
+        if (words := re.match(r"(?:dword|b32)(?:x(\d))?", kind)) is not None:
+            loads[str(32 * int(words[1] or 1))] += 1
+        else:
+            loads[str(next((bits for name, bits in _AMD_BITS.items() if kind.startswith(name)), kind))] += 1
+    return {
+        "registers": _number(r"\.vgpr_count:\s*(\d+)", assembly),
+        "scalars": _number(r"\.sgpr_count:\s*(\d+)", assembly),
+        "stack": _number(r"\.private_segment_fixed_size:\s*(\d+)", assembly),
+        "shared": shared,
+        "loads": _sorted(loads),
+    }
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"the compiler's output has no {pattern!r}:\n{text[:500]}")
+    return int(found[1])
+
+
+def _sorted(loads: Counter[str]) -> dict[str, int]:
+    return {bits: loads[bits] for bits in sorted(loads, key=lambda b: -int(b) if b.isdigit() else 0)}
+
+
+def spills(table: Table) -> list[str]:
+    """``kernel, target`` of every row that uses the stack."""
+    return [
+        f"{label}, {target}: {row['stack']} bytes of stack a thread, expected 0"
+        for label, rows in table.items()
+        for target, row in rows.items()
+        if row["stack"]
+    ]
+
+
+def differences(expected: Table, found: Table) -> list[str]:
+    """What differs, one line a field; rows that only one of the two has are named, too."""
+    lines = []
+    for label in [*expected, *(label for label in found if label not in expected)]:
+        before, after = expected.get(label, {}), found.get(label, {})
+        for target in [*before, *(target for target in after if target not in before)]:
+            a, b = before.get(target), after.get(target)
+            if a is None or b is None:
+                lines.append(
+                    f"{label}, {target}: {'not in the table' if a is None else 'no longer compiled'}"
+                )
+                continue
+            for name in [*a, *(name for name in b if name not in a)]:
+                if a.get(name) != b.get(name):
+                    lines.append(
+                        f"{label}, {target}, {name}: {_shown(a.get(name))} in the table, {_shown(b.get(name))} now"
+                    )
+    return lines
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " + ".join(f"{n} × {bits}" for bits, n in value.items()) or "none"
+    return str(value)
+
+
+def stored(version: str, path: Path = TABLE) -> Table | None:
+    """The committed table of a Triton version, or None."""
+    if not path.exists():
+        return None
+    table: Table | None = json.loads(path.read_text(encoding="utf-8"))["triton"].get(version)
+    return table
+
+
+def write(version: str, table: Table, path: Path = TABLE) -> None:
+    """Put `table` in its place in the committed file, one row a line; other versions stay."""
+    versions = json.loads(path.read_text(encoding="utf-8"))["triton"] if path.exists() else {}
+    versions[version] = table
+    blocks = []
+    for number in sorted(versions):
+        rows = [
+            f'   "{label}": {{\n'
+            + ",\n".join(f'    "{target}": {json.dumps(row)}' for target, row in rows.items())
+            + "\n   }"
+            for label, rows in versions[number].items()
+        ]
+        blocks.append(f'  "{number}": {{\n' + ",\n".join(rows) + "\n  }")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = (
+        '{\n "made_by": "python -m benchmarks.speed.static_check --write",\n "triton": {\n'
+        + ",\n".join(blocks)
+        + "\n }\n}\n"
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def markdown(table: Table) -> str:
+    """Rows down, targets across: registers, shared memory, loads of 128 bits of all."""
+    targets = list(next(iter(table.values())))
+    lines = ["| kernel | " + " | ".join(targets) + " |", "|---|" + "---|" * len(targets)]
+    for label, rows in table.items():
+        cells = []
+        for row in rows.values():
+            wide = sum(n for bits, n in row["loads"].items() if bits.isdigit() and int(bits) >= 128)
+            spilt = f", {row['stack']} B stack" if row["stack"] else ""
+            cells.append(f"{row['registers']}, {row['shared']} B, {wide}/{sum(row['loads'].values())}{spilt}")
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(
+    renew: Annotated[bool, typer.Option("--write", help="renew the table of the installed Triton")] = False,
+    target: Annotated[list[str] | None, typer.Option(help="only these; not with --write")] = None,
+    only: Annotated[str, typer.Option(help="kernels whose label contains this; not with --write")] = "",
+    json_path: Annotated[Path | None, typer.Option("--json", help="write what was measured")] = None,
+) -> None:
+    """Compile every kernel for four targets and compare the result with the committed table."""
+    # Read when a kernel is decorated; under the interpreter there is nothing to compile.
+    os.environ.pop("TRITON_INTERPRET", None)
+    import triton
+
+    targets = list(target or TARGETS)
+    unknown = [t for t in targets if t not in TARGETS]
+    if unknown or (renew and (target or only)):
+        wrong = f"unknown target {unknown}" if unknown else "--write needs every kernel and every target"
+        typer.echo(f"error: {wrong}; targets are {', '.join(TARGETS)}", err=True)
+        raise typer.Exit(2)
+    table = measure(targets, only)
+    version = triton.__version__
+    if json_path is not None:
+        json_path.write_text(json.dumps({"triton": version, "table": table}), encoding="utf-8")
+    typer.echo(f"triton {version}; registers, shared memory, loads of 128 bits or more / all loads\n")
+    typer.echo(markdown(table))
+    if renew:
+        write(version, table)
+        typer.echo(f"\nwrote {TABLE}")
+    expected = stored(version)
+    wrong_rows = spills(table)
+    if expected is None:
+        typer.echo(f"\nno table of triton {version}: nothing to compare with")
+    else:
+        wanted = {
+            label: {t: row for t, row in rows.items() if t in targets}
+            for label, rows in expected.items()
+            if only in label
+        }
+        wrong_rows += differences(wanted, table)
+    for line in wrong_rows:
+        typer.echo(line, err=True)
+    if wrong_rows:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,116 @@
+"""CPU against GPU: the longest common subsequence of a whole batch, side by side: ``make bench``.
+
+One group a size; the fastest line of a group is 1.0. Every contestant's result is checked before it is timed.
+The kernel takes part where there is a GPU; under Triton's interpreter its time would mean nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from benchmarks.speed.workload import spread, time_device
+from gpu_align.ops.lcs import lcs_length
+
+Tokens = npt.NDArray[np.int32]
+Lists = list[tuple[list[int], list[int]]]
+
+SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only"
+)
+
+
+@lru_cache(maxsize=1)
+def make_batch(batch: int, size: int) -> tuple[Tokens, Tokens]:
+    """Contexts and predictions [B, N] that differ by edits: 8 tokens of every 64, on average."""
+    rng = np.random.default_rng(batch + size)
+    texts = rng.integers(0, 400, (batch, size), dtype=np.int32)
+    contexts = texts.copy()
+    for row in contexts:
+        for at in rng.integers(0, size - 16, size // 64):
+            row[at : at + 8] = rng.integers(0, 400, 8)
+    return contexts, texts
+
+
+def pairs_of(batch: int, size: int) -> Lists:
+    contexts, texts = make_batch(batch, size)
+    return [(c.tolist(), t.tolist()) for c, t in zip(contexts, texts, strict=True)]
+
+
+def pack(contexts: Tokens, texts: Tokens, device: str) -> tuple[torch.Tensor, ...]:
+    lengths = torch.full((len(texts),), texts.shape[1], dtype=torch.int32, device=device)
+    return torch.from_numpy(contexts).to(device), lengths, torch.from_numpy(texts).to(device), lengths.clone()
+
+
+def reference(batch: int, size: int, rows: int = 4) -> list[int]:
+    """What the NumPy reference says of the first `rows`."""
+    contexts, texts = make_batch(batch, size)
+    return lcs_length(*pack(contexts[:rows], texts[:rows], "cpu"), backend="reference").tolist()
+
+
+def rounds_for(batch: int, size: int) -> int:
+    return 10 if batch * size <= 1 << 17 else 3
+
+
+@pytest.mark.parametrize(("batch", "size"), SIZES)
+class TestLcsLength:
+    @pytest.fixture(autouse=True)
+    def group(self, benchmark: Any, batch: int, size: int) -> None:
+        benchmark.group = f"LCS length, batch {batch}, {size} tokens"
+
+    @pytest.mark.largest(1 << 18)
+    def test_rapidfuzz(self, benchmark: Any, batch: int, size: int) -> None:
+        lcs_seq = pytest.importorskip("rapidfuzz.distance").LCSseq
+        pairs = pairs_of(batch, size)
+
+        def run() -> list[int]:
+            return [lcs_seq.similarity(c, t) for c, t in pairs]
+
+        assert run()[:4] == reference(batch, size)
+        benchmark.pedantic(run, rounds=rounds_for(batch, size), warmup_rounds=1)
+
+    @pytest.mark.largest(1 << 12)
+    def test_difflib(self, benchmark: Any, batch: int, size: int) -> None:
+        pairs = pairs_of(batch, size)
+
+        def run() -> list[int]:
+            # Matching blocks, not an exact LCS: a common subsequence that is never longer.
+            matchers = (difflib.SequenceMatcher(None, c, t, autojunk=False) for c, t in pairs)
+            return [sum(block.size for block in m.get_matching_blocks()) for m in matchers]
+
+        found, best = run(), reference(batch, size)
+        assert all(size // 2 < n <= most for n, most in zip(found, best, strict=False))
+        benchmark.pedantic(run, rounds=3)
+
+    @pytest.mark.largest(1 << 16)
+    def test_numpy_reference(self, benchmark: Any, batch: int, size: int) -> None:
+        args = pack(*make_batch(batch, size), "cpu")
+        assert lcs_length(*args, backend="reference")[0] <= size
+        benchmark.pedantic(lambda: lcs_length(*args, backend="reference"), rounds=3)
+
+    @needs_gpu
+    def test_triton(self, benchmark: Any, batch: int, size: int) -> None:
+        args = pack(*make_batch(batch, size), "cuda")
+        out = torch.empty(batch, dtype=torch.int32, device="cuda")
+        # Scratch memory is the caller's, so that none is allocated in the timed call.
+        carry = torch.empty((batch, size), dtype=torch.int8, device="cuda")
+
+        def run() -> None:
+            lcs_length(*args, out=out, carry=carry)
+
+        run()
+        assert out[:4].tolist() == reference(batch, size)
+
+        def run_and_wait() -> None:
+            run()
+            torch.cuda.synchronize()
+
+        benchmark.extra_info["device_us"] = spread(time_device(run, lambda: None, 30))
+        benchmark.pedantic(run_and_wait, rounds=20, warmup_rounds=3)

@@ -1,0 +1,201 @@
+"""CPU against GPU: one drafting step of a whole batch, side by side: ``make bench``.
+
+Each step brings 8 new tokens to every request, or one, and drafts up to 16 (`workload`). A group a size and state.
+Every contestant's drafts are checked before it is timed. On a GPU the wall time of a call has the launch and
+the wait in it; ``extra_info["device_us"]`` is the device time of the step, ours from a replayed CUDA graph.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.speed.workload import (
+    NUM_DRAFT_TOKENS,
+    STATES,
+    Steps,
+    Texts,
+    make_texts,
+    spread,
+    time_device,
+    time_graph,
+)
+from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
+from gpu_align.policies.base import Policy
+
+SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
+needs_numba = pytest.mark.skipif(
+    importlib.util.find_spec("numba") is None, reason="the CPU path without Numba is plain Python"
+)
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="a kernel's time means something on a GPU only"
+)
+
+
+def ends_line(token: int) -> bool:
+    """One token in ten: lines of about ten tokens, as code has."""
+    return token < 10
+
+
+def make_policy(name: str) -> Policy:
+    if name.startswith("static_text"):
+        return StaticText(ends_line=ends_line, aligner="difflib" if name.endswith("difflib") else "auto")
+    return {**POLICIES, **OPTIONAL_POLICIES}[name]()
+
+
+class PolicySteps:
+    """One policy object a request, as in an engine whose drafter lives on the host."""
+
+    def __init__(self, make: Callable[[], Policy], texts: Texts) -> None:
+        self.outputs = texts.outputs.tolist()
+        self.policies = [make() for _ in self.outputs]
+        self.written, self.step_tokens = texts.done, texts.step_tokens
+        for policy, prediction, output in zip(
+            self.policies, texts.predictions.tolist(), self.outputs, strict=True
+        ):
+            policy.start([], prediction, NUM_DRAFT_TOKENS)
+            policy.extend(output[: texts.done])
+        self.new: list[list[int]] = []
+
+    def advance(self) -> None:
+        self.new = [output[self.written : self.written + self.step_tokens] for output in self.outputs]
+        self.written += self.step_tokens
+
+    def step(self) -> list[list[int]]:
+        for policy, tokens in zip(self.policies, self.new, strict=True):
+            policy.extend(tokens)
+        return [policy.propose() for policy in self.policies]
+
+
+def time_policy(benchmark: Any, make: Callable[[], Policy], texts: Texts, state: str) -> None:
+    steps = PolicySteps(make, texts)
+    steps.advance()
+    drafts = steps.step()
+    if state == "aligned":  # in the other states a policy may draft nothing, or something wrong
+        for draft, output in zip(drafts, steps.outputs, strict=True):
+            assert draft, "expected a draft, found none"
+            assert draft == output[steps.written : steps.written + len(draft)]
+    rounds = min(10, texts.num_steps - 2)
+    benchmark.pedantic(steps.step, setup=steps.advance, rounds=rounds)
+
+
+def time_cpu(benchmark: Any, texts: Texts) -> None:
+    steps = Steps(texts, "cpu")
+    steps.advance()
+    steps.check()
+    benchmark.pedantic(steps.propose, setup=steps.advance, rounds=20)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("batch", "size"), [(64, 4096)])
+class TestOneToken:
+    """Where no draft was accepted: a host has little to take in, and as much to look up as ever."""
+
+    @pytest.fixture(autouse=True)
+    def group(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        benchmark.group = f"step of one token, batch {batch}, {size} tokens, {state}"
+
+    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "static_text_difflib"])
+    def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
+        time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state, 1), state)
+
+    @needs_numba
+    def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        time_cpu(benchmark, make_texts(batch, size, state, 1))
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("batch", "size"), SIZES)
+class TestStep:
+    @pytest.fixture(autouse=True)
+    def group(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        benchmark.group = f"step, batch {batch}, {size} tokens, {state}"
+
+    @pytest.mark.largest(1 << 18)
+    @pytest.mark.parametrize("name", ["prompt_lookup", "static_text", "static_text_difflib"])
+    def test_policy(self, benchmark: Any, name: str, batch: int, size: int, state: str) -> None:
+        time_policy(benchmark, lambda: make_policy(name), make_texts(batch, size, state), state)
+
+    @pytest.mark.largest(1 << 18)
+    def test_suffix_tree(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        if importlib.util.find_spec("benchmarks.quality.build_suffix_peer") is not None:
+            importlib.import_module("benchmarks.quality.build_suffix_peer").add_to_path()
+        pytest.importorskip("arctic_inference.suffix_decoding")
+        time_policy(benchmark, lambda: make_policy("suffix_decoding"), make_texts(batch, size, state), state)
+
+    @needs_numba
+    @pytest.mark.largest(1 << 18)
+    def test_cpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        time_cpu(benchmark, make_texts(batch, size, state))
+
+    @needs_gpu
+    def test_gpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        steps = Steps(make_texts(batch, size, state), "cuda")
+        steps.advance()
+        steps.check()
+
+        def step() -> None:
+            steps.propose()
+            torch.cuda.synchronize()
+
+        benchmark.extra_info["device_us"] = spread(time_graph(steps))
+        benchmark.pedantic(step, setup=steps.advance, rounds=20, warmup_rounds=3)
+
+    @needs_gpu
+    def test_vllm_ngram_gpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
+        """vLLM's n-gram kernel. It knows no predictions: the user's text is in the prompt, ahead of the output."""
+        module = pytest.importorskip("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
+        texts = make_texts(batch, size, state)
+        token_ids = torch.from_numpy(texts.predictions).cuda()
+        token_ids = torch.cat([token_ids, torch.from_numpy(texts.outputs).cuda()], dim=1).contiguous()
+        total_len = torch.full((batch,), size + texts.done, dtype=torch.int32, device="cuda")
+        speculator = ngram_speculator(module, token_ids, total_len)
+        input_batch = SimpleNamespace(num_reqs=batch, idx_mapping=torch.arange(batch, device="cuda"))
+        sampled = torch.ones(batch, dtype=torch.int32, device="cuda")
+        none_rejected = torch.zeros_like(sampled)
+        last = torch.zeros(batch, dtype=torch.int64, device="cuda")
+        unused = dict.fromkeys(("next_prefill_tokens", "temperature", "seeds"))
+
+        def step() -> torch.Tensor:
+            found: torch.Tensor = speculator.propose(
+                input_batch, None, None, None, None, sampled, none_rejected, last, **unused
+            )
+            return found
+
+        def advance() -> None:
+            if int(total_len[0]) + texts.step_tokens + NUM_DRAFT_TOKENS > 2 * size:
+                total_len.fill_(size + texts.done)
+            total_len.add_(texts.step_tokens)
+
+        advance()
+        drafts, written = step().tolist(), int(total_len[0]) - size
+        if state == "aligned":
+            expected = texts.outputs[:, written : written + NUM_DRAFT_TOKENS].tolist()
+            assert drafts == expected
+        benchmark.extra_info["device_us"] = spread(time_device(step, advance, 50))
+
+        def step_and_wait() -> None:
+            step()
+            torch.cuda.synchronize()
+
+        benchmark.pedantic(step_and_wait, setup=advance, rounds=20, warmup_rounds=3)
+
+
+def ngram_speculator(module: Any, token_ids: torch.Tensor, total_len: torch.Tensor) -> Any:
+    """vLLM's own class on our tensors, with as much of its configuration as it reads. Windows of 2 to 5 tokens."""
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            prompt_lookup_min=2, prompt_lookup_max=5, num_speculative_tokens=NUM_DRAFT_TOKENS
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=token_ids.shape[0]),
+        model_config=SimpleNamespace(max_model_len=token_ids.shape[1]),
+    )
+    req_states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=token_ids), total_len=SimpleNamespace(gpu=total_len)
+    )
+    return module.NgramGPUSpeculator(config, token_ids.device, req_states)

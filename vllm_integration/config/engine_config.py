@@ -1,0 +1,107 @@
+"""One speculative configuration for both model runners: what vLLM's V2 runner needs to accept ours.
+
+vLLM takes a custom drafter class on its V1 runner only. On V2 our speculator takes the same place, so where
+our class is named and everything is found that the V2 part wraps, the configuration is let through.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+from vllm_integration.config import adaptive
+from vllm_integration.frontend import metrics
+from vllm_integration.frontend.input_processor import drafts_predictions
+from vllm_integration.seams import install as compat
+from vllm_integration.seams import usage_groups as usage_seams
+from vllm_integration.wire import prediction as wire
+
+logger = logging.getLogger("vllm.gpu_align")
+
+_SCHEDULERS = {
+    False: "vllm_integration.scheduler.schedulers.PredictedOutputsScheduler",
+    True: "vllm_integration.scheduler.schedulers.PredictedOutputsAsyncScheduler",
+}
+_V1_SCHEDULER = "vllm_integration.scheduler.schedulers.PredictedOutputsV1Scheduler"
+
+
+def wrap_unsupported_features(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`VllmConfig._get_v2_model_runner_unsupported_features`, without our own class in the list."""
+
+    @functools.wraps(original)
+    def _get_v2_model_runner_unsupported_features(self: Any, *args: Any, **kwargs: Any) -> list[str]:
+        unsupported = list(original(self, *args, **kwargs))
+        if drafts_predictions(self) and compat.v2_is_whole():
+            return [feature for feature in unsupported if "'custom_class'" not in feature]
+        return unsupported
+
+    return _get_v2_model_runner_unsupported_features
+
+
+def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`VllmConfig.__post_init__`: our scheduler is used and, on V2, asynchronous scheduling is allowed; V1 does
+    without adaptive verification.
+
+    vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
+    own check our method counts as one of them. On V1 our scheduler only counts what was verified.
+    """
+
+    @functools.wraps(original)
+    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 the name it replaces
+        if not drafts_predictions(self):
+            return original(self, *args, **kwargs)
+        _warn_of_rust_front_end()
+        metrics.expect()
+        if not self.use_v2_model_runner:
+            if adaptive.is_on(self):
+                adaptive.do_without(self, "the V1 model runner has none")
+            result = original(self, *args, **kwargs)
+            if usage_seams.v1_is_whole() and not self.scheduler_config.async_scheduling:
+                _use_our_scheduler(self.scheduler_config, _V1_SCHEDULER)
+            return result
+        module: Any = sys.modules[compat.CONFIG_MODULE]
+        on_device = module.NgramGPUTypes
+        module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            module.NgramGPUTypes = on_device
+        _use_our_scheduler(self.scheduler_config, _SCHEDULERS[bool(self.scheduler_config.async_scheduling)])
+        return result
+
+    return __post_init__
+
+
+@functools.cache
+def _warn_of_rust_front_end() -> None:
+    """One WARNING a process where vLLM's Rust front end, which drops unknown fields, may serve."""
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
+        logger.warning(
+            "VLLM_USE_RUST_FRONTEND is set: that front end drops the `prediction` field of requests. "
+            "Clients can send the token ids of a prediction in vllm_xargs.%s",
+            wire.KEY,
+        )
+
+
+def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:
+    given = scheduler_config.scheduler_cls
+    if given is None or given in (*_SCHEDULERS.values(), _V1_SCHEDULER):
+        scheduler_config.scheduler_cls = ours
+        return
+    message = "scheduler_cls is %s: responses tell no accepted and rejected prediction tokens"
+    if ours != _V1_SCHEDULER:
+        message += (
+            ", and every decoding request is scheduled with all draft slots, also those without a prediction"
+        )
+    logger.warning(message, given)
+
+
+WRAPPERS: dict[str, compat.Wrapper] = {
+    "config.unsupported": wrap_unsupported_features,
+    "config.adaptive_check": adaptive.wrap_validate,
+    "config.post_init": wrap_post_init,
+}

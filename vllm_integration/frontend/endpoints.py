@@ -1,0 +1,178 @@
+"""The `prediction` field of the OpenAI endpoints: read, tokenised and attached before vLLM sees the request.
+
+| endpoint | wrapped method |
+|---|---|
+| `/v1/chat/completions` | `OpenAIServingChat.create_chat_completion` |
+| `/v1/chat/completions/batch` | `OpenAIServingChatBatch.create_batch_chat_completion` |
+| `/v1/completions` | `OpenAIServingCompletion.create_completion` |
+| `/v1/responses` | `OpenAIServingResponses.create_responses` |
+
+Everything that takes time in proportion to the prediction runs in a thread. A prediction travels in
+`request.vllm_xargs`, which vLLM itself turns into `SamplingParams.extra_args`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from pydantic_core import SchemaSerializer, core_schema
+
+from vllm_integration.frontend import input_processor as inputs
+from vllm_integration.frontend import limits, response_usage
+from vllm_integration.frontend.limits import Limits, PredictionError
+from vllm_integration.frontend.prediction_field import checked_text, parse_prediction, type_name
+from vllm_integration.seams import install as compat
+from vllm_integration.wire import prediction as wire
+
+logger = logging.getLogger("vllm.gpu_align")
+
+FIELD = "prediction"
+
+# How pydantic prints a request that carries one, which vLLM does at the DEBUG level: by its size, not as bytes.
+wire.Prediction.__pydantic_serializer__ = SchemaSerializer(  # type: ignore[attr-defined]
+    core_schema.any_schema(serialization=core_schema.plain_serializer_function_ser_schema(repr))
+)
+
+
+def wrap_serving(
+    original: Callable[..., Any], *, plain_text: bool = False, many_conversations: bool = False
+) -> Callable[..., Any]:
+    """A serving method `(self, request, raw_request=None)` with the field read first.
+
+    plain_text: whether the field may be a string. many_conversations: whether vLLM makes a request of each
+    conversation, which is then what the prediction is attached to (see `wrap_split`).
+
+    A malformed prediction is an HTTP 400 that names the field. Requests without a prediction, and engines
+    that do not draft from predictions, are passed on untouched.
+    """
+
+    @functools.wraps(original)
+    async def serve(self: Any, request: Any, raw_request: Any = None, *args: Any, **kwargs: Any) -> Any:
+        prediction = None
+        if _brings_prediction(request) and inputs.drafts_predictions(self.engine_client.vllm_config):
+            try:
+                prediction = await take_prediction(self, request, plain_text=plain_text)
+            except PredictionError as error:
+                limits.count_refused(error.reason)
+                return self.create_error_response(str(error), param=FIELD)
+            except Exception as error:
+                if compat.strict():
+                    raise
+                # The prediction is a hint: failing to use it must not cost the client the answer.
+                logger.warning(
+                    "Request %s is served without its prediction: %s",
+                    request.request_id,
+                    type(error).__name__,
+                )
+        if prediction is None:
+            return await original(self, request, raw_request, *args, **kwargs)
+        if many_conversations:
+            _of_every_conversation.set(prediction)  # in the context of this request's own task
+        else:
+            attach(request, prediction)
+        result = await original(self, request, raw_request, *args, **kwargs)
+        return response_usage.with_usage(result, prediction.tag or "")
+
+    return serve
+
+
+_of_every_conversation: ContextVar[wire.Prediction | None] = ContextVar("gpu_align_prediction", default=None)
+
+
+def attach(request: Any, prediction: wire.Prediction) -> None:
+    """Put a prediction where vLLM turns it into `SamplingParams.extra_args`."""
+    request.vllm_xargs = {**(request.vllm_xargs or {}), wire.KEY: prediction}
+
+
+def wrap_split(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`BatchChatCompletionRequest.to_chat_completion_request`: each conversation gets the prediction."""
+
+    @functools.wraps(original)
+    def to_chat_completion_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = original(self, *args, **kwargs)
+        prediction = _of_every_conversation.get()
+        if prediction is not None:
+            attach(request, prediction)
+        return request
+
+    return to_chat_completion_request
+
+
+def _brings_prediction(request: Any) -> bool:
+    return (request.model_extra or {}).get(FIELD) is not None or wire.KEY in _xargs(request)
+
+
+def _xargs(request: Any) -> dict[str, Any]:
+    """`vllm_xargs`, which is a field, or one more unknown key of a batch request; `{}` when there is none."""
+    xargs = getattr(request, "vllm_xargs", None)
+    return xargs if isinstance(xargs, dict) else {}
+
+
+async def take_prediction(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:
+    """Take the prediction of a request out of it; None when it is empty. Raises `PredictionError`.
+
+    It is taken out so that nothing holds the text while the answer is generated, or prints it.
+    """
+    value = (request.model_extra or {}).pop(FIELD, None)
+    given = _xargs(request).pop(wire.KEY, None)
+    if value is not None and given is not None:
+        raise PredictionError(f"prediction: expected the field or vllm_xargs.{wire.KEY}, got both")
+    vllm_config = serving.engine_client.vllm_config
+    allowed = Limits.of(vllm_config)
+    if value is not None:
+        text = await asyncio.to_thread(parse_prediction, value, allowed, plain_text=plain_text)
+        prediction = await _tokenise(serving, text, allowed)
+    elif isinstance(given, str):
+        text = await asyncio.to_thread(checked_text, f"vllm_xargs.{wire.KEY}", [given], allowed)
+        prediction = await _tokenise(serving, text, allowed)
+    else:
+        vocab_size = int(vllm_config.model_config.get_vocab_size())
+        prediction = await asyncio.to_thread(_check_ids, given, vocab_size, allowed)
+    if prediction is not None and getattr(request, "use_beam_search", False):
+        raise PredictionError("prediction: cannot be combined with use_beam_search", "unsupported")
+    return prediction
+
+
+async def _tokenise(serving: Any, text: str, allowed: Limits) -> wire.Prediction | None:
+    if not text:
+        return None
+    if serving.renderer.tokenizer is None:
+        raise PredictionError(
+            f"prediction: expected token ids in vllm_xargs.{wire.KEY}, the server has no tokenizer for text",
+            "unsupported",
+        )
+    params = inputs.tokenize_params(allowed.tokens)
+    prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, params)
+    tag = response_usage.new_tag()
+    return await asyncio.to_thread(inputs.as_prediction, prompt["prompt_token_ids"], allowed, tag)
+
+
+def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Prediction | None:
+    where = f"vllm_xargs.{wire.KEY}"
+    if not isinstance(given, list):
+        raise PredictionError(f"{where}: expected an array of token ids or a string, got {type_name(given)}")
+    if len(given) > allowed.tokens:
+        allowed.exceeded(where, "tokens", allowed.tokens)
+        given = given[: allowed.tokens]
+    try:
+        encoded = wire.encode_token_ids(where, given, tell=False)
+    except (TypeError, ValueError) as error:
+        raise PredictionError(str(error)) from None
+    ids = wire.decode_token_ids(encoded)
+    if ids.size and ids.max() >= vocab_size:
+        raise PredictionError(f"{where}: expected 0 ≤ token id < {vocab_size}, got others")
+    return wire.Prediction(token_ids=encoded, tag=response_usage.new_tag()) if ids.size else None
+
+
+WRAPPERS: dict[str, compat.Wrapper] = {
+    "chat.create": wrap_serving,
+    "completions.create": functools.partial(wrap_serving, plain_text=True),
+    "responses.create": wrap_serving,
+    "batch.create": functools.partial(wrap_serving, many_conversations=True),
+    "batch.split": wrap_split,
+}

@@ -1,0 +1,94 @@
+"""Predictions in the front end: when they apply, and text becoming token ids there."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm_integration.frontend.limits import Limits, PredictionError, count_refused
+from vllm_integration.seams import install as compat
+from vllm_integration.wire import prediction as wire
+
+logger = logging.getLogger("vllm.gpu_align")
+
+OUR_CLASSES = frozenset(
+    {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
+)
+
+
+def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
+    """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return (
+        speculative is not None
+        and (even_if_off or compat.off_reason() is None)
+        and speculative.method == "custom_class"
+        and speculative.model in OUR_CLASSES
+    )
+
+
+def tokenize_params(limit: int) -> Any:
+    """No special tokens; one token more than `limit` is kept, to tell "cut" from "just fits"."""
+    from vllm.renderers import TokenizeParams
+
+    return TokenizeParams(
+        max_total_tokens=limit + 1,
+        truncate_prompt_tokens=limit + 1,
+        truncation_side="right",
+        add_special_tokens=False,
+    )
+
+
+def as_prediction(token_ids: list[int], limits: Limits, tag: str | None = None) -> wire.Prediction:
+    """A tokenizer's ids, at most `limits.tokens` of them, ready to travel."""
+    if len(token_ids) > limits.tokens:
+        limits.exceeded("prediction", "tokens", limits.tokens)
+        token_ids = token_ids[: limits.tokens]
+    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids, tell=False), tag=tag)
+
+
+def wrap_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`InputProcessor.process_inputs`, with a text prediction in `params.extra_args` tokenised first.
+
+    The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
+    """
+
+    @functools.wraps(original)
+    def process_inputs(
+        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        extra_args = getattr(params, "extra_args", None)
+        if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
+            params = _with_token_ids(self, params)
+        return original(self, request_id, prompt, params, *args, **kwargs)
+
+    return process_inputs
+
+
+def _with_token_ids(processor: Any, params: Any) -> Any:
+    from vllm.exceptions import VLLMValidationError
+
+    from vllm_integration.frontend.prediction_field import (
+        checked_text,  # pydantic: not where nothing is predicted
+    )
+
+    try:
+        prediction = wire.read(params.extra_args[wire.KEY])
+        if prediction.text is not None:
+            if processor.renderer.tokenizer is None:
+                raise ValueError("prediction: expected token ids, the engine has no tokenizer for text")
+            limits = Limits.of(processor.vllm_config)
+            text = checked_text("prediction", [prediction.text], limits)
+            prompt = processor.renderer.tokenize_prompt({"prompt": text}, tokenize_params(limits.tokens))
+            prediction = as_prediction(prompt["prompt_token_ids"], limits, prediction.tag)
+    except (TypeError, ValueError) as error:
+        count_refused(error.reason if isinstance(error, PredictionError) else "malformed")
+        raise VLLMValidationError(str(error), parameter="prediction") from None
+    params = params.clone()
+    params.extra_args = {**params.extra_args, wire.KEY: prediction}
+    return params
+
+
+WRAPPERS: dict[str, compat.Wrapper] = {"inputs.process_inputs": wrap_process_inputs}

@@ -1,0 +1,177 @@
+"""Prometheus metrics of predictions, on vLLM's own `/metrics`.
+
+They count in the front-end processes, from what came with the engine's outputs. prometheus_client adds the
+processes up where there are several (vLLM sets its multiprocess mode up for `--api-server-count` > 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from vllm_integration.frontend import limits
+from vllm_integration.scheduler.verification_ledger import Verified
+from vllm_integration.wire.usage import SOURCES
+
+#: Sources that draft, as the label says them.
+DRAFTING = SOURCES[1:]
+VERDICTS = ("accepted", "rejected")
+LOST = ("no_draft", "no_slots")
+
+_LENGTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+_SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
+_RATIOS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+
+
+class _Spec(NamedTuple):
+    kind: str
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+#: Every metric, by the name this module knows it by. `docs/metrics.md` and the dashboard show the same.
+SPECS = {
+    "requests": _Spec("Counter", "gpu_align_requests", "Requests that brought a prediction."),
+    "refused": _Spec(
+        "Counter", "gpu_align_predictions_refused", "Predictions not taken whole.", ("reason", "action")
+    ),
+    "tokens": _Spec(
+        "Counter", "gpu_align_prediction_tokens", "Tokens of predictions that were verified.", ("verdict",)
+    ),
+    "draft_tokens": _Spec(
+        "Counter", "gpu_align_draft_tokens", "Draft tokens that were verified.", ("source", "verdict")
+    ),
+    "drafts": _Spec(
+        "Counter", "gpu_align_drafts", "Steps that verified drafts, by their source.", ("source",)
+    ),
+    "steps": _Spec(
+        "Counter", "gpu_align_steps", "Model passes that wrote tokens of a request that is drafted for."
+    ),
+    "lost": _Spec(
+        "Counter",
+        "gpu_align_steps_lost",
+        "Steps after a request's first that verified no draft: none was made, or it got no draft slots.",
+        ("reason",),
+    ),
+    "realignments": _Spec(
+        "Counter",
+        "gpu_align_realignments",
+        "Times drafts from a prediction were accepted again after some had been rejected.",
+    ),
+    "accepted_length": _Spec(
+        "Histogram",
+        "gpu_align_accepted_length_tokens",
+        "Drafts accepted in a step that verified some.",
+        buckets=_LENGTHS,
+    ),
+    "prediction_length": _Spec(
+        "Histogram", "gpu_align_prediction_length_tokens", "Tokens of a prediction.", buckets=_SIZES
+    ),
+    "acceptance_ratio": _Spec(
+        "Histogram",
+        "gpu_align_acceptance_ratio",
+        "Accepted of the verified prediction tokens of a choice that verified some.",
+        buckets=_RATIOS,
+    ),
+}
+
+_expected = False
+_metrics: dict[str, Any] = {}
+
+
+def expect() -> None:
+    """This process configures an engine that drafts from predictions: a front end in it shows the metrics."""
+    global _expected
+    _expected = True
+
+
+def expected() -> bool:
+    """Whether `expect` was called."""
+    return _expected
+
+
+def create_if_expected() -> None:
+    """Make all metrics, at 0, where this process is a front end of an engine that drafts from predictions; from
+    then on they count what `limits` does."""
+    if _expected:
+        _get("requests")
+        if count_refused not in limits.on_count:
+            limits.on_count.append(count_refused)
+
+
+def count_refused(reason: str, action: str) -> None:
+    """A prediction was not taken whole. Both are of a few fixed words, they become labels."""
+    _get("refused").labels(reason, action).inc()
+
+
+def count_request(prediction_length: int | None) -> None:
+    """A request with a prediction has arrived; its length in tokens, if it is known here."""
+    _get("requests").inc()
+    if prediction_length is not None:
+        _get("prediction_length").observe(prediction_length)
+
+
+def count_steps(steps: Iterable[Verified], *, firsts: int, realignments: int) -> None:
+    """Steps of any requests. firsts: how many of them were the first of their request, which has no drafts."""
+    drafted = {(source, verdict): 0 for source in DRAFTING for verdict in VERDICTS}
+    drafts = dict.fromkeys(DRAFTING, 0)
+    lost = dict.fromkeys(LOST, 0)
+    num_steps = 0
+    for step in steps:
+        num_steps += 1
+        if not step.verified:
+            lost["no_slots" if step.length else "no_draft"] += 1
+            continue
+        source = SOURCES[step.source]
+        drafts[source] += 1
+        drafted[source, "accepted"] += step.accepted
+        drafted[source, "rejected"] += step.verified - step.accepted
+        _get("accepted_length").observe(step.accepted)
+    lost["no_draft"] -= firsts
+    _get("steps").inc(num_steps)
+    for (source, verdict), amount in drafted.items():
+        if amount:
+            _get("draft_tokens").labels(source, verdict).inc(amount)
+            if source == "prediction":
+                _get("tokens").labels(verdict).inc(amount)
+    for source, amount in drafts.items():
+        if amount:
+            _get("drafts").labels(source).inc(amount)
+    for reason, amount in lost.items():
+        if amount > 0:
+            _get("lost").labels(reason).inc(amount)
+    if realignments:
+        _get("realignments").inc(realignments)
+
+
+def count_finished(verified: int, accepted: int) -> None:
+    """A choice has ended: of its prediction so many tokens were verified, and so many accepted."""
+    if verified:
+        _get("acceptance_ratio").observe(accepted / verified)
+
+
+def _get(name: str) -> Any:
+    if not _metrics:
+        _create()
+    return _metrics[name]
+
+
+def _create() -> None:
+    # Late: prometheus_client decides when it is imported whether this process is one of several.
+    import prometheus_client
+
+    for name, spec in SPECS.items():
+        more = {"buckets": spec.buckets} if spec.buckets else {}
+        _metrics[name] = getattr(prometheus_client, spec.kind)(
+            spec.name, spec.help, labelnames=spec.labels, **more
+        )
+    for verdict in VERDICTS:
+        _metrics["tokens"].labels(verdict)
+        for source in DRAFTING:
+            _metrics["draft_tokens"].labels(source, verdict)
+    for source in DRAFTING:
+        _metrics["drafts"].labels(source)
+    for reason in LOST:
+        _metrics["lost"].labels(reason)

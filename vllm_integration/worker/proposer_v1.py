@@ -1,0 +1,346 @@
+"""The drafter of vLLM's V1 model runner: `--speculative-config` names this class.
+
+V1 keeps its tokens on the host and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here.
+V1 tells a custom class neither which requests its rows are nor when they end; the wrapped
+`_update_states` does (see `compat`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vllm_integration import plugin
+from vllm_integration.config.settings import Settings
+from vllm_integration.seams import install as compat
+from vllm_integration.seams import usage_groups as usage_seams
+from vllm_integration.wire.usage import SOURCES, RequestUsage
+from vllm_integration.worker import rejection_v1 as rejection
+from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
+from vllm_integration.worker.debug_log import DebugLog, tokenizer_of
+from vllm_integration.worker.draft_reporter import Proposed, Report, attach, when_it_leaves
+from vllm_integration.worker.recipes import load_recipes
+from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
+from vllm_integration.worker.slot_table import SlotTable
+
+logger = logging.getLogger("vllm.gpu_align")
+
+
+class PredictedOutputs:
+    """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
+
+    vllm_config: the engine's configuration. Read: `num_speculative_tokens` (K), `max_num_seqs` (slots),
+        `max_model_len`, the vocabulary size.
+
+    Memory: one int32 row of `max_model_len` a slot, touched only as far as requests reach.
+    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read. When a vLLM seam is missing it
+    proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`).
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        plugin.register()  # harmless again; vLLM may have been told to load other plugins only
+        plugin.guarded_install("v1", WRAPPERS)
+        usage_seams.install("usage_v1", USAGE_WRAPPERS)
+        self.settings = Settings.from_env()
+        self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self.max_model_len = int(vllm_config.model_config.max_model_len)
+        self.vocab_size = int(vllm_config.model_config.get_vocab_size())
+        self.capacity = self.settings.prediction_capacity(self.max_model_len)
+        max_slots = int(vllm_config.scheduler_config.max_num_seqs)
+        self.slots = SlotTable(max_slots)
+        self.requests: dict[str, RequestState] = {}
+        self.token_ids = torch.zeros((max_slots, self.max_model_len), dtype=torch.int32)
+        self.total_len = torch.zeros(max_slots, dtype=torch.int32)
+        self._token_rows = self.token_ids.numpy()
+        self._lengths = self.total_len.numpy()
+        self._batch: Any = None
+        self._scheduled: dict[str, list[int]] = {}
+        self._proposed: list[tuple[str, Proposed]] = []
+        self._log = self._open_log(vllm_config)
+        self.recipes = load_recipes(self.settings, vllm_config)
+        self.drafter = make_drafter(self, max_slots)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to load; the CPU model runner calls this on every drafter."""
+
+    def observe(self, runner: Any, scheduler_output: Any) -> None:
+        """What `_update_states` has just made of the scheduler's output: called once a step, before the
+        forward pass, and also when nothing is scheduled."""
+        if compat.off_reason() is not None:
+            return
+        try:
+            self._observe(runner, scheduler_output)
+        except Exception as error:
+            self._give_up(error)
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: npt.NDArray[np.int32],
+        token_ids_cpu: npt.NDArray[np.int32],
+        **kwargs: Any,
+    ) -> list[list[int]]:
+        """One list of at most K drafts a row; empty for a row without prediction or still prefilling.
+
+        sampled_token_ids: what each row sampled this step, accepted drafts first; [] while prefilling.
+        num_tokens_no_spec: [≥ rows] tokens of each row, those just sampled included.
+        token_ids_cpu: [≥ rows, max_model_len] the tokens themselves.
+        """
+        if compat.off_reason() is None and self._batch is not None:
+            try:
+                return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            except Exception as error:
+                self._give_up(error)
+        return [[] for _ in sampled_token_ids]
+
+    def take_report(self) -> Report:
+        """What was proposed since this was last asked, for the scheduler's accounts."""
+        proposed, self._proposed = self._proposed, []
+        return Report(proposed, {}, take_refusals())
+
+    def usage(self, req_id: str) -> RequestUsage | None:
+        """The counters of a request that is drafted for and has not finished."""
+        state = self.requests.get(req_id)
+        return None if state is None else state.usage
+
+    def _observe(self, runner: Any, scheduler_output: Any) -> None:
+        self._batch = runner.input_batch
+        self._scheduled = scheduler_output.scheduled_spec_decode_tokens
+        for req_id in scheduler_output.finished_req_ids:
+            self._finish(req_id)
+        for new in scheduler_output.scheduled_new_reqs:
+            self._admit(new.req_id, new.sampling_params)
+        # Preempted, or not scheduled this step: the slot is worth more to somebody else, and a draft can
+        # be rebuilt from the tokens whenever the request returns.
+        for req_id in self.slots.holders():
+            if req_id not in self._batch.req_id_to_index:
+                self._release(req_id)
+
+    def _admit(self, req_id: str, sampling_params: Any) -> None:
+        if req_id in self.requests:  # a streaming-input request is sent again with a longer prompt
+            self._finish(req_id)
+        if sampling_params is None:
+            return
+        prediction = accept_prediction(
+            req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity
+        )
+        if prediction is None and not self.settings.draft_without_prediction:
+            return
+        self.requests[req_id] = RequestState(
+            req_id,
+            prediction,
+            stop_rule(sampling_params),
+            keep_steps=self._log is not None,
+            recipes=self.recipes,
+        )
+
+    def _finish(self, req_id: str) -> None:
+        state = self.requests.pop(req_id, None)
+        if state is None:
+            return
+        self._release(req_id)
+        if self._log is not None:
+            self._log.write(
+                req_id,
+                num_draft_tokens=self.num_draft_tokens,
+                prompt_tokens=state.prompt_len,
+                prediction_tokens=0 if state.prediction is None else int(state.prediction.size),
+                usage=state.usage,
+                steps=state.steps,
+                tokens=state.tokens,
+            )
+
+    def _release(self, req_id: str) -> None:
+        slot = self.slots.release(req_id)
+        if slot is None:
+            return
+        self.drafter.remove(slot)
+        state = self.requests.get(req_id)
+        if state is not None:
+            state.synced = 0
+
+    def _propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: npt.NDArray[np.int32],
+        token_ids_cpu: npt.NDArray[np.int32],
+    ) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if not self.requests:
+            return drafts
+        rows: list[int] = []
+        states: list[RequestState] = []
+        rooms: list[int] = []
+        for row, (req_id, sampled) in enumerate(zip(self._batch.req_ids, sampled_token_ids, strict=True)):
+            state = self.requests.get(req_id)
+            if state is None or not sampled:
+                continue
+            total_len = int(num_tokens_no_spec[row])
+            state.prompt_len = int(self._batch.num_prompt_tokens[row])
+            if state.keep_steps:
+                before = total_len - len(sampled)
+                state.know_prompt(
+                    token_ids_cpu[row, :before].tolist, self.num_draft_tokens, self.max_model_len
+                )
+            state.settle(sampled, self._scheduled.get(req_id, ()), total_len)
+            room = state.room(total_len, self.num_draft_tokens, self.max_model_len)
+            if room and self._sync(state, token_ids_cpu[row], total_len):
+                rows.append(row)
+                states.append(state)
+                rooms.append(room)
+        if states:
+            num_sampled = [len(sampled_token_ids[row]) for row in rows]
+            for row, state, proposal in zip(
+                rows, states, self._draft(states, num_sampled, rooms), strict=True
+            ):
+                state.proposal = proposal
+                drafts[row] = proposal.token_ids
+                self._proposed.append((state.req_id, _as_proposed(proposal, state.synced)))
+        return drafts
+
+    def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
+        slots = torch.tensor([self.slots.get(state.req_id) for state in states], dtype=torch.int64)
+        started = time.perf_counter_ns()
+        draft = self.drafter.propose(
+            self.token_ids, self.total_len, slots, torch.tensor(num_sampled, dtype=torch.int32)
+        )
+        duration_us = (time.perf_counter_ns() - started) // 1000
+        token_ids = draft.token_ids.tolist()
+        confidence = draft.confidence.tolist()
+        proposals = []
+        for index, (length, source) in enumerate(
+            zip(draft.length.tolist(), draft.source.tolist(), strict=True)
+        ):
+            keep = min(length, rooms[index])
+            if not keep:
+                proposals.append(Proposal(duration_us=duration_us))
+                continue
+            proposals.append(
+                Proposal(token_ids[index][:keep], confidence[index][:keep], SOURCES[source], duration_us)
+            )
+        return proposals
+
+    def _sync(self, state: RequestState, row: npt.NDArray[np.int32], total_len: int) -> bool:
+        """Bring the request's slot up to its tokens; False when the drafter refuses its prediction."""
+        slot = self.slots.get(state.req_id)
+        if slot is not None and total_len < state.synced:  # vLLM took tokens back (a failed KV transfer)
+            self._release(state.req_id)
+            slot = None
+        if slot is None:
+            slot = self.slots.acquire(state.req_id)
+            prediction: Sequence[int] = [] if state.prediction is None else state.prediction.tolist()
+            try:
+                if not self.drafter.add(slot, prediction, state.prompt_len):
+                    found_no_room(state.req_id)
+                    state.prediction = None
+            except (TypeError, ValueError) as error:
+                logger.warning("Request %s is served without its prediction: %s", state.req_id, error)
+                self.slots.release(state.req_id)
+                del self.requests[state.req_id]
+                return False
+        self._token_rows[slot, state.synced : total_len] = row[state.synced : total_len]
+        self._lengths[slot] = total_len
+        state.synced = total_len
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        if self.settings.strict:
+            raise error
+        compat.turn_off(f"drafting failed, {type(error).__name__}: {error}")
+        self.requests.clear()
+
+    def _open_log(self, vllm_config: Any) -> DebugLog | None:
+        # Tensor-parallel ranks draft the same; one of them writes.
+        parallel = vllm_config.parallel_config
+        first = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
+        if not (self.settings.debug_dir and first):
+            return None
+        return DebugLog(self.settings.debug_dir, tokenizer_of(vllm_config.model_config))
+
+
+def _as_proposed(proposal: Proposal, position: int) -> Proposed:
+    length = len(proposal.token_ids)
+    return Proposed(length, 0, SOURCES.index(proposal.source), position)
+
+
+def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
+    """The alignment engine, imported late: a process that only checks names need not load it."""
+    from gpu_align import Drafter
+
+    return Drafter(
+        max_slots=max_slots,
+        max_context_len=proposer.max_model_len,
+        max_prediction_len=proposer.capacity,
+        num_draft_tokens=proposer.num_draft_tokens,
+        vocab_size=proposer.vocab_size,
+        device="cpu",
+        recipes=proposer.recipes,
+        max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
+    )
+
+
+def _ours(runner: Any) -> PredictedOutputs | None:
+    drafter = getattr(runner, "drafter", None)
+    return drafter if isinstance(drafter, PredictedOutputs) else None
+
+
+def wrap_update_states(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`GPUModelRunner._update_states`, after which our proposer looks at the result."""
+
+    @functools.wraps(original)
+    def _update_states(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, scheduler_output, *args, **kwargs)
+        proposer = _ours(self)
+        if proposer is not None:
+            proposer.observe(self, scheduler_output)
+        return result
+
+    return _update_states
+
+
+def wrap_input_fits_in_drafter(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch to draft for.
+
+    The original asks whether K more tokens fit in a draft model's context for every request; where one
+    does not, the runner schedules K zeros for all of them, prediction or not. Our drafts are cut at
+    `max_model_len` request by request.
+    """
+
+    @functools.wraps(original)
+    def _input_fits_in_drafter(self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> bool:
+        fits = original(self, common_attn_metadata, *args, **kwargs)
+        if _ours(self) is not None:
+            return common_attn_metadata is not None
+        return bool(fits)
+
+    return _input_fits_in_drafter
+
+
+def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`GPUModelRunner.sample_tokens`, whose output then tells the scheduler what was proposed."""
+
+    @functools.wraps(original)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        proposer = _ours(self)
+        if proposer is None or output is None:
+            return output
+        report = proposer.take_report()
+        return when_it_leaves(output, lambda finished: attach(finished, report))
+
+    return sample_tokens
+
+
+USAGE_WRAPPERS: dict[str, compat.Wrapper] = {"usage.sample_tokens": wrap_sample_tokens}
+WRAPPERS: dict[str, compat.Wrapper] = {
+    "v1.update_states": wrap_update_states,
+    "v1.input_fits_in_drafter": wrap_input_fits_in_drafter,
+    **rejection.WRAPPERS,
+}

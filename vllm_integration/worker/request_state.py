@@ -1,0 +1,131 @@
+"""What the worker knows about one request that may be drafted for. Independent of the model runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_align import Recipes
+from gpu_align.explain import Explainer, Explanation
+from vllm_integration.wire import prediction as wire
+from vllm_integration.wire.usage import SOURCES, RequestUsage, StopRule
+from vllm_integration.worker.debug_log import StepRecord
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts handed to the engine, to be verified by the request's next step."""
+
+    token_ids: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    source: str = SOURCES[0]
+    duration_us: int = 0
+
+
+@dataclass
+class RequestState:
+    """One request: its prediction, where it stands, what it was worth.
+
+    prediction: int32 [N], or None for a request that is drafted from its context only.
+    prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
+    ended: it has met a stop token or `max_tokens`; nothing more is proposed.
+    tokens: prompt and output, of requests whose steps are kept.
+    recipes: of the drafter, to explain its drafts by.
+    """
+
+    req_id: str
+    prediction: wire.TokenIds | None
+    stop: StopRule
+    keep_steps: bool
+    prompt_len: int = 0
+    synced: int = 0
+    ended: bool = False
+    proposal: Proposal = field(default_factory=Proposal)
+    usage: RequestUsage = field(default_factory=RequestUsage)
+    steps: list[StepRecord] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    recipes: Recipes | None = None
+    _explainer: Explainer | None = None
+    _explanation: Explanation | None = None
+
+    def know_prompt(
+        self, tokens: Callable[[], list[int]], num_draft_tokens: int, max_context_len: int
+    ) -> None:
+        """For requests whose steps are kept, before the first: `tokens()` are all before its sampled ones."""
+        if self._explainer is None:
+            self.tokens = tokens()
+            prediction = [] if self.prediction is None else self.prediction.tolist()
+            self._explainer = Explainer(
+                prediction,
+                self.prompt_len,
+                num_draft_tokens,
+                recipes=self.recipes,
+                max_context_len=max_context_len,
+            )
+
+    def settle(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
+        """Account for one step: `sampled` (accepted drafts and one more) after verifying `verified`.
+
+        total_len: tokens of the request after the step. −1 in `verified` are placeholders that vLLM
+        schedules to keep the batch uniform; nobody proposed them. Steps after the end, which asynchronous
+        scheduling had already started, are nobody's.
+        """
+        if self.ended:
+            return
+        num_verified = sum(1 for token in verified if token >= 0)
+        before = total_len - len(sampled)
+        kept = self.stop.kept(sampled, before - self.prompt_len)
+        accepted = min(len(sampled) - 1, num_verified, kept)
+        source = self.proposal.source if num_verified else SOURCES[0]
+        if self.keep_steps:
+            self.steps.append(
+                self._explained(
+                    step=self.usage.steps,
+                    position=before,
+                    source=source,
+                    proposed=self.proposal.token_ids,
+                    confidence=self.proposal.confidence,
+                    duration_us=self.proposal.duration_us,
+                    verified=num_verified,
+                    accepted=accepted,
+                    new=sampled[:kept],
+                )
+            )
+        self.usage.add_step(new_tokens=kept, verified=num_verified, accepted=accepted, source=source)
+        self.proposal = Proposal()
+        self.ended = self.ended or self.stop.ends(sampled[:kept], before - self.prompt_len)
+
+    def _explained(self, *, new: list[int], proposed: list[int], **record: Any) -> StepRecord:
+        """The record of a step, with where the output stood in the prediction and why this was drafted."""
+        before, after = self._explanation, None
+        self.tokens += new
+        if self._explainer is not None:
+            after = self._explanation = self._explainer.at(self.tokens)
+        chosen = before.chosen if before is not None and proposed else None
+        return StepRecord(
+            **record,
+            proposed=proposed,
+            new=new,
+            cursor_before=before.cursor if before is not None else 0,
+            cursor_after=after.cursor if after is not None else 0,
+            candidate=None if chosen is None else vars(chosen),
+            others=len(before.others) if before is not None and proposed else 0,
+        )
+
+    def room(self, total_len: int, num_draft_tokens: int, max_model_len: int) -> int:
+        """How many drafts can still become output: verifying d of them yields at most d + 1 tokens."""
+        if self.ended:
+            return 0
+        left = max_model_len - total_len
+        if self.stop.max_tokens is not None:
+            left = min(left, self.stop.max_tokens - (total_len - self.prompt_len))
+        return max(0, min(num_draft_tokens, left - 1))
+
+
+def stop_rule(sampling_params: Any) -> StopRule:
+    """The token-level end of a request, from vLLM's `SamplingParams` as the worker gets them."""
+    stop_ids = set(sampling_params.stop_token_ids or ())
+    if sampling_params.eos_token_id is not None:
+        stop_ids.add(sampling_params.eos_token_id)
+    return StopRule(frozenset(stop_ids), sampling_params.max_tokens)
