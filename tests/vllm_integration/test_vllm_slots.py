@@ -102,7 +102,16 @@ def test_settings_from_the_environment() -> None:
             "GPU_ALIGN_ARENA_TOKENS": "600",
         }
     )
-    assert settings == Settings(True, True, 100, "/x", 512, fill_tokens=0, sure=0.75, arena_tokens=600)
+    assert settings == Settings(
+        strict=True,
+        draft_without_prediction=True,
+        max_prediction_tokens=100,
+        debug_dir="/x",
+        max_draft_tokens=512,
+        fill_tokens=0,
+        sure=0.75,
+        arena_tokens=600,
+    )
     assert settings.prediction_capacity(50) == 50
     assert settings.prediction_capacity(500) == 100
     assert Settings().prediction_capacity(500) == 500

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vllm_integration.config.settings import Settings
+from vllm_integration.config.settings import CHARS_PER_TOKEN, Settings
 
 logger = logging.getLogger("vllm.gpu_align")
-
-CHARS_PER_TOKEN = 16
 
 #: Which limit it was; or the field was "malformed", or of a request that cannot have one ("unsupported").
 Reason = Literal["characters", "tokens", "parts", "nesting", "bytes", "malformed", "unsupported"]
