@@ -20,7 +20,7 @@ from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install, off_reason, seam, turn_off, watch
 from vllm_integration.wire.usage import SOURCES, RequestUsage
 from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
-from vllm_integration.worker.debug_log import DebugLog, tokenizer_of
+from vllm_integration.worker.debug_log import open_debug_log
 from vllm_integration.worker.draft_reporter import Proposed, Report, attach, when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
@@ -59,7 +59,7 @@ class PredictedOutputs:
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._proposed: list[tuple[str, Proposed]] = []
-        self._log = self._open_log(vllm_config)
+        self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
         self.drafter = make_drafter(self, max_slots)
 
@@ -143,15 +143,7 @@ class PredictedOutputs:
             return
         self._release(req_id)
         if self._log is not None:
-            self._log.write(
-                req_id,
-                num_draft_tokens=self.num_draft_tokens,
-                prompt_tokens=state.prompt_len,
-                prediction_tokens=0 if state.prediction is None else int(state.prediction.size),
-                usage=state.usage,
-                steps=state.steps,
-                tokens=state.tokens,
-            )
+            self._log.write(state)
 
     def _release(self, req_id: str) -> None:
         slot = self.slots.release(req_id)
@@ -251,14 +243,6 @@ class PredictedOutputs:
             raise error
         turn_off(f"drafting failed, {type(error).__name__}: {error}")
         self.requests.clear()
-
-    def _open_log(self, vllm_config: Any) -> DebugLog | None:
-        # Tensor-parallel ranks draft the same; one of them writes.
-        parallel = vllm_config.parallel_config
-        first = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
-        if not (self.settings.debug_dir and first):
-            return None
-        return DebugLog(self.settings.debug_dir, tokenizer_of(vllm_config.model_config))
 
 
 def _as_proposed(proposal: Proposal, position: int) -> Proposed:
