@@ -16,13 +16,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("gpu_align", "vllm_integration")
-WINGS = ("frontend", "scheduler", "worker")
+_WING = frozenset({"config", "wire", "seams"})
 #: What each room of vllm_integration may import of the package besides itself; rooms not listed: anything.
 MAY_IMPORT = {
-    **dict.fromkeys(WINGS, {"config", "wire", "seams"}),
-    "config": {"seams", "wire"},
-    "wire": set[str](),
-    "seams": set[str](),
+    "frontend": _WING,
+    "scheduler": _WING,
+    "worker": _WING,
+    "config": frozenset({"seams", "wire"}),
+    "wire": frozenset[str](),
+    "seams": frozenset[str](),
 }
 #: What `import gpu_align` may load besides the standard library and itself.
 LOADED = {"torch", "triton", "numpy"}
@@ -88,12 +90,10 @@ def violations(modules: Mapping[str, str]) -> list[str]:
 
 def _of_the_library(found: list[Import]) -> Iterator[str]:
     for importer, imported, _ in found:
-        if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] == "vllm":
+        # The command line hands over to the demo and asks for the seams, if the plugin is installed.
+        engine = {"vllm"} if importer.startswith("gpu_align.cli.") else {"vllm", "vllm_integration"}
+        if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] in engine:
             yield f"{importer} imports {imported}: the library knows no engine"
-        # The command line hands over to the demo and asks for the seams, if they are installed.
-        if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] == "vllm_integration":
-            if not importer.startswith("gpu_align.cli."):
-                yield f"{importer} imports {imported}: the library knows no engine"
     at_top: dict[str, set[str]] = {}
     for importer, imported, top in found:
         if top:
@@ -118,7 +118,7 @@ def _of_the_rooms(found: list[Import]) -> Iterator[str]:
     for importer, imported, _ in found:
         if not importer.startswith("vllm_integration.") or imported.split(".")[0] != "vllm_integration":
             continue
-        room, other = importer.split(".")[1], (imported.split(".") + [""])[1]
+        room, other = importer.split(".")[1], [*imported.split("."), ""][1]
         if room in MAY_IMPORT and other not in MAY_IMPORT[room] | {room}:
             allowed = ", ".join(sorted(MAY_IMPORT[room])) or "nothing of the package"
             yield f"{importer} imports {imported}: {room} may import {allowed}"
