@@ -42,9 +42,13 @@ PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "vllm_integration/README.md")]
     + list((ROOT / "docs").glob("*.md"))
     + list(OPS.glob("*/README.md"))
+    + list((ROOT / "vllm_integration").glob("*/README.md"))
 )
 #: Pages about a running server: their code is compiled and not run.
-SERVED = [ROOT / name for name in ("docs/vllm.md", "docs/demo.md", "vllm_integration/README.md")]
+SERVED = [
+    *(ROOT / name for name in ("docs/vllm.md", "docs/demo.md", "vllm_integration/README.md")),
+    *(ROOT / "vllm_integration").glob("*/README.md"),
+]
 #: A comment above a fence: the code below it is compiled and not run.
 NOT_RUN = re.compile(r"<!-- needs (a|an) [\w ]+ -->\s*$")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
