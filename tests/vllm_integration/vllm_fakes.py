@@ -133,7 +133,7 @@ class FakeEngine:
     requests: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, RequestUsage] = field(default_factory=dict)
     ledger: VerificationLedger = field(init=False)
-    report: DraftReport = DraftReport()
+    report: DraftReport = field(default_factory=DraftReport)
 
     def __post_init__(self) -> None:
         settings = self.proposer.settings
