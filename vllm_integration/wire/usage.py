@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SOURCES = ("none", "prediction", "context", "recipe")  # names of gpu_align.Source, in its order
+from gpu_align.step_log import SOURCES
+
+#: Value of `gpu_align.Source`, and index in `SOURCES`.
 PREDICTION = SOURCES.index("prediction")
 
 

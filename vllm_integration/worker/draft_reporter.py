@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import off_reason, strict, turn_off
 from vllm_integration.wire.reports import DraftReport, StepDrafts, attach, survival_levels
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
@@ -155,12 +155,12 @@ class DraftReporter:
         try:
             drafts, trimmed = self._arrived_by(step)
         except Exception as error:
-            if compat.strict():
+            if strict():
                 raise
-            compat.turn_off(f"drafts are not reported, {type(error).__name__}: {error}")
+            turn_off(f"drafts are not reported, {type(error).__name__}: {error}")
             drafts, trimmed = [], {}
-        off = compat.off_reason() is not None
-        attach(model_runner_output, DraftReport(drafts, trimmed, refused or {}, off))
+        report = DraftReport(drafts, trimmed, refused or {}, off=off_reason() is not None)
+        attach(model_runner_output, report)
 
     def _arrived_by(self, step: int) -> tuple[list[StepDrafts], dict[str, int]]:
         drafts: list[StepDrafts] = []
