@@ -23,9 +23,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        what: the thing looked at.
+        what: the thing that was examined.
         found: what was found, in words.
-        ok: True works, False would keep drafting from working, None says nothing about it.
+        ok: True: works; False: drafting does not work because of it; None: says nothing about drafting.
     """
 
     what: str
@@ -42,7 +42,10 @@ def examine() -> list[Finding]:
     ]
     if any(finding.ok is False for finding in findings):
         return findings
-    return [*findings, _gpu(), _kernels(), _references(), _self_check("cpu"), *_cuda_self_check(), *_vllm()]
+    import torch
+
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return [*findings, _gpu(), _kernels(), _references(), *map(_self_check, devices), *_vllm()]
 
 
 def _version(distribution: str) -> str | None:
@@ -125,12 +128,6 @@ def _self_check(device: str) -> Finding:
     if not drafted or drafted != expected[: len(drafted)]:
         return Finding(what, f"expected a draft of {expected}, found {drafted}", ok=False)
     return Finding(what, f"{len(drafted)} of {len(expected)} tokens of a test prediction", ok=True)
-
-
-def _cuda_self_check() -> Iterable[Finding]:
-    import torch
-
-    return [_self_check("cuda")] if torch.cuda.is_available() else []
 
 
 def _vllm() -> list[Finding]:

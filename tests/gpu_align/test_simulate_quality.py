@@ -198,7 +198,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
     monkeypatch.setattr(
         suffix_decoding.importlib, "import_module", lambda name: exec("raise ImportError(name)")
     )
-    with pytest.raises(ImportError, match=r"benchmarks\.build_suffix_peer"):
+    with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
         make_policies(["suffix_decoding"], RECORDS, 8)
 
 
