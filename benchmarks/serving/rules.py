@@ -1,4 +1,4 @@
-"""Rules that say how many drafts of each request a step verifies; `serving_model` compares them."""
+"""Rules that say how many drafts of each request a step verifies; the serving model compares them."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def report_command(
     if tokenizer is not None:
         try:
             texts = simulate.load_tokenizer(tokenizer)
-            found = step_report.with_texts(found, lambda ids: "".join(simulate.token_texts(texts, ids)))
+            found = found.with_texts(lambda ids: "".join(simulate.token_texts(texts, ids)))
         except (OSError, ValueError) as error:
             _refuse(f"--tokenizer: {error}")
     table = Table(title=f"request {escape(found.request_id)}", title_justify="left", box=box.SIMPLE_HEAD)

@@ -159,7 +159,9 @@ class TestFile:
             RecipePack.load(path)
 
     @pytest.mark.parametrize(
-        "raw", [b"", b"plain", gzip.compress(b"{"), gzip.compress(b"[1]"), gzip.compress(b"x")[:9]]
+        "raw",
+        [b"", b"plain", gzip.compress(b"{"), gzip.compress(b"[1]"), gzip.compress(b"x")[:9]],
+        ids=["empty", "plain", "torn-json", "list", "torn-gzip"],  # the bytes hold the time of day
     )
     def test_other_files(self, tmp_path, raw):
         path = tmp_path / "pack.json.gz"

@@ -84,7 +84,7 @@ def test_a_file_without_texts_shows_ids_or_is_decoded(tmp_path: Path) -> None:
             step.pop(name, None)
     log = step_report.read_step_log(written(tmp_path, bare))
     assert ">2 3 </span>" in step_report.page(log)
-    decoded = step_report.with_texts(log, lambda ids: "".join(f"<{i}>" for i in ids))
+    decoded = log.with_texts(lambda ids: "".join(f"<{i}>" for i in ids))
     assert [step.own_text for step in decoded.steps] == ["<1>", "<9>", "<5>"]
     assert decoded.steps[1].accepted_text == "<2><3>"
     assert decoded.steps[1].proposed_text == "<2><3><4>"
@@ -98,7 +98,7 @@ def test_a_torn_character_belongs_to_the_token_that_completes_it(tmp_path: Path)
 
     raw = document()
     raw["steps"] = [step_of(i, 5 + i, [i]) for i in range(4)]
-    log = step_report.with_texts(step_report.read_step_log(written(tmp_path, raw)), decode)
+    log = step_report.read_step_log(written(tmp_path, raw)).with_texts(decode)
     assert [step.own_text for step in log.steps] == ["a", "", "é", "!"]
 
 

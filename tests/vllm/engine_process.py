@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 
@@ -29,33 +30,16 @@ def pretend_triton_has_a_cpu_backend() -> None:
 
 
 def speed_up_the_interpreter() -> None:
-    """Leave out two thirds of its work. At every call of one kernel function by another it looks through all of
-    `triton.language`, though it was patched when the outer one was launched; and it checks every 32-bit addition
-    for overflow, which compiled kernels do not and the kernels' own tests do."""
+    """Also leaves out its check of every 32-bit addition for overflow, which compiled kernels do not have and the
+    kernels' own tests do."""
     from dataclasses import replace
 
-    from triton import language
     from triton.runtime import interpreter
 
-    original = interpreter._patch_lang
-    patched: set[int] = set()
+    sys.path.append(str(Path(__file__).parents[1]))
+    import fast_interpreter
 
-    def patch_lang(fn: Any) -> Any:
-        modules = {id(v) for v in fn.__globals__.values() if v is language or v is language.core}
-        if modules <= patched:
-            return interpreter._LangPatchScope()
-        scope = original(fn)
-        patched.update(modules)
-        restore = scope.restore
-
-        def restore_and_forget() -> None:
-            restore()
-            patched.difference_update(modules)
-
-        scope.restore = restore_and_forget
-        return scope
-
-    interpreter._patch_lang = patch_lang
+    fast_interpreter.speed_up()
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 

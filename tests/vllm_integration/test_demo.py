@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from gpu_align.html import Origin
+from gpu_align.step_log import Step, StepLog, dump
 from vllm_integration import demo
 from vllm_integration.demo import __main__ as command_line
 from vllm_integration.demo import measure, model, page, preflight, server, task, tokenizer
@@ -318,17 +318,18 @@ def test_what_the_demo_promises(steps: int, seconds: float, text: str, expected:
     assert all(part in line for part, line in zip(expected, found, strict=True))
 
 
-def _log(**change: Any) -> dict[str, Any]:
+def _log(num_steps: int = 3) -> StepLog:
     steps = [
-        {"source": "none", "accepted": 0, "new": [5]},
-        {"source": "prediction", "accepted": 1, "new": [6, 7]},
-        {"source": "context", "accepted": 2, "new": [0]},  # the end token came before the second draft
+        Step(0, 9, "none", [], [], 0, 0, 0, [5]),
+        Step(1, 10, "prediction", [6] * 7, [0.5] * 7, 1, verified=7, accepted=1, new=[6, 7]),
+        # The end token came before the second draft.
+        Step(2, 12, "context", [0, 1], [0.5, 0.5], 1, verified=2, accepted=1, new=[0]),
     ]
-    return {"steps": steps, "usage": {"steps": 3, "drafted": 9, "accepted": 2}, **change}
+    return StepLog("chatcmpl-1-abcd", 8, 9, 4, steps[:num_steps])
 
 
 def test_origins_come_from_the_step_log(tmp_path: Path) -> None:
-    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(yaml.safe_dump(_log()))
+    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
     row = _row()
     measure.fill_from_log(row, measure.read_steps(tmp_path, "chatcmpl-1"))
     assert row.origins == [Origin.GENERATED, Origin.PREDICTION, Origin.GENERATED, Origin.CONTEXT]
@@ -338,7 +339,7 @@ def test_origins_come_from_the_step_log(tmp_path: Path) -> None:
 
 def test_a_step_log_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(measure.MeasurementError, match="3 tokens are not the answer's 4"):
-        measure.fill_from_log(_row(), _log(steps=_log()["steps"][:2]))
+        measure.fill_from_log(_row(), _log(2))
     with pytest.raises(measure.MeasurementError, match="no step log of chatcmpl-2"):
         measure.read_steps(tmp_path, "chatcmpl-2", timeout_s=0.1)
 
@@ -371,7 +372,7 @@ def test_a_row_without_prediction_counts_its_tokens(tmp_path: Path) -> None:
 
 
 def test_a_prediction_is_sent_as_openai_defines_it(tmp_path: Path) -> None:
-    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(yaml.safe_dump(_log()))
+    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
     client = _Client([("ab", [5, 6, 7, 0])] * measure.REPEATS)
     row = measure.measure(client, REQUEST, "verbatim", "ab", tmp_path, lambda: None)
     assert client.bodies[0]["prediction"] == {"type": "content", "content": "ab"}

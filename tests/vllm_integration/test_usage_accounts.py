@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import metrics, response_usage
+from vllm_integration.frontend import response_usage
 from vllm_integration.frontend import usage_collector as collector
 from vllm_integration.scheduler.verification_ledger import HEADER, Accounts, Message, Verified, decode, encode
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.usage import RequestUsage, SourceCount
 from vllm_integration.worker.draft_reporter import Proposed, Report
@@ -185,11 +187,11 @@ class FrontEnd:
         self.stop_after: dict[str, int] = {}
         self.headers_seen: list[Any] = []
 
-    @collector.wrap_add_request
+    @wrapped_by(collector.add_request)
     def add_request(self, request: Any) -> None:
         self.request_states[request.request_id] = request
 
-    @collector.wrap_process_outputs
+    @wrapped_by(collector.process_outputs)
     def process_outputs(self, outputs: Any) -> None:
         for output in outputs:
             self.headers_seen.append(output.trace_headers)
@@ -201,7 +203,7 @@ class FrontEnd:
             if output.finished or stop is not None:
                 del self.request_states[output.request_id]
 
-    @collector.wrap_abort_requests
+    @wrapped_by(collector.abort_requests)
     def abort_requests(self, request_ids: Any) -> list[str]:
         return [req_id for req_id in request_ids if self.request_states.pop(req_id, None)]
 
@@ -228,7 +230,7 @@ class FrontEnd:
 def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     monkeypatch.setattr(collector, "collector", collector.Collector())
     monkeypatch.setattr(response_usage, "collector", collector.collector)
-    monkeypatch.setattr(metrics, "_expected", True)
+    monkeypatch.setattr(in_use, "_configured", True)
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     return FrontEnd()
 

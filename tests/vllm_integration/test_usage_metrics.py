@@ -11,6 +11,7 @@ from typing import Any
 import prometheus_client
 import pytest
 
+from vllm_integration.config import in_use
 from vllm_integration.frontend import limits, metrics
 from vllm_integration.frontend import usage_collector as collector
 from vllm_integration.frontend.prediction_field import checked_text
@@ -44,7 +45,7 @@ def moved(before: Counter[str]) -> dict[str, float]:
 
 
 def test_nothing_is_shown_where_nothing_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_expected", False)
+    monkeypatch.setattr(in_use, "_configured", False)
     monkeypatch.setattr(metrics, "_metrics", {})
     metrics.create_if_expected()
     assert not metrics._metrics
@@ -97,7 +98,7 @@ def test_a_request_moves_every_counter_by_what_happened() -> None:
 
 def test_what_the_limits_do_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "on_count", [])
-    monkeypatch.setattr(metrics, "_expected", True)
+    monkeypatch.setattr(in_use, "_configured", True)
     metrics.create_if_expected()
     metrics.create_if_expected()  # one front end may have several engines
     before = values()

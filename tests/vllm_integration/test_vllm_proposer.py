@@ -11,7 +11,7 @@ import pytest
 import yaml
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
-from vllm_integration import PredictedOutputParams, plugin
+from vllm_integration import PredictedOutputParams
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import prediction as wire
 from vllm_integration.worker import proposer_v1 as proposer
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("plugin_on")
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "guarded_install", lambda group, wrappers: True)
-    monkeypatch.setattr(plugin, "register", lambda: None)
+    monkeypatch.setattr(proposer, "install", lambda group: "")
+    monkeypatch.setattr(proposer, "watch", lambda: None)
     monkeypatch.setattr(proposer, "make_drafter", FakeDrafter)
     for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)

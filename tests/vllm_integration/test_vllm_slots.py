@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.usage import RequestUsage, StopRule
-from vllm_integration.worker.debug_log import DebugLog, StepRecord, safe_name
+from vllm_integration.worker.debug_log import DebugLog, safe_name
+from vllm_integration.worker.request_state import RequestState
 from vllm_integration.worker.slot_table import SlotTable
 
 
@@ -168,21 +171,15 @@ def test_a_plain_request_id_is_its_file_name() -> None:
 
 
 def write(log: DebugLog) -> None:
-    step = StepRecord(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7])
-    log.write(
-        "r",
-        num_draft_tokens=4,
-        prompt_tokens=5,
-        prediction_tokens=9,
-        usage=RequestUsage(),
-        steps=[step],
-        tokens=[9, 9, 9, 9, 3, 1, 7],
-    )
+    state = RequestState("r", np.zeros(9, np.int32), StopRule(), keep_steps=True, prompt_len=5)
+    state.steps = [Step(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7], 0, 0)]
+    state.tokens = [9, 9, 9, 9, 3, 1, 7]
+    log.write(state)
 
 
 def test_the_log_is_one_whole_file(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "directory"
-    write(DebugLog(str(directory)))
+    write(DebugLog(str(directory), 4))
     (path,) = directory.iterdir()
     document = yaml.safe_load(path.read_text())
     assert path.name == "r.yaml"
@@ -209,7 +206,7 @@ def test_the_log_is_one_whole_file(tmp_path: Path) -> None:
 def test_texts_are_what_tokens_add_to_those_before(tmp_path: Path) -> None:
     pieces = {9: b"-", 3: b"\xc3", 1: b"\xa9", 2: b"x", 7: b"!"}
     decode = lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace")  # noqa: E731
-    write(DebugLog(str(tmp_path), decode))
+    write(DebugLog(str(tmp_path), 4, decode))
     (step,) = yaml.safe_load((tmp_path / "r.yaml").read_text())["steps"]
     assert (step["accepted_text"], step["own_text"], step["proposed_text"]) == ("é", "!", "éx")
 
@@ -217,7 +214,7 @@ def test_texts_are_what_tokens_add_to_those_before(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_turns_the_log_off(tmp_path: Path, plugin_log: list[str]) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    log = DebugLog(str(blocked / "below"))
+    log = DebugLog(str(blocked / "below"), 4)
     write(log)
     write(log)
     assert len(plugin_log) == 1

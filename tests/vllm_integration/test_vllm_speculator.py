@@ -16,6 +16,7 @@ import torch
 
 from gpu_align import Drafter, Recipes
 from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import prediction as wire
 from vllm_integration.worker.draft_reporter import received
 
@@ -281,7 +282,7 @@ def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
             self.speculator = speculator
             self.req_states = speculator.req_states
 
-        @module.wrap_add_requests
+        @wrapped_by(module.add_requests)
         def add_requests(self, scheduler_output: Any) -> str:
             for new in scheduler_output.scheduled_new_reqs:
                 self._remove_request(new.req_id)
@@ -289,11 +290,11 @@ def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
                 self.req_states.prompt_len.np[new.row] = 2
             return "added"
 
-        @module.wrap_remove_request
+        @wrapped_by(module.remove_request)
         def _remove_request(self, req_id: str) -> bool:
             return self.req_states.req_id_to_index.pop(req_id, None) is not None
 
-        @module.wrap_sample_tokens
+        @wrapped_by(module.sample_tokens)
         def sample_tokens(self, grammar_output: Any) -> Any:
             return grammar_output
 

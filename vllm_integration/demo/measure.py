@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu_align.html import Origin
+from gpu_align.step_log import StepLog, read_step_log
+from gpu_align.step_report import origin_of
 
 REPEATS = 3
 FASTER_BY_STEPS = 4.0
-
-_ORIGINS = {"prediction": Origin.PREDICTION, "context": Origin.CONTEXT, "recipe": Origin.RECIPE}
 
 
 class MeasurementError(RuntimeError):
@@ -134,19 +134,15 @@ def _row(completion: Any, name: str, seconds: float) -> Row:
     )
 
 
-def read_steps(steps_dir: Path, response_id: str, timeout_s: float = 10.0) -> dict[str, Any]:
+def read_steps(steps_dir: Path, response_id: str, timeout_s: float = 10.0) -> StepLog:
     """Return the step log of the request that `response_id` answered, waiting for it to be written.
 
     Raises MeasurementError when there is none after `timeout_s`.
     """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     deadline = time.monotonic() + timeout_s
     while True:
         for path in steps_dir.glob(f"{response_id}-*.yaml"):
-            log: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-            return log
+            return read_step_log(path)
         if time.monotonic() > deadline:
             raise MeasurementError(
                 f"no step log of {response_id} in {steps_dir}: the server ignored the prediction"
@@ -154,30 +150,23 @@ def read_steps(steps_dir: Path, response_id: str, timeout_s: float = 10.0) -> di
         time.sleep(0.05)
 
 
-def fill_from_log(row: Row, log: dict[str, Any]) -> None:
+def fill_from_log(row: Row, log: StepLog) -> None:
     """Take steps, counts and every token's origin from a request's step log.
 
     Raises MeasurementError when the log's tokens are not the answer's.
     """
     ids: list[int] = []
-    origins: list[int] = []
-    token_steps: list[int] = []
-    for number, step in enumerate(log["steps"]):
-        accepted = min(step["accepted"], len(step["new"]))
-        generated = len(step["new"]) - accepted
-        if accepted:
-            origins += [_ORIGINS.get(step["source"], Origin.ACCEPTED)] * accepted
-        origins += [Origin.GENERATED] * generated
-        token_steps += [number] * len(step["new"])
-        ids += step["new"]
+    row.origins, row.token_steps = [], []
+    for number, step in enumerate(log.steps):
+        ids += step.new
+        row.token_steps += [number] * len(step.new)
+        row.origins += [origin_of(step)] * step.accepted
+        row.origins += [Origin.GENERATED] * (len(step.new) - step.accepted)
     if ids != row.token_ids:
         raise MeasurementError(
             f"{row.name}: the step log's {len(ids)} tokens are not the answer's {len(row.token_ids)}"
         )
-    row.origins, row.token_steps = origins, token_steps
-    row.steps = log["usage"]["steps"]
-    row.drafted = log["usage"]["drafted"]
-    row.accepted = log["usage"]["accepted"]
+    row.steps, row.drafted, row.accepted = len(log.steps), log.drafted, log.accepted
 
 
 def compare(rows: Sequence[Row]) -> None:

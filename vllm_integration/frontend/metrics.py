@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from vllm_integration.config.in_use import configured_here
 from vllm_integration.frontend import limits
 from vllm_integration.scheduler.verification_ledger import Verified
 from vllm_integration.wire.usage import SOURCES
@@ -77,25 +78,13 @@ SPECS = {
     ),
 }
 
-_expected = False
 _metrics: dict[str, Any] = {}
-
-
-def expect() -> None:
-    """This process configures an engine that drafts from predictions: a front end in it shows the metrics."""
-    global _expected
-    _expected = True
-
-
-def expected() -> bool:
-    """Whether `expect` was called."""
-    return _expected
 
 
 def create_if_expected() -> None:
     """Make all metrics, at 0, where this process is a front end of an engine that drafts from predictions; from
     then on they count what `limits` does."""
-    if _expected:
+    if configured_here():
         _get("requests")
         if count_refused not in limits.on_count:
             limits.on_count.append(count_refused)

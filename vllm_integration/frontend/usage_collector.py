@@ -6,17 +6,17 @@ to the engine until they finish or are aborted; what belongs to a tag stays unti
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_integration.config.in_use import configured_here
 from vllm_integration.frontend import metrics
 from vllm_integration.scheduler import verification_ledger as accounts
 from vllm_integration.scheduler.verification_ledger import Verified
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import seam, strict
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.usage import SOURCES, RequestUsage
 
@@ -141,61 +141,49 @@ def _came_back(followed: _Followed, step: Verified) -> bool:
 collector = Collector()
 
 
-def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("usage.__init__")
+def start(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """`OutputProcessor.__init__`: metrics are there from the start, at 0."""
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 the name it replaces
-        original(self, *args, **kwargs)
-        _guarded(metrics.create_if_expected)
-
-    return __init__
+    original(self, *args, **kwargs)
+    _guarded(metrics.create_if_expected)
 
 
-def wrap_add_request(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("usage.add_request")
+def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """`OutputProcessor.add_request`, after which a request with a prediction is followed."""
-
-    @functools.wraps(original)
-    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, request, *args, **kwargs)
-        extra_args = getattr(request.sampling_params, "extra_args", None)
-        if extra_args and wire.KEY in extra_args and metrics.expected():
-            _guarded(collector.follow, request.request_id, extra_args[wire.KEY])
-        return result
-
-    return add_request
+    result = original(self, request, *args, **kwargs)
+    extra_args = getattr(request.sampling_params, "extra_args", None)
+    if extra_args and wire.KEY in extra_args and configured_here():
+        _guarded(collector.follow, request.request_id, extra_args[wire.KEY])
+    return result
 
 
-def wrap_process_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("usage.process_outputs")
+def process_outputs(
+    original: Callable[..., Any], self: Any, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any
+) -> Any:
     """`OutputProcessor.process_outputs`, around which the steps that came with the outputs are counted.
 
     The messages are taken out first, so that tracing sees its headers as the client sent them, and counted
     when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
     tasks of the same event loop.
     """
-
-    @functools.wraps(original)
-    def process_outputs(self: Any, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        messages = _guarded(_take_messages, engine_core_outputs) or []
-        result = original(self, engine_core_outputs, *args, **kwargs)
-        if messages:
-            _guarded(_count_messages, messages, self.request_states)
-        return result
-
-    return process_outputs
+    messages = _guarded(_take_messages, engine_core_outputs) or []
+    result = original(self, engine_core_outputs, *args, **kwargs)
+    if messages:
+        _guarded(_count_messages, messages, self.request_states)
+    return result
 
 
-def wrap_abort_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("usage.abort_requests")
+def abort_requests(
+    original: Callable[..., Any], self: Any, request_ids: Iterable[str], *args: Any, **kwargs: Any
+) -> Any:
     """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
-
-    @functools.wraps(original)
-    def abort_requests(self: Any, request_ids: Iterable[str], *args: Any, **kwargs: Any) -> Any:
-        aborted = original(self, request_ids, *args, **kwargs)
-        for req_id in aborted:
-            _guarded(collector.end, req_id)
-        return aborted
-
-    return abort_requests
+    aborted = original(self, request_ids, *args, **kwargs)
+    for req_id in aborted:
+        _guarded(collector.end, req_id)
+    return aborted
 
 
 def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
@@ -227,15 +215,7 @@ def _guarded(step: Callable[..., Any], *args: Any) -> Any:
     try:
         return step(*args)
     except Exception as error:
-        if compat.strict():
+        if strict():
             raise
         logger.warning("gpu_align did not count an output: %s: %s", type(error).__name__, error)
         return None
-
-
-WRAPPERS: dict[str, compat.Wrapper] = {
-    "usage.init": wrap_init,
-    "usage.add_request": wrap_add_request,
-    "usage.process_outputs": wrap_process_outputs,
-    "usage.abort_requests": wrap_abort_requests,
-}

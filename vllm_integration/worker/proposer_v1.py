@@ -2,12 +2,11 @@
 
 V1 keeps its tokens on the host and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here.
 V1 tells a custom class neither which requests its rows are nor when they end; the wrapped
-`_update_states` does (see `compat`).
+`_update_states` does.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,14 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_integration import plugin
 from vllm_integration.config.settings import Settings
-from vllm_integration.seams import install as compat
-from vllm_integration.seams import usage_groups as usage_seams
+from vllm_integration.seams.install import install, off_reason, seam, turn_off, watch
 from vllm_integration.wire.usage import SOURCES, RequestUsage
-from vllm_integration.worker import rejection_v1 as rejection
 from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
-from vllm_integration.worker.debug_log import DebugLog, tokenizer_of
+from vllm_integration.worker.debug_log import open_debug_log
 from vllm_integration.worker.draft_reporter import Proposed, Report, attach, when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
@@ -45,9 +41,9 @@ class PredictedOutputs:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        plugin.register()  # harmless again; vLLM may have been told to load other plugins only
-        plugin.guarded_install("v1", WRAPPERS)
-        usage_seams.install("usage_v1", USAGE_WRAPPERS)
+        watch()  # harmless again; vLLM may have been told to load other plugins only
+        install("v1")
+        install("usage_v1")
         self.settings = Settings.from_env()
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_model_len = int(vllm_config.model_config.max_model_len)
@@ -63,7 +59,7 @@ class PredictedOutputs:
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._proposed: list[tuple[str, Proposed]] = []
-        self._log = self._open_log(vllm_config)
+        self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
         self.drafter = make_drafter(self, max_slots)
 
@@ -73,7 +69,7 @@ class PredictedOutputs:
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """What `_update_states` has just made of the scheduler's output: called once a step, before the
         forward pass, and also when nothing is scheduled."""
-        if compat.off_reason() is not None:
+        if off_reason() is not None:
             return
         try:
             self._observe(runner, scheduler_output)
@@ -93,7 +89,7 @@ class PredictedOutputs:
         num_tokens_no_spec: [≥ rows] tokens of each row, those just sampled included.
         token_ids_cpu: [≥ rows, max_model_len] the tokens themselves.
         """
-        if compat.off_reason() is None and self._batch is not None:
+        if off_reason() is None and self._batch is not None:
             try:
                 return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:
@@ -147,15 +143,7 @@ class PredictedOutputs:
             return
         self._release(req_id)
         if self._log is not None:
-            self._log.write(
-                req_id,
-                num_draft_tokens=self.num_draft_tokens,
-                prompt_tokens=state.prompt_len,
-                prediction_tokens=0 if state.prediction is None else int(state.prediction.size),
-                usage=state.usage,
-                steps=state.steps,
-                tokens=state.tokens,
-            )
+            self._log.write(state)
 
     def _release(self, req_id: str) -> None:
         slot = self.slots.release(req_id)
@@ -253,16 +241,8 @@ class PredictedOutputs:
     def _give_up(self, error: Exception) -> None:
         if self.settings.strict:
             raise error
-        compat.turn_off(f"drafting failed, {type(error).__name__}: {error}")
+        turn_off(f"drafting failed, {type(error).__name__}: {error}")
         self.requests.clear()
-
-    def _open_log(self, vllm_config: Any) -> DebugLog | None:
-        # Tensor-parallel ranks draft the same; one of them writes.
-        parallel = vllm_config.parallel_config
-        first = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
-        if not (self.settings.debug_dir and first):
-            return None
-        return DebugLog(self.settings.debug_dir, tokenizer_of(vllm_config.model_config))
 
 
 def _as_proposed(proposal: Proposal, position: int) -> Proposed:
@@ -291,56 +271,38 @@ def _ours(runner: Any) -> PredictedOutputs | None:
     return drafter if isinstance(drafter, PredictedOutputs) else None
 
 
-def wrap_update_states(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v1._update_states")
+def update_states(
+    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`GPUModelRunner._update_states`, after which our proposer looks at the result."""
-
-    @functools.wraps(original)
-    def _update_states(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, scheduler_output, *args, **kwargs)
-        proposer = _ours(self)
-        if proposer is not None:
-            proposer.observe(self, scheduler_output)
-        return result
-
-    return _update_states
+    result = original(self, scheduler_output, *args, **kwargs)
+    proposer = _ours(self)
+    if proposer is not None:
+        proposer.observe(self, scheduler_output)
+    return result
 
 
-def wrap_input_fits_in_drafter(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v1._input_fits_in_drafter")
+def input_fits_in_drafter(
+    original: Callable[..., Any], self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any
+) -> bool:
     """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch to draft for.
 
     The original asks whether K more tokens fit in a draft model's context for every request; where one
     does not, the runner schedules K zeros for all of them, prediction or not. Our drafts are cut at
     `max_model_len` request by request.
     """
-
-    @functools.wraps(original)
-    def _input_fits_in_drafter(self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> bool:
-        fits = original(self, common_attn_metadata, *args, **kwargs)
-        if _ours(self) is not None:
-            return common_attn_metadata is not None
-        return bool(fits)
-
-    return _input_fits_in_drafter
+    fits = original(self, common_attn_metadata, *args, **kwargs)
+    return bool(fits) if _ours(self) is None else common_attn_metadata is not None
 
 
-def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("usage_v1.sample_tokens")
+def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner.sample_tokens`, whose output then tells the scheduler what was proposed."""
-
-    @functools.wraps(original)
-    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, *args, **kwargs)
-        proposer = _ours(self)
-        if proposer is None or output is None:
-            return output
-        report = proposer.take_report()
-        return when_it_leaves(output, lambda finished: attach(finished, report))
-
-    return sample_tokens
-
-
-USAGE_WRAPPERS: dict[str, compat.Wrapper] = {"usage.sample_tokens": wrap_sample_tokens}
-WRAPPERS: dict[str, compat.Wrapper] = {
-    "v1.update_states": wrap_update_states,
-    "v1.input_fits_in_drafter": wrap_input_fits_in_drafter,
-    **rejection.WRAPPERS,
-}
+    output = original(self, *args, **kwargs)
+    proposer = _ours(self)
+    if proposer is None or output is None:
+        return output
+    report = proposer.take_report()
+    return when_it_leaves(output, lambda finished: attach(finished, report))

@@ -8,9 +8,9 @@ from typing import Any
 
 from gpu_align import Recipes
 from gpu_align.explain import Explainer, Explanation
+from gpu_align.step_log import Step
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.usage import SOURCES, RequestUsage, StopRule
-from vllm_integration.worker.debug_log import StepRecord
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RequestState:
     ended: bool = False
     proposal: Proposal = field(default_factory=Proposal)
     usage: RequestUsage = field(default_factory=RequestUsage)
-    steps: list[StepRecord] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     recipes: Recipes | None = None
     _explainer: Explainer | None = None
@@ -96,14 +96,14 @@ class RequestState:
         self.proposal = Proposal()
         self.ended = self.ended or self.stop.ends(sampled[:kept], before - self.prompt_len)
 
-    def _explained(self, *, new: list[int], proposed: list[int], **record: Any) -> StepRecord:
+    def _explained(self, *, new: list[int], proposed: list[int], **record: Any) -> Step:
         """The record of a step, with where the output stood in the prediction and why this was drafted."""
         before, after = self._explanation, None
         self.tokens += new
         if self._explainer is not None:
             after = self._explanation = self._explainer.at(self.tokens)
         chosen = before.chosen if before is not None and proposed else None
-        return StepRecord(
+        return Step(
             **record,
             proposed=proposed,
             new=new,

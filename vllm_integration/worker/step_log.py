@@ -9,27 +9,21 @@ from typing import Any
 from gpu_align import Recipes
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.usage import SOURCES
-from vllm_integration.worker.debug_log import DebugLog, Decode, tokenizer_of
+from vllm_integration.worker.debug_log import DebugLog, open_debug_log
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
 
 
 class StepLog:
     """Follows each request that is drafted for, and writes its file when it finishes.
 
-    directory: of the files. num_draft_tokens: K. decode: token ids → text. recipes: of the drafter.
+    files: writes them. num_draft_tokens: K. recipes: of the drafter.
 
-    One step: `settle` accounts for what was sampled, then `proposed` keeps what is drafted for the next.
-    Both wait for the device.
+    In each step, `settle` counts what was sampled, then `proposed` keeps what is drafted for the next step. Both
+    wait for the device.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        num_draft_tokens: int,
-        decode: Decode | None = None,
-        recipes: Recipes | None = None,
-    ) -> None:
-        self._files = DebugLog(directory, decode)
+    def __init__(self, files: DebugLog, num_draft_tokens: int, recipes: Recipes | None = None) -> None:
+        self._files = files
         self._recipes = recipes
         self._num_draft_tokens = num_draft_tokens
         self._requests: dict[str, RequestState] = {}
@@ -59,20 +53,14 @@ class StepLog:
             ids, before = req_states.all_token_ids.gpu, total_len - sampled
             state.know_prompt(partial(_row, ids, row, before), self._num_draft_tokens, int(ids.shape[1]))
             tokens = ids[row, before:total_len].tolist()
-            # Slots beyond the proposal were filled up by the runner; nobody proposed what is in them.
+            # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
             drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
             state.settle(tokens, drafts, total_len)
 
     def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
         """Keep what the drafter proposes for the next step."""
-        rows = zip(
-            batch.req_ids,
-            draft.token_ids.tolist(),
-            draft.confidence.tolist(),
-            draft.length.tolist(),
-            draft.source.tolist(),
-            strict=True,
-        )
+        columns = (draft.token_ids, draft.confidence, draft.length, draft.source)
+        rows = zip(batch.req_ids, *(column.tolist() for column in columns), strict=True)
         for req_id, token_ids, confidence, length, source in rows:
             state = self._requests.get(req_id)
             if state is not None:
@@ -84,15 +72,7 @@ class StepLog:
         for req_id in req_ids:
             state = self._requests.pop(req_id, None)
             if state is not None:
-                self._files.write(
-                    req_id,
-                    num_draft_tokens=self._num_draft_tokens,
-                    prompt_tokens=state.prompt_len,
-                    prediction_tokens=0 if state.prediction is None else int(state.prediction.size),
-                    usage=state.usage,
-                    steps=state.steps,
-                    tokens=state.tokens,
-                )
+                self._files.write(state)
 
 
 def _row(token_ids: Any, row: int, end: int) -> list[int]:
@@ -103,8 +83,6 @@ def _row(token_ids: Any, row: int, end: int) -> list[int]:
 def open_step_log(
     directory: str | None, num_draft_tokens: int, vllm_config: Any, recipes: Recipes | None = None
 ) -> StepLog | None:
-    """A log where one is asked for. Tensor-parallel ranks draft the same; one of them writes."""
-    parallel = vllm_config.parallel_config
-    if directory is None or int(parallel.rank) % int(parallel.tensor_parallel_size):
-        return None
-    return StepLog(directory, num_draft_tokens, tokenizer_of(vllm_config.model_config), recipes)
+    """A log where one is asked for."""
+    files = open_debug_log(directory, num_draft_tokens, vllm_config)
+    return None if files is None else StepLog(files, num_draft_tokens, recipes)
