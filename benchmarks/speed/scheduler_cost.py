@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_integration.frontend import metrics, usage_collector
+from vllm_integration.frontend import usage_collector
 from vllm_integration.scheduler.draft_budget import DraftBudget
 from vllm_integration.scheduler.drafted_requests import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
@@ -43,7 +43,7 @@ class Request:
 
     def __init__(self, number: int) -> None:
         self.request_id = f"chatcmpl-{number:032x}-{number:08x}"
-        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 300, tag=str(number))
+        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 300, http_request_id=str(number))
         self.sampling_params = SimpleNamespace(extra_args={wire.KEY: prediction})
         self.max_tokens = 1 << 30
         self.spec_token_ids: list[int] = []
@@ -161,7 +161,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--draft-tokens", type=int, default=16)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args(arguments)
-    metrics.expect()
     print(f"{'batch':>6} {'part':10} {'median ms':>10} {'least ms':>10}")
     for batch in options.batch:
         parts = measure(batch, options.draft_tokens, options.steps).parts

@@ -59,8 +59,10 @@ def test_a_request_moves_every_counter_by_what_happened() -> None:
     metrics.create_if_expected()
     metrics.count_request(None)
     before = values()
-    own.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30, tag="tag"))
-    own.follow("b", wire.Prediction(token_ids=b"\1\0\0\0" * 30, tag="tag"))  # another choice of it
+    own.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30, http_request_id="http"))
+    own.follow(
+        "b", wire.Prediction(token_ids=b"\1\0\0\0" * 30, http_request_id="http")
+    )  # another choice of it
     steps = [
         Step(0, 0, 0, 0),  # the prefill
         Step(1, 8, 8, 5),

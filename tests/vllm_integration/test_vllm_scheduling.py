@@ -124,12 +124,12 @@ def drafts_of(lengths: list[int], confidence: float, source: int = 1) -> Any:
 def step(reporter: DraftReporter, lengths: list[int], confidence: float, **more: Any) -> DraftReport:
     """One engine step: what its output reports. Request i is in row i and has 10 + i tokens."""
     output = SimpleNamespace()
-    reporter.forget()
+    reporter.begin_step()
     rows = np.arange(len(lengths))
     req_ids = [f"r{i}" for i in rows]
     total_len = torch.arange(10, 14, dtype=torch.int32)
-    reporter.remember(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
-    reporter.attach(output, reporter.start())
+    reporter.copy(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
+    reporter.attach(output, reporter.step)
     return reports.take(output)
 
 
@@ -170,9 +170,9 @@ def test_an_output_tells_nothing_of_later_steps() -> None:
     reporter = DraftReporter(4, K, torch.device("cpu"))
     outputs = []
     for length in (3, 5):
-        reporter.forget()
-        reporter.remember(["r"], np.array([0]), drafts_of([length], 1.0), torch.tensor([7 + length]))
-        outputs.append((SimpleNamespace(), reporter.start()))
+        reporter.begin_step()
+        reporter.copy(["r"], np.array([0]), drafts_of([length], 1.0), torch.tensor([7 + length]))
+        outputs.append((SimpleNamespace(), reporter.step))
     for output, started in outputs:
         reporter.attach(output, started)
     told = [reports.take(output).drafts for output, _ in outputs]
@@ -189,20 +189,20 @@ def test_a_step_without_drafts_reports_nothing() -> None:
     reporter = DraftReporter(4, K, torch.device("cpu"))
     step(reporter, [3], 1.0)
     output = SimpleNamespace()
-    reporter.forget()
-    reporter.attach(output, reporter.start())
+    reporter.begin_step()
+    reporter.attach(output, reporter.step)
     assert reports.take(output) == DraftReport()
     assert not vars(output)
-    reporter.attach(None, reporter.start())
+    reporter.attach(None, reporter.step)
 
 
 def test_they_travel_between_processes_with_vllms_own_output() -> None:
     outputs = pytest.importorskip("vllm.v1.outputs")
     reporter = DraftReporter(4, K, torch.device("cpu"))
-    reporter.forget()
-    reporter.remember(["a"], np.array([2]), drafts_of([2], 0.5), torch.arange(4))
+    reporter.begin_step()
+    reporter.copy(["a"], np.array([2]), drafts_of([2], 0.5), torch.arange(4))
     output = outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
-    reporter.attach(output, reporter.start(), {"b": "cut"})
+    reporter.attach(output, reporter.step, {"b": "cut"})
     there = reports.take(pickle.loads(pickle.dumps(output)))
     (drafts,) = there.drafts
     assert (drafts.req_ids, drafts.length.tolist(), drafts.position.tolist()) == (["a"], [2], [2])

@@ -81,7 +81,7 @@ class Collector:
         """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
         if req_id in self.requests:
             return
-        name = getattr(prediction, "tag", None)
+        name = getattr(prediction, "http_request_id", None)
         if name is None or name not in self.http_requests:  # its choices bring one prediction together
             encoded = getattr(prediction, "token_ids", None)
             metrics.count_request(None if encoded is None else len(encoded) // 4)

@@ -72,13 +72,9 @@ class DraftedRequests:
         table = self.table
         for drafts in report.drafts:
             rows = [self._rows.get(req_id, 0) for req_id in drafts.req_ids]
-            for name, values in (
-                ("position", drafts.position),
-                ("length", drafts.length),
-                ("source", drafts.source),
-            ):
-                known = table[name][rows]
-                table[name][rows] = np.concatenate([np.asarray(values)[:, None], known[:, :-1]], axis=1)
+            for name in ("position", "length", "source"):
+                newest, known = getattr(drafts, name)[:, None], table[name][rows]
+                table[name][rows] = np.concatenate([newest, known[:, :-1]], axis=1)
             table["survival"][rows] = drafts.survival
             table["made"][rows] = self.reports - drafts.age
         for req_id, reason in report.refused.items():

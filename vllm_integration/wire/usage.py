@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from gpu_align.step_log import SOURCES
 
 #: Value of `gpu_align.Source`, and index in `SOURCES`.
 PREDICTION = SOURCES.index("prediction")
-
-
-def _zeros() -> list[int]:
-    return [0] * len(SOURCES)
 
 
 @dataclass
@@ -26,16 +23,16 @@ class RequestUsage:
 
     steps: int = 0
     output_tokens: int = 0
-    drafted_by: list[int] = field(default_factory=_zeros)
-    accepted_by: list[int] = field(default_factory=_zeros)
+    drafted_by: Counter[int] = field(default_factory=Counter)
+    accepted_by: Counter[int] = field(default_factory=Counter)
 
     @property
     def drafted(self) -> int:
-        return sum(self.drafted_by)
+        return self.drafted_by.total()
 
     @property
     def accepted(self) -> int:
-        return sum(self.accepted_by)
+        return self.accepted_by.total()
 
     @property
     def of_prediction(self) -> tuple[int, int]:
@@ -53,16 +50,15 @@ class RequestUsage:
         """Count what another choice of the same HTTP request counted."""
         self.steps += other.steps
         self.output_tokens += other.output_tokens
-        for source in range(len(SOURCES)):
-            self.drafted_by[source] += other.drafted_by[source]
-            self.accepted_by[source] += other.accepted_by[source]
+        self.drafted_by.update(other.drafted_by)
+        self.accepted_by.update(other.accepted_by)
 
     def by_source(self) -> dict[str, dict[str, int]]:
         """The sources that drafted."""
         return {
-            name: {"drafted": drafted, "accepted": accepted}
-            for name, drafted, accepted in zip(SOURCES, self.drafted_by, self.accepted_by, strict=True)
-            if drafted
+            name: {"drafted": self.drafted_by[source], "accepted": self.accepted_by[source]}
+            for source, name in enumerate(SOURCES)
+            if self.drafted_by[source]
         }
 
     def as_dict(self) -> dict[str, object]:

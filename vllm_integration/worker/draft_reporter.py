@@ -90,8 +90,8 @@ class _InFlight:
 class DraftReporter:
     """A short queue of device-to-host copies on the engine's stream.
 
-        reporter.forget(); reporter.remember(req_ids, rows, draft, total_len)  # in propose: starts a copy
-        step = reporter.start()                                                # after it
+        reporter.begin_step(); reporter.copy(req_ids, rows, draft, total_len)  # in propose
+        step = reporter.step                                                   # after it
         reporter.attach(output, step)                                          # when the output leaves the worker
 
     max_reqs, num_draft_tokens: sizes of a batch. device: where the drafts are.
@@ -100,7 +100,7 @@ class DraftReporter:
     `attach` adds what has arrived by then of this step and of earlier ones, with its age in steps. vLLM calls it
     for step t when it has itself waited for what step t sampled, and the copies of step t − 1 come before that on
     the stream: the draft that step t verified is always among what has arrived. Another thread may call it.
-    Nothing waits, with one exception: where vLLM trims drafts on the device (`remember` got `query_ends`),
+    Nothing waits, with one exception: where vLLM trims drafts on the device (`copy` got `query_ends`),
     `attach` waits for its step's own copy, which ends with the drafter's kernels.
     """
 
@@ -111,14 +111,14 @@ class DraftReporter:
         buffers = batches_in_flight + _SPARE
         self._free = [_InFlight(max_reqs, num_draft_tokens, on_cuda) for _ in range(buffers)]
         self._in_flight: deque[_InFlight] = deque()
-        self._step = 0
+        self.step = 0
         self._lock = threading.Lock()
 
-    def forget(self) -> None:
-        """A step begins; it has no drafts yet."""
-        self._step += 1
+    def begin_step(self) -> None:
+        """The next step begins; it has no drafts yet."""
+        self.step += 1
 
-    def remember(
+    def copy(
         self,
         req_ids: Sequence[str],
         rows: npt.NDArray[np.integer[Any]],
@@ -139,13 +139,9 @@ class DraftReporter:
             if not self._free and self._in_flight[0].arrived():
                 self._free.append(self._in_flight.popleft())
             if self._free:
-                copy = self._free.pop()
-                copy.start(self._step, req_ids, rows, draft, total_len, query_ends)
-                self._in_flight.append(copy)
-
-    def start(self) -> int:
-        """The number of the step, for `attach`."""
-        return self._step
+                buffer = self._free.pop()
+                buffer.start(self.step, req_ids, rows, draft, total_len, query_ends)
+                self._in_flight.append(buffer)
 
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones.
@@ -167,15 +163,15 @@ class DraftReporter:
         trimmed: dict[str, int] = {}
         with self._lock:
             while self._in_flight and self._in_flight[0].step <= step:
-                copy = self._in_flight[0]
-                trims = copy.trims and copy.step == step
+                oldest = self._in_flight[0]
+                trims = oldest.trims and oldest.step == step
                 if trims:
-                    copy.wait()
-                if not copy.arrived():
+                    oldest.wait()
+                if not oldest.arrived():
                     break
-                drafts.append(copy.read(step))
+                drafts.append(oldest.read(step))
                 if trims:
-                    trimmed = copy.verified()
+                    trimmed = oldest.verified()
                 self._free.append(self._in_flight.popleft())
         return drafts, trimmed
 

@@ -40,11 +40,8 @@ class StopRule:
         kept = len(sampled)
         if self.max_tokens is not None:
             kept = max(0, min(kept, self.max_tokens - output_len))
-        if self.stop_token_ids:
-            for index in range(kept):
-                if sampled[index] in self.stop_token_ids:
-                    return index + 1
-        return kept
+        stops = (index for index in range(kept) if sampled[index] in self.stop_token_ids)
+        return next(stops, kept - 1) + 1
 
     def ends(self, kept: list[int], output_len: int) -> bool:
         """Whether the output is complete with `kept` appended to `output_len` tokens."""

@@ -64,7 +64,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             backend="triton",
             max_prediction_tokens=self.settings.prediction_room(max_slots, self.capacity),
         )
-        self.counts = DraftReporter(
+        self.reporter = DraftReporter(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
         )
         # What vLLM's adaptive verification trims by.
@@ -145,7 +145,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             run (and compile), no state changes.
         """
         num_reqs = int(input_batch.num_reqs)
-        self.counts.forget()
+        self.reporter.begin_step()
         if off_reason() is not None:
             return self._no_drafts(num_reqs)
         if dummy_run:
@@ -170,7 +170,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
                 log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
             if not dummy_run:
                 self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-                self.counts.remember(
+                self.reporter.copy(
                     input_batch.req_ids,
                     input_batch.idx_mapping_np,
                     draft,
@@ -261,5 +261,5 @@ def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     speculator = _ours(self)
     if speculator is None or output is None:
         return output
-    counts, step, refused = speculator.counts, speculator.counts.start(), take_refusals()
-    return when_it_leaves(output, lambda finished: counts.attach(finished, step, refused))
+    reporter, step, refused = speculator.reporter, speculator.reporter.step, take_refusals()
+    return when_it_leaves(output, lambda finished: reporter.attach(finished, step, refused))

@@ -1,4 +1,4 @@
-"""The accounts on their own: every way in which a step's parts can meet, and every way a request can end."""
+"""The ledger and the collector: how the parts of a step meet, and every way in which a request can end."""
 
 from __future__ import annotations
 
@@ -335,8 +335,8 @@ class FrontEnd:
     def abort_requests(self, request_ids: Any) -> list[str]:
         return [req_id for req_id in request_ids if self.request_states.pop(req_id, None)]
 
-    def start(self, req_id: str, tag: str | None) -> None:
-        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 7, tag=tag)
+    def start(self, req_id: str, http_request_id: str | None) -> None:
+        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 7, http_request_id=http_request_id)
         params = SimpleNamespace(extra_args={wire.KEY: prediction})
         self.add_request(SimpleNamespace(request_id=req_id, sampling_params=params))
 
@@ -370,15 +370,15 @@ def prediction_of(usage: RequestUsage | None) -> tuple[int, int]:
 
 def test_choices_of_one_request_are_added_up(front: FrontEnd) -> None:
     for req_id in ("0_a", "1_a"):
-        front.start(req_id, "tag")
+        front.start(req_id, "http")
     front.output("0_a", Step(1, 8, 8, 5), tokens=6)
     front.output("1_a", Step(2, 4, 4, 4), tokens=5, finished=True)
     front.output("0_a", Step(1, 3, 3, 0), finished=True)
-    usage = collector.collector.take("tag")
+    usage = collector.collector.take("http")
     assert prediction_of(usage) == (5, 6)
     assert usage is not None
     assert (usage.steps, usage.output_tokens, usage.accepted_by[CONTEXT]) == (3, 12, 4)
-    assert collector.collector.take("tag") is None
+    assert collector.collector.take("http") is None
     assert not collector.collector.requests
 
 
@@ -389,7 +389,7 @@ def test_drafts_that_are_not_of_the_prediction_are_counted_under_their_source(
     """From what the worker reports to what the response shows: neither accepted nor rejected of the prediction,
     never billed, and no realignment."""
     settings(bill_rejected=True, usage_details=True)
-    front.start("a", "tag")
+    front.start("a", "http")
     for position, length, kind in ((11, 4, PREDICTION), (12, 6, source), (17, 4, PREDICTION)):
         told = engine.step(length, 5 if kind == source else 1, report=drafted(position - 1, length, kind))
         assert told is not None
@@ -398,7 +398,7 @@ def test_drafts_that_are_not_of_the_prediction_are_counted_under_their_source(
     assert usage.of_prediction == (0, 8)
     assert usage.by_source()[name] == {"drafted": 6, "accepted": 4}
     shown = models().UsageInfo(prompt_tokens=10, completion_tokens=7, total_tokens=17)
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     details = shown.model_dump()["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (0, 8)
     assert details["gpu_align"]["by_source"][name] == {"drafted": 6, "accepted": 4}
@@ -406,15 +406,15 @@ def test_drafts_that_are_not_of_the_prediction_are_counted_under_their_source(
 
 
 def test_tokens_after_a_stop_string_are_not_accepted(front: FrontEnd) -> None:
-    front.start("a", "tag")
+    front.start("a", "http")
     front.stop_after["a"] = 3
     front.output("a", Step(1, 8, 8, 7), tokens=8)
     front.output("a", Step(1, 8, 8, 8), tokens=9)  # the engine did not know yet
-    assert prediction_of(collector.collector.take("tag")) == (3, 5)
+    assert prediction_of(collector.collector.take("http")) == (3, 5)
 
 
 def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
-    front.start("a", "tag")
+    front.start("a", "http")
     front.output("a", Step(0, 0, 0, 0))
     assert front.headers_seen == [{"traceparent": "t"}]
     output = SimpleNamespace(
@@ -428,15 +428,15 @@ def test_ten_thousand_requests_leave_nothing(front: FrontEnd) -> None:
     """Finished and answered, finished and never asked for, aborted before and after the first token."""
     draw = random.Random(0)
     for index in range(10_000):
-        req_id, tag = f"r{index}", f"t{index}" if index % 5 else None
-        front.start(req_id, tag)
+        req_id, name = f"r{index}", f"t{index}" if index % 5 else None
+        front.start(req_id, name)
         kind = draw.randrange(4)
         if kind:
             front.output(req_id, Step(0, 0, 0, 0), finished=kind > 1)
         if kind < 2:
             front.abort_requests([req_id])
-        elif kind == 2 and tag is not None:
-            assert collector.collector.take(tag) is not None
+        elif kind == 2 and name is not None:
+            assert collector.collector.take(name) is not None
     assert not collector.collector.requests
     assert len(collector.collector.http_requests) == len(collector.collector._ended) <= 1000
 
@@ -452,11 +452,11 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(front: FrontEnd) -> None
             closed.append(True)
 
     async def client() -> None:
-        stream = response_usage.with_usage(events(), "tag")
+        stream = response_usage.with_usage(events(), "http")
         await anext(stream)
         await stream.aclose()
 
-    front.start("a", "tag")
+    front.start("a", "http")
     front.output("a", Step(0, 0, 0, 0))
     asyncio.run(client())
     front.abort_requests(["a"])
@@ -470,8 +470,8 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(front: FrontEnd) -> None
 
 @pytest.fixture
 def finished(front: FrontEnd) -> FrontEnd:
-    """A request `tag` of whose prediction 5 tokens were accepted and 3 rejected."""
-    front.start("a", "tag")
+    """A request `http` of whose prediction 5 tokens were accepted and 3 rejected."""
+    front.start("a", "http")
     front.output("a", Step(0, 0, 0, 0))
     front.output("a", Step(1, 8, 8, 5), tokens=6)
     front.output("a", Step(2, 2, 2, 1), tokens=2, finished=True)
@@ -497,7 +497,7 @@ WORTH = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
 def test_a_response_object_is_completed(finished: FrontEnd, settings: Any) -> None:
     shown = models().UsageInfo(prompt_tokens=10, completion_tokens=9, total_tokens=19)
     response = SimpleNamespace(usage=shown)
-    assert response_usage.with_usage(response, "tag") is response
+    assert response_usage.with_usage(response, "http") is response
     assert json.loads(shown.model_dump_json()) == {
         "prompt_tokens": 10,
         "completion_tokens": 9,
@@ -515,7 +515,7 @@ def test_rejected_tokens_are_billed_and_details_shown_where_asked_for(
     shown = models().UsageInfo(
         prompt_tokens=10, completion_tokens=9, total_tokens=19, completion_tokens_details=details
     )
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     assert (shown.completion_tokens, shown.total_tokens) == (12, 22)
     by_source = {"prediction": {"drafted": 8, "accepted": 5}, "context": {"drafted": 2, "accepted": 1}}
     assert shown.model_dump()["completion_tokens_details"] == {
@@ -539,7 +539,7 @@ def responses_usage() -> Any:
 def test_a_response_of_the_responses_api_is_completed(finished: FrontEnd, settings: Any) -> None:
     settings(bill_rejected=True)
     shown = responses_usage()
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     dumped = shown.model_dump()
     assert dumped["output_tokens_details"].items() >= WORTH.items()
     assert (dumped["output_tokens"], dumped["total_tokens"]) == (12, 22)
@@ -565,7 +565,7 @@ def test_only_the_last_usage_of_a_stream_is_completed(finished: FrontEnd, settin
         f'data: {{"id":"x","object":"chunk","choices":[],{usage},"model":"é"}}\n\n',
         "data: [DONE]\n\n",
     ]
-    events = drain(response_usage.with_usage(emit(*chunks), "tag"))
+    events = drain(response_usage.with_usage(emit(*chunks), "http"))
     assert [events[0], events[2]] == [chunks[0], chunks[2]]
     last = json.loads(events[1].removeprefix("data: "))
     assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0, **WORTH}
@@ -582,7 +582,7 @@ def test_the_final_event_of_a_responses_stream_is_completed(finished: FrontEnd, 
         SimpleNamespace(type="response.output_text.delta", delta="x"),
         SimpleNamespace(type="response.completed", response=SimpleNamespace(usage=shown)),
     ]
-    assert drain(response_usage.with_usage(emit(*events), "tag")) == events
+    assert drain(response_usage.with_usage(emit(*events), "http")) == events
     assert shown.model_dump()["output_tokens_details"].items() >= WORTH.items()
 
 
@@ -590,16 +590,16 @@ def test_the_final_event_of_a_responses_stream_is_completed(finished: FrontEnd, 
 def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
     front: FrontEnd, settings: Any, reported: bool
 ) -> None:
-    front.start("a", "tag")
+    front.start("a", "http")
     if reported:
         front.output("a", Step(1, 8, 8, 5), finished=True)
     error = models().ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
-    assert response_usage.with_usage(error, "tag") is error
+    assert response_usage.with_usage(error, "http") is error
     shown = models().UsageInfo(completion_tokens=9, total_tokens=19)
     before = shown.model_dump()
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     assert shown.model_dump() == before
 
 
-def test_tags_differ() -> None:
-    assert len({response_usage.new_tag() for _ in range(1000)}) == 1000
+def test_ids_of_http_requests_differ() -> None:
+    assert len({response_usage.new_http_request_id() for _ in range(1000)}) == 1000
