@@ -2,6 +2,7 @@
 
 import os
 
+import fast_interpreter
 import torch
 
 # Triton decides at decoration time, so this must come before any kernel module is imported.
@@ -11,6 +12,9 @@ if not torch.cuda.is_available():
 # The shipped recipes take an engine seconds to read, and change how many steps an output takes. Tests of recipes
 # say which ones they want.
 os.environ.setdefault("GPU_ALIGN_RECIPES", "off")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    fast_interpreter.speed_up()
 
 # Two workers on two cores: each test process keeps to itself.
 torch.set_num_threads(1)

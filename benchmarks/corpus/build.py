@@ -51,7 +51,7 @@ class EditPair:
     Attributes:
         id: unique in the corpus.
         kind: "python", "document", "json", "config" or "sql" for a real change of such a file; else the kind of
-            edit that was made (`corpus_edits.EDITS`), "unrelated" or "state".
+            edit that was made (`benchmarks.corpus.edits.EDITS`), "unrelated" or "state".
         text: the sort of text that was edited, one of the first five.
         package: where the text is from; "" for a text made here.
         split: "tune" or "test".

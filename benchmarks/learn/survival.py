@@ -12,11 +12,13 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +73,13 @@ class Observed(NamedTuple):
     total: npt.NDArray[np.int64]
 
 
-def observe(records: Sequence[Record], survival: npt.NDArray[np.int32], max_context_len: int) -> Observed:
+def observe(
+    records: Sequence[Record],
+    survival: npt.NDArray[np.int32],
+    max_context_len: int,
+    config: DrafterConfig,
+) -> Observed:
     """Replay all records with the drafter's own choices."""
-    config = DrafterConfig()
     tables = SurvivalTables.from_survival(survival, "cpu", config.min_survival, config.min_survival_lost)
     confidence = tables.confidence.numpy()
     runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
@@ -148,38 +154,45 @@ def at_knots(curves: Array) -> npt.NDArray[np.int64]:
     return np.minimum.accumulate(units, axis=1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
-    parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        pairs = args.pairs or Path(folder) / "pairs.jsonl.gz"
-        if args.pairs is None:
-            corpus.main([str(pairs), "--set", "tune"])
-        entries = [e for e in read_entries(pairs) if e.kind in KINDS and e.tokens == "tekken"]
-        records = [e.record for e in entries if e.record.output]
+def training_records(pairs: Path) -> list[Record]:
+    """The records of a corpus that a table is learned from, in the order that `learn_table` wants."""
+    entries = [e for e in read_entries(pairs) if e.kind in KINDS and e.tokens == "tekken"]
     # Long records first, dealt out in turn: equal work for every process, the same sums whatever their number.
-    records.sort(key=lambda r: (-len(r.output), r.id))
-    # How much of a context is remembered hangs on its capacity: one for all, whoever replays them.
+    return sorted((e.record for e in entries if e.record.output), key=lambda r: (-len(r.output), r.id))
+
+
+def learn_table(
+    records: Sequence[Record], config: DrafterConfig | None = None, jobs: int = 1
+) -> dict[str, Any]:
+    """What ``survival.json`` holds, learned from these records in `NUM_ROUNDS` replays.
+
+    Args:
+        records: of `training_records`.
+        config: the drafter's settings; its own table is not read.
+        jobs: processes. The table is the same whatever their number. With 1 the replays run in this process, with
+            whatever constants the operations have here.
+    """
+    # The context index keeps as many tokens as the context has room for: one capacity for all processes.
     longest = max(len(r.output) for r in records)
-    num_workers = os.cpu_count() or 1
-    shares = [records[i::num_workers] for i in range(num_workers)]
+    shares = [records[i::jobs] for i in range(jobs)]
     curves = np.power(0.9, np.arange(1, NUM_DRAFT_TOKENS + 1))[None].repeat(NUM_CLASSES, axis=0)
-    runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
-    with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
         for i in range(NUM_ROUNDS):
-            survival = fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS)
-            parts = pool.map(partial(observe, survival=survival, max_context_len=longest), shares)
+            replay = partial(
+                observe,
+                survival=fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS),
+                max_context_len=longest,
+                config=config or DrafterConfig(),
+            )
+            parts = pool.map(replay, shares) if pool else list(map(replay, shares))
             runs, drafts = (np.sum([part[field] for part in parts], axis=0) for field in range(2))
             tokens, steps, accepted, rejected = np.sum([part.total for part in parts], axis=0)
             print(
-                f"round {i}: {tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted"
+                f"round {i}: {tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted",
+                file=sys.stderr,
             )
             curves = learn(runs)
-    table = {
+    return {
         "made_by": "python -m benchmarks.learn.survival",
         "records": len(records),
         "length_edges": list(LENGTH_EDGES),
@@ -190,13 +203,32 @@ def main() -> None:
         "calibration": calibrate(drafts),
         "survival": at_knots(curves).tolist(),
     }
-    # One class a line: a new table reads as a diff.
+
+
+def write_table(table: dict[str, Any], path: Path) -> None:
+    """Write one class a line: a new table reads as a diff."""
     text = (
         json.dumps(table, separators=(",", ":"))
         .replace('"survival":[[', '"survival":[\n[')
         .replace("],[", "],\n[")
     )
-    args.out.write_text(text.replace("]]}", "]\n]}") + "\n")
+    path.write_text(text.replace("]]}", "]\n]}") + "\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
+    parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = args.pairs or Path(folder) / "pairs.jsonl.gz"
+        if args.pairs is None:
+            corpus.main([str(pairs), "--set", "tune"])
+        records = training_records(pairs)
+    write_table(learn_table(records, jobs=args.jobs), args.out)
     print(f"wrote {args.out}")
 
 

@@ -19,11 +19,23 @@ from gpu_align.simulate.tokenizers import TextTokenizer, token_texts
 FILE_TOKENS, EDITS_A_FILE = 1_000, 3
 #: A stretch of the prediction that the output follows for fewer tokens is no re-entry.
 MIN_RESUMED = 8
+#: Outputs of at most so many tokens, one in so many, stand for all where a prediction is of no use.
+UNRELATED_TOKENS, UNRELATED_ONE_IN = 2_500, 3
 
 
 def least_steps(num_output: int, num_draft_tokens: int) -> int:
     """Steps for a perfect prediction: the prefill gives one token, each step after it K + 1."""
     return 1 + -(-(num_output - 1) // (num_draft_tokens + 1))
+
+
+def real(entries: Sequence[Entry]) -> list[Entry]:
+    """Those that are changes between two releases, in the tokens of the shipped tables."""
+    return [e for e in entries if e.tokens == "tekken" and e.kind == e.text]
+
+
+def hopeless(entries: Sequence[Entry]) -> list[Entry]:
+    """Those of the `real` ones that `unrelated` predictions are tried on."""
+    return [e for e in real(entries) if len(e.record.output) <= UNRELATED_TOKENS][::UNRELATED_ONE_IN]
 
 
 def perfect(entries: Sequence[Entry]) -> list[Entry]:

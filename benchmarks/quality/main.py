@@ -24,10 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.corpus import build as corpus
-from benchmarks.quality import build_suffix_peer
-from benchmarks.quality import cases as quality_cases
-from benchmarks.quality import checks as quality_checks
-from benchmarks.quality import plot as quality_plot
+from benchmarks.quality import build_suffix_peer, cases, checks, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K, of_kind
 from benchmarks.quality.knowledge import knowledge
@@ -44,14 +41,13 @@ from benchmarks.quality.runs import (
 )
 from gpu_align.simulate import SWEEP, Reliability, load_tokenizer, runnable_policy_names
 from gpu_align.simulate.policies import OURS
+from gpu_align.simulate.replay import PairResult
 
 SIZES = (64, 32, 16)
 #: Far from the curve and slow, or of interest at one K only.
 ONLY_AT_64 = ("cursor", "myers", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", *BOUNDS)
-#: Kinds that `quality_cases` adds to the corpus; only our drafter at K = 64 replays them, and a bound one of them.
+#: Kinds that `cases` adds to the corpus; only our drafter at K = 64 replays them, and a bound one of them.
 CASES = ("perfect", "one_line", "unrelated_case", "nothing")
-#: Outputs of at most so many tokens, one in so many, stand for all where a prediction is of no use.
-UNRELATED_TOKENS, UNRELATED_ONE_IN = 2_500, 3
 #: Drafters whose results are shown by kind of record.
 BY_KIND = (OURS, "suffix_decoding_deep", "suffix_decoding_4_deep", "prompt_lookup", "clairvoyant")
 
@@ -69,15 +65,14 @@ def planned_runs() -> list[Run]:
 
 def with_cases(entries: Sequence[Entry]) -> list[Entry]:
     """The corpus, and behind it the cases of `CASES`."""
-    real = [e for e in entries if e.tokens == "tekken" and e.kind == e.text]
-    hopeless = [e for e in real if len(e.record.output) <= UNRELATED_TOKENS][::UNRELATED_ONE_IN]
-    strangers = quality_cases.unrelated(hopeless)
+    real = cases.real(entries)
+    strangers = cases.unrelated(cases.hopeless(entries))
     return [
         *entries,
-        *quality_cases.perfect(real),
-        *quality_cases.one_line_edits(real, load_tokenizer("tekken")),
+        *cases.perfect(real),
+        *cases.one_line_edits(real, load_tokenizer("tekken")),
         *strangers,
-        *quality_cases.without_prediction(strangers),
+        *cases.without_prediction(strangers),
     ]
 
 
@@ -89,11 +84,11 @@ def replays(run: Run, entry: Entry) -> bool:
 
 
 def resumption(entries: Sequence[Entry], jobs: int) -> Resumption:
-    """`quality_cases.resumption` of the real edits, in parallel."""
-    records = [e.record for e in entries if e.tokens == "tekken" and e.kind == e.text]
+    """`cases.resumption` of the real edits, in parallel."""
+    records = [e.record for e in cases.real(entries)]
     parts = [(records[part :: jobs * 4], K) for part in range(jobs * 4)]
     with get_context("spawn").Pool(jobs, _one_thread) as pool:
-        found = pool.starmap(quality_cases.resumption, parts)
+        found = pool.starmap(cases.resumption, parts)
     return Resumption(*(sum(getattr(f, name) for f in found) for name in ("edits", "drafted", "right")))
 
 
@@ -106,7 +101,7 @@ def _one_thread() -> None:
 def checks_of(
     test: Mapping[Run, Counts],
     five: Mapping[Run, Counts],
-    cases: Callable[[Run, str], list[Any]],
+    pairs_of: Callable[[Run, str], list[PairResult]],
     seen: Resumption,
 ) -> list[Check]:
     """All rows with a verdict."""
@@ -114,18 +109,18 @@ def checks_of(
 
     def counts(kind: str) -> Counts:
         found = Counts()
-        for pair in cases(ours, kind):
+        for pair in pairs_of(ours, kind):
             found.add(pair)
         return found
 
     return [
-        *quality_checks.peer_checks(test, BOUNDS),
-        *quality_checks.five_checks(five),
-        quality_checks.perfect_check(cases(ours, "perfect")),
-        *quality_checks.one_line_checks(cases(ours, "one_line"), cases(Run("clairvoyant", K), "one_line")),
-        *quality_checks.unrelated_checks(counts("unrelated_case"), counts("nothing")),
-        *quality_checks.resumption_checks(seen),
-        quality_checks.reliability_check(test[ours].reliability),
+        *checks.peer_checks(test, BOUNDS),
+        *checks.five_checks(five),
+        checks.perfect_check(pairs_of(ours, "perfect")),
+        *checks.one_line_checks(pairs_of(ours, "one_line"), pairs_of(Run("clairvoyant", K), "one_line")),
+        *checks.unrelated_checks(counts("unrelated_case"), counts("nothing")),
+        *checks.resumption_checks(seen),
+        checks.reliability_check(test[ours].reliability),
     ]
 
 
@@ -184,21 +179,21 @@ def main(argv: list[str] | None = None) -> int:
         for run, found in results.items()
         if run.num_draft_tokens == K and not run.setting and run.policy in BY_KIND
     }
-    checks = checks_of(test, five, lambda run, kind: of_kind(results[run], entries, kind), seen)
+    verdicts = checks_of(test, five, lambda run, kind: of_kind(results[run], entries, kind), seen)
     reliability = test[Run(OURS, K)].reliability
-    _print(test, five, by_kind, reliability, checks)
+    _print(test, five, by_kind, reliability, verdicts)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(as_json(test, five, by_kind, reliability, checks), indent=1) + "\n")
+    options.json.write_text(json.dumps(as_json(test, five, by_kind, reliability, verdicts), indent=1) + "\n")
     title = "Tokens a step over rejected drafts, test split of the corpus (each dot is a setting)"
-    quality_plot.draw_trade_off(test, title, options.images / "quality.svg")
-    quality_plot.draw_reliability(reliability, options.images / "reliability.svg")
+    plot.draw_trade_off(test, title, options.images / "quality.svg")
+    plot.draw_reliability(reliability, options.images / "reliability.svg")
     longest = sorted(seconds, key=lambda run: -seconds[run])[:5]
     console.print(
         f"{sum(seconds.values()):.0f} s of processor time in replays, most of it in: "
         + ", ".join(f"{run.name} K={run.num_draft_tokens} ({seconds[run]:.0f} s)" for run in longest)
     )
-    failed = sum(not check.passed for check in checks)
-    print(f"{len(checks) - failed} of {len(checks)} checks hold; {time.monotonic() - began:.0f} s")
+    failed = sum(not check.passed for check in verdicts)
+    print(f"{len(verdicts) - failed} of {len(verdicts)} checks hold; {time.monotonic() - began:.0f} s")
     return 3 if failed and options.strict else 0
 
 
@@ -216,7 +211,7 @@ def as_json(
     five: Mapping[Run, Counts],
     by_kind: Mapping[Run, Mapping[str, Counts]],
     reliability: Reliability,
-    checks: Sequence[Check],
+    verdicts: Sequence[Check],
 ) -> dict[str, Any]:
     """What the documentation is filled from: integers, so that ratios are computed where they are shown."""
     return {
@@ -242,7 +237,7 @@ def as_json(
             }
             for d in reliability.deciles()
         ],
-        "checks": [check._asdict() for check in checks],
+        "checks": [check._asdict() for check in verdicts],
     }
 
 
@@ -255,7 +250,7 @@ def _print(
     five: Mapping[Run, Counts],
     by_kind: Mapping[Run, Mapping[str, Counts]],
     reliability: Reliability,
-    checks: Sequence[Check],
+    verdicts: Sequence[Check],
 ) -> None:
     console = Console()
     if not console.is_terminal:
@@ -282,7 +277,7 @@ def _print(
             table.add_row(f"{d.low:.1f}–{d.low + 0.1:.1f}", f"{d.drafts:,}", f"{d.share:.1%}", *figures)
     console.print(table)
     table = _table("what has to hold", "check", "found", "wanted", "")
-    for check in checks:
+    for check in verdicts:
         table.add_row(check.name, check.value, check.wanted, "pass" if check.passed else "FAIL")
     console.print(table)
 

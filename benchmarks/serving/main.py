@@ -1,8 +1,8 @@
 """Throughput of drafting rules on paper: ``python -m benchmarks.serving``.
 
 Replays real edits at batch 1 to 1,024: every place of a batch goes through the corpus, request after request; in
-each step a rule grants draft slots (`serving_rules`), what they bring is looked up in a trace of the drafter
-(`serving_trace`), and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills,
+each step a rule grants draft slots (`rules`), what they bring is looked up in a trace of the drafter
+(`trace`), and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills,
 the batch always full.
 
 One command records the traces, runs every rule, writes the JSON and fills the tables of
@@ -30,7 +30,7 @@ import typer
 
 import gpu_align
 from benchmarks.corpus import build as corpus
-from benchmarks.serving import page as serving_page
+from benchmarks.serving import page as tables
 from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Rule, Worth
 from benchmarks.serving.step_cost import StepCost, paper_costs, read_measured
 from benchmarks.serving.trace import Trace, record_trace, sample, unrelated
@@ -295,11 +295,11 @@ def main(
         "rules": _rounded(table),
     }
     json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(serving_page.compact(results), encoding="utf-8")
-    typer.echo(serving_page.text(results))
+    json_path.write_text(tables.compact(results), encoding="utf-8")
+    typer.echo(tables.text(results))
     typer.echo(f"wrote {json_path}")
     if page is not None:
-        page.write_text(serving_page.fill(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+        page.write_text(tables.fill(page.read_text(encoding="utf-8"), results), encoding="utf-8")
         typer.echo(f"filled {page}")
     for line in losses(table):
         typer.echo(f"error: {line}", err=True)

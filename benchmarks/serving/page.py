@@ -1,4 +1,4 @@
-"""What `serving_model` found, as tables: on the terminal, and between the markers of docs/serving-model.md."""
+"""What the serving model found, as tables: on the terminal, and between the markers of docs/serving-model.md."""
 
 from __future__ import annotations
 

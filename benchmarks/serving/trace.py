@@ -1,4 +1,4 @@
-"""What the drafter would do at every position of known outputs: the traces that `serving_model` replays.
+"""What the drafter would do at every position of known outputs: the traces that the serving model replays.
 
 A draft is a function of the prediction and the tokens so far alone, so one pass over a record, one draft a
 position, says what happens under *any* rule that cuts drafts short: a step at position ``p`` that is granted

@@ -5,7 +5,7 @@
 # is skipped by name. Without a GPU it runs to its end and says what it skipped.
 #   PYTHON=python3 benchmarks/speed/gpu_check.sh [OUT_DIR]
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 OUT_DIR=${1:-.cache/gpu_check}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -75,7 +75,7 @@ if [ -n "$without" ]; then
   skip "benchmark suite" "not installed: $without"
 else
   rm -f "$OUT_DIR/bench.json"
-  step "benchmark suite" 240 "${TESTS[@]}" benchmarks --benchmark-only --benchmark-json "$OUT_DIR/bench.json" \
+  step "benchmark suite" 240 "${TESTS[@]}" benchmarks/speed --benchmark-only --benchmark-json "$OUT_DIR/bench.json" \
     --benchmark-columns=median,iqr,rounds
 fi
 without=$(missing matplotlib)

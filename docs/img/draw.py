@@ -1,8 +1,8 @@
 """Draws the pictures of the documentation: ``python docs/img/draw.py`` writes the SVG files beside it.
 
-Nothing in them is drawn from memory: alignments, rows, matches and drafts come from the library's own
-operations, the curves from its survival table. The pictures have no background; their boxes bring their own
-fill and their labels are a grey that reads on white and on black.
+Everything in them is computed: alignments, rows, matches and drafts come from the library's own operations, the
+curves from its survival table. The pictures have no background; their boxes have a fill of their own, and their
+labels are a grey that is legible on white and on black.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _int32(value: int) -> torch.Tensor:
 
 
 def _scores(output: Sequence[str]) -> list[int]:
-    """What the cursor makes largest, for every prefix of the prediction."""
+    """The alignment's score for every prefix of the prediction; the cursor is at its maximum."""
     context, prediction = _ids(output, PREDICTION)
     row = lcs_prefix_row(context, _int32(len(output)), prediction, _int32(len(PREDICTION)))[0].tolist()
     return [MATCH_WEIGHT * h - j for j, h in enumerate(row)]
@@ -156,7 +156,7 @@ def _match(output: Sequence[str], text: Sequence[str], cursor: int) -> tuple[int
 
 
 def draw_alignment() -> Picture:
-    """Prediction above, output below, what the step drafts behind it."""
+    """Prediction above, output below, and after it the draft of the step."""
     output = OUTPUT[:STEP]
     end, length = _match(output, PREDICTION, _scores(output).index(max(_scores(output))))
     inserted = OUTPUT[3:5]
@@ -183,12 +183,11 @@ def draw_alignment() -> Picture:
     picture.text(x + 2, top + 17.5, "…", bold=True)
     picture.text(x + 2, bottom + 17.5, "…", bold=True)
     picture.bracket(left[4], left[end - length] - GAP, top - 5, "deletion", COLOURS["delete"][1], up=True)
-    picture.bracket(left[end], x - GAP, bottom + BOX + 5, "drafts of this step", COLOURS["draft"][1])
+    picture.bracket(left[end], x - GAP, bottom + BOX + 5, "draft of this step", COLOURS["draft"][1])
     suffix = COLOURS["match"][1]
     picture.bracket(left[end - length], left[end] - GAP, bottom + BOX + 5, "matched suffix", suffix)
-    picture.text(
-        98, 208, "The model verifies all drafts in one forward pass; what it agrees with is kept.", size=13
-    )
+    note = "The engine verifies all draft tokens in one forward pass and keeps those the model agrees with."
+    picture.text(98, 208, note, size=13)
     return picture
 
 
@@ -224,7 +223,7 @@ def draw_cursor() -> Picture:
 
 
 def draw_wavefront() -> Picture:
-    """Lanes hold words, turns go down; the carry leaves a lane and enters the next one a turn later."""
+    """Lanes hold words, turns go down; a carry leaves a lane and enters the next lane one turn later."""
     words, tokens = 4, 5
     picture = Picture(720, 322, "The wavefront: a carry moves one lane a turn")
     x0, y0, width, height = 150.0, 56.0, 92.0, 30.0
@@ -256,12 +255,12 @@ def draw_wavefront() -> Picture:
     picture.text(x0 + width + step_x / 8, y0 + 17, "carry", size=12)
     picture.text(x0, 310, "finished", COLOURS["match"][1], bold=True)
     picture.text(x0 + 68, 310, "now", COLOURS["draft"][1], bold=True)
-    picture.text(x0 + 104, 310, "to come", bold=True)
+    picture.text(x0 + 104, 310, "pending", bold=True)
     return picture
 
 
 def draw_ties() -> Picture:
-    """Three equally long matches; the alignment says which one is meant."""
+    """Three matches of equal length; the one nearest to the cursor wins."""
     prediction = _tokens("if ␣a : ␣return ↵ if ␣b : ␣return ↵ if ␣c : ␣return ↵ ␣run ()")
     output = _tokens("if ␣a : ␣return ↵ if ␣z : ␣return ↵")
     context, tokens = _ids(output, prediction)
@@ -269,7 +268,7 @@ def draw_ties() -> Picture:
     scores = [MATCH_WEIGHT * h - j for j, h in enumerate(row)]
     cursor = scores.index(max(scores))
     end, length = _match(output, prediction, cursor)
-    picture = Picture(826, 222, "Equally long matches: the one nearest to the cursor is meant")
+    picture = Picture(826, 222, "Matches of equal length: the one nearest to the cursor wins")
     top, bottom = 52.0, 150.0
     picture.text(8, top + 17.5, "prediction", bold=True)
     picture.text(8, bottom + 17.5, "output", bold=True)
@@ -287,7 +286,7 @@ def draw_ties() -> Picture:
     tip = lefts[cursor] - GAP / 2
     picture.arrow(tip, top + BOX + 26, tip, top + BOX + 3)
     picture.text(tip, top + BOX + 41, f"cursor {cursor}", anchor="middle", bold=True)
-    picture.bracket(lefts[end] + 6, x - GAP, top + BOX + 5, "goes on here", COLOURS["draft"][1])
+    picture.bracket(lefts[end] + 6, x - GAP, top + BOX + 5, "draft from here", COLOURS["draft"][1])
     x, marks = 98.0, []
     for i, token in enumerate(output):
         marks.append(x)
@@ -314,11 +313,11 @@ def draw_survival() -> Picture:
         (klass(2, 2), "2 tokens, at the cursor", "#b0519f", ""),
         (klass(1, 1), "1 token, at the cursor", "#c9534a", ""),
         (klass(4, 4, place=6), "4 tokens, far from the cursor", "#8a63d2", dashed),
-        (klass(4, 0, place=0), "4 tokens, and a rival of 4", "#8a63d2", dotted),
-        (klass(4, 4, PLACE_CONTEXT), "4 tokens, in the request's own text", "#c98a1b", dashed),
-        (klass(4, 4, trust=0), "4 tokens, an output that is lost", "#757c86", dotted),
+        (klass(4, 0, place=0), "4 tokens, runner-up of 4", "#8a63d2", dotted),
+        (klass(4, 4, PLACE_CONTEXT), "4 tokens, in the context", "#c98a1b", dashed),
+        (klass(4, 4, trust=0), "4 tokens, low adherence", "#757c86", dotted),
     ]
-    picture = Picture(880, 400, "Survival: probability that the first k drafts are all accepted")
+    picture = Picture(880, 400, "Survival: probability that the first k draft tokens are all accepted")
     x0, y0, width, height = 64.0, 350.0, 510.0, 310.0
 
     def at(k: float, p: float) -> tuple[float, float]:
@@ -329,8 +328,8 @@ def draw_survival() -> Picture:
         picture.text(x0 - 8, at(0, p)[1] + 4.5, f"{p:.2f}", anchor="end", size=12)
     for k in (1, 8, 16, 32, 48, 64):
         picture.text(at(k, 0)[0], y0 + 18, f"{k}", anchor="middle", size=12)
-    picture.text(x0 + width / 2, y0 + 38, "k drafts", anchor="middle")
-    picture.text(x0 - 50, 24, "P(first k drafts all accepted)", bold=True)
+    picture.text(x0 + width / 2, y0 + 38, "k draft tokens", anchor="middle")
+    picture.text(x0 - 50, 24, "P(first k draft tokens all accepted)", bold=True)
     ends = []
     for i, label, colour, more in shown:
         picture.line([at(k + 1, p) for k, p in enumerate(curves[i])], colour, 2, more)

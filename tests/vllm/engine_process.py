@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 
@@ -29,33 +30,16 @@ def pretend_triton_has_a_cpu_backend() -> None:
 
 
 def speed_up_the_interpreter() -> None:
-    """Leave out two thirds of its work. At every call of one kernel function by another it looks through all of
-    `triton.language`, though it was patched when the outer one was launched; and it checks every 32-bit addition
-    for overflow, which compiled kernels do not and the kernels' own tests do."""
+    """Also leaves out its check of every 32-bit addition for overflow, which compiled kernels do not have and the
+    kernels' own tests do."""
     from dataclasses import replace
 
-    from triton import language
     from triton.runtime import interpreter
 
-    original = interpreter._patch_lang
-    patched: set[int] = set()
+    sys.path.append(str(Path(__file__).parents[1]))
+    import fast_interpreter
 
-    def patch_lang(fn: Any) -> Any:
-        modules = {id(v) for v in fn.__globals__.values() if v is language or v is language.core}
-        if modules <= patched:
-            return interpreter._LangPatchScope()
-        scope = original(fn)
-        patched.update(modules)
-        restore = scope.restore
-
-        def restore_and_forget() -> None:
-            restore()
-            patched.difference_update(modules)
-
-        scope.restore = restore_and_forget
-        return scope
-
-    interpreter._patch_lang = patch_lang
+    fast_interpreter.speed_up()
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 
@@ -76,14 +60,14 @@ def allow_asynchronous_scheduling() -> None:
 
 def delay_counts(steps: int) -> None:
     """Draft lengths arrive `steps` steps late, as they do from a GPU; here they would be there at once."""
-    from vllm_integration.worker.draft_reporter import DraftCounts
+    from vllm_integration.worker.draft_reporter import DraftReporter
 
-    attach = DraftCounts.attach
+    attach = DraftReporter.attach
 
     def late(self: Any, output: Any, step: int, refused: Any = None) -> None:
         attach(self, output, step - steps, refused)
 
-    DraftCounts.attach = late
+    DraftReporter.attach = late
 
 
 def refuse_late() -> None:
@@ -320,8 +304,8 @@ class Engine:
         speculator = self.runner.speculator
         return {
             "occupied": int(speculator._occupied.sum()),
-            "known": len(self.scheduler.draft_slots._known),
-            "counted": len(self.scheduler.accounts) + self.followed(),
+            "known": len(self.scheduler.drafted_requests),
+            "counted": len(self.scheduler.ledger) + self.followed(),
             "rows": len(self.runner.req_states.req_id_to_index),
         }
 
@@ -329,7 +313,7 @@ class Engine:
     def followed() -> int:
         from vllm_integration.frontend.usage_collector import collector
 
-        return len(collector.requests) + len(collector.tags)
+        return len(collector.requests) + len(collector.http_requests)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from vllm_harness import MAX_MODEL_LEN
 
 from vllm_integration.frontend import body_limit
 from vllm_integration.frontend import endpoints as api
+from vllm_integration.seams.install import wrapped_by
 
 #: A good request to each endpoint.
 ENDPOINTS = {
@@ -43,9 +44,9 @@ class Serving:
 
         return ErrorResponse(error=ErrorInfo(message="served", type="served", code=200))
 
-    create_chat_completion = create_responses = api.wrap_serving(serve)
-    create_completion = api.wrap_serving(serve, plain_text=True)
-    create_batch_chat_completion = api.wrap_serving(serve, many_conversations=True)
+    create_chat_completion = create_responses = wrapped_by(api.serve)(serve)
+    create_completion = wrapped_by(api.serve_completion)(serve)
+    create_batch_chat_completion = wrapped_by(api.serve_batch)(serve)
 
 
 def make_app(serving: Serving | None = None) -> Any:
@@ -60,7 +61,7 @@ def make_app(serving: Serving | None = None) -> Any:
     for module in (chat, completion, responses):
         module.attach_router(app)
     init_exception_handler(app)
-    body_limit.wrap_init_middleware(lambda args, app, tasks: None)(None, app, ("generate",))
+    body_limit.init_entrypoints_middleware(lambda args, app, tasks: None, None, app, ("generate",))
     serving = serving or Serving()
     for name in ("chat", "chat_batch", "completion", "responses"):
         setattr(app.state, f"openai_serving_{name}", serving)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm_integration.config import adaptive, engine_config
-from vllm_integration.seams import SEAMS
 from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import wrapped_by
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
+GONE = "adaptive.set_cost_curves"
 OURS, THEIRS = "vllm_integration.PredictedOutputs", "somebody.Else"
 
 
@@ -39,7 +41,7 @@ def test_what_the_configuration_refuses_does_not_stop_the_server(plugin_log: lis
         def __init__(self, model: str) -> None:
             vars(self).update(vars(config_of(model)))
 
-        @adaptive.wrap_validate
+        @wrapped_by(adaptive.validate)
         def validate(self) -> None:
             if asked(self):
                 raise ValueError("not currently compatible with LoRA")
@@ -74,7 +76,7 @@ def backend_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     config = selector.AttentionSelectorConfig(
         head_size=64, dtype=torch.float32, kv_cache_dtype=None, block_size=32, use_adaptive_verification=True
     )
-    yield adaptive.wrap_select_backend(original), config
+    yield wrapped_by(adaptive.select_backend)(original), config
     original.cache_clear()
 
 
@@ -136,7 +138,7 @@ def groups_of(support: str, *, exact_lengths: bool = False) -> list[list[Any]]:
 def create(config: Any, groups: list[list[Any]]) -> Any:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
 
-    wrapped = adaptive.wrap_create_manager(module.maybe_create_adaptive_verification_manager)
+    wrapped = wrapped_by(adaptive.create_manager)(module.maybe_create_adaptive_verification_manager)
     return wrapped(
         enable_adaptive_verification=asked(config),
         attn_groups=groups,
@@ -188,7 +190,7 @@ def test_the_rejection_sampler_does_without_after_a_refusal(manager: Any) -> Non
         adaptive_verification: Any = None
         rejection_sampler = SimpleNamespace(enable_adaptive_verification=True)
 
-        @adaptive.wrap_initialize_kv_cache
+        @wrapped_by(adaptive.initialize_kv_cache)
         def initialize_kv_cache(self, kv_cache_config: Any) -> str:
             self.adaptive_verification = manager
             return "initialised"
@@ -218,7 +220,7 @@ def test_without_timings_only_hopeless_drafts_are_trimmed(
     manager._max_total_logits, manager._cudagraph_limit, manager._stale_idx = 100, 0, 0
     confidences = np.array([[0.5, 0.1, 0.0, 0.0], [1, 1, 1, 1], [0.9, 0.9, 0.9, 0.0], [1, 1, 1, 1]])
     manager._stale_confidences = [SimpleNamespace(np=confidences)]
-    adaptive.wrap_set_cost_curves(module.AdaptiveVerificationManager.set_cost_curves)(manager, [], [])
+    adaptive.set_cost_curves(module.AdaptiveVerificationManager.set_cost_curves, manager, [], [])
     assert len(plugin_log) == 1
     drafts = {"a": [0] * 4, "b": [0] * 4}
     assert manager.get_num_tokens({"a": 5, "b": 5}, drafts) == 2 + 3 + 2
@@ -270,7 +272,7 @@ def test_v1_does_without(plugin_log: list[str]) -> None:
         def __init__(self) -> None:
             vars(self).update(vars(config_of()))
 
-        @engine_config.wrap_post_init
+        @wrapped_by(engine_config.post_init)
         def post_init(self) -> None:
             assert not asked(self)  # vLLM raises here
 
@@ -282,22 +284,16 @@ def test_v1_does_without(plugin_log: list[str]) -> None:
 def test_a_vllm_whose_refusals_cannot_be_caught_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    def fail(group: str, wrappers: Any) -> None:
-        raise compat.SeamError(f"{group} has changed")
-
-    monkeypatch.setattr(compat, "install", fail)
+    changed = [replace(seam, parameters=("changed",)) for seam in compat.SEAMS if seam.name == GONE]
+    assert changed
+    monkeypatch.setattr(compat, "SEAMS", changed)
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
     adaptive.prepare(config_of(asked=False))
     assert plugin_log == []
     config = config_of()
     adaptive.prepare(config)
     assert not asked(config)
-    assert "adaptive has changed" in plugin_log[0]
+    assert "expected parameters changed" in plugin_log[0]
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(compat.SeamError):
         adaptive.prepare(config_of())
-
-
-def test_every_wrapper_has_its_seam() -> None:
-    wrapped = {seam.name for seam in SEAMS if seam.group == "adaptive" and seam.kind == "wrap"}
-    assert wrapped == set(adaptive.WRAPPERS)

@@ -13,12 +13,14 @@ from vllm_fakes import config
 
 from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
+from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.frontend import input_processor as inputs
 from vllm_integration.frontend import limits, response_usage
 from vllm_integration.frontend.limits import Limits, PredictionError
 from vllm_integration.frontend.prediction_field import parse_prediction
 from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import prediction as wire
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -192,8 +194,8 @@ def call(serving: Serving, prediction: Any, *, plain_text: bool = False, **field
     )
     for name, value in fields.items():
         setattr(request, name, value)
-    wrapped = api.wrap_serving(Serving.create_chat_completion, plain_text=plain_text)
-    return asyncio.run(wrapped(serving, request, "raw"))
+    serve = api.serve_completion if plain_text else api.serve
+    return asyncio.run(serve(Serving.create_chat_completion, serving, request, "raw"))
 
 
 def travelling(*token_ids: int) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def travelling(*token_ids: int) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "tokenize_params", lambda limit: limit + 1)
+    monkeypatch.setattr(api, "tokenize_params", lambda limit: limit + 1)
     for name in os.environ:
         if name.startswith("GPU_ALIGN_"):
             monkeypatch.delenv(name)
@@ -340,12 +342,13 @@ def test_each_conversation_of_a_batch_gets_the_prediction() -> None:
     async def both() -> Any:
         """Two requests at once: one task must not see the other's prediction."""
         batch = {"messages": ["m", "n"], "request_id": "r"}
-        wrapped = api.wrap_serving(serve, many_conversations=True)
+        wrapped = wrapped_by(api.serve_batch)(serve)
         with_one = wrapped(Serving(), Batch(model_extra={"prediction": content("ab")}, **batch))
         without = wrapped(Serving(), Batch(model_extra={}, **batch))
         return await asyncio.gather(with_one, without)
 
-    Batch.to_chat_completion_request = api.wrap_split(Batch.to_chat_completion_request)  # type: ignore[method-assign]
+    split = wrapped_by(api.to_chat_completion_request)(Batch.to_chat_completion_request)
+    Batch.to_chat_completion_request = split  # type: ignore[method-assign]
     assert asyncio.run(both()) == [[travelling(97, 98)] * 2, [None, None]]
 
 
@@ -392,9 +395,9 @@ def test_whose_engine_it_is(method: str, model: str, ours: bool) -> None:
     vllm_config = config()
     vllm_config.speculative_config.method = method
     vllm_config.speculative_config.model = model
-    assert inputs.drafts_predictions(vllm_config) is ours
+    assert drafts_predictions(vllm_config) is ours
     vllm_config.speculative_config = None
-    assert inputs.drafts_predictions(vllm_config) is False
+    assert drafts_predictions(vllm_config) is False
 
 
 def test_params_of_other_requests_are_passed_on_as_they_are() -> None:
@@ -406,7 +409,7 @@ def test_params_of_other_requests_are_passed_on_as_they_are() -> None:
         def process_inputs(self, request_id: str, prompt: Any, params: Any, *more: Any, **named: Any) -> None:
             seen.append((params, more, named))
 
-    wrapped = inputs.wrap_process_inputs(Processor.process_inputs)
+    wrapped = wrapped_by(inputs.process_inputs)(Processor.process_inputs)
     for extra_args in (None, {}, {"other": 1}):
         params = SimpleNamespace(extra_args=extra_args)
         wrapped(Processor(), "r", "p", params, 1, priority=2)
@@ -423,7 +426,7 @@ def test_the_rust_front_end_is_warned_of_once(
         monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", value)
     engine_config._warn_of_rust_front_end.cache_clear()
     made: list[Any] = []
-    wrapped = engine_config.wrap_post_init(made.append)
+    wrapped = wrapped_by(engine_config.post_init)(made.append)
     ours, other = config(), config()
     ours.use_v2_model_runner = other.use_v2_model_runner = False
     ours.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)

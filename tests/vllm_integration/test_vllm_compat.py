@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import importlib
+import inspect
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from vllm_integration import plugin
 from vllm_integration.seams import install as compat
-from vllm_integration.seams.install import Seam
+from vllm_integration.seams.seam import Group, Seam
+from vllm_integration.seams.table import GROUPS
+from vllm_integration.seams.table import SEAMS as SEAMS_OF_VLLM
 
 MODULE = "engine_of_the_compat_tests"
 SOURCE = """
@@ -28,15 +31,18 @@ class Runner:
         return ("updated", output, extra)
     def fits(self, metadata):
         return False
+    async def serve(self, request):
+        return request
 def helper(a, b=1):
     return a + b
 """
 SEAMS = (
-    Seam("update", "v1", "wrap", MODULE, "Runner.update", "", ("self", "output")),
-    Seam("fits", "v1", "wrap", MODULE, "Runner.fits", "", ("self", "metadata")),
-    Seam("helper", "v1", "call", MODULE, "helper", "", ("a",)),
-    Seam("batch", "v1", "field", MODULE, "Runner.batch", ""),
-    Seam("declared", "v1", "field", MODULE, "Runner.declared", ""),
+    Seam("test", "wrap", MODULE, "Runner.update", "", ("self", "output")),
+    Seam("test", "wrap", MODULE, "Runner.fits", "", ("self", "metadata")),
+    Seam("test", "wrap", MODULE, "Runner.serve", "", ("self", "request")),
+    Seam("test", "call", MODULE, "helper", "", ("a",)),
+    Seam("test", "field", MODULE, "Runner.batch", ""),
+    Seam("test", "field", MODULE, "Runner.declared", ""),
 )
 
 
@@ -50,29 +56,47 @@ def engine_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     sys.modules.pop(MODULE, None)
 
 
-def wrappers(calls: list[str]) -> dict[str, compat.Wrapper]:
-    def wrap(name: str) -> compat.Wrapper:
-        def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def replacement(*args: Any, **kwargs: Any) -> Any:
-                calls.append(name)
-                return original(*args, **kwargs)
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A group "test" of `SEAMS` that turns off the plugin, each wrapper noting that it was called."""
+    seen: list[str] = []
+    monkeypatch.setattr(compat, "_wrappers", {})
+    use(monkeypatch, SEAMS)
 
-            return replacement
+    def update(original: Callable[..., Any], self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append("update")
+        return original(self, output, *args, **kwargs)
 
-        return wrapper
+    def fits(original: Callable[..., Any], self: Any, metadata: Any) -> Any:
+        seen.append("fits")
+        return original(self, metadata)
 
-    return {"update": wrap("update"), "fits": wrap("fits")}
+    @compat.seam("test.serve")
+    async def serve(original: Callable[..., Any], self: Any, request: Any) -> Any:
+        seen.append("serve")
+        return await original(self, request)
+
+    compat.seam("test.update")(update)
+    compat.seam("test.fits")(fits)
+    return seen
 
 
-def test_wrapping_twice_wraps_once(engine_module: Callable[[], ModuleType]) -> None:
-    calls: list[str] = []
-    compat.install("v1", wrappers(calls), SEAMS)
-    compat.install("v1", wrappers(calls), SEAMS)
+def use(monkeypatch: pytest.MonkeyPatch, seams: Sequence[Seam], turns_off: Any = "plugin") -> None:
+    monkeypatch.setattr(compat, "SEAMS", tuple(seams))
+    monkeypatch.setitem(compat.GROUPS, "test", Group(turns_off))
+
+
+@pytest.mark.usefixtures("strict")
+def test_wrapping_twice_wraps_once(engine_module: Callable[[], ModuleType], calls: list[str]) -> None:
+    assert compat.install("test") == ""
+    assert compat.install("test") == ""
     runner = engine_module().Runner()
     assert runner.update(3, extra=4) == ("updated", 3, 4)
     assert runner.fits(None) is False
-    assert calls == ["update", "fits"]
+    assert inspect.iscoroutinefunction(runner.serve)
+    assert asyncio.run(runner.serve(5)) == 5
+    assert calls == ["update", "fits", "serve"]
+    assert getattr(runner.update, compat.MARK) == "test.update"
 
 
 @pytest.mark.parametrize(
@@ -83,53 +107,78 @@ def test_wrapping_twice_wraps_once(engine_module: Callable[[], ModuleType]) -> N
         (0, {"module": "no_such_module_of_vllm"}, "missing"),
         (0, {"parameters": ("self", "scheduler_output")}, "changed"),
         (0, {"parameters": ("self", "output", "extra", "more")}, "changed"),
-        (2, {"parameters": ()}, "changed"),
-        (3, {"attribute": "Runner.rows"}, "missing"),
+        (3, {"parameters": ()}, "changed"),
+        (4, {"attribute": "Runner.rows"}, "missing"),
     ],
 )
+@pytest.mark.usefixtures("calls", "strict")
 def test_one_bad_seam_leaves_everything_as_it_was(
-    engine_module: Callable[[], ModuleType], index: int, change: dict[str, Any], state: str
+    engine_module: Callable[[], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    index: int,
+    change: dict[str, Any],
+    state: str,
 ) -> None:
     module = engine_module()
     before = dict(vars(module.Runner))
     seams = list(SEAMS)
     seams[index] = replace(seams[index], **change)
     assert [status.state for status in compat.probe(seams)].count(state) == 1
+    use(monkeypatch, seams)
     with pytest.raises(compat.SeamError, match=seams[index].attribute):
-        compat.install("v1", wrappers([]), seams)
+        compat.install("test")
     assert dict(vars(module.Runner)) == before
 
 
-def test_a_wrapper_that_fails_undoes_the_others(engine_module: Callable[[], ModuleType]) -> None:
+@pytest.mark.usefixtures("calls", "strict")
+def test_a_wrapper_that_nobody_wrote_undoes_the_others(
+    engine_module: Callable[[], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = engine_module()
     before = dict(vars(module.Runner))
+    monkeypatch.delitem(compat._wrappers, "test.serve")
     with pytest.raises(KeyError):
-        compat.install("v1", {"update": wrappers([])["update"]}, SEAMS)
+        compat.install("test")
     assert dict(vars(module.Runner)) == before
 
 
+BROKEN = replace(SEAMS[0], module="no_such_module_of_vllm")
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+
+
+@pytest.mark.parametrize(
+    ("turns_off", "said"),
+    [
+        ("plugin", ["gpu_align is off, vLLM serves without predicted outputs: "]),
+        ("usage", ["gpu_align reports no usage: "] * 2),
+        ("caller", []),
+    ],
+)
 @pytest.mark.usefixtures("plugin_on")
-def test_a_missing_seam_is_one_error_and_the_plugin_off(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+def test_a_missing_seam_costs_what_its_group_says(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], turns_off: str, said: list[str]
 ) -> None:
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    broken = replace(SEAMS[0], module="no_such_module_of_vllm")
-    monkeypatch.setattr(compat.install, "__defaults__", ((broken,),))
-    assert plugin.guarded_install("v1", {}) is False
-    assert plugin.guarded_install("v1", {}) is False
-    assert compat.off_reason() is not None
-    (line,) = plugin_log
-    assert "gpu_align is off" in line
-    assert "no_such_module_of_vllm" in line
+    use(monkeypatch, [BROKEN], turns_off)
+    for _ in range(2):
+        assert "no_such_module_of_vllm.Runner.update is missing" in compat.install("test")
+    assert (compat.off_reason() is not None) == (turns_off == "plugin")
+    assert len(plugin_log) == len(said)
+    for line, words in zip(plugin_log, said, strict=True):
+        assert line.startswith(words)
+        assert "no_such_module_of_vllm" in line
 
 
-@pytest.mark.usefixtures("plugin_on")
-def test_strict_raises_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
-    broken = replace(SEAMS[0], module="no_such_module_of_vllm")
-    monkeypatch.setattr(compat.install, "__defaults__", ((broken,),))
+@pytest.mark.parametrize("turns_off", ["plugin", "usage", "caller"])
+@pytest.mark.usefixtures("plugin_on", "strict")
+def test_strict_raises_instead(monkeypatch: pytest.MonkeyPatch, turns_off: str) -> None:
+    use(monkeypatch, [BROKEN], turns_off)
     with pytest.raises(compat.SeamError, match="no_such_module_of_vllm"):
-        plugin.guarded_install("v1", {})
+        compat.install("test")
     assert compat.off_reason() is None
 
 
@@ -161,9 +210,23 @@ def test_registering_imports_nothing_heavy() -> None:
 
 
 def test_every_private_name_is_in_one_group_and_explained() -> None:
-    names = [seam.name for seam in compat.SEAMS]
+    names = [seam.name for seam in SEAMS_OF_VLLM]
     assert len(set(names)) == len(names)
-    for seam in compat.SEAMS:
+    assert {seam.group for seam in SEAMS_OF_VLLM} == set(GROUPS)
+    for seam in SEAMS_OF_VLLM:
         assert seam.purpose
         assert seam.tested == ("0.32.0",)
         assert seam.kind in ("field", "global") or seam.parameters
+
+
+def test_every_wrapped_name_has_its_wrapper_in_a_room_of_its_group() -> None:
+    """By the sources: the rooms of the worker import vLLM."""
+    declared: dict[str, str] = {}
+    for room in sorted({room for group in GROUPS.values() for room in group.rooms}):
+        source = (Path(__file__).parents[2] / room.replace(".", "/")).with_suffix(".py").read_text()
+        for names in re.findall(r"\bseam\(((?:\"[\w.]+\"(?:, )?)+)\)", source):
+            declared.update(dict.fromkeys(re.findall(r"[\w.]+", names), room))
+    wrap = {seam.name: seam.group for seam in SEAMS_OF_VLLM if seam.kind == "wrap"}
+    assert set(declared) == set(wrap)
+    for name, group in wrap.items():
+        assert declared[name] in GROUPS[group].rooms

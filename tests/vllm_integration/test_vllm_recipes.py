@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from vllm_fakes import FakeEngine, config, sampling
 
 from gpu_align import RecipePack, Recipes
 from gpu_align.recipes import Recipe
-from vllm_integration import PredictedOutputParams, plugin
+from vllm_integration import PredictedOutputParams
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
 from vllm_integration.worker import proposer_v1 as proposer
@@ -77,7 +78,7 @@ def tokenizer(monkeypatch: pytest.MonkeyPatch) -> WordTokenizer:
     monkeypatch.setattr(
         pytest.importorskip("vllm.tokenizers"), "cached_tokenizer_from_config", lambda _: given
     )
-    monkeypatch.setattr(compat, "install", lambda group, wrappers: None)
+    monkeypatch.setattr(recipes, "install", lambda group: "")
     return given
 
 
@@ -114,7 +115,7 @@ def test_a_pack_becomes_recipes_and_one_line_says_so(
 
 
 def test_off_is_off(monkeypatch: pytest.MonkeyPatch, lines: list[tuple[int, str]]) -> None:
-    monkeypatch.setattr(compat, "install", lambda *_: pytest.fail("nothing is to be looked up"))
+    monkeypatch.setattr(recipes, "install", lambda _: pytest.fail("nothing is to be looked up"))
     assert load_recipes(Settings(recipes="off"), None) is None
     assert not lines
 
@@ -160,18 +161,15 @@ def test_a_tokenizer_that_fails_costs_the_recipes_only(
 def test_a_missing_seam_costs_the_recipes_only(
     pack: Path, lines: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    def install(group: str, wrappers: dict[str, Any]) -> None:
-        assert (group, wrappers) == ("recipes", {})
-        raise compat.SeamError("the tokenizer is missing")
-
-    monkeypatch.setattr(compat, "install", install)
+    seams = [replace(seam, module="no_such_tokenizers") for seam in compat.SEAMS if seam.group == "recipes"]
+    monkeypatch.setattr(compat, "SEAMS", seams)
     if strict:
         monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
         with pytest.raises(compat.SeamError):
             load_recipes(Settings(recipes=str(pack)), configuration())
         return
     assert load_recipes(Settings(recipes=str(pack)), configuration()) is None
-    assert "the tokenizer is missing" in the_warning(lines)
+    assert "no_such_tokenizers.cached_tokenizer_from_config is missing" in the_warning(lines)
     assert compat.off_reason() is None
 
 
@@ -321,8 +319,8 @@ def test_tokenizers_of_mistral(
 @pytest.fixture
 def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipes | None], PredictedOutputs]:
     """A proposer with the real drafter and these recipes."""
-    monkeypatch.setattr(plugin, "guarded_install", lambda group, wrappers: True)
-    monkeypatch.setattr(plugin, "register", lambda: None)
+    monkeypatch.setattr(proposer, "install", lambda group: "")
+    monkeypatch.setattr(proposer, "watch", lambda: None)
 
     def make(given: Recipes | None) -> PredictedOutputs:
         monkeypatch.setattr(proposer, "load_recipes", lambda settings, vllm_config: given)
@@ -341,7 +339,9 @@ def serve(ours: PredictedOutputs, output: list[int], prediction: list[int] | Non
     while len(engine.written["r"]) < len(output):
         engine.step()
         assert engine.drafts["plain"] == []
-        sources += [p.source for req_id, p in ours.take_report().proposed if p.length]
+        sources += [
+            source for made in engine.report.drafts for source in made.source[made.length > 0].tolist()
+        ]
     assert engine.written["r"] == output
     engine.step(finished=("r",))
     return sources

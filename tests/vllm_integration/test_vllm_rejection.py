@@ -12,18 +12,20 @@ pytest.importorskip("vllm")
 
 from vllm.v1.sample import rejection_sampler
 
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.worker import rejection_v1 as rejection
 
 
 @pytest.fixture
 def mended(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's module with our wrappers, whether or not an engine of this process has put them there."""
-    for name, wrap in (
-        ("apply_sampling_constraints", rejection.wrap_constraints),
-        ("expand_batch_to_tokens", rejection.wrap_expand),
+    for name, wrapper in (
+        ("apply_sampling_constraints", rejection.constraints),
+        ("expand_batch_to_tokens", rejection.expand),
     ):
         original = getattr(rejection_sampler, name)
-        monkeypatch.setattr(rejection_sampler, name, wrap(getattr(original, "__wrapped__", original)))
+        original = getattr(original, "__wrapped__", original)
+        monkeypatch.setattr(rejection_sampler, name, wrapped_by(wrapper)(original))
     return rejection_sampler
 
 

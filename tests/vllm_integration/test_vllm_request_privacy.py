@@ -19,8 +19,8 @@ from request_server import serve
 from vllm_harness import Server
 
 from vllm_integration.frontend import endpoints as api
-from vllm_integration.frontend import input_processor as inputs
 from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import wrapped_by
 
 pytestmark = pytest.mark.vllm
 
@@ -80,9 +80,9 @@ class Logging(Serving):
         logger.log_inputs("r", "the prompt", [1], None, params, None)
         return await self.serve(request)
 
-    create_chat_completion = create_responses = api.wrap_serving(log)
-    create_completion = api.wrap_serving(log, plain_text=True)
-    create_batch_chat_completion = api.wrap_serving(log, many_conversations=True)
+    create_chat_completion = create_responses = wrapped_by(api.serve)(log)
+    create_completion = wrapped_by(api.serve_completion)(log)
+    create_batch_chat_completion = wrapped_by(api.serve_batch)(log)
 
 
 class Everything(logging.Formatter):
@@ -138,7 +138,7 @@ def test_an_error_of_ours_shows_nothing_either(request_app: Any, monkeypatch: py
     def broken(token_ids: list[int], *more: Any) -> Any:
         raise RuntimeError(f"{TEXT} {token_ids}")
 
-    monkeypatch.setattr(inputs, "as_prediction", broken)
+    monkeypatch.setattr(api, "as_prediction", broken)
     lines = _log_of_all_requests("structured", None, True, True, monkeypatch)
     assert any("is served without its prediction: RuntimeError" in line for line in lines)
     assert [line for line in lines if FOUND.search(line)] == []
@@ -158,7 +158,8 @@ def _log_of_all_requests(
     handler.setFormatter(formatters()[formatter])
     from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest as Batch
 
-    monkeypatch.setattr(Batch, "to_chat_completion_request", api.wrap_split(Batch.to_chat_completion_request))
+    split = wrapped_by(api.to_chat_completion_request)(Batch.to_chat_completion_request)
+    monkeypatch.setattr(Batch, "to_chat_completion_request", split)
     handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
     app = make_app(Logging())
     monkeypatch.setattr(Logging, "max_log_len", max_log_len)

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from vllm_integration.config import engine_config
-from vllm_integration.seams import SEAMS, Seam, SeamStatus, source_probe
 from vllm_integration.seams import install as compat
+from vllm_integration.seams import source_probe
+from vllm_integration.seams.install import wrapped_by
+from vllm_integration.seams.seam import Seam, SeamStatus
 from vllm_integration.seams.source_probe import Sources, installed_root, probe_sources
+from vllm_integration.seams.table import SEAMS
 
 MODULES = {
     "engine/__init__.py": "from .base import Base as Exported\nfrom engine.lazy import helper\n",
@@ -81,7 +84,7 @@ def root(tmp_path: Path) -> Path:
 def test_what_is_found(
     root: Path, kind: str, module: str, attribute: str, parameters: tuple[str, ...], state: str
 ) -> None:
-    seam = Seam("test", "v1", kind, module, attribute, "", parameters)  # type: ignore[arg-type]
+    seam = Seam("test", kind, module, attribute, "", parameters)  # type: ignore[arg-type]
     (status,) = probe_sources(root, [seam])
     assert status.state == state, status.detail
     assert bool(status.detail) == (state != "found")
@@ -167,7 +170,7 @@ class Config:
     def __init__(self, model: str) -> None:
         self.speculative_config = type("S", (), {"method": "custom_class", "model": model})()
 
-    @engine_config.wrap_unsupported_features
+    @wrapped_by(engine_config.unsupported_features)
     def unsupported(self) -> list[str]:
         return ["speculative method 'custom_class'", "something else"]
 
@@ -177,20 +180,20 @@ def test_v2_takes_our_class_only_when_it_is_whole(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
-    compat.v2_is_whole.cache_clear()
+    compat.are_whole.cache_clear()
     ours = Config("vllm_integration.PredictedOutputs")
     assert ours.unsupported() == ["something else"]
     assert Config("somebody.Else").unsupported() == ["speculative method 'custom_class'", "something else"]
 
-    gone = SeamStatus(next(seam for seam in SEAMS if seam.group == "v2_runner"), "missing", "no such thing")
+    gone = SeamStatus(next(seam for seam in SEAMS if seam.group == "v2"), "missing", "no such thing")
     monkeypatch.setattr(source_probe, "probe_sources", lambda *_: [gone])
-    compat.v2_is_whole.cache_clear()
+    compat.are_whole.cache_clear()
     assert ours.unsupported() == ["speculative method 'custom_class'", "something else"]
     assert ours.unsupported() == ["speculative method 'custom_class'", "something else"]
     assert len(plugin_log) == 1
     assert "no such thing" in plugin_log[0]
-    compat.v2_is_whole.cache_clear()
+    compat.are_whole.cache_clear()
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(compat.SeamError, match="no such thing"):
         ours.unsupported()
-    compat.v2_is_whole.cache_clear()
+    compat.are_whole.cache_clear()

@@ -16,8 +16,9 @@ import torch
 
 from gpu_align import Drafter, Recipes
 from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import prediction as wire
-from vllm_integration.worker.draft_reporter import received
+from vllm_integration.wire.reports import take
 
 pytest.importorskip("vllm")
 
@@ -98,6 +99,17 @@ def propose(
     return drafts
 
 
+def reported_by(speculator: Any) -> dict[str, tuple[int, int, int]]:
+    """Request → length, source and position of the draft that the last step reports."""
+    step = speculator.counts.start()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    speculator.counts.attach(output := SimpleNamespace(), step)
+    (drafts,) = take(output).drafts
+    columns = (column.tolist() for column in (drafts.length, drafts.source, drafts.position))
+    return dict(zip(drafts.req_ids, zip(*columns, strict=True), strict=True))
+
+
 def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None:
     tokens = speculator.req_states.all_token_ids
     assert tokens.write_contents is None  # vLLM's sign for "not in host memory"
@@ -117,11 +129,7 @@ def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
     assert drafts.shape == (3, K)
     assert drafts[0].tolist() == [302, 303, 304, 305]
     assert drafts[2].tolist() == [102, 103, 104, 105]
-    step = speculator.counts.start()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    speculator.counts.attach(output := SimpleNamespace(), step)
-    reported = {req_id: (p.length, p.source, p.position) for req_id, p in received(output).proposed}
+    reported = reported_by(speculator)
     assert reported == {"r0": (K, 1, 4), "r1": (0, 0, 4), "r2": (K, 1, 4)}
     # What adaptive verification reads: in batch order, 0 where nothing is proposed.
     confidence = speculator.draft_token_confidence_probs
@@ -180,11 +188,7 @@ def test_recipes_draft_for_requests_that_are_drafted_for_and_for_no_others(
         write(speculator, row, [40 + row, 100, 101])
         speculator.add_request(f"r{row}", row, 1, params_of([[500, 501], None, [102, 103]][row]))
     drafts = propose(speculator, [2, 1, 0])
-    step = speculator.counts.start()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    speculator.counts.attach(output := SimpleNamespace(), step)
-    reported = {req_id: (p.length, p.source, p.position) for req_id, p in received(output).proposed}
+    reported = reported_by(speculator)
     assert reported["r0"] == (2, 3, 3)
     assert reported["r1"] == (0, 0, 3)
     assert drafts[2].tolist() == [7, 8, 101, 101]  # padded with the last token
@@ -281,7 +285,7 @@ def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
             self.speculator = speculator
             self.req_states = speculator.req_states
 
-        @module.wrap_add_requests
+        @wrapped_by(module.add_requests)
         def add_requests(self, scheduler_output: Any) -> str:
             for new in scheduler_output.scheduled_new_reqs:
                 self._remove_request(new.req_id)
@@ -289,11 +293,11 @@ def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
                 self.req_states.prompt_len.np[new.row] = 2
             return "added"
 
-        @module.wrap_remove_request
+        @wrapped_by(module.remove_request)
         def _remove_request(self, req_id: str) -> bool:
             return self.req_states.req_id_to_index.pop(req_id, None) is not None
 
-        @module.wrap_sample_tokens
+        @wrapped_by(module.sample_tokens)
         def sample_tokens(self, grammar_output: Any) -> Any:
             return grammar_output
 
@@ -400,11 +404,7 @@ def test_no_draft_ever_holds_another_requests_token(speculator: Any) -> None:
         if turnover % 2:
             rows = draw.sample(sorted(owned), draw.randrange(1, len(owned) + 1))
             drafts = propose(speculator, rows).tolist()
-            lengths = (
-                speculator.counts._latest.draft.length.tolist()
-                if speculator.counts._latest
-                else [0] * len(rows)
-            )
+            lengths = [length for length, _, _ in reported_by(speculator).values()]
             for held, tokens_drafted, length in zip(rows, drafts, lengths, strict=True):
                 assert set(tokens_drafted[:length]) <= owned[held]
                 assert length == 0 or speculator._occupied[held]

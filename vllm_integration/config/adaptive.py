@@ -9,15 +9,14 @@ with our class each refusal becomes one WARNING, and the server starts.
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from vllm_integration.frontend.input_processor import drafts_predictions
-from vllm_integration.seams import install as compat
+from vllm_integration.config.in_use import drafts_predictions
+from vllm_integration.seams.install import install, seam
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -39,109 +38,80 @@ def do_without(vllm_config: Any, reason: object) -> None:
 def prepare(vllm_config: Any) -> None:
     """Called before the model is loaded: the later refusals will be caught. A vLLM where they cannot be is one
     more refusal (with `GPU_ALIGN_STRICT=1` this raises `SeamError`)."""
-    if not is_on(vllm_config):
-        return
-    try:
-        compat.install("adaptive", WRAPPERS)
-    except compat.SeamError as error:
-        if compat.strict():
-            raise
-        do_without(vllm_config, error)
+    if is_on(vllm_config) and (reason := install("adaptive")):
+        do_without(vllm_config, reason)
 
 
-def wrap_validate(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("config._validate_adaptive_verification")
+def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`VllmConfig._validate_adaptive_verification`, which refuses LoRA, pipeline parallelism and graphs that
     are not full."""
-
-    @functools.wraps(original)
-    def _validate_adaptive_verification(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        except ValueError as error:
-            if not is_on(self):
-                raise
-            do_without(self, error)
-
-    return _validate_adaptive_verification
+    try:
+        return original(self, *args, **kwargs)
+    except ValueError as error:
+        if not is_on(self):
+            raise
+        do_without(self, error)
 
 
-def wrap_select_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("adaptive._cached_get_attn_backend")
+def select_backend(
+    original: Callable[..., Any], backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`_cached_get_attn_backend`: where no attention backend, or not the one that was asked for, takes query
     lengths that only the device knows, one is chosen as without adaptive verification."""
+    try:
+        return original(backend, attn_selector_config, *args, **kwargs)
+    except ValueError as error:
+        from vllm.config import get_current_vllm_config
 
-    @functools.wraps(original)
-    def _cached_get_attn_backend(backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(backend, attn_selector_config, *args, **kwargs)
-        except ValueError as error:
-            from vllm.config import get_current_vllm_config
-
-            if not attn_selector_config.use_adaptive_verification:
-                raise
-            config = get_current_vllm_config()
-            if not drafts_predictions(config):
-                raise
-            # Raises what is wrong in any case.
-            chosen = original(
-                backend, attn_selector_config._replace(use_adaptive_verification=False), *args, **kwargs
-            )
-            if is_on(config):
-                do_without(config, error)
-            return chosen
-
-    return _cached_get_attn_backend
+        if not attn_selector_config.use_adaptive_verification:
+            raise
+        config = get_current_vllm_config()
+        if not drafts_predictions(config):
+            raise
+        # Raises what is wrong in any case.
+        without = attn_selector_config._replace(use_adaptive_verification=False)
+        chosen = original(backend, without, *args, **kwargs)
+        if is_on(config):
+            do_without(config, error)
+        return chosen
 
 
-def wrap_create_manager(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("adaptive.maybe_create_adaptive_verification_manager")
+def create_manager(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`maybe_create_adaptive_verification_manager`, which refuses attention backends whose CUDA graphs take one
     query length only (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
-
-    @functools.wraps(original)
-    def maybe_create_adaptive_verification_manager(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except ValueError as error:
-            if not is_on(kwargs["vllm_config"]):
-                raise
-            do_without(kwargs["vllm_config"], error)
-            return None
-
-    return maybe_create_adaptive_verification_manager
+    try:
+        return original(*args, **kwargs)
+    except ValueError as error:
+        if not is_on(kwargs["vllm_config"]):
+            raise
+        do_without(kwargs["vllm_config"], error)
+        return None
 
 
-def wrap_initialize_kv_cache(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("adaptive.initialize_kv_cache")
+def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner.initialize_kv_cache`, in which the manager is made or refused. The rejection sampler was
     made before it; vLLM's own warm-up runs it without the manager in the same way."""
-
-    @functools.wraps(original)
-    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        sampler = self.rejection_sampler
-        if (
-            drafts_predictions(self.vllm_config)
-            and self.adaptive_verification is None
-            and sampler is not None
-        ):
-            sampler.enable_adaptive_verification = False
-        return result
-
-    return initialize_kv_cache
+    result = original(self, *args, **kwargs)
+    sampler = self.rejection_sampler
+    if drafts_predictions(self.vllm_config) and self.adaptive_verification is None and sampler is not None:
+        sampler.enable_adaptive_verification = False
+    return result
 
 
-def wrap_set_cost_curves(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("adaptive.set_cost_curves")
+def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`AdaptiveVerificationManager.set_cost_curves`, which fails when there was no step to time. Then every
     length costs the same: only drafts that cannot be accepted are trimmed."""
-
-    @functools.wraps(original)
-    def set_cost_curves(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        except RuntimeError as error:
-            states = self.req_states
-            self.cost_tables = np.zeros(states.max_num_reqs + 1), np.ones(states.max_num_batched_tokens + 1)
-            logger.warning("gpu_align lets adaptive verification trim drafts without a price: %s", error)
-
-    return set_cost_curves
+    try:
+        return original(self, *args, **kwargs)
+    except RuntimeError as error:
+        states = self.req_states
+        self.cost_tables = np.zeros(states.max_num_reqs + 1), np.ones(states.max_num_batched_tokens + 1)
+        logger.warning("gpu_align lets adaptive verification trim drafts without a price: %s", error)
 
 
 def as_verified(input_batch: Any) -> Any:
@@ -152,11 +122,3 @@ def as_verified(input_batch: Any) -> Any:
     batch = copy.copy(input_batch)
     batch.num_draft_tokens_per_req = input_batch.cu_num_logits.diff().cpu().numpy() - 1
     return batch
-
-
-WRAPPERS: dict[str, compat.Wrapper] = {
-    "adaptive.backend": wrap_select_backend,
-    "adaptive.create": wrap_create_manager,
-    "adaptive.after": wrap_initialize_kv_cache,
-    "adaptive.costs": wrap_set_cost_curves,
-}

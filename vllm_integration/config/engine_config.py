@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from vllm_integration.config import adaptive
-from vllm_integration.frontend import metrics
-from vllm_integration.frontend.input_processor import drafts_predictions
-from vllm_integration.seams import install as compat
-from vllm_integration.seams import usage_groups as usage_seams
+from vllm_integration.config.in_use import drafts_predictions, note_configured
+from vllm_integration.config.settings import Settings, warn_of_unknown_names
+from vllm_integration.seams.install import are_whole, seam
+from vllm_integration.seams.table import CONFIG
 from vllm_integration.wire import prediction as wire
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -29,51 +29,49 @@ _SCHEDULERS = {
 _V1_SCHEDULER = "vllm_integration.scheduler.schedulers.PredictedOutputsV1Scheduler"
 
 
-def wrap_unsupported_features(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("config._get_v2_model_runner_unsupported_features")
+def unsupported_features(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> list[str]:
     """`VllmConfig._get_v2_model_runner_unsupported_features`, without our own class in the list."""
-
-    @functools.wraps(original)
-    def _get_v2_model_runner_unsupported_features(self: Any, *args: Any, **kwargs: Any) -> list[str]:
-        unsupported = list(original(self, *args, **kwargs))
-        if drafts_predictions(self) and compat.v2_is_whole():
-            return [feature for feature in unsupported if "'custom_class'" not in feature]
-        return unsupported
-
-    return _get_v2_model_runner_unsupported_features
+    unsupported = list(original(self, *args, **kwargs))
+    if drafts_predictions(self) and are_whole(
+        ("v2_start", "v2"), "gpu_align does not know this vLLM's V2 model runner"
+    ):
+        return [feature for feature in unsupported if "'custom_class'" not in feature]
+    return unsupported
 
 
-def wrap_post_init(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("config.__post_init__")
+def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`VllmConfig.__post_init__`: our scheduler is used and, on V2, asynchronous scheduling is allowed; V1 does
     without adaptive verification.
 
     vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
     own check our method counts as one of them. On V1 our scheduler only counts what was verified.
+    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
     """
-
-    @functools.wraps(original)
-    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 the name it replaces
-        if not drafts_predictions(self):
-            return original(self, *args, **kwargs)
-        _warn_of_rust_front_end()
-        metrics.expect()
-        if not self.use_v2_model_runner:
-            if adaptive.is_on(self):
-                adaptive.do_without(self, "the V1 model runner has none")
-            result = original(self, *args, **kwargs)
-            if usage_seams.v1_is_whole() and not self.scheduler_config.async_scheduling:
-                _use_our_scheduler(self.scheduler_config, _V1_SCHEDULER)
-            return result
-        module: Any = sys.modules[compat.CONFIG_MODULE]
-        on_device = module.NgramGPUTypes
-        module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
-        try:
-            result = original(self, *args, **kwargs)
-        finally:
-            module.NgramGPUTypes = on_device
-        _use_our_scheduler(self.scheduler_config, _SCHEDULERS[bool(self.scheduler_config.async_scheduling)])
+    if not drafts_predictions(self):
+        return original(self, *args, **kwargs)
+    Settings.from_env()  # raises here, where the start fails with one line, and not in a worker
+    warn_of_unknown_names()
+    _warn_of_rust_front_end()
+    note_configured()
+    if not self.use_v2_model_runner:
+        if adaptive.is_on(self):
+            adaptive.do_without(self, "the V1 model runner has none")
+        result = original(self, *args, **kwargs)
+        counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
+        if counts and not self.scheduler_config.async_scheduling:
+            _use_our_scheduler(self.scheduler_config, _V1_SCHEDULER)
         return result
-
-    return __post_init__
+    module: Any = sys.modules[CONFIG]
+    on_device = module.NgramGPUTypes
+    module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
+    try:
+        result = original(self, *args, **kwargs)
+    finally:
+        module.NgramGPUTypes = on_device
+    _use_our_scheduler(self.scheduler_config, _SCHEDULERS[bool(self.scheduler_config.async_scheduling)])
+    return result
 
 
 @functools.cache
@@ -98,10 +96,3 @@ def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:
             ", and every decoding request is scheduled with all draft slots, also those without a prediction"
         )
     logger.warning(message, given)
-
-
-WRAPPERS: dict[str, compat.Wrapper] = {
-    "config.unsupported": wrap_unsupported_features,
-    "config.adaptive_check": adaptive.wrap_validate,
-    "config.post_init": wrap_post_init,
-}

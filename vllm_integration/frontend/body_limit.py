@@ -2,21 +2,20 @@
 
 vLLM parses JSON on the event loop, where every other request waits for it: about 4 ms for a megabyte of
 text. No limit on the prediction can help after that, so this one is on the bytes, before anything is parsed.
-Bodies that bring no prediction are vLLM's own business and pass, whatever their length.
+Bodies without a prediction pass, whatever their length.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import input_processor as inputs
 from vllm_integration.frontend import limits, redaction
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import seam
 from vllm_integration.wire import prediction as wire
 
 Message = MutableMapping[str, Any]
@@ -39,8 +38,8 @@ _OVERLAP = 64  # a key may lie across two chunks; one with more white space befo
 class BodyLimit:
     """ASGI middleware: HTTP 413 for a body over `GPU_ALIGN_MAX_BODY_BYTES` that has the key `prediction`.
 
-    A body that says that it is short passes at once. Another is read to its end, whatever becomes of it, so
-    that a client that sends before it listens hears why; one that is refused is not kept.
+    A body whose content-length is within the limit passes at once. Any other is read to its end, also one that is
+    refused, because some clients read the answer only after they have sent everything; a refused body is not kept.
     """
 
     def __init__(self, app: App) -> None:
@@ -49,8 +48,10 @@ class BodyLimit:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(ENDPOINTS):
             return await self._app(scope, receive, send)
+        if not _in_use(scope):
+            return await self._app(scope, receive, send)
         limit = Settings.from_env().max_body_bytes
-        if _content_length(scope) <= limit or not _in_use(scope):
+        if _content_length(scope) <= limit:
             return await self._app(scope, receive, send)
         messages = await _read(receive, limit)
         if messages is not None:
@@ -69,7 +70,7 @@ def _content_length(scope: Message) -> float:
 
 def _in_use(scope: Message) -> bool:
     engine_client = getattr(scope["app"].state, "engine_client", None)
-    return engine_client is not None and inputs.drafts_predictions(engine_client.vllm_config)
+    return engine_client is not None and drafts_predictions(engine_client.vllm_config)
 
 
 async def _read(receive: Receive, limit: int) -> list[Message] | None:
@@ -116,21 +117,16 @@ async def _refuse(send: Send, limit: int) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def wrap_init_middleware(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("app.init_entrypoints_middleware")
+def init_entrypoints_middleware(
+    original: Callable[..., Any], args: Any, app: Any, *more: Any, **kwargs: Any
+) -> Any:
     """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing.
 
-    It is also where an HTTP server begins, so what it logs is seen to here.
+    An HTTP server starts here, so this is also where its log is kept free of predictions.
     """
+    from starlette.middleware import Middleware
 
-    @functools.wraps(original)
-    def init_entrypoints_middleware(args: Any, app: Any, *more: Any, **kwargs: Any) -> Any:
-        from starlette.middleware import Middleware
-
-        redaction.install()
-        app.user_middleware.append(Middleware(BodyLimit))
-        return original(args, app, *more, **kwargs)
-
-    return init_entrypoints_middleware
-
-
-WRAPPERS: dict[str, compat.Wrapper] = {"app.middleware": wrap_init_middleware}
+    redaction.install()
+    app.user_middleware.append(Middleware(BodyLimit))
+    return original(args, app, *more, **kwargs)

@@ -22,11 +22,12 @@ from typing import Any
 
 from pydantic_core import SchemaSerializer, core_schema
 
-from vllm_integration.frontend import input_processor as inputs
+from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend import limits, response_usage
+from vllm_integration.frontend.input_processor import as_prediction, tokenize_params
 from vllm_integration.frontend.limits import Limits, PredictionError
 from vllm_integration.frontend.prediction_field import checked_text, parse_prediction, type_name
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import seam, strict
 from vllm_integration.wire import prediction as wire
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -39,47 +40,51 @@ wire.Prediction.__pydantic_serializer__ = SchemaSerializer(  # type: ignore[attr
 )
 
 
-def wrap_serving(
-    original: Callable[..., Any], *, plain_text: bool = False, many_conversations: bool = False
-) -> Callable[..., Any]:
+@seam("chat.create_chat_completion", "responses.create_responses")
+async def serve(
+    original: Callable[..., Any],
+    self: Any,
+    request: Any,
+    raw_request: Any = None,
+    *args: Any,
+    plain_text: bool = False,
+    many_conversations: bool = False,
+    **kwargs: Any,
+) -> Any:
     """A serving method `(self, request, raw_request=None)` with the field read first.
 
     plain_text: whether the field may be a string. many_conversations: whether vLLM makes a request of each
-    conversation, which is then what the prediction is attached to (see `wrap_split`).
+    conversation, which is then what the prediction is attached to (see `to_chat_completion_request`).
 
     A malformed prediction is an HTTP 400 that names the field. Requests without a prediction, and engines
     that do not draft from predictions, are passed on untouched.
     """
+    prediction = None
+    if _brings_prediction(request) and drafts_predictions(self.engine_client.vllm_config):
+        try:
+            prediction = await take_prediction(self, request, plain_text=plain_text)
+        except PredictionError as error:
+            limits.count_refused(error.reason)
+            return self.create_error_response(str(error), param=FIELD)
+        except Exception as error:
+            if strict():
+                raise
+            # The prediction is a hint: failing to use it must not cost the client the answer.
+            logger.warning(
+                "Request %s is served without its prediction: %s", request.request_id, type(error).__name__
+            )
+    if prediction is None:
+        return await original(self, request, raw_request, *args, **kwargs)
+    if many_conversations:
+        _of_every_conversation.set(prediction)  # in the context of this request's own task
+    else:
+        attach(request, prediction)
+    result = await original(self, request, raw_request, *args, **kwargs)
+    return response_usage.with_usage(result, prediction.tag or "")
 
-    @functools.wraps(original)
-    async def serve(self: Any, request: Any, raw_request: Any = None, *args: Any, **kwargs: Any) -> Any:
-        prediction = None
-        if _brings_prediction(request) and inputs.drafts_predictions(self.engine_client.vllm_config):
-            try:
-                prediction = await take_prediction(self, request, plain_text=plain_text)
-            except PredictionError as error:
-                limits.count_refused(error.reason)
-                return self.create_error_response(str(error), param=FIELD)
-            except Exception as error:
-                if compat.strict():
-                    raise
-                # The prediction is a hint: failing to use it must not cost the client the answer.
-                logger.warning(
-                    "Request %s is served without its prediction: %s",
-                    request.request_id,
-                    type(error).__name__,
-                )
-        if prediction is None:
-            return await original(self, request, raw_request, *args, **kwargs)
-        if many_conversations:
-            _of_every_conversation.set(prediction)  # in the context of this request's own task
-        else:
-            attach(request, prediction)
-        result = await original(self, request, raw_request, *args, **kwargs)
-        return response_usage.with_usage(result, prediction.tag or "")
 
-    return serve
-
+serve_completion = seam("completions.create_completion")(functools.partial(serve, plain_text=True))
+serve_batch = seam("batch.create_batch_chat_completion")(functools.partial(serve, many_conversations=True))
 
 _of_every_conversation: ContextVar[wire.Prediction | None] = ContextVar("gpu_align_prediction", default=None)
 
@@ -89,18 +94,14 @@ def attach(request: Any, prediction: wire.Prediction) -> None:
     request.vllm_xargs = {**(request.vllm_xargs or {}), wire.KEY: prediction}
 
 
-def wrap_split(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("batch.to_chat_completion_request")
+def to_chat_completion_request(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`BatchChatCompletionRequest.to_chat_completion_request`: each conversation gets the prediction."""
-
-    @functools.wraps(original)
-    def to_chat_completion_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = original(self, *args, **kwargs)
-        prediction = _of_every_conversation.get()
-        if prediction is not None:
-            attach(request, prediction)
-        return request
-
-    return to_chat_completion_request
+    request = original(self, *args, **kwargs)
+    prediction = _of_every_conversation.get()
+    if prediction is not None:
+        attach(request, prediction)
+    return request
 
 
 def _brings_prediction(request: Any) -> bool:
@@ -146,10 +147,10 @@ async def _tokenise(serving: Any, text: str, allowed: Limits) -> wire.Prediction
             f"prediction: expected token ids in vllm_xargs.{wire.KEY}, the server has no tokenizer for text",
             "unsupported",
         )
-    params = inputs.tokenize_params(allowed.tokens)
+    params = tokenize_params(allowed.tokens)
     prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, params)
     tag = response_usage.new_tag()
-    return await asyncio.to_thread(inputs.as_prediction, prompt["prompt_token_ids"], allowed, tag)
+    return await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed, tag)
 
 
 def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Prediction | None:
@@ -167,12 +168,3 @@ def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Predicti
     if ids.size and ids.max() >= vocab_size:
         raise PredictionError(f"{where}: expected 0 ≤ token id < {vocab_size}, got others")
     return wire.Prediction(token_ids=encoded, tag=response_usage.new_tag()) if ids.size else None
-
-
-WRAPPERS: dict[str, compat.Wrapper] = {
-    "chat.create": wrap_serving,
-    "completions.create": functools.partial(wrap_serving, plain_text=True),
-    "responses.create": wrap_serving,
-    "batch.create": functools.partial(wrap_serving, many_conversations=True),
-    "batch.split": wrap_split,
-}

@@ -1,32 +1,14 @@
-"""Predictions in the front end: when they apply, and text becoming token ids there."""
+"""Text predictions become token ids: the front end's part of it, and of the offline API all of it."""
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
+from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend.limits import Limits, PredictionError, count_refused
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import seam
 from vllm_integration.wire import prediction as wire
-
-logger = logging.getLogger("vllm.gpu_align")
-
-OUR_CLASSES = frozenset(
-    {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
-)
-
-
-def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
-    """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
-    speculative = getattr(vllm_config, "speculative_config", None)
-    return (
-        speculative is not None
-        and (even_if_off or compat.off_reason() is None)
-        and speculative.method == "custom_class"
-        and speculative.model in OUR_CLASSES
-    )
 
 
 def tokenize_params(limit: int) -> Any:
@@ -49,22 +31,24 @@ def as_prediction(token_ids: list[int], limits: Limits, tag: str | None = None) 
     return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids, tell=False), tag=tag)
 
 
-def wrap_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("inputs.process_inputs")
+def process_inputs(
+    original: Callable[..., Any],
+    self: Any,
+    request_id: str,
+    prompt: Any,
+    params: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """`InputProcessor.process_inputs`, with a text prediction in `params.extra_args` tokenised first.
 
     The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
     """
-
-    @functools.wraps(original)
-    def process_inputs(
-        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        extra_args = getattr(params, "extra_args", None)
-        if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
-            params = _with_token_ids(self, params)
-        return original(self, request_id, prompt, params, *args, **kwargs)
-
-    return process_inputs
+    extra_args = getattr(params, "extra_args", None)
+    if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
+        params = _with_token_ids(self, params)
+    return original(self, request_id, prompt, params, *args, **kwargs)
 
 
 def _with_token_ids(processor: Any, params: Any) -> Any:
@@ -89,6 +73,3 @@ def _with_token_ids(processor: Any, params: Any) -> Any:
     params = params.clone()
     params.extra_args = {**params.extra_args, wire.KEY: prediction}
     return params
-
-
-WRAPPERS: dict[str, compat.Wrapper] = {"inputs.process_inputs": wrap_process_inputs}

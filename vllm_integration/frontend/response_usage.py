@@ -110,20 +110,20 @@ def _empty_details() -> Any:
 
 
 def _fields(usage: RequestUsage) -> dict[str, Any]:
-    prediction = usage.of("prediction")
+    accepted, rejected = usage.of_prediction
     fields: dict[str, Any] = {
-        "accepted_prediction_tokens": prediction.accepted,
-        "rejected_prediction_tokens": prediction.rejected,
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": rejected,
     }
     if _settings().usage_details:
-        by_source = usage.as_dict()["by_source"]
+        by_source = usage.by_source()
         fields[DETAILS] = {"steps": usage.steps, "drafted": usage.drafted, "by_source": by_source}
     return fields
 
 
 def _billed(usage: RequestUsage) -> int:
     """Tokens that are billed though they are not output."""
-    return usage.of("prediction").rejected if _settings().bill_rejected else 0
+    return usage.of_prediction[1] if _settings().bill_rejected else 0
 
 
 @functools.cache

@@ -1,71 +1,38 @@
-"""The one function that wraps private names of vLLM, each listed in `seams`.
+"""The one installer of all seams: probes a group by its signatures, then wraps all of it or nothing.
 
-A seam is a name vLLM does not promise to keep. Each is probed by its signature before anything is
-changed, and a group is installed whole or not at all. A seam that is missing or has changed turns the
-plugin off for the process: vLLM serves as if it were not installed.
+    @seam("v2.add_requests")                              # in the room where it acts
+    def add_requests(original, self, scheduler_output, *args, **kwargs):
+        result = original(self, scheduler_output, *args, **kwargs)
+        ...
+
+    install("v2")                                         # imports the group's rooms, probes, wraps
+
+Which groups there are, when each is installed and what a missing seam of it costs is data: `table.GROUPS`.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
 import inspect
 import logging
 import os
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, ModuleType
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, TypeVar
 
-from vllm_integration.seams import (
-    APP_MODULE,
-    BATCH_MODULE,
-    CHAT_MODULE,
-    COMPLETION_MODULE,
-    CONFIG_MODULE,
-    INPUTS_MODULE,
-    RESPONSES_MODULE,
-    RUNNER_MODULE,
-    SEAMS,
-    TESTED,
-    Group,
-    Seam,
-    SeamStatus,
-    signature_difference,
-    source_probe,
-)
-
-__all__ = [
-    "APP_MODULE",
-    "BATCH_MODULE",
-    "CHAT_MODULE",
-    "COMPLETION_MODULE",
-    "CONFIG_MODULE",
-    "INPUTS_MODULE",
-    "RESPONSES_MODULE",
-    "RUNNER_MODULE",
-    "SEAMS",
-    "TESTED",
-    "Group",
-    "Seam",
-    "SeamError",
-    "SeamStatus",
-    "install",
-    "off_reason",
-    "probe",
-    "turn_off",
-    "v2_is_whole",
-    "when_imported",
-]
+from vllm_integration.seams import source_probe
+from vllm_integration.seams.after_import import when_imported
+from vllm_integration.seams.seam import TESTED, Seam, SeamStatus, signature_difference
+from vllm_integration.seams.table import GROUPS, SEAMS
 
 logger = logging.getLogger("vllm.gpu_align")
 
+#: Set on every replacement: the name of its seam.
 MARK = "__gpu_align_seam__"
 
-Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SeamError(RuntimeError):
@@ -74,6 +41,8 @@ class SeamError(RuntimeError):
 
 _lock = threading.RLock()
 _off_reason: str | None = None
+_watched: set[str] = set()
+_wrappers: dict[str, Callable[..., Any]] = {}
 
 
 def turn_off(reason: str) -> None:
@@ -90,73 +59,130 @@ def off_reason() -> str | None:
     return _off_reason
 
 
-@functools.cache
-def v2_is_whole() -> bool:
-    """Whether the V2 runner has every seam of ours. Read from its sources: this is asked where the
-    configuration is made, long before, and maybe in another process than, the runner is imported.
-
-    If not, one WARNING line says what is missing, and our class is left to the V1 runner (with
-    `GPU_ALIGN_STRICT=1` this raises `SeamError`).
-    """
-    root = source_probe.installed_root()
-    seams = [seam for seam in SEAMS if seam.group in ("v2", "v2_runner")]
-    if root is None:
-        return False
-    bad = [status for status in source_probe.probe_sources(root, seams) if status.state != "found"]
-    if not bad:
-        return True
-    if strict():
-        raise SeamError(_explain(bad))
-    logger.warning("gpu_align does not know this vLLM's V2 model runner: %s", _explain(bad))
-    return False
-
-
 def strict() -> bool:
     """Whether a missing seam shall raise. Read leniently: this must not fail while vLLM starts."""
     return os.environ.get("GPU_ALIGN_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
 
 
-def _explain(bad: Sequence[SeamStatus]) -> str:
-    return (
-        "; ".join(f"{s.seam.module}.{s.seam.attribute} is {s.state}: {s.detail}" for s in bad)
-        + f" (tested with vLLM {', '.join(TESTED)})"
-    )
+def seam(*names: str) -> Callable[[Function], Function]:
+    """Declare `def wrapper(original, *args, **kwargs)` as what replaces the "wrap" seams of these names."""
+
+    def declare(wrapper: Function) -> Function:
+        _wrappers.update(dict.fromkeys(names, wrapper))
+        return wrapper
+
+    return declare
+
+
+def wrapped_by(wrapper: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that makes `wrapper(original, *args, **kwargs)` of `original(*args, **kwargs)`."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, *args, **kwargs)
+
+        @functools.wraps(original)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            return await wrapper(original, *args, **kwargs)
+
+        return coroutine if inspect.iscoroutinefunction(wrapper) else replacement
+
+    return wrap
+
+
+def watch() -> None:
+    """Have each group with a vLLM module installed when vLLM imports it. Imports nothing; again is harmless."""
+    for name, group in GROUPS.items():
+        if group.after and name not in _watched:
+            _watched.add(name)
+            when_imported(group.after, functools.partial(_install_after_import, name))
+
+
+def _install_after_import(name: str) -> None:
+    install(name)
+
+
+def install(name: str) -> str:
+    """Install a group, whole or not at all; why it is not, empty when it is. Again is harmless.
+
+    A group that is not installed has changed nothing, and costs what its `turns_off` says. Raises only when
+    strict: `SeamError` when a seam is not as it was tested.
+    """
+    group = GROUPS[name]
+    try:
+        with _lock:
+            _install(name)
+    except Exception as error:
+        if strict():
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        if group.turns_off == "plugin":
+            turn_off(reason)
+        elif group.turns_off == "usage":
+            logger.error("gpu_align reports no usage: %s", reason)
+        return reason
+    return ""
+
+
+def _install(name: str) -> None:
+    for room in GROUPS[name].rooms:
+        importlib.import_module(room)
+    members = [seam for seam in SEAMS if seam.group == name]
+    _raise_if_any(_not_found(probe(members)))
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for member in members:
+            if member.kind != "wrap":
+                continue
+            owner, leaf = _owner(member)
+            original = inspect.getattr_static(owner, leaf)
+            if hasattr(original, MARK):
+                continue
+            replacement = wrapped_by(_wrappers[member.name])(original)
+            setattr(replacement, MARK, member.name)
+            undo.append((owner, leaf, original))
+            setattr(owner, leaf, replacement)
+            logger.debug("gpu_align wraps %s.%s", member.module, member.attribute)
+    except Exception:
+        for owner, leaf, original in reversed(undo):
+            setattr(owner, leaf, original)
+        raise
+
+
+@functools.cache
+def are_whole(groups: tuple[str, ...], otherwise: str) -> bool:
+    """Whether the installed vLLM has every seam of these groups. Read from its sources: this is asked where the
+    configuration is made, long before, and maybe in another process than, their modules are imported.
+
+    If not, one WARNING line says `otherwise` and what is missing; when strict this raises `SeamError`.
+    """
+    root = source_probe.installed_root()
+    if root is None:
+        return False
+    bad = _not_found(source_probe.probe_sources(root, [seam for seam in SEAMS if seam.group in groups]))
+    try:
+        _raise_if_any(bad)
+    except SeamError as error:
+        if strict():
+            raise
+        logger.warning("%s: %s", otherwise, error)
+    return not bad
+
+
+def _not_found(statuses: Sequence[SeamStatus]) -> list[SeamStatus]:
+    return [status for status in statuses if status.state != "found"]
+
+
+def _raise_if_any(bad: Sequence[SeamStatus]) -> None:
+    if bad:
+        what = "; ".join(f"{s.seam.module}.{s.seam.attribute} is {s.state}: {s.detail}" for s in bad)
+        raise SeamError(f"{what} (tested with vLLM {', '.join(TESTED)})")
 
 
 def probe(seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
     """Look every seam up, importing its module; nothing is changed."""
     return [_probe_one(seam) for seam in seams]
-
-
-def install(group: Group, wrappers: Mapping[str, Wrapper], seams: Sequence[Seam] = SEAMS) -> None:
-    """Wrap the "wrap" seams of a group, all or none; again is harmless.
-
-    wrappers: seam name → a function that takes the original and returns its replacement.
-    Raises `SeamError` when any seam of the group is not as it was tested; then nothing was changed.
-    """
-    members = [seam for seam in seams if seam.group == group]
-    with _lock:
-        bad = [status for status in probe(members) if status.state != "found"]
-        if bad:
-            raise SeamError(_explain(bad))
-        undo: list[tuple[Any, str, Any]] = []
-        try:
-            for seam in members:
-                if seam.kind != "wrap":
-                    continue
-                owner, leaf = _owner(seam)
-                original = inspect.getattr_static(owner, leaf)
-                if hasattr(original, MARK):
-                    continue
-                replacement = wrappers[seam.name](original)
-                setattr(replacement, MARK, seam.name)
-                undo.append((owner, leaf, original))
-                setattr(owner, leaf, replacement)
-                logger.debug("gpu_align wraps %s.%s", seam.module, seam.attribute)
-        except Exception:
-            for owner, leaf, original in reversed(undo):
-                setattr(owner, leaf, original)
-            raise
 
 
 def _owner(seam: Seam) -> tuple[Any, str]:
@@ -173,16 +199,16 @@ def _probe_one(seam: Seam) -> SeamStatus:
     except (ImportError, AttributeError) as error:
         return SeamStatus(seam, "missing", str(error))
     if seam.kind == "field":
-        if _has_field(owner, leaf):
-            return SeamStatus(seam, "found")
-        return SeamStatus(seam, "missing", f"{owner.__name__} sets no {leaf}")
-    if seam.kind == "global":
-        found = hasattr(owner, leaf)
-        return SeamStatus(seam, "found" if found else "missing", "" if found else f"no name {leaf}")
-    target = getattr(owner, leaf, None)
-    if not callable(target):
-        return SeamStatus(seam, "missing", f"no callable {leaf}")
-    difference = _signature_difference(target, seam)
+        found, missing = _has_field(owner, leaf), f"{owner.__name__} sets no {leaf}"
+    elif seam.kind == "global":
+        found, missing = hasattr(owner, leaf), f"no name {leaf}"
+    else:
+        found, missing = callable(getattr(owner, leaf, None)), f"no callable {leaf}"
+    if not found:
+        return SeamStatus(seam, "missing", missing)
+    if seam.kind in ("field", "global"):
+        return SeamStatus(seam, "found")
+    difference = _signature_difference(getattr(owner, leaf), seam)
     return SeamStatus(seam, "changed", difference) if difference else SeamStatus(seam, "found")
 
 
@@ -210,56 +236,3 @@ def _has_field(cls: type, name: str) -> bool:
             if isinstance(code, CodeType) and name in code.co_names:
                 return True
     return False
-
-
-def when_imported(module: str, callback: Callable[[], None]) -> None:
-    """Call `callback` as soon as `module` is imported; now, if it is already.
-
-    vLLM runs plugins in every process, also in those that never need these modules, so that importing
-    them here would cost everybody start-up time. `callback` must not raise unless the import shall fail.
-    """
-    with _lock:
-        loaded = sys.modules.get(module)
-        if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
-            callback()
-            return
-        _pending.setdefault(module, []).append(callback)
-        if _finder not in sys.meta_path:
-            sys.meta_path.insert(0, _finder)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it lets the other finders look and adds the callbacks to their loader."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _pending:
-            return None
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is self or find_spec is None:
-                continue
-            spec: importlib.machinery.ModuleSpec | None = find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    _run_callbacks_after(spec.loader, fullname)
-                return spec
-        return None
-
-
-def _run_callbacks_after(loader: Any, fullname: str) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        with _lock:
-            callbacks = _pending.pop(fullname, [])
-        for callback in callbacks:
-            callback()
-
-    loader.exec_module = exec_module  # this loader serves this one import
-
-
-_pending: dict[str, list[Callable[[], None]]] = {}
-_finder = _AfterImport()

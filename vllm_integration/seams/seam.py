@@ -1,4 +1,4 @@
-"""A private vLLM name, and the modules they are in."""
+"""What a seam is: a private name of vLLM, the group it is installed in, and what a probe finds of it."""
 
 from __future__ import annotations
 
@@ -8,45 +8,35 @@ from typing import Literal
 
 TESTED = ("0.32.0",)
 
-Group = Literal[
-    "v1",
-    "v2",
-    "v2_runner",
-    "config",
-    "inputs",
-    "chat",
-    "completions",
-    "responses",
-    "batch",
-    "app",
-    "adaptive",
-    "usage",
-    "usage_v1",
-    "recipes",
-]
+Kind = Literal["wrap", "call", "implement", "field", "global"]
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One private name.
+    """A name that vLLM does not promise to keep.
 
-    name: what this project calls it. group: what is installed together with it.
-    module, attribute: where it is; `attribute` is dotted below the module.
+    group: what is installed together with it, a key of `table.GROUPS`.
     kind: "wrap" (replaced by a wrapper that calls the original), "call" (called as it is), "implement"
         (vLLM calls ours in its place), "field" (an instance attribute or dataclass field that is read),
         "global" (a name in a module that is read or, for a moment, replaced).
+    module, attribute: where it is; `attribute` is dotted below the module.
+    purpose: what this package needs it for.
     parameters: for "wrap", "call" and "implement": the leading parameters, in order, that must be there.
         Further parameters of a called function must have defaults.
     """
 
-    name: str
-    group: Group
-    kind: Literal["wrap", "call", "implement", "field", "global"]
+    group: str
+    kind: Kind
     module: str
     attribute: str
     purpose: str
     parameters: tuple[str, ...] = ()
     tested: tuple[str, ...] = TESTED
+
+    @property
+    def name(self) -> str:
+        """What `@seam` and reports call it: the group and the last part of the attribute."""
+        return f"{self.group}.{self.attribute.rpartition('.')[2]}"
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,22 @@ class SeamStatus:
     seam: Seam
     state: Literal["found", "missing", "changed"]
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Seams that are installed together: all of them or none.
+
+    turns_off: what a seam that is missing costs. "plugin": vLLM serves as without this package. "usage": no usage
+        and no metrics. "caller": whoever installs the group does without it, and says so.
+    after: the vLLM module after whose import the group is installed; empty where the drafter installs it, so that
+        an engine that does not draft from predictions never sees it.
+    rooms: our modules that define the wrappers, imported when the group is installed.
+    """
+
+    turns_off: Literal["plugin", "usage", "caller"]
+    after: str = ""
+    rooms: tuple[str, ...] = ()
 
 
 def signature_difference(seam: Seam, names: Sequence[str], needed: Collection[str]) -> str:
@@ -69,30 +75,3 @@ def signature_difference(seam: Seam, names: Sequence[str], needed: Collection[st
     if seam.kind == "call" and more:
         return f"needs further parameters {', '.join(more)}"
     return ""
-
-
-V1_RUNNER_MODULE = "vllm.v1.worker.gpu_model_runner"
-REJECTION_MODULE = "vllm.v1.sample.rejection_sampler"
-V1_BATCH_MODULE = "vllm.v1.worker.gpu_input_batch"
-OUTPUT_MODULE = "vllm.v1.core.sched.output"
-RENDERER_MODULE = "vllm.renderers.base"
-INPUTS_MODULE = "vllm.v1.engine.input_processor"
-CHAT_MODULE = "vllm.entrypoints.openai.chat_completion.serving"
-COMPLETION_MODULE = "vllm.entrypoints.openai.completion.serving"
-RESPONSES_MODULE = "vllm.entrypoints.openai.responses.serving"
-BATCH_MODULE = "vllm.entrypoints.openai.chat_completion.batch_serving"
-APP_MODULE = "vllm.entrypoints.launchers.app"
-CHAT_PROTOCOL_MODULE = "vllm.entrypoints.openai.chat_completion.protocol"
-CONFIG_MODULE = "vllm.config.vllm"
-RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
-STATES_MODULE = "vllm.v1.worker.gpu.states"
-SPECULATOR_MODULE = "vllm.v1.worker.gpu.spec_decode.speculator"
-INPUT_BATCH_MODULE = "vllm.v1.worker.gpu.input_batch"
-SCHEDULER_MODULE = "vllm.v1.core.sched.scheduler"
-REQUEST_MODULE = "vllm.v1.request"
-ADAPTIVE_MODULE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
-SELECTOR_MODULE = "vllm.v1.attention.selector"
-ENGINE_MODULE = "vllm.v1.engine"
-OUTPUTS_MODULE = "vllm.v1.engine.output_processor"
-PARALLEL_MODULE = "vllm.distributed.parallel_state"
-PROTOCOL_MODULE = "vllm.entrypoints.serve.engine.protocol"

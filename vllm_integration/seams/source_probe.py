@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_integration.seams import SEAMS, Seam, SeamStatus, signature_difference
+from vllm_integration.seams.seam import Seam, SeamStatus, signature_difference
+from vllm_integration.seams.table import SEAMS
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_IMPORTS = 8  # a name is followed through that many modules
@@ -93,7 +94,7 @@ class Sources:
 
 
 def probe_sources(root: Path, seams: Sequence[Seam] = SEAMS) -> list[SeamStatus]:
-    """What `compat.probe` finds in an installed vLLM, read from the sources below `root`."""
+    """What `install.probe` finds in an installed vLLM, read from the sources below `root`."""
     sources = Sources(root)
     return [probe_one(sources, seam) for seam in seams]
 

@@ -2,12 +2,11 @@
 
 V1 keeps its tokens on the host and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here.
 V1 tells a custom class neither which requests its rows are nor when they end; the wrapped
-`_update_states` does (see `compat`).
+`_update_states` does.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -17,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_integration import plugin
+from gpu_align.step_log import SOURCES
 from vllm_integration.config.settings import Settings
-from vllm_integration.seams import install as compat
-from vllm_integration.seams import usage_groups as usage_seams
-from vllm_integration.wire.usage import SOURCES, RequestUsage
-from vllm_integration.worker import rejection_v1 as rejection
+from vllm_integration.seams.install import install, off_reason, seam, turn_off, watch
+from vllm_integration.wire.reports import DraftReport, StepDrafts, attach
 from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
 from vllm_integration.worker.debug_log import open_debug_log
-from vllm_integration.worker.draft_reporter import Proposed, Report, attach, when_it_leaves
+from vllm_integration.worker.draft_reporter import when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
 from vllm_integration.worker.slot_table import SlotTable
@@ -45,9 +42,9 @@ class PredictedOutputs:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        plugin.register()  # harmless again; vLLM may have been told to load other plugins only
-        plugin.guarded_install("v1", WRAPPERS)
-        usage_seams.install("usage_v1", USAGE_WRAPPERS)
+        watch()  # harmless again; vLLM may have been told to load other plugins only
+        install("v1")
+        install("usage_v1")
         self.settings = Settings.from_env()
         self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_model_len = int(vllm_config.model_config.max_model_len)
@@ -62,7 +59,7 @@ class PredictedOutputs:
         self._lengths = self.total_len.numpy()
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
-        self._proposed: list[tuple[str, Proposed]] = []
+        self._drafts: list[StepDrafts] = []
         self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
         self.drafter = make_drafter(self, max_slots)
@@ -73,7 +70,7 @@ class PredictedOutputs:
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """What `_update_states` has just made of the scheduler's output: called once a step, before the
         forward pass, and also when nothing is scheduled."""
-        if compat.off_reason() is not None:
+        if off_reason() is not None:
             return
         try:
             self._observe(runner, scheduler_output)
@@ -93,22 +90,17 @@ class PredictedOutputs:
         num_tokens_no_spec: [≥ rows] tokens of each row, those just sampled included.
         token_ids_cpu: [≥ rows, max_model_len] the tokens themselves.
         """
-        if compat.off_reason() is None and self._batch is not None:
+        if off_reason() is None and self._batch is not None:
             try:
                 return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:
                 self._give_up(error)
         return [[] for _ in sampled_token_ids]
 
-    def take_report(self) -> Report:
-        """What was proposed since this was last asked, for the scheduler's accounts."""
-        proposed, self._proposed = self._proposed, []
-        return Report(proposed, {}, take_refusals())
-
-    def usage(self, req_id: str) -> RequestUsage | None:
-        """The counters of a request that is drafted for and has not finished."""
-        state = self.requests.get(req_id)
-        return None if state is None else state.usage
+    def take_report(self) -> DraftReport:
+        """What the last step proposed, for the scheduler's ledger; nothing when asked again."""
+        drafts, self._drafts = self._drafts, []
+        return DraftReport(drafts, {}, take_refusals(), off=off_reason() is not None)
 
     def _observe(self, runner: Any, scheduler_output: Any) -> None:
         self._batch = runner.input_batch
@@ -189,12 +181,11 @@ class PredictedOutputs:
                 rooms.append(room)
         if states:
             num_sampled = [len(sampled_token_ids[row]) for row in rows]
-            for row, state, proposal in zip(
-                rows, states, self._draft(states, num_sampled, rooms), strict=True
-            ):
+            proposals = self._draft(states, num_sampled, rooms)
+            for row, state, proposal in zip(rows, states, proposals, strict=True):
                 state.proposal = proposal
                 drafts[row] = proposal.token_ids
-                self._proposed.append((state.req_id, _as_proposed(proposal, state.synced)))
+            self._drafts = [_step_drafts(states, proposals)]
         return drafts
 
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
@@ -245,13 +236,19 @@ class PredictedOutputs:
     def _give_up(self, error: Exception) -> None:
         if self.settings.strict:
             raise error
-        compat.turn_off(f"drafting failed, {type(error).__name__}: {error}")
+        turn_off(f"drafting failed, {type(error).__name__}: {error}")
         self.requests.clear()
 
 
-def _as_proposed(proposal: Proposal, position: int) -> Proposed:
-    length = len(proposal.token_ids)
-    return Proposed(length, 0, SOURCES.index(proposal.source), position)
+def _step_drafts(states: list[RequestState], proposals: list[Proposal]) -> StepDrafts:
+    return StepDrafts(
+        [state.req_id for state in states],
+        0,
+        np.array([state.synced for state in states]),
+        np.array([len(proposal.token_ids) for proposal in proposals]),
+        np.array([SOURCES.index(proposal.source) for proposal in proposals]),
+        np.zeros((len(states), 0), dtype=np.uint8),
+    )
 
 
 def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
@@ -275,56 +272,38 @@ def _ours(runner: Any) -> PredictedOutputs | None:
     return drafter if isinstance(drafter, PredictedOutputs) else None
 
 
-def wrap_update_states(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v1._update_states")
+def update_states(
+    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`GPUModelRunner._update_states`, after which our proposer looks at the result."""
-
-    @functools.wraps(original)
-    def _update_states(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, scheduler_output, *args, **kwargs)
-        proposer = _ours(self)
-        if proposer is not None:
-            proposer.observe(self, scheduler_output)
-        return result
-
-    return _update_states
+    result = original(self, scheduler_output, *args, **kwargs)
+    proposer = _ours(self)
+    if proposer is not None:
+        proposer.observe(self, scheduler_output)
+    return result
 
 
-def wrap_input_fits_in_drafter(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v1._input_fits_in_drafter")
+def input_fits_in_drafter(
+    original: Callable[..., Any], self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any
+) -> bool:
     """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch to draft for.
 
     The original asks whether K more tokens fit in a draft model's context for every request; where one
     does not, the runner schedules K zeros for all of them, prediction or not. Our drafts are cut at
     `max_model_len` request by request.
     """
-
-    @functools.wraps(original)
-    def _input_fits_in_drafter(self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> bool:
-        fits = original(self, common_attn_metadata, *args, **kwargs)
-        if _ours(self) is not None:
-            return common_attn_metadata is not None
-        return bool(fits)
-
-    return _input_fits_in_drafter
+    fits = original(self, common_attn_metadata, *args, **kwargs)
+    return bool(fits) if _ours(self) is None else common_attn_metadata is not None
 
 
-def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("usage_v1.sample_tokens")
+def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner.sample_tokens`, whose output then tells the scheduler what was proposed."""
-
-    @functools.wraps(original)
-    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, *args, **kwargs)
-        proposer = _ours(self)
-        if proposer is None or output is None:
-            return output
-        report = proposer.take_report()
-        return when_it_leaves(output, lambda finished: attach(finished, report))
-
-    return sample_tokens
-
-
-USAGE_WRAPPERS: dict[str, compat.Wrapper] = {"usage.sample_tokens": wrap_sample_tokens}
-WRAPPERS: dict[str, compat.Wrapper] = {
-    "v1.update_states": wrap_update_states,
-    "v1.input_fits_in_drafter": wrap_input_fits_in_drafter,
-    **rejection.WRAPPERS,
-}
+    output = original(self, *args, **kwargs)
+    proposer = _ours(self)
+    if proposer is None or output is None:
+        return output
+    report = proposer.take_report()
+    return when_it_leaves(output, lambda finished: attach(finished, report))

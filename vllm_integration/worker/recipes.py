@@ -14,7 +14,7 @@ import numpy as np
 
 from gpu_align import RecipePack, Recipes
 from vllm_integration.config.settings import NO_RECIPES, SHIPPED_RECIPES, Settings
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import install
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -32,12 +32,8 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
     """
     if settings.recipes == NO_RECIPES:
         return None
-    try:
-        compat.install("recipes", {})
-    except compat.SeamError as error:
-        if compat.strict():
-            raise
-        _go_without(settings, str(error))
+    if reason := install("recipes"):
+        _go_without(settings, reason)
         return None
     parallel = vllm_config.parallel_config
     if int(parallel.prefill_context_parallel_size) > 1:  # its ranks must agree too, and are in another group

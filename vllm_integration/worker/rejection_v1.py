@@ -6,49 +6,38 @@ request.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import seam
 
 
-def wrap_constraints(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v1.apply_sampling_constraints")
+def constraints(original: Callable[..., Any], logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`apply_sampling_constraints` of [num_drafts, V] logits: of none, these. The original takes the largest
     `top_k` of the drafts, of which there is none, and the engine ends."""
-
-    @functools.wraps(original)
-    def apply_sampling_constraints(logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return original(logits, *args, **kwargs) if len(logits) else logits
-
-    return apply_sampling_constraints
+    return original(logits, *args, **kwargs) if len(logits) else logits
 
 
-def wrap_expand(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v1.expand_batch_to_tokens")
+def expand(
+    original: Callable[..., Any],
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> Any:
     """`expand_batch_to_tokens`: x[i], or `replace_to` where that is `replace_from`, as many times as request i
     has drafts. On the CPU the original returns memory that nobody wrote to: the kernel that stands in for
     Triton's there writes to a converted copy.
 
     x: [B]. cu_num_tokens: [B], ends of the requests' drafts. Returns [num_tokens], the dtype of x.
     """
-
-    @functools.wraps(original)
-    def expand_batch_to_tokens(
-        x: torch.Tensor,
-        cu_num_tokens: torch.Tensor,
-        num_tokens: int,
-        replace_from: int = 0,
-        replace_to: int = 0,
-    ) -> Any:
-        if x.device.type != "cpu":
-            return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
-        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-        values = x.masked_fill(x == replace_from, replace_to)
-        return values.repeat_interleave(counts, output_size=num_tokens)
-
-    return expand_batch_to_tokens
-
-
-WRAPPERS: dict[str, compat.Wrapper] = {"v1.constraints": wrap_constraints, "v1.expand": wrap_expand}
+    if x.device.type != "cpu":
+        return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = x.masked_fill(x == replace_from, replace_to)
+    return values.repeat_interleave(counts, output_size=num_tokens)

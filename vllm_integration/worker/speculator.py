@@ -6,7 +6,6 @@ tensors the drafter's arguments. Nothing is translated, and nothing is copied, o
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable
@@ -18,12 +17,11 @@ from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from gpu_align import Drafter
-from vllm_integration import plugin
 from vllm_integration.config import adaptive
 from vllm_integration.config.settings import Settings
-from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import install, off_reason, seam, turn_off
 from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
-from vllm_integration.worker.draft_reporter import DraftCounts, when_it_leaves
+from vllm_integration.worker.draft_reporter import DraftReporter, when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.step_log import open_step_log
 
@@ -66,7 +64,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             backend="triton",
             max_prediction_tokens=self.settings.prediction_room(max_slots, self.capacity),
         )
-        self.counts = DraftCounts(
+        self.counts = DraftReporter(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
         )
         # What vLLM's adaptive verification trims by.
@@ -99,7 +97,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         the next step rebuilds what is known of it from its tokens.
         """
         self.remove_slot(slot)
-        if sampling_params is None or compat.off_reason() is not None:
+        if sampling_params is None or off_reason() is not None:
             return
         prediction = accept_prediction(
             req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity
@@ -108,7 +106,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             return
         try:
             held = self.drafter.add(slot, [] if prediction is None else prediction, prompt_len)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
+            # A prediction that the drafter refuses, or memory that is not to be had.
             logger.warning("Request %s is served without its prediction: %s", req_id, error)
             return
         if not held:
@@ -147,7 +146,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         """
         num_reqs = int(input_batch.num_reqs)
         self.counts.forget()
-        if compat.off_reason() is not None:
+        if off_reason() is not None:
             return self._no_drafts(num_reqs)
         if dummy_run:
             num_sampled = self._idle[:num_reqs]
@@ -169,20 +168,20 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             )
             if log is not None:
                 log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
+            if not dummy_run:
+                self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
+                self.counts.remember(
+                    input_batch.req_ids,
+                    input_batch.idx_mapping_np,
+                    draft,
+                    self.req_states.total_len.gpu,
+                    input_batch.cu_num_logits if self.enable_adaptive_verification else None,
+                )
         except Exception as error:
             if self.settings.strict:
                 raise
-            compat.turn_off(f"drafting failed, {type(error).__name__}: {error}")
+            turn_off(f"drafting failed, {type(error).__name__}: {error}")
             return self._no_drafts(num_reqs)
-        if not dummy_run:
-            self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-            self.counts.remember(
-                input_batch.req_ids,
-                input_batch.idx_mapping_np,
-                draft,
-                self.req_states.total_len.gpu,
-                input_batch.cu_num_logits if self.enable_adaptive_verification else None,
-            )
         return draft.token_ids
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
@@ -210,77 +209,57 @@ def _ours(runner: Any) -> PredictedOutputsSpeculator | None:
 
 def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> PredictedOutputsSpeculator:
     """Our speculator, with the runner's methods wrapped so that it hears of requests."""
-    if not plugin.guarded_install("v2_runner", RUNNER_WRAPPERS):
+    if install("v2"):
         # The engine is configured for drafts and has to get some; these will be none.
-        logger.warning("gpu_align proposes nothing: %s", compat.off_reason())
+        logger.warning("gpu_align proposes nothing: %s", off_reason())
     adaptive.prepare(vllm_config)
     return PredictedOutputsSpeculator(vllm_config, device, req_states)
 
 
-def wrap_add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v2.add_requests")
+def add_requests(
+    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`GPUModelRunner.add_requests`, after which our speculator learns the new rows and predictions."""
-
-    @functools.wraps(original)
-    def add_requests(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, scheduler_output, *args, **kwargs)
-        speculator = _ours(self)
-        if speculator is not None:
-            for new in scheduler_output.scheduled_new_reqs:
-                slot = self.req_states.req_id_to_index[new.req_id]
-                speculator.add_request(
-                    new.req_id, slot, int(self.req_states.prompt_len.np[slot]), new.sampling_params
-                )
-        return result
-
-    return add_requests
+    result = original(self, scheduler_output, *args, **kwargs)
+    speculator = _ours(self)
+    if speculator is not None:
+        for new in scheduler_output.scheduled_new_reqs:
+            slot = self.req_states.req_id_to_index[new.req_id]
+            speculator.add_request(
+                new.req_id, slot, int(self.req_states.prompt_len.np[slot]), new.sampling_params
+            )
+    return result
 
 
-def wrap_remove_request(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v2._remove_request")
+def remove_request(original: Callable[..., Any], self: Any, req_id: str, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner._remove_request` (finished, aborted, preempted), which also frees our slot."""
-
-    @functools.wraps(original)
-    def _remove_request(self: Any, req_id: str, *args: Any, **kwargs: Any) -> Any:
-        speculator = _ours(self)
-        if speculator is not None:
-            slot = self.req_states.req_id_to_index.get(req_id)
-            if slot is not None:
-                speculator.remove_slot(slot)
-        return original(self, req_id, *args, **kwargs)
-
-    return _remove_request
+    speculator = _ours(self)
+    if speculator is not None:
+        slot = self.req_states.req_id_to_index.get(req_id)
+        if slot is not None:
+            speculator.remove_slot(slot)
+    return original(self, req_id, *args, **kwargs)
 
 
-def wrap_finish_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v2.finish_requests")
+def finish_requests(
+    original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`GPUModelRunner.finish_requests`, before which finished requests' step logs are written."""
-
-    @functools.wraps(original)
-    def finish_requests(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        speculator = _ours(self)
-        if speculator is not None and speculator.log is not None:
-            speculator.log.finish(scheduler_output.finished_req_ids)
-        return original(self, scheduler_output, *args, **kwargs)
-
-    return finish_requests
+    speculator = _ours(self)
+    if speculator is not None and speculator.log is not None:
+        speculator.log.finish(scheduler_output.finished_req_ids)
+    return original(self, scheduler_output, *args, **kwargs)
 
 
-def wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+@seam("v2.sample_tokens")
+def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner.sample_tokens`, whose output then carries draft lengths to the scheduler."""
-
-    @functools.wraps(original)
-    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, *args, **kwargs)
-        speculator = _ours(self)
-        if speculator is None or output is None:
-            return output
-        counts, step, refused = speculator.counts, speculator.counts.start(), take_refusals()
-        return when_it_leaves(output, lambda finished: counts.attach(finished, step, refused))
-
-    return sample_tokens
-
-
-RUNNER_WRAPPERS: dict[str, compat.Wrapper] = {
-    "v2.add_requests": wrap_add_requests,
-    "v2.remove_request": wrap_remove_request,
-    "v2.finish_requests": wrap_finish_requests,
-    "v2.sample_tokens": wrap_sample_tokens,
-}
+    output = original(self, *args, **kwargs)
+    speculator = _ours(self)
+    if speculator is None or output is None:
+        return output
+    counts, step, refused = speculator.counts, speculator.counts.start(), take_refusals()
+    return when_it_leaves(output, lambda finished: counts.attach(finished, step, refused))

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpu_align import Recipes
+from gpu_align.step_log import SOURCES
 from vllm_integration.wire import prediction as wire
-from vllm_integration.wire.usage import SOURCES
 from vllm_integration.worker.debug_log import DebugLog, open_debug_log
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
 

@@ -15,7 +15,7 @@ from benchmarks.speed import static_check
 from benchmarks.speed.kernel_configs import CONFIGS
 from benchmarks.speed.static_check import TARGETS, differences, read_amd, read_nvidia, spills, stored, write
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 USAGE = " Function k:\n  REG:40 STACK:16 SHARED:0 LOCAL:0 CONSTANT[0]:404 TEXTURE:0 SURFACE:0 SAMPLER:0\n"
 SASS = """

@@ -10,8 +10,8 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks.serving import main as serving_model
-from benchmarks.serving import page as serving_page
+from benchmarks.serving import main as serving
+from benchmarks.serving import page as tables
 from benchmarks.serving.main import MIXES, Run, losses, recommend, simulate
 from benchmarks.serving.rules import (
     Batch,
@@ -29,7 +29,7 @@ from gpu_align.simulate import Record, make_policies, replay
 from vllm_integration.config.settings import FILL_TOKENS, SURE
 from vllm_integration.scheduler.draft_budget import likeliest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 K = 4
 
 
@@ -310,18 +310,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     page = tmp_path / "page.md"
     page.write_text(
-        "".join(
-            f"<!-- serving:{name} -->\nstale text\n<!-- serving:end -->\n" for name in serving_page.BLOCKS
-        )
+        "".join(f"<!-- serving:{name} -->\nstale text\n<!-- serving:end -->\n" for name in tables.BLOCKS)
     )
-    monkeypatch.setattr(serving_model, "BATCHES", (1, 8))
+    monkeypatch.setattr(serving, "BATCHES", (1, 8))
     monkeypatch.setattr(
-        serving_model,
+        serving,
         "rules",
         lambda k: [FixedK(4), Lengths(), Budget(floor=4), Budget(fill=64, sure=0.8), Plugin(k, 1)],
     )
     app = Typer()
-    app.command()(serving_model.main)
+    app.command()(serving.main)
     out = tmp_path / "out.json"
     args = ["--corpus", corpus, "--traces", tmp_path / "t", "--json", out, "--page", page, "--curve", curve]
     args += ["--jobs", 1, "--num-draft-tokens", 8, "--drafter-us", 0]
@@ -356,12 +354,12 @@ class TestPage:
 
     def test_the_page_shows_the_stored_results(self) -> None:
         page = (ROOT / "docs" / "serving-model.md").read_text(encoding="utf-8")
-        assert serving_page.fill(page, self.results()) == page, "run: python -m benchmarks.serving --page"
+        assert tables.fill(page, self.results()) == page, "run: python -m benchmarks.serving --page"
 
     def test_the_recommended_budget_never_loses(self) -> None:
         results = self.results()
         name = results["recommended"]["rule"]  # type: ignore[index]
-        assert min(results["rules"][name]["unrelated"]["worst"]) >= serving_model.NEVER_BELOW  # type: ignore[index]
+        assert min(results["rules"][name]["unrelated"]["worst"]) >= serving.NEVER_BELOW  # type: ignore[index]
 
     def test_the_plugin_never_loses_by_default(self) -> None:
         """At any batch on any setup, synchronously and told late."""
@@ -371,4 +369,4 @@ class TestPage:
 
     def test_a_page_without_a_place_is_refused(self) -> None:
         with pytest.raises(ValueError, match="serving:gains"):
-            serving_page.fill("nothing", self.results())
+            tables.fill("nothing", self.results())

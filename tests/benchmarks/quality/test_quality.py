@@ -13,12 +13,7 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.quality import build_suffix_peer
-from benchmarks.quality import cases as quality_cases
-from benchmarks.quality import checks as quality_checks
-from benchmarks.quality import knowledge as quality_knowledge
-from benchmarks.quality import main as quality
-from benchmarks.quality import plot as quality_plot
+from benchmarks.quality import build_suffix_peer, cases, checks, knowledge, main, plot
 from benchmarks.quality.cases import Resumption, least_steps, reentries, resumption
 from benchmarks.quality.curves import Point, curve, height
 from benchmarks.quality.runs import (
@@ -87,7 +82,7 @@ def test_peer_checks_ask_for_ten_per_cent_at_64_and_for_no_less_elsewhere() -> N
         Run("gpu_align", 16): counts(100, 900, 90),
         Run("near", 16): counts(105, 895, 90),
     }
-    rows = {row.name.split(" (")[0]: row for row in quality_checks.peer_checks(runs, ["bound"])}
+    rows = {row.name.split(" (")[0]: row for row in checks.peer_checks(runs, ["bound"])}
     assert {name: row.passed for name, row in rows.items()} == {
         "K=64: over near": False,
         "K=64: over far": True,
@@ -98,12 +93,12 @@ def test_peer_checks_ask_for_ten_per_cent_at_64_and_for_no_less_elsewhere() -> N
 
 
 def test_verdicts_fail_on_nothing_at_all() -> None:
-    assert not quality_checks.perfect_check([]).passed
-    assert not any(row.passed for row in quality_checks.one_line_checks([], []))
-    assert not any(row.passed for row in quality_checks.unrelated_checks(Counts(), Counts()))
-    assert not quality_checks.resumption_checks(Resumption())[0].passed
-    assert not quality_checks.reliability_check(Reliability()).passed
-    assert not any(row.passed for row in quality_checks.five_checks({}))
+    assert not checks.perfect_check([]).passed
+    assert not any(row.passed for row in checks.one_line_checks([], []))
+    assert not any(row.passed for row in checks.unrelated_checks(Counts(), Counts()))
+    assert not checks.resumption_checks(Resumption())[0].passed
+    assert not checks.reliability_check(Reliability()).passed
+    assert not any(row.passed for row in checks.five_checks({}))
 
 
 def test_reentries() -> None:
@@ -124,12 +119,12 @@ def test_resumption_of_single_edits() -> None:
 
 def test_cases() -> None:
     corpus = entries()
-    assert all(e.record.prediction == e.record.output for e in quality_cases.perfect(corpus))
-    strangers = quality_cases.unrelated(corpus)
+    assert all(e.record.prediction == e.record.output for e in cases.perfect(corpus))
+    strangers = cases.unrelated(corpus)
     own = {tuple(e.record.output): e.record.prediction for e in corpus}
     assert len(strangers) == 6
     assert all(own[tuple(e.record.output)] != e.record.prediction for e in strangers)
-    assert all(e.record.prediction == [] for e in quality_cases.without_prediction(strangers))
+    assert all(e.record.prediction == [] for e in cases.without_prediction(strangers))
     assert [least_steps(n, 64) for n in (1, 2, 66, 67)] == [1, 2, 2, 3]
 
 
@@ -145,8 +140,8 @@ def test_one_line_cases_differ_in_one_line() -> None:
 
     text = "".join(f"line {i} of a file\n" for i in range(100))
     record = Record("a", [], [], list(text.encode()))
-    made = quality_cases.one_line_edits([Entry(record, "python", "python", "p", "test", "tekken")], Letters())
-    assert len(made) == quality_cases.EDITS_A_FILE
+    made = cases.one_line_edits([Entry(record, "python", "python", "p", "test", "tekken")], Letters())
+    assert len(made) == cases.EDITS_A_FILE
     for entry in made:
         before, after = (bytes(t).splitlines() for t in (entry.record.prediction, entry.record.output))
         assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
@@ -196,14 +191,14 @@ def test_recipes_make_a_difference_unless_they_are_off() -> None:
 def test_the_curve_is_that_of_one_drafter() -> None:
     with_them, without = Run("gpu_align", 64), Run("gpu_align", 64, WITHOUT_RECIPES)
     runs = {with_them: counts(100, 900, 90), without: counts(50, 900, 10)}
-    assert quality_checks.our_curve(runs, 64) == [quality_checks.point(runs[with_them])]
-    assert quality_checks.peer_checks(runs, []) == []
+    assert checks.our_curve(runs, 64) == [checks.point(runs[with_them])]
+    assert checks.peer_checks(runs, []) == []
 
 
 def test_every_drafter_is_planned() -> None:
-    runs = quality.planned_runs()
+    runs = main.planned_runs()
     assert len(set(runs)) == len(runs)
-    for k in quality.SIZES:
+    for k in main.SIZES:
         planned = {run.policy for run in runs if run.num_draft_tokens == k}
         assert {"gpu_align", "recipe_pack", *CACHED} <= planned
         assert (set(BOUNDS) <= planned) == (k == 64)
@@ -225,8 +220,8 @@ def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, records)).encode()))
     monkeypatch.chdir(tmp_path)
     for tokens in ("tekken", "bytes", "bpe"):
-        known = quality_knowledge._knowledge(path, tokens)
-        encode = quality_knowledge.tokenizer_of(tokens, [real]).encode
+        known = knowledge._knowledge(path, tokens)
+        encode = knowledge.tokenizer_of(tokens, [real]).encode
         assert known.earlier == [encode(real)]
         assert known.recipes is not None
         assert len(known.recipes) > 1000
@@ -247,8 +242,8 @@ def test_pictures(tmp_path: Path) -> None:
     reliability = Reliability()
     reliability.add([0.9, 0.5], 1)
     for name in ("a", "b"):
-        quality_plot.draw_trade_off(runs, "title", tmp_path / f"{name}.svg")
-        quality_plot.draw_reliability(reliability, tmp_path / f"{name}2.svg")
+        plot.draw_trade_off(runs, "title", tmp_path / f"{name}.svg")
+        plot.draw_reliability(reliability, tmp_path / f"{name}2.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a2.svg").read_bytes() == (tmp_path / "b2.svg").read_bytes()
     assert ">gpu-align<" in (tmp_path / "a.svg").read_text()
@@ -260,7 +255,7 @@ def test_every_peer_has_a_place_in_the_picture() -> None:
     from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
 
     for name in [*POLICIES, *OPTIONAL_POLICIES, *RECIPE_POLICIES, *CACHED]:
-        matching = [f for f, (pattern, *_) in quality_plot.FAMILIES.items() if re.fullmatch(pattern, name)]
+        matching = [f for f, (pattern, *_) in plot.FAMILIES.items() if re.fullmatch(pattern, name)]
         assert len(matching) == (0 if name == "cursor" else 1), name
 
 
@@ -329,4 +324,4 @@ except ValueError as error:
 else:
     raise AssertionError
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus import build as corpus
-from benchmarks.corpus import files as corpus_files
+from benchmarks.corpus import build, files
 from benchmarks.corpus.build import EditPair, source_pairs, write_pairs
 from benchmarks.corpus.files import PackagePair, Source, texts_in
 from benchmarks.corpus.sources import FIVE, SETS
@@ -153,10 +152,10 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(corpus, "load_tokenizer", lambda name: Words())
+    monkeypatch.setattr(build, "load_tokenizer", lambda name: Words())
     out = tmp_path / "folder" / "out.jsonl.gz"
     packages = ["--packages", "pkg:1:2", "--packages", "other:1:2", "more:1:2"]
-    assert corpus.main([str(out), "--cache", str(tmp_path / "cache"), *packages], fetch) == 0
+    assert build.main([str(out), "--cache", str(tmp_path / "cache"), *packages], fetch) == 0
     records = read_records(out)
     assert [record.id for record in records] == [
         f"{name}/1..2/{path}" for name in ("more", "other", "pkg") for path in SELECTED
@@ -170,7 +169,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     "text", ["flask", "flask:1", "flask:1:2:3", "flask::2", "--pre:1:2", "a b:1:2", "-r x:1:2"]
 )
 def test_bad_packages(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert corpus.main([str(tmp_path / "o.gz"), f"--packages={text}"], fetch) == 2
+    assert build.main([str(tmp_path / "o.gz"), f"--packages={text}"], fetch) == 2
     assert "expected NAME:OLD:NEW" in capsys.readouterr().err
     assert not (tmp_path / "o.gz").exists()
 
@@ -181,8 +180,8 @@ def test_a_failed_download_writes_nothing(
     def refuse(name: str, version: str, cache: Path, sdist: bool) -> Path:
         raise RuntimeError(f"pip download {name}=={version} failed: no network")
 
-    monkeypatch.setattr(corpus, "load_tokenizer", lambda name: Words())
-    assert corpus.main([str(tmp_path / "o.gz")], refuse) == 1
+    monkeypatch.setattr(build, "load_tokenizer", lambda name: Words())
+    assert build.main([str(tmp_path / "o.gz")], refuse) == 1
     assert "pip download flask==2.2.5 failed: no network" in capsys.readouterr().err
     assert not (tmp_path / "o.gz").exists()
 
@@ -191,7 +190,7 @@ def test_a_download_is_kept(tmp_path: Path) -> None:
     kept = tmp_path / "pkg-1"
     kept.mkdir()
     archive = wheel(kept / "pkg-1-py3-none-any.whl", OLD)
-    assert corpus_files.pip_download("pkg", "1", tmp_path) == archive
+    assert files.pip_download("pkg", "1", tmp_path) == archive
 
 
 def test_the_default_packages_are_pinned() -> None:
@@ -222,9 +221,9 @@ def test_a_download_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             wheel(tmp_path / "pkg-1.sdist" / "pkg-1.tar.gz", {})
         return subprocess.CompletedProcess(command, 0 if len(calls) == 3 else 1, "", "connection reset")
 
-    monkeypatch.setattr(corpus_files, "PAUSE", 0)
+    monkeypatch.setattr(files, "PAUSE", 0)
     monkeypatch.setattr(subprocess, "run", pip)
-    assert corpus_files.pip_download("pkg", "1", tmp_path, sdist=True).name == "pkg-1.tar.gz"
+    assert files.pip_download("pkg", "1", tmp_path, sdist=True).name == "pkg-1.tar.gz"
     assert len(calls) == 3
     with pytest.raises(RuntimeError, match="other==1 failed: connection reset"):
-        corpus_files.pip_download("other", "1", tmp_path, sdist=True)
+        files.pip_download("other", "1", tmp_path, sdist=True)

@@ -1,0 +1,347 @@
+"""Every private vLLM name this package touches: `SEAMS`, one row a name, and their `GROUPS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vllm_integration.seams.seam import Group, Kind, Seam
+
+V1_RUNNER = "vllm.v1.worker.gpu_model_runner"
+V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
+REJECTION = "vllm.v1.sample.rejection_sampler"
+STATES = "vllm.v1.worker.gpu.states"
+SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
+INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
+ADAPTIVE = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
+SELECTOR = "vllm.v1.attention.selector"
+PARALLEL = "vllm.distributed.parallel_state"
+SCHEDULER = "vllm.v1.core.sched.scheduler"
+SCHEDULED = "vllm.v1.core.sched.output"
+REQUEST = "vllm.v1.request"
+OUTPUTS = "vllm.v1.engine.output_processor"
+INPUTS = "vllm.v1.engine.input_processor"
+RENDERER = "vllm.renderers.base"
+CONFIG = "vllm.config.vllm"
+APP = "vllm.entrypoints.launchers.app"
+OPENAI = "vllm.entrypoints.openai"
+CHAT = f"{OPENAI}.chat_completion.serving"
+CHAT_PROTOCOL = f"{OPENAI}.chat_completion.protocol"
+BATCH = f"{OPENAI}.chat_completion.batch_serving"
+COMPLETION = f"{OPENAI}.completion.serving"
+RESPONSES = f"{OPENAI}.responses.serving"
+USAGE_PROTOCOL = "vllm.entrypoints.serve.engine.protocol"
+
+_ENDPOINTS = ("vllm_integration.frontend.endpoints",)
+
+GROUPS: dict[str, Group] = {
+    "config": Group(
+        "plugin", CONFIG, ("vllm_integration.config.engine_config", "vllm_integration.config.adaptive")
+    ),
+    "inputs": Group("plugin", INPUTS, ("vllm_integration.frontend.input_processor",)),
+    "chat": Group("plugin", CHAT, _ENDPOINTS),
+    "completions": Group("plugin", COMPLETION, _ENDPOINTS),
+    "responses": Group("plugin", RESPONSES, _ENDPOINTS),
+    "batch": Group("plugin", BATCH, _ENDPOINTS),
+    "app": Group("plugin", APP, ("vllm_integration.frontend.body_limit",)),
+    "usage": Group("usage", OUTPUTS, ("vllm_integration.frontend.usage_collector",)),
+    "v1": Group(
+        "plugin", "", ("vllm_integration.worker.proposer_v1", "vllm_integration.worker.rejection_v1")
+    ),
+    "usage_v1": Group("usage", "", ("vllm_integration.worker.proposer_v1",)),
+    "v2_start": Group("plugin", V2_RUNNER, ("vllm_integration.plugin",)),
+    "v2": Group("plugin", "", ("vllm_integration.worker.speculator",)),
+    "adaptive": Group("caller", "", ("vllm_integration.config.adaptive",)),
+    "recipes": Group("caller"),
+}
+
+
+def _seams(
+    group: str,
+    module: str,
+    *,
+    wrap: Mapping[str, str] = {},
+    call: Mapping[str, str] = {},
+    implement: Mapping[str, str] = {},
+    fields: Mapping[str, str] = {},
+    names: Mapping[str, str] = {},
+) -> Iterator[Seam]:
+    """The seams of one group in one module: attribute → purpose. Functions are written with the parameters that
+    must lead their signature; `names` are globals of the module."""
+    kinds: tuple[tuple[Kind, Mapping[str, str]], ...] = (
+        ("wrap", wrap), ("call", call), ("implement", implement), ("field", fields), ("global", names)
+    )  # fmt: skip
+    for kind, rows in kinds:
+        for row, purpose in rows.items():
+            attribute, _, parameters = row.rstrip(")").partition("(")
+            yield Seam(
+                group, kind, module, attribute, purpose, tuple(parameters.split(", ")) if parameters else ()
+            )
+
+
+def _endpoint(group: str, module: str, method: str) -> Iterator[Seam]:
+    """What the `prediction` field needs of an endpoint: of `method`, "Serving.create_…", and of its class."""
+    serving = method.partition(".")[0]
+    yield from _seams(
+        group,
+        module,
+        wrap={f"{method}(self, request, raw_request)": "read and validate the `prediction` field"},
+        call={
+            f"{serving}.create_error_response(message, err_type, status_code, param)": "HTTP 400 with the field"
+        },
+        fields={
+            f"{serving}.renderer": "the tokenizer",
+            f"{serving}.engine_client": "whether the engine drafts from predictions",
+        },
+    )
+
+
+# One row a name; the formatter would take four lines for each.
+# fmt: off
+SEAMS: tuple[Seam, ...] = (
+    # The engine's configuration.
+    *_seams("config", CONFIG,
+        wrap={
+            "VllmConfig._get_v2_model_runner_unsupported_features(self)":
+                "V2 refuses custom drafter classes; ours has a V2 part",
+            "VllmConfig._validate_adaptive_verification(self)":
+                "where vLLM cannot trim drafts by confidence, our draft slots do without",
+            "VllmConfig.__post_init__(self)": "asynchronous scheduling with our method, and our scheduler",
+        },
+        fields={"VllmConfig.use_v2_model_runner": "which model runner the engine gets"},
+        names={"NgramGPUTypes": "the drafters that asynchronous scheduling is allowed with"}),
+    # The way of a prediction into the engine.
+    *_seams("inputs", INPUTS,
+        wrap={
+            "InputProcessor.process_inputs(self, request_id, prompt, params)":
+                "tokenise a text prediction where the tokenizer is",
+        },
+        fields={
+            "InputProcessor.vllm_config": "whether the engine drafts from predictions",
+            "InputProcessor.renderer": "the tokenizer",
+        }),
+    *_seams("inputs", RENDERER,
+        call={"BaseRenderer.tokenize_prompt(self, prompt, params)": "tokenise as vLLM does"}),
+    *_seams("inputs", "vllm.renderers",
+        call={"TokenizeParams(max_total_tokens)": "no special tokens, cut at the capacity"}),
+    *_endpoint("chat", CHAT, "OpenAIServingChat.create_chat_completion"),
+    *_seams("chat", CHAT_PROTOCOL,
+        fields={"ChatCompletionRequest.vllm_xargs": "becomes SamplingParams.extra_args"}),
+    *_seams("chat", RENDERER,
+        call={"BaseRenderer.tokenize_prompt_async(self, prompt, params)": "tokenise off the event loop"}),
+    *_endpoint("completions", COMPLETION, "OpenAIServingCompletion.create_completion"),
+    *_seams("completions", f"{OPENAI}.completion.protocol",
+        fields={"CompletionRequest.vllm_xargs": "becomes SamplingParams.extra_args"}),
+    *_endpoint("responses", RESPONSES, "OpenAIServingResponses.create_responses"),
+    *_seams("responses", f"{OPENAI}.responses.protocol",
+        fields={"ResponsesRequest.vllm_xargs": "becomes SamplingParams.extra_args"}),
+    *_seams("batch", BATCH,
+        wrap={
+            "OpenAIServingChatBatch.create_batch_chat_completion(self, request, raw_request)":
+                "read and validate the `prediction` field",
+        }),
+    *_seams("batch", CHAT_PROTOCOL,
+        wrap={
+            "BatchChatCompletionRequest.to_chat_completion_request(self, messages)":
+                "each conversation's request gets the prediction",
+        }),
+    *_seams("app", APP,
+        wrap={
+            "init_entrypoints_middleware(args, app, supported_tasks)":
+                "a body too long to be parsed on the event loop is refused before it is",
+        }),
+    *_seams("app", "vllm.entrypoints.serve.exception_handling.handlers.validation",
+        names={"logger": "a traceback there can end with the request's body: not with a prediction in it"}),
+    # Usage and metrics.
+    *_seams("usage", OUTPUTS,
+        wrap={
+            "OutputProcessor.__init__(self)": "a front end starts: its metrics begin at 0",
+            "OutputProcessor.add_request(self, request)": "engine request → HTTP request",
+            "OutputProcessor.process_outputs(self, engine_core_outputs)":
+                "read what came with a step's outputs, and how much of it a stop string kept",
+            "OutputProcessor.abort_requests(self, request_ids)": "forget aborted requests",
+        },
+        fields={"OutputProcessor.request_states": "which requests are still open"}),
+    *_seams("usage", "vllm.v1.engine",
+        fields={
+            "EngineCoreOutput.trace_headers": "the one open mapping from the scheduler to the front end",
+            "EngineCoreOutput.new_token_ids": "tokens of a step that are output; vLLM cuts them at a stop string",
+        }),
+    *_seams("usage", USAGE_PROTOCOL,
+        fields={
+            "CompletionTokenUsageInfo.reasoning_tokens": "where accepted and rejected prediction tokens are shown",
+            "UsageInfo.completion_tokens_details": "the same",
+        }),
+    *_seams("usage", f"{OPENAI}.responses.protocol",
+        fields={"ResponseUsage.output_tokens_details": "the same for /v1/responses"}),
+    *_seams("usage_v1", V1_RUNNER,
+        wrap={"GPUModelRunner.sample_tokens(self)": "the draft report leaves with the step's output"}),
+    *_seams("usage_v1", SCHEDULER,
+        implement={
+            "Scheduler.update_from_output(self, scheduler_output, model_runner_output)":
+                "count what a step verified",
+        },
+        fields={"Scheduler.requests": "request id → request"}),
+    *_seams("usage_v1", SCHEDULED,
+        fields={
+            "SchedulerOutput.num_scheduled_tokens": "the requests of a step",
+            "SchedulerOutput.num_invalid_spec_tokens": "drafts that a grammar has ruled out",
+        }),
+    *_seams("usage_v1", REQUEST, fields={"Request.num_tokens": "where a draft was made"}),
+    *_seams("usage_v1", "vllm.v1.outputs",
+        fields={"ModelRunnerOutput.sampled_token_ids": "tokens that a step sampled"}),
+    *_seams("usage_v1", "vllm.config.scheduler",
+        fields={"SchedulerConfig.scheduler_cls": "the place for a scheduler"}),
+    # Drafting on the V1 model runner.
+    *_seams("v1", V1_RUNNER,
+        wrap={
+            "GPUModelRunner._update_states(self, scheduler_output)":
+                "which requests arrived, finished or left the batch; runs even when nothing is scheduled",
+            "GPUModelRunner._input_fits_in_drafter(self, common_attn_metadata)":
+                "near max_model_len vLLM replaces the whole batch's drafts by zeros; ours end in time",
+        },
+        fields={
+            "GPUModelRunner.drafter": "find our proposer on a runner",
+            "GPUModelRunner.input_batch": "the rows of the batch",
+        }),
+    *_seams("v1", "vllm.v1.worker.gpu_input_batch",
+        fields={
+            "InputBatch.req_ids": "row → request",
+            "InputBatch.req_id_to_index": "request → row",
+            "InputBatch.num_prompt_tokens": "prompt length",
+        }),
+    *_seams("v1", SCHEDULED,
+        fields={
+            "SchedulerOutput.scheduled_new_reqs": "new requests",
+            "SchedulerOutput.finished_req_ids": "finished requests",
+            "SchedulerOutput.scheduled_spec_decode_tokens": "the drafts that this step verifies",
+            "NewRequestData.req_id": "id of a new request",
+            "NewRequestData.sampling_params": "extra_args, limits",
+        }),
+    *_seams("v1", REJECTION,
+        wrap={
+            "apply_sampling_constraints(logits, cu_num_draft_tokens, sampling_metadata)":
+                "fails on a step without drafts in which a request has top_k",
+            "expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to)":
+                "on the CPU the temperature, top_k and top_p of drafts are uninitialised",
+        }),
+    # Drafting on the V2 model runner, its schedulers included.
+    *_seams("v2_start", V2_RUNNER,
+        wrap={"init_speculator(vllm_config, device, req_states)": "put our speculator in its place"}),
+    *_seams("v2", V2_RUNNER,
+        wrap={
+            "GPUModelRunner.add_requests(self, scheduler_output)":
+                "which rows new and resumed requests got, and their predictions",
+            "GPUModelRunner._remove_request(self, req_id)": "which rows are free: finished, aborted, preempted",
+            "GPUModelRunner.finish_requests(self, scheduler_output)":
+                "write the step log of finished requests; preempted ones go on",
+            "GPUModelRunner.sample_tokens(self)": "the draft report leaves with the step's output",
+        },
+        fields={
+            "GPUModelRunner.speculator": "find ours",
+            "GPUModelRunner.req_states": "the rows",
+        }),
+    *_seams("v2", STATES,
+        fields={
+            "RequestState.req_id_to_index": "request → row, which is our slot",
+            "RequestState.all_token_ids": "prompt and output of every row; made dense device memory",
+            "RequestState.total_len": "tokens of every row",
+            "RequestState.prompt_len": "prompt length",
+        }),
+    *_seams("v2", "vllm.v1.worker.gpu.buffer_utils",
+        call={"StagedWriteTensor(size, dtype, device)": "the rows as dense device memory"}),
+    *_seams("v2", SPECULATOR,
+        implement={
+            "BaseSpeculator.propose(self, input_batch, attn_metadata, slot_mappings, last_hidden_states, "
+            "aux_hidden_states, num_sampled)":
+                "what the runner calls each step",
+            "BaseSpeculator.init_cudagraph_manager(self, cudagraph_mode)": "nothing to set up",
+            "BaseSpeculator.capture(self)": "nothing to capture",
+        }),
+    *_seams("v2", INPUT_BATCH,
+        fields={
+            "InputBatch.num_reqs": "batch size",
+            "InputBatch.req_ids": "row → request",
+            "InputBatch.idx_mapping": "the rows, on the device",
+            "InputBatch.num_draft_tokens_per_req": "the step log: drafts that this step verified",
+            "InputBatch.idx_mapping_np": "the rows, on the host",
+        }),
+    *_seams("v2", SCHEDULER,
+        implement={
+            "Scheduler.update_from_output(self, scheduler_output, model_runner_output)":
+                "read the draft report that came with a step's output",
+            "Scheduler.update_draft_token_ids(self, draft_token_ids)":
+                "cut the draft placeholders (synchronous scheduling)",
+        },
+        fields={
+            "Scheduler.requests": "request id → request",
+            "Scheduler.running": "the requests of the next step",
+        }),
+    *_seams("v2", "vllm.v1.core.sched.async_scheduler",
+        implement={"AsyncScheduler.schedule(self)": "cut the draft placeholders (asynchronous scheduling)"}),
+    *_seams("v2", "vllm.config.speculative",
+        fields={"SpeculativeConfig.enable_adaptive_verification": "whether vLLM trims drafts by our confidences"}),
+    *_seams("v2", "vllm.config.scheduler", fields={"SchedulerConfig.scheduler_cls": "the place for a scheduler"}),
+    *_seams("v2", REQUEST,
+        fields={
+            "Request.spec_token_ids": "a request's placeholders",
+            "Request.sampling_params": "whether it has a prediction",
+            "Request.max_tokens": "no drafts past the end",
+            "Request.num_output_tokens": "no drafts past the end",
+        }),
+    *_seams("v2", "vllm.v1.outputs",
+        implement={
+            "AsyncModelRunnerOutput.get_output(self)":
+                "vLLM asks for a step's output when the device has sampled: then the draft lengths are there, too",
+        }),
+    # vLLM's adaptive verification.
+    *_seams("adaptive", SELECTOR,
+        wrap={
+            "_cached_get_attn_backend(backend, attn_selector_config)":
+                "attention backends that cannot trim drafts on the device are refused here",
+        },
+        fields={"AttentionSelectorConfig.use_adaptive_verification": "choose a backend without"}),
+    *_seams("adaptive", V2_RUNNER,
+        wrap={
+            "maybe_create_adaptive_verification_manager(enable_adaptive_verification, attn_groups, req_states, "
+            "query_start_loc, num_bonus_tokens, max_total_logits, vllm_config)":
+                "attention backends whose CUDA graphs take one query length are refused here",
+            "GPUModelRunner.initialize_kv_cache(self, kv_cache_config)":
+                "after a refusal the rejection sampler does without, too",
+        },
+        fields={
+            "GPUModelRunner.adaptive_verification": "whether it was refused",
+            "GPUModelRunner.rejection_sampler": "does without after a refusal",
+        }),
+    *_seams("adaptive", "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+        fields={"RejectionSampler.enable_adaptive_verification": "does without after a refusal"}),
+    *_seams("adaptive", ADAPTIVE,
+        wrap={
+            "AdaptiveVerificationManager.set_cost_curves(self, draft_curve, verify_curve)":
+                "what a step costs; fails when there was none to time",
+        },
+        fields={"AdaptiveVerificationManager.cost_tables": "a flat price instead"}),
+    *_seams("adaptive", STATES,
+        fields={
+            "RequestState.max_num_reqs": "the size of the flat price's first table",
+            "RequestState.max_num_batched_tokens": "the size of the flat price's second table",
+        }),
+    *_seams("adaptive", INPUT_BATCH,
+        fields={"InputBatch.cu_num_logits": "the step log and the usage: drafts that the device kept"}),
+    # Recipes: the model's tokenizer in a worker, and the tensor-parallel group.
+    *_seams("recipes", "vllm.tokenizers",
+        call={
+            "cached_tokenizer_from_config(model_config)": "the tokenizer of the served model",
+            "TokenizerLike.encode(self, text, truncation, max_length, add_special_tokens)":
+                "the tokens of a text, without special ones",
+        }),
+    *_seams("recipes", "vllm.config.model", fields={"ModelConfig.skip_tokenizer_init": "there is no tokenizer"}),
+    *_seams("recipes", "vllm.config.parallel",
+        fields={
+            "ParallelConfig.prefill_context_parallel_size": "ranks that draft the same and are not in one group",
+        }),
+    *_seams("recipes", PARALLEL,
+        call={"GroupCoordinator.broadcast_object(self, obj, src)": "the others get what it made"},
+        fields={"GroupCoordinator.rank_in_group": "the first rank makes the recipes"},
+        names={"get_tp_group": "tensor-parallel ranks draft the same"}),
+)
+# fmt: on
