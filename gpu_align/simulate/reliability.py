@@ -41,8 +41,8 @@ class Decile(NamedTuple):
 class Reliability:
     """Counts of verified draft tokens: of each draft those up to the first wrong one, and that one.
 
-    A draft token's confidence is the probability that it is accepted *given the ones before it*. It says nothing of
-    the tokens behind a wrong one.
+    A draft token's confidence is the probability that it is accepted *given the ones before it*. It says nothing
+    of the tokens behind a wrong one.
 
     Attributes:
         drafts: [NUM_BINS] int64, tokens a bin; bin i holds ``i / NUM_BINS <= p < (i + 1) / NUM_BINS``, or p = 1.
