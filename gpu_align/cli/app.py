@@ -32,11 +32,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps each command a subcommand."""
-
-
 def _refuse(message: str) -> NoReturn:
     """Bad input: one line on stderr, exit code 2."""
     typer.echo(f"error: {message}", err=True)
@@ -142,7 +137,7 @@ def _runnable(pack: str, records: Sequence[simulate.Record], names: list[str]) -
 
 
 def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[dict[str, Any]]:
-    """The settings of our drafter to run: every combination of what is given, or the default alone."""
+    """The settings of our drafter to run: every combination of the given values, or the default alone."""
     fields = [[(name, value) for value in dict.fromkeys(values)] for name, values in given.items() if values]
     settings = [dict(combination) for combination in itertools.product(*fields)]
     settings += [setting for setting in simulate.SWEEP if sweep and setting not in settings]
@@ -156,7 +151,7 @@ def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[
 
 
 def _check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:
-    """Find out before a long run, not after it, that a file cannot be written."""
+    """Refuse, before a long run, a file that cannot be written after it."""
     taken = {source.resolve(): "the input" for source in sources}
     for option, path in outputs.items():
         if path is None:
@@ -176,7 +171,7 @@ def _counted(number: int, noun: str) -> str:
 
 @contextlib.contextmanager
 def _progress(doing: str, total: int) -> Iterator[Advance]:
-    """A bar on stderr, in tokens or whatever `total` is, where stderr is a terminal."""
+    """A bar on stderr, in the unit of `total`, where stderr is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

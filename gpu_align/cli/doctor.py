@@ -58,7 +58,7 @@ def _version(distribution: str) -> str | None:
 def _core(name: str) -> Finding:
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # a broken install fails in many ways, and each is what this is for
+    except Exception as error:  # a broken install fails in many ways; each is a finding
         return Finding(name, f"{type(error).__name__}: {error}", ok=False)
     return Finding(name, str(getattr(module, "__version__", "installed")), ok=True)
 
@@ -95,7 +95,7 @@ def _references() -> Finding:
 
 
 def _self_check(device: str) -> Finding:
-    """Draft for a perfect prediction, which a working drafter continues to its end."""
+    """Draft for a perfect prediction: the draft must be its continuation."""
     what = f"drafting on {device}"
     try:
         import torch
@@ -122,7 +122,7 @@ def _self_check(device: str) -> Finding:
         )
         length = int(draft.length[0])
         drafted = draft.token_ids[0, :length].tolist()
-    except Exception as error:  # whatever goes wrong here is the finding
+    except Exception as error:  # every failure here is a finding
         return Finding(what, f"{type(error).__name__}: {error}", ok=False)
     expected = prediction[2:10]
     if not drafted or drafted != expected[: len(drafted)]:

@@ -12,7 +12,7 @@ from gpu_align.policies import (
     RECIPE_POLICIES,
     Policy,
     StaticText,
-    available_policies,
+    suffix_decoding_available,
 )
 from gpu_align.simulate.drafter_policy import DrafterPolicy
 from gpu_align.simulate.packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
@@ -53,7 +53,8 @@ def policy_names() -> list[str]:
 
 def runnable_policy_names(with_recipes: bool = False) -> list[str]:
     """Those of `policy_names` whose packages are installed; those that draft from recipes only `with_recipes`."""
-    return [OURS, *available_policies(), *(RECIPE_POLICIES if with_recipes else ())]
+    optional = OPTIONAL_POLICIES if suffix_decoding_available() else ()
+    return [OURS, *POLICIES, *optional, *(RECIPE_POLICIES if with_recipes else ())]
 
 
 def make_policies(

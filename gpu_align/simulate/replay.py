@@ -84,7 +84,7 @@ def replay(
     gives 5; the draft [6, 7] is accepted and the model adds 8; the draft [9] is behind the mismatch, so a
     policy that stops there drafts nothing, and the model adds 9: 3 steps, 2 accepted, 0 rejected.
 
-    The policy is handed copies: it cannot see a token that is not generated yet.
+    The policy gets copies: it cannot see a token that is not generated yet.
 
     Args:
         policy: the drafter; it is restarted.

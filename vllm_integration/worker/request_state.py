@@ -11,7 +11,6 @@ from gpu_align.explain import Explainer, Explanation
 from gpu_align.step_log import SOURCES, Step
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.steps import count_verified
-from vllm_integration.wire.usage import RequestUsage
 
 
 @dataclass(frozen=True)
@@ -120,15 +119,6 @@ class RequestState:
             )
         self.proposal = Proposal()
         self.ended = self.stop.ends(sampled[:kept], before - self.prompt_len)
-
-    @property
-    def usage(self) -> RequestUsage:
-        """The counters of a request whose steps are kept."""
-        usage = RequestUsage()
-        for step in self.steps:
-            usage.output_tokens += len(step.new)
-            usage.add_step(SOURCES.index(step.source), step.verified, step.accepted)
-        return usage
 
     def _explained(self, *, new: list[int], proposed: list[int], **record: Any) -> Step:
         """The record of a step, with where the output stood in the prediction and why this was drafted."""
