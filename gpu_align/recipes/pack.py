@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..ops.recipe import Recipes
+from ..ops.recipe_lookup import Recipes
 from .tokenize import tokenize
 from .words import words_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..ops.recipe import MAX_CONTEXT, MAX_TOKENS, Recipes
+from ..ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes
 
 if TYPE_CHECKING:
     from .pack import Recipe

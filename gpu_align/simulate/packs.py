@@ -10,7 +10,7 @@ from gpu_align.simulate.records import Record
 from gpu_align.simulate.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
-    from gpu_align.ops.recipe import Recipes
+    from gpu_align.ops.recipe_lookup import Recipes
 
 #: Instead of a file's name: the pack that comes with the library, and none at all.
 SHIPPED_PACK, NO_PACK = "base", "off"
