@@ -24,15 +24,15 @@ import torch
 from benchmarks.quality.runs import BOUNDS, CACHED
 from gpu_align import Drafter
 from gpu_align.explain import Explainer
-from gpu_align.ops.draft.tables import (
+from gpu_align.ops.constants import (
     LENGTH_EDGES,
     MARGIN_EDGES,
+    MATCH_WEIGHT,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
     NUM_CLASSES,
     NUM_MARGINS,
-    NUM_PLACES,
-    NUM_TRUSTS,
 )
-from gpu_align.ops.layout import MATCH_WEIGHT
 from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.simulate import policy_names
 
@@ -335,7 +335,10 @@ def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:
     assert f"| 0, {spans(LENGTH_EDGES)}, {LENGTH_EDGES[-1]} |" in readme
     first, last = str(MARGIN_EDGES[0] - 1).replace("-", "−"), MARGIN_EDGES[-1]
     assert f"| up to {first}, {spans(MARGIN_EDGES)}, {last} or more |" in readme
-    assert f"((length · {NUM_MARGINS} + margin) · {NUM_PLACES} + place) · {NUM_TRUSTS} + trust" in readme
+    assert (
+        f"((length · {NUM_MARGINS} + margin) · {NUM_ALIGNMENTS} + alignment) · {NUM_ADHERENCES} + adherence"
+        in readme
+    )
     assert f"{NUM_CLASSES:,} classes" in readme
 
 

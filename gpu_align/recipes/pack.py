@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..ops.recipe import Recipes
+from ..ops.recipe_lookup import Recipes
 from .tokenize import Encode, tokenize
 from .words import Recipe, words_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..ops.recipe import MAX_CONTEXT, MAX_TOKENS, Recipes
+from ..ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes
 from .words import Recipe
 
 #: The weight of the shorter context's probability, in counts: it matters less the more often a context was seen.

@@ -127,7 +127,7 @@ def _choose_perfectly(
         found = batch.look(slots, done[slots]).candidates
         right = batch.right(found, slots, done[slots]).max(axis=1)
         for slot, start, length in zip(slots, batch.num_prompt[slots] + done[slots], right, strict=True):
-            advance(int(slot), batch.context[slot, start : start + length].tolist())
+            advance(int(slot), batch.token_ids[slot, start : start + length].tolist())
     return [results[slot] for slot in range(len(steps))]
 
 

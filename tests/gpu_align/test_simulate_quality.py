@@ -179,7 +179,7 @@ def steps_of_the_best_candidate(r: Record, k: int, prefill: bool, config: Drafte
     done, steps = (0, 0) if prefill else (1, 1)
     while done < len(r.output):
         tokens = [*r.prompt, *r.output[:done]]
-        oracle.take_in(tokens)
+        oracle.update_state(tokens)
         reach = 0
         for c in oracle.candidates(tokens)[0]:
             if c is not None:

@@ -209,10 +209,10 @@ def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None
     prediction = list(range(100, 120))
     write(speculator, 0, [7, 8, 100])
     speculator.add_request("r0", 0, 2, params_of(prediction))
-    before = speculator.drafter._state.aligned.clone()
+    before = speculator.drafter._state.align_state.clone()
     propose(speculator, [0], [0])
     propose(speculator, [0, 1, 2], dummy_run=True, skip_attn_for_dummy_run=True, is_profile=True)
-    assert torch.equal(speculator.drafter._state.aligned, before)
+    assert torch.equal(speculator.drafter._state.align_state, before)
     assert propose(speculator, [0])[0].tolist() == [101, 102, 103, 104]
 
 
