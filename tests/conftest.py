@@ -1,8 +1,10 @@
 """Shared by all tests: without a GPU the kernels run under Triton's interpreter, with one natively; no recipes."""
 
 import os
+from typing import Any
 
 import fast_interpreter
+import pytest
 import torch
 
 # Triton decides at decoration time, so this must come before any kernel module is imported.
@@ -18,3 +20,52 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 # Two workers on two cores: each test process keeps to itself.
 torch.set_num_threads(1)
+
+#: Tests that share an engine or a server run on one worker, so that it starts once: group → parts of their ids.
+#: The longest come first, so that the workers end together. The rest uses vLLM in the test process.
+ENGINES = {
+    "server": [
+        "test_usage_server",
+        "test_vllm_server",
+        "test_vllm_request_endpoints",
+        "test_vllm_request_clients",
+        "test_a_whole_server_survives",
+    ],
+    "k16": ["whatever_is_predicted[k16]"],
+    "v2": ["test_v2_output", "test_v2_adaptive"],
+    "v2-server": ["test_v2_server"],
+    "byte-server": ["test_vllm_request_texts"],
+    "sampling": ["test_v2_sampling"],
+    "features": ["test_v2_features"],
+    "two-servers": ["test_usage_load"],
+    "ranks": ["test_v2_ranks"],
+    "in-process": [""],
+    "talkative-server": ["test_a_talkative_server"],
+    "recipes": ["test_v2_recipes"],
+}
+
+
+def engine_of(test_id: str) -> str:
+    matches = ((len(part), name) for name, parts in ENGINES.items() for part in parts if part in test_id)
+    return max(matches)[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start engines come last, in the order of their groups."""
+    order = ["", *ENGINES]
+    items.sort(
+        key=lambda item: order.index(engine_of(item.nodeid) if item.get_closest_marker("vllm") else "")
+    )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile` hands out these groups. (With pytest 9.2, pytest-xdist 3.8 ignores `xdist_group`.)"""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadEngineScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return engine_of(nodeid)
+
+    return LoadEngineScheduling(config, log)

@@ -4,13 +4,19 @@ V2's input preparation, sampling and rejection are Triton kernels. Under Triton'
 CPU, as do ours: real scheduler, real KV cache, real rejection sampler. That has to be arranged before vLLM is
 imported and for the whole process, hence this script. It is told an engine's settings as its argument, then
 reads one JSON command a line and answers with one; everything else that is printed goes to stderr.
+
+Importing vLLM is two thirds of an engine's start. With `--fork-from SOCKET` the process imports only, and makes
+an engine process of each message it receives: settings and environment, with stdin, stdout and stderr.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import sys
+import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -316,7 +322,7 @@ class Engine:
         return len(collector.requests) + len(collector.http_requests)
 
 
-def main() -> None:
+def serve(settings: dict[str, Any]) -> None:
     protocol = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -324,14 +330,51 @@ def main() -> None:
         protocol.write(json.dumps(value) + "\n")
         protocol.flush()
 
-    pretend_triton_has_a_cpu_backend()
-    speed_up_the_interpreter()
-    engine = Engine(json.loads(sys.argv[1]))
+    engine = Engine(settings)
     answer(engine.facts())
     for line in sys.stdin:
         name, arguments = json.loads(line)
         answer(getattr(engine, name)(**arguments))
     os._exit(0)  # the engine's own shutdown may wait for threads that nobody will wake
+
+
+def fork_engines(messages: socket.socket) -> None:
+    """One engine process a message, until the sender is gone; each answer is a process id."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(messages, 2**20, 3)
+        if not message:
+            return
+        pid = os.fork()
+        if not pid:
+            break
+        for descriptor in descriptors:
+            os.close(descriptor)
+        messages.send(str(pid).encode())
+    messages.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    settings, environment = json.loads(message)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        serve(settings)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def main() -> None:
+    pretend_triton_has_a_cpu_backend()
+    speed_up_the_interpreter()
+    if sys.argv[1] != "--fork-from":
+        serve(json.loads(sys.argv[1]))
+        return
+    from vllm import LLM  # noqa: F401  # as an engine does before its plugins are loaded, and nothing more
+
+    fork_engines(socket.socket(fileno=int(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from subprocess import Popen
+from typing import IO, Any
+
+ENGINE_PROCESS = Path(__file__).with_name("engine_process.py")
 
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
@@ -100,6 +109,58 @@ class Spoken:
     num_tokens: int
 
 
+class _ForkServer:
+    """An `engine_process` that has imported vLLM and makes an engine process of each message."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as this process
+        with theirs:
+            Popen(
+                [sys.executable, str(ENGINE_PROCESS), "--fork-from", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                env={**os.environ, **ENVIRONMENT},
+                pass_fds=[theirs.fileno()],
+            )
+
+    def fork(self, message: str, descriptors: list[int]) -> int:
+        try:
+            socket.send_fds(self.socket, [message.encode()], descriptors)
+            return int(self.socket.recv(100))
+        except (OSError, ValueError) as error:
+            self.log.seek(0)
+            raise RuntimeError(f"no engine process can be made:\n{self.log.read()[-4000:]}") from error
+
+
+@cache
+def _fork_server() -> _ForkServer:
+    """One for this process, started when the first engine is."""
+    return _ForkServer()
+
+
+class Forked:
+    """An engine process that is no child of this process, to be used as `Popen` is."""
+
+    def __init__(self, settings: dict[str, Any], environment: dict[str, str], log: IO[str]) -> None:
+        (read_input, write_input), (read_output, write_output) = os.pipe(), os.pipe()
+        theirs = [read_input, write_output, log.fileno()]
+        pid = _fork_server().fork(json.dumps([settings, environment]), theirs)
+        self._pid_fd = os.pidfd_open(pid)
+        os.close(read_input)
+        os.close(write_output)
+        self.stdin, self.stdout = os.fdopen(write_input, "w"), os.fdopen(read_output)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pid_fd, signal.SIGKILL)
+
+    def wait(self, seconds: float | None = None) -> None:
+        if not select.select([self._pid_fd], [], [], seconds)[0]:
+            raise subprocess.TimeoutExpired("engine_process", seconds or 0)
+
+
 class V2Engine:
     """A running `engine_process`; use as a context manager.
 
@@ -151,14 +212,17 @@ class V2Engine:
         }
         self.log = directory / "log"
         self._log = self.log.open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("engine_process.py")), json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-        )
+        if int(settings.get("tensor_parallel_size", 1)) > 1:
+            self._process: Popen[str] | Forked = Popen(
+                [sys.executable, str(ENGINE_PROCESS), json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env=environment,
+            )
+        else:
+            self._process = Forked(arguments, environment, self._log)
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> V2Engine:

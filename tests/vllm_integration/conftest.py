@@ -5,15 +5,8 @@ The engine and the server start once a session; tests that use them are marked `
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,16 +14,9 @@ from typing import Any
 
 import pytest
 from tiny_llama import build, greedy_by_transformers
-from vllm_harness import MAX_MODEL_LEN, K, OfflineEngine, Server
+from vllm_harness import ENVIRONMENT, MAX_MODEL_LEN, K, OfflineEngine, Server
 
 from vllm_integration.seams import install as compat
-
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "GPU_ALIGN_STRICT": "1",
-}
 
 
 @pytest.fixture
@@ -120,44 +106,11 @@ def engine(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="session")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The OpenAI server as a user starts it, in its own process; stopped at the end."""
+    """The OpenAI server as a user starts it, in its own process, without recipes; stopped at the end."""
+    from request_server import serve
+
     if not any(point.name == "gpu_align" for point in entry_points(group="vllm.general_plugins")):
         pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")
-    directory = tmp_path_factory.mktemp("server")
-    logs = directory / "steps"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_llama)]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN)]
-    command += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "64", "--enable-log-requests"]
-    speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
-    command += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": K})]
-    environment = {**os.environ, **ENVIRONMENT, "GPU_ALIGN_DEBUG_DIR": str(logs)}
-    output = directory / "server.log"
-    with output.open("w") as sink:
-        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT)
-    try:
-        _wait_until_ready(process, f"http://127.0.0.1:{port}/health", output)
-        yield Server(f"http://127.0.0.1:{port}", logs, output)
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(process: subprocess.Popen[Any], url: str, output: Path, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"the server ended with {process.returncode}:\n{output.read_text()[-4000:]}")
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    pytest.fail(f"the server was not ready after {seconds} s:\n{output.read_text()[-4000:]}")
+    directory, variables = tmp_path_factory.mktemp("server"), {"GPU_ALIGN_RECIPES": "off"}
+    with serve(tiny_llama, directory, "--enable-log-requests", environment=variables) as running:
+        yield running

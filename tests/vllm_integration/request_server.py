@@ -13,14 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_harness import MAX_MODEL_LEN, K, Server
-
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "GPU_ALIGN_STRICT": "1",
-}
+from vllm_harness import ENVIRONMENT, MAX_MODEL_LEN, K, Server
 
 
 @contextmanager

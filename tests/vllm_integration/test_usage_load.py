@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from usage_harness import WORDS, ask_all, chat, moved, scrape
+from vllm_harness import ENVIRONMENT
 
 pytestmark = pytest.mark.vllm
 
@@ -68,10 +69,7 @@ def servers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     command += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": 8})]
     environment = {
         **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "GPU_ALIGN_STRICT": "1",
+        **ENVIRONMENT,
         "GPU_ALIGN_USAGE_DETAILS": "1",
         "GPU_ALIGN_BILL_REJECTED": "1",
     }

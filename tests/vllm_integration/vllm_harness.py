@@ -15,6 +15,14 @@ from vllm_integration import PredictedOutputParams
 
 K = 16  # draft tokens a step
 MAX_MODEL_LEN = 512
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # vLLM compiles a few functions for requests with log probabilities or penalties
+    "OMP_NUM_THREADS": "1",
+    "GPU_ALIGN_STRICT": "1",
+}
 
 
 def read_steps(directory: Path, prefix: str = "", seconds: float = 10) -> dict[str, Any]:
