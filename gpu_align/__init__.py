@@ -6,7 +6,7 @@ Importing this needs torch, triton and numpy only.
 from .config import DrafterConfig
 from .drafter import CapturedStep, Drafter
 from .ops.draft import Draft, Source
-from .ops.recipe import Recipes
+from .ops.recipe_lookup import Recipes
 from .recipes import RecipePack
 
 __all__ = [

@@ -10,9 +10,9 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from .ops.layout import PAGE
+from .ops.constants import PAGE
 
-#: ``TEXT_BASE`` and what is computed from it are int32.
+#: ``PREDICTION_BASE`` and what is computed from it are int32.
 _MAX_TOKENS = 2**31 - 1
 
 

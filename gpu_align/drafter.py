@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -12,23 +12,18 @@ import torch
 from .arena import ArenaStats, Extent, PredictionArena, tokens_for_all
 from .config import DrafterConfig
 from .ops._check import Backend, check_tensor, resolve_backend
-from .ops.draft import Draft, SurvivalTables, allocate_draft, length_quarters
-from .ops.index import build_index
-from .ops.layout import (
-    ABOUT,
-    CONTEXT_START,
-    OUTPUT_START,
-    PAGE,
-    SEEN,
-    VACANT,
-    index_bits,
-)
-from .ops.recipe import Recipes, RecipeTable
-from .ops.state import about_request, allocate_state
-from .ops.step import StepLaunch
+from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
+from .ops.draft import Draft, SurvivalTables, allocate_draft
+from .ops.recipe_lookup import Recipes, RecipeTable
+from .ops.state import allocate_state, occupy_slot, store_prediction, vacate_slot
+from .ops.step import StepLaunch, StepSettings, make_step
 
-#: What the kernel's integers hold: lanes of a draft, and places as parts of 32-bit keys.
-_MOST = {"num_draft_tokens": 256, "max_prediction_len": 2**24 - 1, "max_context_len": 2**25 - 1}
+#: What the kernel can count: lanes of a draft, and positions as parts of 32-bit keys.
+_MOST = {
+    "num_draft_tokens": MOST_DRAFTS,
+    "max_prediction_len": MOST_PREDICTION,
+    "max_context_len": MOST_CONTEXT,
+}
 
 
 class Drafter:
@@ -42,15 +37,15 @@ class Drafter:
             ...                                                # verify, append what was accepted
         drafter.remove(slot)                                   # when it is finished
 
-    A step is one kernel: it folds the new tokens into where each request stands in its prediction
-    (`gpu_align.ops.realign`), looks up where the prediction and the request's own context go on like that
-    (`gpu_align.ops.index`), chooses and writes (`gpu_align.ops.draft`). What it touches does not grow with the
-    prediction: that is indexed once, by `add`.
+    A step is one kernel: it aligns the new tokens of each request with its prediction (`gpu_align.ops.realign`),
+    looks up where the prediction and the request's own context continue from the same tokens
+    (`gpu_align.ops.suffix_match`), chooses a candidate and writes its tokens (`gpu_align.ops.draft`). The data
+    that a step reads does not grow with the prediction, which `add` indexes once.
 
-    A draft is a function of the prediction and the tokens so far (and of the sizes below: how many places of a
-    context are remembered hangs on `max_context_len`). What a slot holds is a cache of that, and it does not
-    matter how the tokens were split over steps. Tokens of a slot that were once shown to `propose` must not change
-    until `add` is called for it again; `total_len` may shrink (the slot then starts over).
+    A draft is a function of the prediction and the tokens so far (and of the sizes below: how many positions of a
+    context are remembered depends on `max_context_len`). What a slot holds is a cache of that, and it does not
+    matter how the tokens were split over steps. Tokens of a slot that `propose` has seen must not change until
+    `add` is called for it again; `total_len` may shrink (the slot then starts over).
 
     Args:
         max_slots: requests held at a time.
@@ -112,7 +107,7 @@ class Drafter:
         self._arena = PredictionArena(max(max_prediction_tokens, PAGE))
         self._extents: dict[int, Extent] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
-        self.device = self._state.text.device
+        self.device = self._state.prediction_tokens.device
         self._tables = SurvivalTables.load(
             num_draft_tokens, self.device, self.config.survival_table,
             self.config.min_survival, self.config.min_survival_lost,
@@ -120,23 +115,14 @@ class Drafter:
         self._recipes = RecipeTable.build(
             recipes, num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
         )
-        self._settings = {
-            "length_quarters": length_quarters(self.config.length_factor),
-            "min_match": self.config.min_match,
-            "min_context_match": self.config.min_context_match,
-            "vocab_size": vocab_size,
-        }
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}
-        self._step: Callable[..., None]
-        if resolve_backend(backend, self._state.text) == "triton":
-            self._step = StepLaunch(self._state, self._tables, self._recipes, self._draft)
-        else:
-            # Imported here: where Numba is installed it takes a while to import, and to compile what it runs.
-            from .ops.step.reference import StepReference
-
-            self._step = StepReference(self._state, self._tables, self._recipes, self._draft)
+        self._settings = StepSettings.of(self.config, vocab_size)
+        self._step = make_step(
+            resolve_backend(backend, self._state.prediction_tokens),
+            self._state, self._tables, self._recipes, self._draft, self._settings,
+        )  # fmt: skip
 
     def add(self, slot: int, prediction: Sequence[int] | npt.NDArray[np.integer], prompt_len: int) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
@@ -174,27 +160,22 @@ class Drafter:
             )
         self._release(slot)
         extent = self._arena.acquire(tokens)
-        base = num_tokens = capacity = 0
         if extent is not None:
             if extent.fresh:
                 self._store(slot, extent, tokens)
             self._extents[slot] = extent
-            base, num_tokens, capacity = extent.base, extent.num_tokens, extent.capacity
-        about = about_request(base, num_tokens, capacity, prompt_len, self.config.use_context)
-        _upload(about, self._state.about[slot])
-        self._state.aligned[slot, SEEN] = -1
+        base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
+        occupy_slot(self._state, slot, base, num_tokens, prompt_len, self.config.use_context)
         return extent is not None
 
     def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
         """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""
-        text, order, first = self._state[:3]
         try:
-            _upload(tokens, text[extent.base : extent.base + extent.num_tokens])
-            build_index(text, order, first, extent.base, extent.num_tokens, index_bits(extent.capacity))
+            store_prediction(self._state, extent.base, tokens)
         except BaseException:
-            # What lies there now is nobody's prediction, and the slot's old one has gone.
+            # These pages hold no request's prediction now, and the slot's old one is released.
             self._arena.discard(extent)
-            self._vacate(slot)
+            vacate_slot(self._state, slot)
             raise
 
     def remove(self, slot: int) -> None:
@@ -205,17 +186,12 @@ class Drafter:
         """
         self._check_slot(slot)
         self._release(slot)
-        self._vacate(slot)
+        vacate_slot(self._state, slot)
 
     @property
     def prediction_stats(self) -> ArenaStats:
         """How the room for predictions is used, and what it could not hold."""
         return self._arena.stats()
-
-    def _vacate(self, slot: int) -> None:
-        about = np.zeros(ABOUT, dtype=np.int32)
-        about[[OUTPUT_START, CONTEXT_START]] = VACANT
-        _upload(about, self._state.about[slot])
 
     def _release(self, slot: int) -> None:
         extent = self._extents.pop(slot, None)
@@ -253,9 +229,7 @@ class Drafter:
                 tokens than a row holds.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
-        self._step(
-            self._state, token_ids, total_len, slots, num_sampled, self._tables, self._draft, **self._settings
-        )
+        self._step(token_ids, total_len, slots, num_sampled)
         if batch_size not in self._drafts:
             self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
         return self._drafts[batch_size]
@@ -343,15 +317,6 @@ class CapturedStep:
             return self._propose()
         self._graph.replay()
         return self.draft
-
-
-def _upload(tokens: npt.NDArray[np.int32], row: torch.Tensor) -> None:
-    """Copy `tokens` to the beginning of `row`, without the host waiting for it."""
-    source = torch.from_numpy(tokens)
-    if row.device.type == "cuda":
-        # PyTorch's pinned allocator keeps the block until the copy on this stream is done.
-        source = source.pin_memory()
-    row[: len(tokens)].copy_(source, non_blocking=True)
 
 
 def _as_token_array(prediction: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:

@@ -6,20 +6,8 @@ from collections.abc import Sequence
 
 from gpu_align import html
 from gpu_align.html import Origin
-from gpu_align.step_log import FORMAT, SOURCES, Step, StepLog, StepLogError, read_step_log
-
-__all__ = [
-    "FORMAT",
-    "TABLE_HEADER",
-    "Step",
-    "StepLog",
-    "StepLogError",
-    "origin_of",
-    "page",
-    "read_step_log",
-    "summary",
-    "table_rows",
-]
+from gpu_align.step_log import SOURCES, Step, StepLog
+from gpu_align.step_log import read_step_log as read_step_log
 
 TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", "cursor", "µs", "why")
 

@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs, its links lead somewhere, its figures come from their source."""
+"""The documentation is correct: its code runs, its links resolve, its figures come from their source."""
 
 from __future__ import annotations
 
@@ -24,28 +24,34 @@ import torch
 from benchmarks.quality.runs import BOUNDS, CACHED
 from gpu_align import Drafter
 from gpu_align.explain import Explainer
-from gpu_align.ops.draft.tables import (
+from gpu_align.ops.constants import (
     LENGTH_EDGES,
     MARGIN_EDGES,
+    MATCH_WEIGHT,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
     NUM_CLASSES,
     NUM_MARGINS,
-    NUM_PLACES,
-    NUM_TRUSTS,
 )
-from gpu_align.ops.layout import MATCH_WEIGHT
 from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.simulate import policy_names
 
 ROOT = Path(__file__).resolve().parents[1]
 OPS = ROOT / "gpu_align" / "ops"
 PAGES = sorted(
-    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "vllm_integration/README.md")]
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     + list((ROOT / "docs").glob("*.md"))
-    + list(OPS.glob("*/README.md"))
+    + [
+        page
+        for package in ("gpu_align", "vllm_integration", "benchmarks")
+        for page in (ROOT / package).rglob("README.md")
+    ]
 )
 #: Pages about a running server: their code is compiled and not run.
-SERVED = [ROOT / name for name in ("docs/vllm.md", "docs/demo.md", "vllm_integration/README.md")]
-#: A comment above a fence: the code below it is compiled and not run.
+SERVED = [
+    page for page in PAGES if page.name in ("vllm.md", "demo.md") or ROOT / "vllm_integration" in page.parents
+]
+#: A comment above a fence whose code is compiled and not run.
 NOT_RUN = re.compile(r"<!-- needs (a|an) [\w ]+ -->\s*$")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -146,7 +152,7 @@ def _resolves(dotted: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_page_id)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for target in LINK.findall(text):
         if target.startswith(("https://", "http://")):
@@ -189,7 +195,7 @@ def test_commands_and_extras_exist(page: Path) -> None:
     known = set(re.findall(r"^(\w+) = ", section[1], re.MULTILINE))
     for extras in re.findall(r"(?:gpu-align|\.)\[([\w,]+)\]", text):
         assert set(extras.split(",")) <= known
-    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+    for module in re.findall(r"python -m (benchmarks(?:\.\w+)+)", text):
         assert importlib.util.find_spec(module) is not None, module
 
 
@@ -197,8 +203,8 @@ def test_every_operation_has_its_four_files() -> None:
     folders = [path for path in OPS.iterdir() if (path / "__init__.py").exists()]
     assert len(folders) >= 4
     for folder in folders:
-        # The parts of a step are launched together, by `step`.
-        launched = [] if folder.name in ("index", "realign", "recipe", "draft") else ["launch.py"]
+        # These parts of a step have no launch of their own.
+        launched = [] if folder.name in ("realign", "recipe_lookup", "draft") else ["launch.py"]
         for name in ("README.md", "reference.py", "kernels.py", *launched):
             assert (folder / name).exists(), f"{folder.name}/{name}"
 
@@ -306,7 +312,7 @@ def test_the_examples_of_realign_are_right() -> None:
 
 
 def test_the_cursors_of_the_pictures_are_those_of_a_step() -> None:
-    """The pictures align everything, a step what was written since it left the prediction."""
+    """The pictures align the whole output, a step the output since the divergence."""
     draw = _load(ROOT / "docs" / "img" / "draw.py")
     ids = {token: i for i, token in enumerate(dict.fromkeys([*draw.PREDICTION, *draw.OUTPUT]))}
     explainer = Explainer([ids[t] for t in draw.PREDICTION], 0, 1, max_context_len=len(draw.OUTPUT))
@@ -329,7 +335,10 @@ def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:
     assert f"| 0, {spans(LENGTH_EDGES)}, {LENGTH_EDGES[-1]} |" in readme
     first, last = str(MARGIN_EDGES[0] - 1).replace("-", "−"), MARGIN_EDGES[-1]
     assert f"| up to {first}, {spans(MARGIN_EDGES)}, {last} or more |" in readme
-    assert f"((length · {NUM_MARGINS} + margin) · {NUM_PLACES} + place) · {NUM_TRUSTS} + trust" in readme
+    assert (
+        f"((length · {NUM_MARGINS} + margin) · {NUM_ALIGNMENTS} + alignment) · {NUM_ADHERENCES} + adherence"
+        in readme
+    )
     assert f"{NUM_CLASSES:,} classes" in readme
 
 

@@ -26,24 +26,19 @@ import numpy.typing as npt
 from benchmarks.corpus import build as corpus
 from benchmarks.quality.runs import read_entries
 from gpu_align.config import DrafterConfig
-from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates
-from gpu_align.ops.draft.tables import (
-    KNOTS,
+from gpu_align.ops.constants import (
+    ALIGNMENT_CONTEXT,
     LENGTH_EDGES,
     MARGIN_EDGES,
-    NUM_BINS,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
     NUM_CLASSES,
     NUM_LENGTHS,
     NUM_MARGINS,
-    NUM_PLACES,
-    NUM_TRUSTS,
-    PLACE_CONTEXT,
-    SHIPPED,
     SURVIVAL_ONE,
-    SurvivalTables,
-    fit_curves,
-    survival_units,
 )
+from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates
+from gpu_align.ops.draft.tables import KNOTS, NUM_BINS, SHIPPED, SurvivalTables, fit_curves, survival_units
 from gpu_align.simulate import Record
 from gpu_align.simulate.step_candidates import CandidateReplay
 
@@ -91,15 +86,15 @@ def observe(
         found = view.candidates
         right = replay.right(found, slots, done[slots])
         seen = _distinct(found)
-        np.add.at(runs, (found.klass[seen], right[seen]), 1)
+        np.add.at(runs, (found.class_id[seen], right[seen]), 1)
         left = replay.num_output[slots] - done[slots]
         drafted = np.minimum(view.length, left)
         ahead = np.arange(NUM_DRAFT_TOKENS)
-        truth = np.minimum(done[slots, None] + ahead, replay.context.shape[1] - 1)
-        wrong = (view.draft != replay.context[slots[:, None], truth]) | (ahead >= drafted[:, None])
+        truth = np.minimum(done[slots, None] + ahead, replay.token_ids.shape[1] - 1)
+        wrong = (view.draft != replay.token_ids[slots[:, None], truth]) | (ahead >= drafted[:, None])
         taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
         reached = ahead < np.minimum(taken + 1, drafted)[:, None]
-        promised = confidence[found.klass[np.arange(len(slots)), view.lane]][reached]
+        promised = confidence[found.class_id[np.arange(len(slots)), view.lane]][reached]
         bins = np.minimum(promised * NUM_BINS, NUM_BINS - 1).astype(int)
         np.add.at(drafts[0], bins, 1)
         np.add.at(drafts[1], bins, (ahead < taken[:, None])[reached] - promised)
@@ -112,8 +107,8 @@ def _distinct(found: Candidates) -> npt.NDArray[np.bool_]:
     """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
     places = np.where(IS_CONTEXT, -2 - found.position, found.position)
     same = places[:, :, None] == places[:, None, :]
-    earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.room > 0)[:, None, :]
-    distinct: npt.NDArray[np.bool_] = (found.room > 0) & ~(same & earlier).any(axis=2)
+    earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.remaining > 0)[:, None, :]
+    distinct: npt.NDArray[np.bool_] = (found.remaining > 0) & ~(same & earlier).any(axis=2)
     return distinct
 
 
@@ -124,10 +119,10 @@ def learn(runs: Array) -> Array:
     and one in the context have nothing in common but their length, and share nothing.
     """
     survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
-    shape = NUM_LENGTHS, NUM_MARGINS, NUM_PLACES, NUM_TRUSTS
+    shape = NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES
     seen, right = survived[:, 0].reshape(*shape, 1), survived[:, 1:].reshape(*shape, -1)
     curves = np.zeros_like(right)
-    for places in (slice(0, PLACE_CONTEXT), slice(PLACE_CONTEXT, NUM_PLACES)):
+    for places in (slice(0, ALIGNMENT_CONTEXT), slice(ALIGNMENT_CONTEXT, NUM_ALIGNMENTS)):
         n, r = seen[:, :, places], right[:, :, places]
         curve = (r.sum((1, 2, 3), keepdims=True) + 0.3) / (n.sum((1, 2, 3), keepdims=True) + 1)
         for axes in ((1, 3), (3,), ()):

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.serving.trace import ONE
-from vllm_integration.scheduler.draft_budget import DraftSlots, likeliest
+from vllm_integration.scheduler.draft_budget import DraftBudget, likeliest
+from vllm_integration.scheduler.drafted_requests import DraftedRequests
 from vllm_integration.wire import prediction as wire
-from vllm_integration.worker.draft_reporter import Proposed, survival_levels
+from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 
 Ints = npt.NDArray[np.int64]
 
@@ -146,7 +147,7 @@ class Late:
 
 @dataclass
 class Plugin:
-    """The plugin's own policy, `DraftSlots` with its defaults, run as its schedulers run it.
+    """The plugin's own policy, `DraftBudget` with its defaults, run as its schedulers run it.
 
     late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
     scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
@@ -156,11 +157,13 @@ class Plugin:
     num_draft_tokens: int
     late: int = 0
     budget: int = 4096
-    _slots: DraftSlots = field(init=False, repr=False)
-    _told: deque[list[tuple[str, Proposed]]] = field(init=False, default_factory=deque, repr=False)
+    _requests: DraftedRequests = field(init=False, repr=False)
+    _budget: DraftBudget = field(init=False, repr=False)
+    _told: deque[StepDrafts] = field(init=False, default_factory=deque, repr=False)
 
     def __post_init__(self) -> None:
-        self._slots = DraftSlots(self.num_draft_tokens, self.budget, False)
+        self._requests = DraftedRequests(False, self.num_draft_tokens)
+        self._budget = DraftBudget(self._requests, self.num_draft_tokens, self.budget)
 
     @property
     def name(self) -> str:
@@ -168,19 +171,15 @@ class Plugin:
 
     def grant(self, batch: Batch) -> Ints:
         ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
-        lengths = batch.length.tolist()
-        levels = survival_levels(batch.survival / ONE, lengths)
-        self._told.append(
-            [
-                (req_id, Proposed(length, self.late, survival=row))
-                for req_id, length, row in zip(ids, lengths, levels, strict=True)
-            ]
-        )
-        self._slots.report(self._told.popleft() if len(self._told) > self.late else [])
-        self._slots.keep_only(set(ids))
         requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
-        granted = self._slots.grant(requests, exact=not self.late)
-        return np.array([granted[req_id] for req_id in ids], dtype=np.int64)
+        self._requests.keep_only(dict.fromkeys(ids))
+        self._requests.rows_of(ids, requests)
+        levels = survival_levels(batch.survival / ONE, batch.length)
+        unknown = np.zeros_like(batch.length)
+        self._told.append(StepDrafts(ids, self.late, unknown, batch.length, unknown, levels))
+        told = [self._told.popleft()] if len(self._told) > self.late else []
+        self._requests.take(DraftReport(told))
+        return np.array(self._budget.grant(requests, exact=not self.late), dtype=np.int64)
 
 
 def _request(req_id: str, has_prediction: bool) -> Any:

@@ -88,7 +88,14 @@ def main() -> None:
         max_slots=BATCH, max_context_len=CONTEXT, max_prediction_len=4096, num_draft_tokens=K, vocab_size=131_072,
         device="cpu",
     )  # fmt: skip
-    drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
+
+    def launcher() -> StepLaunch:
+        """One that has launched nothing yet."""
+        return StepLaunch(
+            drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
+        )
+
+    drafter._step = launcher()
     token_ids = torch.zeros((BATCH, CONTEXT), dtype=torch.int32)
     slots = torch.arange(BATCH)
     total_len, num_sampled = (torch.ones(BATCH, dtype=torch.int32) for _ in range(2))
@@ -106,7 +113,7 @@ def main() -> None:
     ours = list(device.launches)
     for call in calls:
         # Nothing kept from the call before: Triton asks all of its questions.
-        drafter._step = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
+        drafter._step = launcher()
         drafter.propose(*call)
     theirs = device.launches[len(ours) :]
     kernels = list(_step_kernel.device_caches[0][0].values())
@@ -120,20 +127,16 @@ def main() -> None:
     print(f"{len(calls)} calls launch what Triton launches: the same kernel, grid and arguments")
 
     device.listens = False
-    settings = drafter._settings
-    kept = StepLaunch(drafter._state, drafter._tables, drafter._recipes, drafter._draft)
-
-    def launch(step: StepLaunch) -> None:
-        step(drafter._state, *calls[0], drafter._tables, drafter._draft, **settings)
+    kept = launcher()
 
     def forget() -> None:
         kept._compiled = None
-        launch(kept)
+        kept(*calls[0])
 
-    launch(kept)
+    kept(*calls[0])
     drafter._step = kept
     print(f"launch, as Triton does it   {microseconds(forget, 200):6.1f} µs")
-    print(f"launch, as StepLaunch does  {microseconds(lambda: launch(kept)):6.1f} µs")
+    print(f"launch, as StepLaunch does  {microseconds(lambda: kept(*calls[0])):6.1f} µs")
     print(f"Drafter.propose, checks too {microseconds(lambda: drafter.propose(*calls[0])):6.1f} µs")
 
 

@@ -17,8 +17,11 @@ TYPES = {
     "op_ptr": "*i8",
     "carry_ptr": "*i8",
     "confidence_ptr": "*fp32",
-    "confidence_out_ptr": "*fp32",
-    "source_ptr": "*i8",
+    "recipe_confidence_ptr": "*fp32",
+    "lcs_row_ptr": "*i16",
+    "draft_ptr": "*i64",
+    "draft_confidence_ptr": "*fp32",
+    "draft_source_ptr": "*i8",
 }
 
 
@@ -54,14 +57,11 @@ def _lcs_wavefront() -> list[Config]:
     return found
 
 
-_MATCH = {"MAX_MATCH": 64, "BLOCK_N": 1024}
+_MATCH = {"MAX_LENGTH": 64, "BLOCK_N": 1024}
 
 #: ``operation.kernel`` → how its launcher calls it.
 CONFIGS: dict[str, list[Config]] = {
     "lcs._lcs_wavefront_kernel": _lcs_wavefront(),
-    "lcs._lcs_extend_kernel": [
-        Config(f"extend {words}", {"BLOCK_B": 1, "BLOCK_W": words}, words // 32) for words in (32, 256, 512)
-    ],
     "lcs._lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
     "suffix_match._suffix_match_kernel": [
         Config("match prediction", {**_MATCH, "HAS_ANCHOR": True, "FROM_START": True, "HAS_SECOND": True}, 4),
@@ -72,7 +72,6 @@ CONFIGS: dict[str, list[Config]] = {
             f"step {K}{' with recipes' if recipes else ''}",
             {"K": K, "BLOCK_K": max(K, 32), "HAS_RECIPES": recipes},
             warps,
-            {"token_ids_ptr": "*i64", "row_ptr": "*i16", "recipe_confidence_ptr": "*fp32"},
         )
         for recipes in (False, True)
         for K, warps in ((16, 1), (64, 1), (256, 4))

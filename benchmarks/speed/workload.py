@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
-from gpu_align.ops.recipe import MAX_CONTEXT, MAX_TOKENS
+from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS
 
 STATES = ("aligned", "lost", "mixed")
 #: Tokens that each step adds to every request, if nothing else is asked for: what an accepted draft brings.

@@ -13,19 +13,16 @@ from pathlib import Path
 
 import torch
 
-from gpu_align.ops.draft import MAX_MATCH, SURVIVAL_ONE
-from gpu_align.ops.draft.tables import (
+from gpu_align.ops.constants import (
+    ALIGNMENT_CONTEXT,
+    MATCH_WEIGHT,
+    MAX_MATCH,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
     NUM_MARGINS,
-    NUM_PLACES,
-    NUM_TRUSTS,
-    PLACE_CONTEXT,
-    SHIPPED,
-    fit_curves,
-    length_buckets,
-    margin_buckets,
-    read_survival,
+    SURVIVAL_ONE,
 )
-from gpu_align.ops.layout import MATCH_WEIGHT
+from gpu_align.ops.draft.tables import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
 from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.ops.suffix_match import suffix_match
 
@@ -301,21 +298,21 @@ def draw_survival() -> Picture:
     curves = fit_curves(read_survival(SHIPPED)[0], K) / SURVIVAL_ONE
     lengths, margins = length_buckets(), margin_buckets()
 
-    def klass(matched: int, margin: int, place: int = 0, trust: int = 2) -> int:
+    def class_id(matched: int, margin: int, place: int = 0, trust: int = 2) -> int:
         evidence = int(lengths[matched]) * NUM_MARGINS + int(margins[margin + MAX_MATCH])
-        return (evidence * NUM_PLACES + place) * NUM_TRUSTS + trust
+        return (evidence * NUM_ALIGNMENTS + place) * NUM_ADHERENCES + trust
 
     dashed, dotted = 'stroke-dasharray="6 4"', 'stroke-dasharray="2 3"'
     shown = [
-        (klass(64, 64), "64 or more tokens, at the cursor", "#2f6fd0", ""),
-        (klass(16, 16), "13–16 tokens, at the cursor", "#4c90e0", ""),
-        (klass(4, 4), "4 tokens, at the cursor", "#8a63d2", ""),
-        (klass(2, 2), "2 tokens, at the cursor", "#b0519f", ""),
-        (klass(1, 1), "1 token, at the cursor", "#c9534a", ""),
-        (klass(4, 4, place=6), "4 tokens, far from the cursor", "#8a63d2", dashed),
-        (klass(4, 0, place=0), "4 tokens, runner-up of 4", "#8a63d2", dotted),
-        (klass(4, 4, PLACE_CONTEXT), "4 tokens, in the context", "#c98a1b", dashed),
-        (klass(4, 4, trust=0), "4 tokens, low adherence", "#757c86", dotted),
+        (class_id(64, 64), "64 or more tokens, at the cursor", "#2f6fd0", ""),
+        (class_id(16, 16), "13–16 tokens, at the cursor", "#4c90e0", ""),
+        (class_id(4, 4), "4 tokens, at the cursor", "#8a63d2", ""),
+        (class_id(2, 2), "2 tokens, at the cursor", "#b0519f", ""),
+        (class_id(1, 1), "1 token, at the cursor", "#c9534a", ""),
+        (class_id(4, 4, place=6), "4 tokens, far from the cursor", "#8a63d2", dashed),
+        (class_id(4, 0, place=0), "4 tokens, runner-up of 4", "#8a63d2", dotted),
+        (class_id(4, 4, ALIGNMENT_CONTEXT), "4 tokens, in the context", "#c98a1b", dashed),
+        (class_id(4, 4, trust=0), "4 tokens, low adherence", "#757c86", dotted),
     ]
     picture = Picture(880, 400, "Survival: probability that the first k draft tokens are all accepted")
     x0, y0, width, height = 64.0, 350.0, 510.0, 310.0

@@ -1,4 +1,4 @@
-"""The commands and their options. Each imports what it needs when it runs."""
+"""The commands and their options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich import box
@@ -15,12 +15,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gpu_align import RecipePack, simulate, step_log, step_report
+from gpu_align.cli import doctor
+from gpu_align.cli.texts import find_texts
 from gpu_align.errors import MissingExtraError
-
-if TYPE_CHECKING:
-    from gpu_align.simulate.records import Record
-    from gpu_align.simulate.replay import PolicyResult
-    from gpu_align.simulate.replay import Progress as Advance
+from gpu_align.simulate.replay import Progress as Advance
+from gpu_align.simulate.report import TABLE_HEADER, table_rows
 
 app = typer.Typer(
     name="gpu-align",
@@ -32,15 +32,18 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps each command a subcommand."""
-
-
 def _refuse(message: str) -> NoReturn:
     """Bad input: one line on stderr, exit code 2."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(2)
+
+
+def _setting(metavar: str) -> Any:
+    return typer.Option(metavar=metavar, help="a setting of gpu_align; repeatable: each is run")
+
+
+def _tokenizer(help_text: str) -> Any:
+    return typer.Option(metavar="NAME_OR_PATH", help=f"{help_text}: a transformers tokenizer, or tekken")
 
 
 @app.command("simulate")
@@ -48,7 +51,7 @@ def simulate_command(
     pairs: Annotated[Path, typer.Argument(metavar="PAIRS.jsonl[.gz]", help="records to replay")],
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="NAME", help="a drafter to run; repeatable; all if none is given"),
+        typer.Option(metavar="NAME", help="a drafter to run; repeatable; all if none is given"),
     ] = None,
     num_draft_tokens: Annotated[
         int, typer.Option("--num-draft-tokens", "-k", min=1, metavar="K", help="most draft tokens a step")
@@ -56,39 +59,20 @@ def simulate_command(
     draft_in_prefill: Annotated[
         bool, typer.Option("--draft-in-prefill", help="let the prefill step verify drafts too")
     ] = False,
-    length_factor: Annotated[
-        list[int] | None,
-        typer.Option("--length-factor", metavar="F", help="a setting of gpu_align; repeatable: each is run"),
-    ] = None,
-    min_survival: Annotated[
-        list[float] | None,
-        typer.Option("--min-survival", metavar="P", help="a setting of gpu_align; repeatable: each is run"),
-    ] = None,
-    min_survival_recipe: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--min-survival-recipe", metavar="P", help="a setting of gpu_align; repeatable: each is run"
-        ),
-    ] = None,
+    length_factor: Annotated[list[int] | None, _setting("F")] = None,
+    min_survival: Annotated[list[float] | None, _setting("P")] = None,
+    min_survival_recipe: Annotated[list[float] | None, _setting("P")] = None,
     recipes: Annotated[
         str,
         typer.Option(
-            "--recipes",
             metavar="PATH|base|off",
             help="a recipe pack for gpu_align and recipe_pack; base is the one that comes with it",
         ),
-    ] = "base",
+    ] = simulate.SHIPPED_PACK,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="run gpu_align all along its trade-off, beside its default")
     ] = False,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="NAME_OR_PATH",
-            help="for records with text, and to show ids as text: a transformers tokenizer, or tekken",
-        ),
-    ] = None,
+    tokenizer: Annotated[str | None, _tokenizer("for records with text, and to show ids as text")] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
     ] = None,
@@ -97,8 +81,6 @@ def simulate_command(
     ] = None,
 ) -> None:
     """Replay known outputs and count the verification steps that each drafter takes."""
-    from gpu_align import simulate
-
     names = list(dict.fromkeys(policy or ()))
     if unknown := [name for name in names if name not in simulate.policy_names()]:
         _refuse(f"--policy: expected one of {', '.join(simulate.policy_names())}, found {unknown[0]!r}")
@@ -135,16 +117,15 @@ def simulate_command(
         simulate.write_json(results, num_draft_tokens, json_out)
     if html_out is not None:
         simulate.write_html(records, results, num_draft_tokens, html_out)
-    _print_results(results, num_draft_tokens)
+    title = f"up to {num_draft_tokens} draft tokens a step"
+    _print_table(title, TABLE_HEADER, table_rows(results), words=["policy"], folded="policy")
     for written in (json_out, html_out):
         if written is not None:
             typer.echo(f"wrote {written}")
 
 
-def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[str]:
-    """The policies to run: `names`, or all that can be with this pack, if any."""
-    from gpu_align import simulate
-
+def _runnable(pack: str, records: Sequence[simulate.Record], names: list[str]) -> list[str]:
+    """The policies to run: `names`, or else all that can run with this pack."""
     known = simulate.tokenizer_of(records) is not None
     why = "the records do not all name one tokenizer, and --tokenizer gives none"
     if not known and pack not in (simulate.SHIPPED_PACK, simulate.NO_PACK):
@@ -156,9 +137,7 @@ def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[st
 
 
 def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[dict[str, Any]]:
-    """The settings of our drafter to run: every combination of what is given, or the default alone."""
-    from gpu_align import simulate
-
+    """The settings of our drafter to run: every combination of the given values, or the default alone."""
     fields = [[(name, value) for value in dict.fromkeys(values)] for name, values in given.items() if values]
     settings = [dict(combination) for combination in itertools.product(*fields)]
     settings += [setting for setting in simulate.SWEEP if sweep and setting not in settings]
@@ -172,7 +151,7 @@ def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[
 
 
 def _check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:
-    """Find out before a long run, not after it, that a file cannot be written."""
+    """Refuse, before a long run, a file that cannot be written after it."""
     taken = {source.resolve(): "the input" for source in sources}
     for option, path in outputs.items():
         if path is None:
@@ -192,7 +171,7 @@ def _counted(number: int, noun: str) -> str:
 
 @contextlib.contextmanager
 def _progress(doing: str, total: int) -> Iterator[Advance]:
-    """A bar on stderr, in tokens or whatever `total` is, where stderr is a terminal."""
+    """A bar on stderr, in the unit of `total`, where stderr is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -200,21 +179,21 @@ def _progress(doing: str, total: int) -> Iterator[Advance]:
         yield lambda name, done: bar.update(task, advance=done, description=f"{doing} {escape(name)}")
 
 
-def _print_results(results: list[PolicyResult], num_draft_tokens: int) -> None:
-    from gpu_align.simulate.report import TABLE_HEADER, table_rows
-
-    title = f"up to {num_draft_tokens} draft tokens a step"
+def _print_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str], folded: str
+) -> Console:
+    """Print a table; the columns in `words` hold text, and `folded` is the one that a narrow terminal narrows."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in TABLE_HEADER:
-        # Of a narrow terminal, the names give way and the figures stay whole.
-        name = column == "policy"
-        table.add_column(column, justify="left" if name else "right", no_wrap=not name, overflow="fold")
-    for row in table_rows(results):
+    for column in header:
+        justify: Any = "left" if column in words else "right"
+        table.add_column(column, justify=justify, no_wrap=column != folded, overflow="fold")
+    for row in rows:
         table.add_row(*map(escape, row))
     console = Console()
     if not console.is_terminal:
         console.width = 120  # a pipe has no width of its own
     console.print(table)
+    return console
 
 
 @app.command("recipes")
@@ -226,13 +205,10 @@ def recipes_command(
     ],
     suffix: Annotated[
         list[str] | None,
-        typer.Option("--suffix", metavar=".py", help="of folders, only files that end in this; repeatable"),
+        typer.Option(metavar=".py", help="of folders, only files that end in this; repeatable"),
     ] = None,
 ) -> None:
     """Learn a recipe pack from texts of your own: what usually follows what."""
-    from gpu_align.cli.texts import find_texts
-    from gpu_align.recipes import RecipePack
-
     if not out.name.endswith(".json.gz"):
         # Two files in the wrong order would otherwise cost one of them.
         _refuse(f"expected a name that ends in .json.gz for the pack, found {out}")
@@ -244,13 +220,8 @@ def recipes_command(
 
     with _progress("learning from", len(texts.files)) as advance:
         pack = RecipePack.learn(texts.read(advance), made_by="gpu-align recipes")
-    skipped = {
-        "not UTF-8 text": texts.num_not_text,
-        "not readable": texts.num_unreadable,
-        "the same again": texts.num_again,
-    }
     read = f"{_counted(texts.num_read, 'file')}, {_counted(texts.num_bytes, 'byte')}"
-    notes = [f"; {count:,} skipped: {why}" for why, count in skipped.items() if count]
+    notes = [f"; {count:,} skipped: {why}" for why, count in texts.skipped.items() if count]
     typer.echo(f"read {read}, of {_counted(len(texts.sources), 'source')}{''.join(notes)}")
     if not texts.num_read:
         _refuse("expected texts to learn from, found none")
@@ -288,24 +259,15 @@ def report_command(
     html_out: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="write the output as a coloured page")
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="NAME_OR_PATH",
-            help="for a file without texts: a transformers tokenizer, or tekken",
-        ),
-    ] = None,
+    tokenizer: Annotated[str | None, _tokenizer("for a file without texts")] = None,
 ) -> None:
     """Show one request's verification steps: what was drafted, why, and what the model made of it."""
-    from gpu_align import simulate, step_report
-
     _check_outputs({"--html": html_out}, [log])
     try:
-        found = step_report.read_step_log(log)
+        found = step_log.read_step_log(log)
     except OSError as error:
         _refuse(f"{log}: {error.strerror or error}")
-    except step_report.StepLogError as error:
+    except step_log.StepLogError as error:
         _refuse(f"{log}: {error}")
     if tokenizer is not None:
         try:
@@ -313,16 +275,9 @@ def report_command(
             found = found.with_texts(lambda ids: "".join(simulate.token_texts(texts, ids)))
         except (OSError, ValueError) as error:
             _refuse(f"--tokenizer: {error}")
-    table = Table(title=f"request {escape(found.request_id)}", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in step_report.TABLE_HEADER:
-        words = column in ("source", "why")
-        table.add_column(column, justify="left" if words else "right", no_wrap=column != "why")
-    for row in step_report.table_rows(found.steps):
-        table.add_row(*map(escape, row))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    console.print(table)
+    title = f"request {escape(found.request_id)}"
+    rows = step_report.table_rows(found.steps)
+    console = _print_table(title, step_report.TABLE_HEADER, rows, words=["source", "why"], folded="why")
     console.print(step_report.summary(found), soft_wrap=True, highlight=False)
     if html_out is not None:
         html_out.write_text(step_report.page(found), encoding="utf-8")
@@ -332,9 +287,7 @@ def report_command(
 @app.command("doctor")
 def doctor_command() -> None:
     """Print versions and what would work here; exit code 1 when drafting would not."""
-    from gpu_align.cli.doctor import examine
-
-    findings = examine()
+    findings = doctor.examine()
     table = Table(show_header=False, box=None, pad_edge=False)
     marks = {True: "[green]ok[/]", False: "[red]FAIL[/]", None: ""}
     for finding in findings:

@@ -23,9 +23,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        what: the thing looked at.
+        what: the thing that was examined.
         found: what was found, in words.
-        ok: True works, False would keep drafting from working, None says nothing about it.
+        ok: True: works; False: drafting does not work because of it; None: says nothing about drafting.
     """
 
     what: str
@@ -42,7 +42,10 @@ def examine() -> list[Finding]:
     ]
     if any(finding.ok is False for finding in findings):
         return findings
-    return [*findings, _gpu(), _kernels(), _references(), _self_check("cpu"), *_cuda_self_check(), *_vllm()]
+    import torch
+
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return [*findings, _gpu(), _kernels(), _references(), *map(_self_check, devices), *_vllm()]
 
 
 def _version(distribution: str) -> str | None:
@@ -55,7 +58,7 @@ def _version(distribution: str) -> str | None:
 def _core(name: str) -> Finding:
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # a broken install fails in many ways, and each is what this is for
+    except Exception as error:  # a broken install fails in many ways; each is a finding
         return Finding(name, f"{type(error).__name__}: {error}", ok=False)
     return Finding(name, str(getattr(module, "__version__", "installed")), ok=True)
 
@@ -92,7 +95,7 @@ def _references() -> Finding:
 
 
 def _self_check(device: str) -> Finding:
-    """Draft for a perfect prediction, which a working drafter continues to its end."""
+    """Draft for a perfect prediction: the draft must be its continuation."""
     what = f"drafting on {device}"
     try:
         import torch
@@ -119,18 +122,12 @@ def _self_check(device: str) -> Finding:
         )
         length = int(draft.length[0])
         drafted = draft.token_ids[0, :length].tolist()
-    except Exception as error:  # whatever goes wrong here is the finding
+    except Exception as error:  # every failure here is a finding
         return Finding(what, f"{type(error).__name__}: {error}", ok=False)
     expected = prediction[2:10]
     if not drafted or drafted != expected[: len(drafted)]:
         return Finding(what, f"expected a draft of {expected}, found {drafted}", ok=False)
     return Finding(what, f"{len(drafted)} of {len(expected)} tokens of a test prediction", ok=True)
-
-
-def _cuda_self_check() -> Iterable[Finding]:
-    import torch
-
-    return [_self_check("cuda")] if torch.cuda.is_available() else []
 
 
 def _vllm() -> list[Finding]:

@@ -8,27 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+NOT_TEXT, UNREADABLE, AGAIN = "not UTF-8 text", "not readable", "the same again"
+
 
 @dataclass
 class Texts:
-    """What `find_texts` found; `read` counts what becomes of it.
+    """The files that `find_texts` found, and the counts of `read`.
 
     Attributes:
         files: ``(source, path)``, every file once.
-        num_read: files whose text was given out.
+        num_read: files whose text was yielded.
         num_bytes: their size.
-        num_not_text: files that are not UTF-8, or hold a zero byte.
-        num_unreadable: files that could not be opened.
-        num_again: files with the same text as an earlier one of their source.
-        sources: those that a text was given out of.
+        skipped: counts of the other files by reason: not UTF-8 or with a zero byte, not readable, with the text of
+            an earlier file of their source.
+        sources: the sources of the texts that were yielded.
     """
 
     files: list[tuple[str, Path]]
     num_read: int = 0
     num_bytes: int = 0
-    num_not_text: int = 0
-    num_unreadable: int = 0
-    num_again: int = 0
+    skipped: dict[str, int] = field(default_factory=lambda: dict.fromkeys((NOT_TEXT, UNREADABLE, AGAIN), 0))
     sources: set[str] = field(default_factory=set)
 
     def read(self, told: Callable[[str, int], None]) -> Iterator[tuple[str, str]]:
@@ -39,18 +38,18 @@ class Texts:
             try:
                 content = path.read_bytes()
             except OSError:
-                self.num_unreadable += 1
+                self.skipped[UNREADABLE] += 1
                 continue
             try:
                 text = content.decode("utf-8-sig")
             except UnicodeDecodeError:
                 text = "\0"
             if "\0" in text:
-                self.num_not_text += 1
+                self.skipped[NOT_TEXT] += 1
                 continue
             same = source, hashlib.sha256(content).digest()
             if same in given:
-                self.num_again += 1
+                self.skipped[AGAIN] += 1
                 continue
             given.add(same)
             self.num_read += 1

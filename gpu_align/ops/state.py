@@ -1,45 +1,48 @@
-"""The tensors that a step reads and writes, and their NumPy views for the CPU."""
+"""The tensors that a step reads and writes, their NumPy views, and how a slot is given to a request."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .layout import (
-    ABOUT,
-    ALIGNED,
+from .constants import (
+    ALIGN_STATE,
     CONTEXT_START,
     EDIT,
-    EDITS,
+    MAX_EDITS,
     OUTPUT_START,
+    PREDICTION_BASE,
+    PREDICTION_LEN,
+    PREDICTION_SHIFT,
     SEEN,
-    TEXT_BASE,
-    TEXT_LEN,
-    TEXT_SHIFT,
+    SLOT_META,
     VACANT,
     WAYS,
     WINDOW,
+    context_index_bits,
     index_bits,
-    recent_bits,
+    whole_pages,
 )
+from .suffix_match import build_index
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 class StepState(NamedTuple):
-    """Everything a drafter keeps on the device; `gpu_align.ops.layout` says what is in which column."""
+    """Everything a drafter keeps on the device; `gpu_align.ops.constants` says what is in which column."""
 
-    text: torch.Tensor
-    order: torch.Tensor
-    first: torch.Tensor
-    about: torch.Tensor
-    aligned: torch.Tensor
-    row: torch.Tensor
+    prediction_tokens: torch.Tensor
+    positions: torch.Tensor
+    offsets: torch.Tensor
+    slot_meta: torch.Tensor
+    align_state: torch.Tensor
+    lcs_row: torch.Tensor
     edits: torch.Tensor
-    recent: torch.Tensor
+    context_index: torch.Tensor
 
     def numpy(self) -> StepArrays:
         """The same memory as arrays; on the CPU only."""
@@ -49,14 +52,14 @@ class StepState(NamedTuple):
 class StepArrays(NamedTuple):
     """`StepState` as NumPy sees it."""
 
-    text: IntArray
-    order: IntArray
-    first: IntArray
-    about: IntArray
-    aligned: IntArray
-    row: IntArray
+    prediction_tokens: IntArray
+    positions: IntArray
+    offsets: IntArray
+    slot_meta: IntArray
+    align_state: IntArray
+    lcs_row: IntArray
     edits: IntArray
-    recent: IntArray
+    context_index: IntArray
 
 
 def allocate_state(
@@ -67,29 +70,73 @@ def allocate_state(
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    about, aligned = zeros(max_slots, ABOUT), zeros(max_slots, ALIGNED)
-    about[:, OUTPUT_START] = about[:, CONTEXT_START] = VACANT
-    aligned[:, SEEN] = -1
+    slot_meta, align_state = zeros(max_slots, SLOT_META), zeros(max_slots, ALIGN_STATE)
+    slot_meta[:, OUTPUT_START] = slot_meta[:, CONTEXT_START] = VACANT
+    align_state[:, SEEN] = -1
     return StepState(
-        zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), about, aligned,
-        zeros(max_slots, WINDOW, dtype=torch.int16), zeros(max_slots, EDITS, EDIT),
-        zeros(max_slots, 1 << recent_bits(max_context_len), WAYS),
+        zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), slot_meta, align_state,
+        zeros(max_slots, WINDOW, dtype=torch.int16), zeros(max_slots, MAX_EDITS, EDIT),
+        zeros(max_slots, 1 << context_index_bits(max_context_len), WAYS),
     )  # fmt: skip
 
 
-def about_request(
-    base: int, num_tokens: int, capacity: int, output_start: int, use_context: bool
-) -> npt.NDArray[np.int32]:
-    """[ABOUT] int32: a slot's row of ``about`` for a request.
+def store_prediction(state: StepState, base: int, tokens: npt.NDArray[np.int32]) -> None:
+    """Upload a prediction to its pages and index it there. tokens: [n] int32, n >= 1; do not change it after."""
+    _upload(tokens, state.prediction_tokens[base : base + len(tokens)])
+    build_index(*state[:3], base, len(tokens), index_bits(whole_pages(len(tokens))))
+
+
+def occupy_slot(
+    state: StepState, slot: int, base: int, num_tokens: int, prompt_len: int, use_context: bool
+) -> None:
+    """Give a slot to a request; the next step starts over.
 
     Args:
-        base: where its prediction begins in the arena.
+        state: changed in place.
+        slot: which one.
+        base: where its prediction lies, see `store_prediction`.
         num_tokens: tokens of the prediction; 0 is none.
-        capacity: tokens of the prediction's pages, which its index was built for (`index_bits`).
-        output_start: tokens of its prompt.
+        prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
     """
-    about = np.zeros(ABOUT, dtype=np.int32)
-    about[[TEXT_BASE, TEXT_LEN, TEXT_SHIFT]] = base, num_tokens, 32 - index_bits(capacity)
-    about[[OUTPUT_START, CONTEXT_START]] = output_start, 0 if use_context else VACANT
-    return about
+    shift = 32 - index_bits(whole_pages(num_tokens))
+    _write_meta(state, slot, base, num_tokens, shift, prompt_len, 0 if use_context else VACANT)
+    state.align_state[slot, SEEN] = -1
+
+
+def vacate_slot(state: StepState, slot: int) -> None:
+    """Nothing is drafted for the slot any more."""
+    _write_meta(state, slot, 0, 0, 0, VACANT, VACANT)
+
+
+def state_of(
+    predictions: Sequence[Sequence[int]], prompt_lens: Sequence[int], max_context_len: int, use_context: bool
+) -> StepState:
+    """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
+    capacities = [whole_pages(len(prediction)) for prediction in predictions]
+    state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
+    base = 0
+    for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
+        if len(prediction):
+            store_prediction(state, base, np.array(prediction, dtype=np.int32))
+        occupy_slot(state, slot, base, len(prediction), prompt_len, use_context)
+        base += capacities[slot]
+    return state
+
+
+def _write_meta(
+    state: StepState, slot: int, base: int, num_tokens: int, shift: int, output_start: int, context_start: int
+) -> None:
+    meta = np.zeros(SLOT_META, dtype=np.int32)
+    meta[[PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT]] = base, num_tokens, shift
+    meta[[OUTPUT_START, CONTEXT_START]] = output_start, context_start
+    _upload(meta, state.slot_meta[slot])
+
+
+def _upload(values: npt.NDArray[np.int32], out: torch.Tensor) -> None:
+    """Copy to the device, without the host waiting for it."""
+    source = torch.from_numpy(values)
+    if out.device.type == "cuda":
+        # PyTorch's pinned allocator keeps the block until the copy on this stream is done.
+        source = source.pin_memory()
+    out.copy_(source, non_blocking=True)

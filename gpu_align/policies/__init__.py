@@ -44,10 +44,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 #: Spec factor of Arctic's suffix decoding -> a name; "suffix_decoding" is its default, 1.
 _FACTORS = {1: "suffix_decoding", 2: "suffix_decoding_2", 4: "suffix_decoding_4", 16: "suffix_decoding_16"}
 
-#: The same for policies whose code is somebody else's package; what they raise without it says how to get it.
+#: The same for policies that use another package; the error that they raise without it says how to get it.
 OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
     **{name: partial(SuffixDecoding, factor, name=name) for factor, name in _FACTORS.items()},
-    # A tree twice as deep: a draft of K = 64 still fits under a match as long. More than the tree's default.
+    # A tree of twice the default depth: it holds a match of 64 tokens and a draft of as many.
     **{
         f"{name}_deep": partial(SuffixDecoding, factor, max_tree_depth=128, name=f"{name}_deep")
         for factor, name in _FACTORS.items()
@@ -57,11 +57,6 @@ OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
 
 #: The same for policies that draft from recipes, which are tokens of one tokenizer.
 RECIPE_POLICIES: dict[str, Callable[[RecipeRows], Policy]] = {"recipe_pack": RecipeLookup}
-
-
-def available_policies() -> list[str]:
-    """The names of `POLICIES`, and of `OPTIONAL_POLICIES` where their package can be imported."""
-    return [*POLICIES, *(OPTIONAL_POLICIES if suffix_decoding_available() else ())]
 
 
 __all__ = [
@@ -79,7 +74,6 @@ __all__ = [
     "RecipeRows",
     "StaticText",
     "SuffixDecoding",
-    "available_policies",
     "guess_line_end",
     "line_end_test",
     "prompt_lookup_transformers",

@@ -1,4 +1,4 @@
-"""What every policy of this package needs: checked arguments and the three token lists."""
+"""What the policies share: checked arguments, the three token lists, a cursor in the prediction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SequencePolicy(Policy):
     def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
         self._prompt = check_tokens("prompt", prompt)
         self._prediction = check_tokens("prediction", prediction)
-        self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens, minimum=1)
+        self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
         self._output = []
         self._begin()
 
@@ -60,7 +60,33 @@ class SequencePolicy(Policy):
 
     @abstractmethod
     def _advance(self, tokens: list[int]) -> None:
-        """Take one step's tokens; they are already at the end of ``self._output``."""
+        """Take one step's tokens; `self._output` ends in them already."""
+
+
+class CursorPolicy(SequencePolicy):
+    """A policy that drafts from one position in the prediction: a subclass moves `_cursor` in `_advance`.
+
+    ::
+
+        draft = prediction[cursor : cursor + K], or nothing while cursor is None
+    """
+
+    _cursor: int | None
+
+    def _begin(self) -> None:
+        self._cursor = 0
+
+    def _draft(self) -> list[int]:
+        if self._cursor is None:
+            return []
+        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
+
+
+def follow(text: list[int], cursor: int | None, tokens: list[int]) -> int | None:
+    """The cursor behind `tokens` where they are what stands in `text` at `cursor`, else None."""
+    if cursor is None or text[cursor : cursor + len(tokens)] != tokens:
+        return None
+    return cursor + len(tokens)
 
 
 def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
@@ -77,8 +103,8 @@ def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
     return checked
 
 
-def check_count(name: str, value: int, minimum: int) -> int:
-    """An int of at least ``minimum``, or an error that names the argument."""
+def check_count(name: str, value: int, minimum: int = 1) -> int:
+    """An int of at least `minimum`, or an error that names the argument."""
     try:
         count = operator.index(value)
     except TypeError:

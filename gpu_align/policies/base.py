@@ -19,6 +19,9 @@ class Policy(ABC):
 
     A policy sees a token only after ``extend`` gave it; `propose` may be called before the first
     ``extend`` (drafting in the prefill step).
+
+    A policy may have two more attributes about its last draft: ``source``, a `gpu_align.Source`, and
+    ``confidence``, for each token the estimated probability that it is accepted if those before it are.
     """
 
     #: The name used on the command line and in reports.

@@ -1,11 +1,11 @@
-"""Follow the prediction until the first mismatch, then never again."""
+"""Follow the prediction until the first mismatch, then stop drafting."""
 
 from __future__ import annotations
 
-from gpu_align.policies._sequence import SequencePolicy
+from gpu_align.policies._sequence import CursorPolicy, follow
 
 
-class Cursor(SequencePolicy):
+class Cursor(CursorPolicy):
     """The simplest predicted output: one cursor, no realignment.
 
     ::
@@ -27,21 +27,6 @@ class Cursor(SequencePolicy):
 
     def __init__(self, name: str = "cursor") -> None:
         super().__init__(name)
-        self._cursor = 0
-        self._aligned = True
-
-    def _begin(self) -> None:
-        self._cursor = 0
-        self._aligned = True
-
-    def _draft(self) -> list[int]:
-        if not self._aligned:
-            return []
-        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
 
     def _advance(self, tokens: list[int]) -> None:
-        if not self._aligned:
-            return
-        end = self._cursor + len(tokens)
-        self._aligned = self._prediction[self._cursor : end] == tokens
-        self._cursor = end
+        self._cursor = follow(self._prediction, self._cursor, tokens)

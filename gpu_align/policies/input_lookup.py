@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_align.policies._sequence import SequencePolicy, check_count
+from gpu_align.policies._sequence import SequencePolicy, check_count, follow
 
 
 class InputLookup(SequencePolicy):
@@ -45,22 +45,19 @@ class InputLookup(SequencePolicy):
         name: str = "input_lookup_node_llama_cpp",
     ) -> None:
         super().__init__(name)
-        self._pattern_min = check_count("pattern_min", pattern_min, minimum=1)
+        self._pattern_min = check_count("pattern_min", pattern_min)
         self._pattern_max: int | None = None
         if pattern_max is not None:
             self._pattern_max = check_count("pattern_max", pattern_max, minimum=self._pattern_min)
-        self._prediction_min = check_count("prediction_min", prediction_min, minimum=1)
-        self._prediction_max = max(
-            self._pattern_min, check_count("prediction_max", prediction_max, minimum=1)
-        )
-        self._begin()
+        self._prediction_min = check_count("prediction_min", prediction_min)
+        self._prediction_max = max(self._pattern_min, check_count("prediction_max", prediction_max))
 
     def _begin(self) -> None:
         self._input = self._prompt + self._prediction
         self._positions: dict[int, list[int]] = {}
-        for at, token in enumerate(self._input):
-            self._positions.setdefault(token, []).append(at)
-        # end in the input -> length of the common suffix of input[:end] and the state, where > 0
+        for position, token in enumerate(self._input):
+            self._positions.setdefault(token, []).append(position)
+        # End position in the input -> length of the common suffix of input[:end] and the state, where > 0.
         self._lengths = {end: n for end, n in enumerate(_suffix_lengths(self._input)) if n > 0}
         self._match_end: int | None = None
 
@@ -84,12 +81,10 @@ class InputLookup(SequencePolicy):
         return best
 
     def _advance(self, tokens: list[int]) -> None:
-        if self._match_end is not None:
-            end = self._match_end + len(tokens)
-            self._match_end = end if self._input[self._match_end : end] == tokens else None
+        self._match_end = follow(self._input, self._match_end, tokens)
         for token in tokens:
             before = self._lengths
-            self._lengths = {at + 1: before.get(at, 0) + 1 for at in self._positions.get(token, ())}
+            self._lengths = {end + 1: before.get(end, 0) + 1 for end in self._positions.get(token, ())}
 
 
 def _suffix_lengths(tokens: list[int]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gpu_align.policies._sequence import SequencePolicy
+from gpu_align.policies._sequence import CursorPolicy
 
 _Int = npt.NDArray[np.int64]
 
@@ -80,7 +80,7 @@ class MyersFrontier:
             self._furthest[moving] += 1
 
 
-class Myers(SequencePolicy):
+class Myers(CursorPolicy):
     """Cursor at the end of the shortest edit script from the prediction to the output so far.
 
     ::
@@ -107,16 +107,10 @@ class Myers(SequencePolicy):
 
     def __init__(self, name: str = "myers") -> None:
         super().__init__(name)
-        self._begin()
 
     def _begin(self) -> None:
+        super()._begin()
         self._frontier = MyersFrontier(self._prediction)
-        self._cursor: int | None = 0
-
-    def _draft(self) -> list[int]:
-        if self._cursor is None:
-            return []
-        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
 
     def _advance(self, tokens: list[int]) -> None:
         self._frontier.append(tokens)

@@ -37,8 +37,8 @@ class OpenAI(SequencePolicy):
 
     def __init__(self, lookahead: int = 16, resume_after: int = 32, name: str = "openai") -> None:
         super().__init__(name)
-        self._lookahead = check_count("lookahead", lookahead, minimum=1)
-        self._resume_after = check_count("resume_after", resume_after, minimum=1)
+        self._lookahead = check_count("lookahead", lookahead)
+        self._resume_after = check_count("resume_after", resume_after)
         self._begin()
 
     def _begin(self) -> None:
@@ -66,13 +66,13 @@ class OpenAI(SequencePolicy):
         self.rejected += len(self._offered) - matched
         self._offered = []
         first = len(self._output) - len(tokens)
-        for at in range(first, len(self._output)):
-            self._take(at)
+        for position in range(first, len(self._output)):
+            self._pass(position)
 
-    def _take(self, at: int) -> None:
-        """Move past output token ``at``."""
+    def _pass(self, position: int) -> None:
+        """Move past the output token at `position`."""
         if self._aligned:
-            if self._prediction[self._cursor : self._cursor + 1] == [self._output[at]]:
+            if self._prediction[self._cursor : self._cursor + 1] == [self._output[position]]:
                 self._cursor += 1
             else:
                 self._aligned = False
@@ -81,7 +81,7 @@ class OpenAI(SequencePolicy):
         self._since_divergence += 1
         if self._since_divergence < self._resume_after:
             return
-        ends = self._ends_of(self._output[at + 1 - self._resume_after : at + 1])
+        ends = self._ends_of(self._output[position + 1 - self._resume_after : position + 1])
         if ends:
             self._cursor = next((end for end in ends if end > self._cursor), ends[-1])
             self._aligned = True

@@ -49,16 +49,15 @@ class PromptLookup(SequencePolicy):
         name: str = "prompt_lookup",
     ) -> None:
         super().__init__(name)
-        self._pattern_min = check_count("pattern_min", pattern_min, minimum=1)
+        self._pattern_min = check_count("pattern_min", pattern_min)
         self._pattern_max = check_count("pattern_max", pattern_max, minimum=self._pattern_min)
-        self._prediction_min = check_count("prediction_min", prediction_min, minimum=1)
+        self._prediction_min = check_count("prediction_min", prediction_min)
         self._prediction_max: int | None = None
         if prediction_max is not None:
             self._prediction_max = check_count("prediction_max", prediction_max, minimum=self._prediction_min)
         if tie not in ("latest", "earliest"):
             raise ValueError(f"tie: expected 'latest' or 'earliest', got {tie!r}")
         self._keep_first = tie == "earliest"
-        self._begin()
 
     def _begin(self) -> None:
         self._text: list[int] = []

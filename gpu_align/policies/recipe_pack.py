@@ -27,7 +27,7 @@ class RecipeRows(Protocol):
 
 
 class RecipeLookup(SequencePolicy):
-    """A lookup table and nothing else: the prediction is never looked at.
+    """A lookup table and nothing else: the prediction is not used.
 
     ::
 
@@ -37,7 +37,7 @@ class RecipeLookup(SequencePolicy):
                 return its continuation, as far as survival >= min_survival
 
     The longest context decides, also where its continuation is empty or not likely enough. A continuation is as
-    long as the table has it, a few tokens; it is not looked up further at its end.
+    long as the table has it, a few tokens; its end is not looked up again.
 
     Args:
         recipes: the table, of `gpu_align.RecipePack.tokenize`.
@@ -64,7 +64,7 @@ class RecipeLookup(SequencePolicy):
         for context, length, tokens, count in zip(contexts, lengths, continuations, drafts, strict=True):
             self._continuations[tuple(context[length - 1 :: -1])] = tokens[:count]
         self._lengths = sorted(set(lengths.tolist()), reverse=True)
-        self._tail: list[int] = []
+        self._longest = max(self._lengths, default=1)
 
     def _begin(self) -> None:
         self._tail = self._prompt[-self._longest :]
@@ -73,12 +73,6 @@ class RecipeLookup(SequencePolicy):
         self._tail = (self._tail + tokens)[-self._longest :]
 
     def _draft(self) -> list[int]:
-        for length in self._lengths:
-            found = self._continuations.get(tuple(self._tail[-length:]))
-            if found is not None:
-                return list(found)
-        return []
-
-    @property
-    def _longest(self) -> int:
-        return self._lengths[0] if self._lengths else 1
+        contexts = (tuple(self._tail[-length:]) for length in self._lengths)
+        found = next((context for context in contexts if context in self._continuations), None)
+        return [] if found is None else list(self._continuations[found])

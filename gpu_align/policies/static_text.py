@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Literal
 
-from gpu_align.policies._sequence import SequencePolicy
+from gpu_align.policies._sequence import CursorPolicy, follow
 
 Aligner = Literal["auto", "rapidfuzz", "difflib"]
 
@@ -15,21 +15,21 @@ Aligner = Literal["auto", "rapidfuzz", "difflib"]
 GUESSED_LINE_LENGTH = 10
 
 
-class StaticText(SequencePolicy):
-    """Follow the prediction; when lost, align whole lines each time a line is completed.
+class StaticText(CursorPolicy):
+    """Follow the prediction; when diverged, align whole lines each time a line is completed.
 
     A line is a run of tokens up to and including one for which ``ends_line`` is true. ::
 
         cursor = 0
         each step:
             if the new tokens are prediction[cursor : cursor + n]: cursor += n
-            else: lost, until an attempt succeeds
-            if lost and a line was completed since the last attempt:
+            else: diverged, until an attempt succeeds
+            if diverged and a line was completed since the last attempt:
                 align all completed output lines with the lines of the prediction
                 if the last completed line is matched, to prediction line i,
                 and the tokens since then are a prefix of line i + 1 without its line end:
-                    cursor = that place in line i + 1
-            draft = prediction[cursor : cursor + K] unless lost
+                    cursor = that position in line i + 1
+            draft = prediction[cursor : cursor + K] unless diverged
 
     Args:
         ends_line: says of a token id whether its text contains a newline, see `line_end_test`; asked once
@@ -72,38 +72,30 @@ class StaticText(SequencePolicy):
         self._align = _last_match_rapidfuzz if self.aligner == "rapidfuzz" else _last_match_difflib
         self._ends_line = guess_line_end if ends_line is None else ends_line
         self._is_end: dict[int, bool] = {}
-        self._begin()
 
     def _begin(self) -> None:
+        super()._begin()
         self._line_ids: dict[tuple[int, ...], int] = {}
         self._lines: list[list[int]] = [[]]
         self._line_starts = [0]
-        for at, token in enumerate(self._prediction):
+        for position, token in enumerate(self._prediction):
             self._lines[-1].append(token)
             if self._is_line_end(token):
                 self._lines.append([])
-                self._line_starts.append(at + 1)
+                self._line_starts.append(position + 1)
         self._predicted_ids = [self._line_id(line) for line in self._lines]
         self._completed_ids: list[int] = []
         self._current: list[int] = []
-        self._cursor: int | None = 0
         self._may_attempt = False
 
     def _is_line_end(self, token: int) -> bool:
-        known = self._is_end.get(token)
-        if known is None:
-            known = bool(self._ends_line(token))
-            self._is_end[token] = known
-        return known
+        if token not in self._is_end:
+            self._is_end[token] = bool(self._ends_line(token))
+        return self._is_end[token]
 
     def _line_id(self, line: list[int]) -> int:
         """A small int for each distinct line: both aligners then compare lines exactly, and fast."""
         return self._line_ids.setdefault(tuple(line), len(self._line_ids))
-
-    def _draft(self) -> list[int]:
-        if self._cursor is None:
-            return []
-        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
 
     def _advance(self, tokens: list[int]) -> None:
         for token in tokens:
@@ -112,9 +104,7 @@ class StaticText(SequencePolicy):
                 self._completed_ids.append(self._line_id(self._current))
                 self._current = []
                 self._may_attempt = True
-        if self._cursor is not None:
-            end = self._cursor + len(tokens)
-            self._cursor = end if self._prediction[self._cursor : end] == tokens else None
+        self._cursor = follow(self._prediction, self._cursor, tokens)
         if self._cursor is None and self._completed_ids and self._may_attempt:
             self._cursor = self._attempt()
             self._may_attempt = False

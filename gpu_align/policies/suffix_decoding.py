@@ -62,7 +62,7 @@ class SuffixDecoding(SequencePolicy):
             raise ValueError(f"min_token_prob: expected 0 <= p <= 1, got {min_token_prob}")
         self._max_spec_factor = float(max_spec_factor)
         self._min_token_prob = float(min_token_prob)
-        self._max_tree_depth = check_count("max_tree_depth", max_tree_depth, minimum=1)
+        self._max_tree_depth = check_count("max_tree_depth", max_tree_depth)
         if earlier is not None and earlier.max_tree_depth != self._max_tree_depth:
             raise ValueError(
                 f"earlier: expected a tree of depth {self._max_tree_depth}, got one of {earlier.max_tree_depth}"
@@ -133,17 +133,8 @@ def _cache(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
         # By name: no type checker will find it, as it is a dependency of nothing.
         module: Any = importlib.import_module("arctic_inference.suffix_decoding")
     except ImportError as error:
-        raise MissingSuffixDecodingError() from error
+        # No extra has arctic-inference, because it would bring an engine of its own.
+        how = "In a checkout: python -m benchmarks.quality.build_suffix_peer, then PYTHONPATH=.cache/suffix_peer"
+        tree = "the suffix tree of arctic-inference"
+        raise MissingExtraError("the suffix_decoding policy", tree, how=how) from error
     return module.SuffixDecodingCache(max_tree_depth, max_cached_requests=max_cached_requests)
-
-
-class MissingSuffixDecodingError(MissingExtraError):
-    """arctic-inference is in no extra: it would bring its own engine."""
-
-    def __init__(self) -> None:
-        self.extra = ""
-        ImportError.__init__(
-            self,
-            "the suffix_decoding policy needs the suffix tree of arctic-inference. In a checkout: "
-            "python -m benchmarks.quality.build_suffix_peer, then PYTHONPATH=.cache/suffix_peer",
-        )

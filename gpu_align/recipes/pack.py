@@ -1,43 +1,34 @@
-"""Recipe packs: what usually follows what, learned from texts and told in words, for any tokenizer to read."""
+"""Recipe packs: what usually follows what, learned from texts and kept as words, for any tokenizer to read."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..ops.recipe import Recipes
-from .tokenize import tokenize
-from .words import words_of
+from ..ops.recipe_lookup import Recipes
+from .tokenize import Encode, tokenize
+from .words import Recipe, words_of
 
 #: The pack that comes with the library.
 SHIPPED = Path(__file__).with_name("base.json.gz")
 FORMAT = 1
-#: Words of a context, and how often it has to be seen.
+#: The most words of a context, and how often a context must be seen.
 MAX_WORDS, MIN_SEEN = 3, 3
-#: A recipe is at least this likely, or it takes back what a shorter context says.
+#: A recipe is at least this likely, or it contradicts a shorter context.
 MIN_LIKELY = 0.3
-#: A context says nothing new where it is within this of what a shorter one says already.
+#: A context says nothing new where its probability is within this of a shorter context's.
 SAME = 0.1
-#: Bins that the calibration holds an offset for, by the probability that the counts promise.
+#: The calibration has one offset for each of so many bins of equal width, by the probability that the counts give.
 NUM_BINS = 20
 
 
-class Recipe(NamedTuple):
-    """After `context`, `word` came `hits` times out of `seen`."""
-
-    context: tuple[str, ...]
-    word: str
-    hits: int
-    seen: int
-
-
 class PackError(ValueError):
-    """A file that is no recipe pack."""
+    """A file is not a recipe pack."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class RecipePack:
     Attributes:
         words: how often each word was seen.
         recipes: by context, shorter ones first.
-        calibration: [NUM_BINS], added to a probability by where from 0 to 1 it is; in between interpolated.
+        calibration: [NUM_BINS], added to a probability in the middle of a bin; interpolated between middles.
         made_by: the command that made it.
     """
 
@@ -58,16 +49,16 @@ class RecipePack:
 
     @classmethod
     def learn(cls, texts: Iterable[tuple[str, str]], made_by: str = "") -> RecipePack:
-        """Learn from texts: pairs of the source that a text belongs to, a project say, and the text itself.
+        """Learn from pairs of a source, a project for example, and a text of it.
 
-        What only one source writes is left out, unless there is only one. The same texts make the same pack,
-        whatever their order.
+        Recipes that only one source writes are left out, unless there is only one source. The order of the texts
+        does not matter.
         """
         seen = _Counts(texts)
         kept: dict[tuple[str, ...], tuple[str, float]] = {}
         recipes = []
         for context, following in sorted(seen.following.items(), key=lambda item: (len(item[0]), item[0])):
-            total = sum(following.values())
+            total = following.total()
             if total < MIN_SEEN:
                 continue
             word = min(following, key=lambda word: (-following[word], word))
@@ -92,11 +83,11 @@ class RecipePack:
 
     @classmethod
     def load(cls, path: Path | str | None = None) -> RecipePack:
-        """Read a pack; None is the one that comes with the library.
+        """Read a pack; None stands for the one that comes with the library.
 
         Raises:
-            PackError: the file is no pack; it says what is wrong.
-            OSError: it cannot be read.
+            PackError: the file is not a pack; the message says why.
+            OSError: the file cannot be read.
         """
         path = SHIPPED if path is None else Path(path)
         try:
@@ -127,19 +118,19 @@ class RecipePack:
         """The same pack with another calibration."""
         return replace(self, calibration=tuple(calibration))
 
-    def tokenize(self, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> Recipes:
+    def tokenize(self, encode: Encode) -> Recipes:
         """The pack in the tokens of one model, as `gpu_align.Drafter` takes it.
 
         Args:
-            encode: token ids of each of the texts, without special tokens.
+            encode: gives the token ids of each text, without special tokens.
 
-        A recipe whose context and word a tokenizer joins into one token is left out.
+        A recipe is left out where the tokenizer joins the end of its context and its word into one token.
         """
         return tokenize(self.words, self.recipes, self.calibration, encode)
 
 
 class _Counts:
-    """How often, and in how many sources, a word follows each context of up to `MAX_WORDS` words."""
+    """How often a word follows each context of up to `MAX_WORDS` words, and whether several sources write it."""
 
     def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
         self.words: Counter[str] = Counter()
@@ -149,7 +140,7 @@ class _Counts:
         names = set()
         for source, text in texts:
             names.add(source)
-            for context, word in _contexts(words_of(text)):
+            for context, word in _followed(words_of(text)):
                 if context:
                     self.following[context][word] += 1
                 else:
@@ -159,11 +150,11 @@ class _Counts:
         self._one = len(names) == 1
 
     def in_several(self, context: tuple[str, ...], word: str) -> bool:
-        """Whether two sources or more write it, or the only one there is."""
+        """Whether two or more sources write it, or the only source does."""
         return self._one or (context, word) in self._several
 
 
-def _contexts(words: list[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _followed(words: list[str]) -> Iterator[tuple[tuple[str, ...], str]]:
     for i, word in enumerate(words):
         for length in range(min(MAX_WORDS, i) + 1):
             yield tuple(words[i - length : i]), word

@@ -1,35 +1,31 @@
-"""From words to the tokens of one model: counts of tokens, what they promise, and continuations."""
+"""From words to the tokens of one model: counts of tokens, their probabilities, and continuations."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..ops.recipe import MAX_CONTEXT, MAX_TOKENS, Recipes
+from ..ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes
+from .words import Recipe
 
-if TYPE_CHECKING:
-    from .pack import Recipe
-
-#: A context that was seen seldom is believed less: the shorter context counts as much as so many more sights.
+#: The weight of the shorter context's probability, in counts: it matters less the more often a context was seen.
 PRIOR = 2
-#: What is taken for the shorter context's word where there is none, and its share of what the shorter one leaves.
+#: That probability where no shorter context is known; and its share of the rest where it expects another token.
 UNKNOWN, OTHER = 0.15, 0.2
-#: A continuation ends where it is less likely than this.
+#: A continuation ends where all of it is less likely than this.
 LEAST = 0.1
 
 Context = tuple[int, ...]
-#: Token ids of each of some texts, without special tokens.
+#: The likeliest next token of each context, and its probability.
+NextToken = dict[Context, tuple[int, float]]
+#: Texts -> the token ids of each, without special tokens.
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
 def tokenize(
-    words: Mapping[str, int],
-    recipes: Sequence[Recipe],
-    calibration: Sequence[float],
-    encode: Encode,
+    words: Mapping[str, int], recipes: Sequence[Recipe], calibration: Sequence[float], encode: Encode
 ) -> Recipes:
     """See `RecipePack.tokenize`."""
     next_token = _likely(*_count(words, recipes, _inside(encode)))
@@ -44,10 +40,10 @@ def tokenize(
 
 
 def _inside(encode: Encode) -> Encode:
-    """Tokens of texts as they are in the middle of longer ones.
+    """An encoder of texts that stand inside longer ones.
 
-    SentencePiece models put a space before what they are given, so that "(" is another token at the beginning of a
-    text than in it. Such a tokenizer is given a line end first, which it joins with nothing.
+    SentencePiece models put a space before a text, so that "(" at the beginning of a text is another token than
+    inside it. Such a tokenizer is given a line end first, which it joins with nothing and which is cut off again.
     """
     lead, alone, together = map(list, encode(["\n", "(", "\n("]))
     if together == lead + alone:
@@ -63,11 +59,9 @@ def _inside(encode: Encode) -> Encode:
 
 
 def _count(
-    words: Mapping[str, int],
-    recipes: Sequence[Recipe],
-    encode: Encode,
+    words: Mapping[str, int], recipes: Sequence[Recipe], encode: Encode
 ) -> tuple[dict[Context, Counter[int]], Counter[Context]]:
-    """How often which token follows a context of up to `MAX_CONTEXT` tokens, and how often the context is seen."""
+    """Counts of the tokens that follow each context of up to `MAX_CONTEXT` tokens, and of the contexts."""
     following: dict[Context, Counter[int]] = defaultdict(Counter)
     seen: Counter[Context] = Counter()
 
@@ -86,9 +80,9 @@ def _count(
     for recipe, tokens in zip(recipes, together, strict=True):
         context = [token for word in recipe.context for token in pieces[word]]
         if list(tokens[: len(context)]) != context or len(tokens) == len(context):
-            continue  # not cut at the word: where the word begins there is no place between two tokens
+            continue  # one token holds the end of the context and the beginning of the word
         enter(tokens, len(context), recipe.hits)
-        if len(recipe.context) > 1:  # that of one word is counted as a word
+        if len(recipe.context) > 1:  # a context of one word has been counted as a word
             seen[_last(context)] += recipe.seen
         for i in range(len(context) + 1, len(tokens)):
             seen[_last(tokens[:i])] += recipe.hits
@@ -99,11 +93,9 @@ def _last(tokens: Sequence[int]) -> Context:
     return tuple(tokens[-MAX_CONTEXT:])
 
 
-def _likely(
-    following: Mapping[Context, Counter[int]], seen: Mapping[Context, int]
-) -> dict[Context, tuple[int, float]]:
-    """The likeliest next token of each context, of equal ones the smallest id, and how likely it is."""
-    likely: dict[Context, tuple[int, float]] = {}
+def _likely(following: Mapping[Context, Counter[int]], seen: Mapping[Context, int]) -> NextToken:
+    """The likeliest next token of each context, the smallest id of equal ones, and its probability."""
+    likely: NextToken = {}
     for context in sorted(following, key=lambda context: (len(context), context)):
         counts = following[context]
         token = min(counts, key=lambda token: (-counts[token], token))
@@ -116,29 +108,22 @@ def _likely(
     return likely
 
 
-def _longest(tokens: Sequence[int], likely: Mapping[Context, tuple[int, float]]) -> tuple[int, float] | None:
-    """What the longest context at the end of `tokens` says."""
-    return next(_all(tokens, likely), None)
+def _longest(tokens: Sequence[int], likely: NextToken) -> tuple[int, float] | None:
+    """What follows the longest known context at the end of `tokens`."""
+    lengths = range(min(len(tokens), MAX_CONTEXT), 0, -1)
+    contexts = (tuple(tokens[-length:]) for length in lengths)
+    return next((likely[context] for context in contexts if context in likely), None)
 
 
-def _all(tokens: Sequence[int], likely: Mapping[Context, tuple[int, float]]) -> Iterator[tuple[int, float]]:
-    for length in range(min(len(tokens), MAX_CONTEXT), 0, -1):
-        found = likely.get(tuple(tokens[-length:]))
-        if found is not None:
-            yield found
-
-
-def _continue(context: Context, likely: Mapping[Context, tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """The likeliest continuation, and how likely all of it is up to each token."""
+def _continue(context: Context, likely: NextToken) -> tuple[list[int], list[float]]:
+    """The likeliest continuation, and for each of its tokens the probability of everything up to it."""
     tokens, alive = list(context), 1.0
     survival: list[float] = []
-    while len(survival) < MAX_TOKENS:
-        found = _longest(tokens, likely)
-        if found is None:
-            break
-        alive *= found[1]
+    while len(survival) < MAX_TOKENS and (found := _longest(tokens, likely)) is not None:
+        token, probability = found
+        alive *= probability
         if alive < LEAST:
             break
-        tokens.append(found[0])
+        tokens.append(token)
         survival.append(alive)
     return tokens[len(context) :], survival

@@ -1,7 +1,7 @@
-"""Deterministic replay of known outputs: how good is a drafter, without a GPU and without a model.
+"""Deterministic replay of known outputs: how good a drafter is, measured without a GPU and without a model.
 
-The known output plays the model. A policy drafts, the matching prefix is accepted, one token of the model
-follows, until the output ends; `replay` has the loop. From Python::
+The known output stands for the model. In each step a policy drafts, the matching prefix is accepted, and one token
+of the output follows; `replay` has the loop. From Python::
 
     from gpu_align import simulate
 

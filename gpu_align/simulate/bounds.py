@@ -1,12 +1,11 @@
 """What copying is worth at best: replays in which the choice of the draft knows the output.
 
-`bound` replays a record with a chooser that sees what comes: of the candidates it is given it takes the one that
-is right for longest, and drafts just the part that is right. With `everywhere` as candidates, any place in
-prediction or output, that is the clairvoyant bound. `perfect_choice` does the same with the candidates of a
-`Drafter`: what a perfect choice among those would be worth.
+`bound` replays a record with a chooser that sees the rest of the output: it takes the candidate that is right for
+longest, and drafts the part that is right. With `everywhere`, any position in prediction, prompt or output, this
+is the clairvoyant bound. `perfect_choice` does the same with the candidates of a `Drafter`: what a perfect choice
+among them would be worth.
 
-A draft here is a copy of one place. A drafter that makes edits again, in the middle of what it copies, is not
-bound by either.
+A draft here is a copy from one position. A drafter that replays edits inside of what it copies may exceed both.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from gpu_align.simulate.replay import Drafted, PairResult, verification_steps
 from gpu_align.simulate.step_candidates import CandidateReplay
 
 IntArray = NDArray[np.int64]
-#: ``candidates(record)`` is asked once a record; what it returns is called with the number of output tokens so
-#: far, which only grows, and gives the continuations to choose from. Only tokens before that point may be read.
+#: ``candidates(record)`` is called once a record; what it returns is called with the number of output tokens so
+#: far, which only grows, and gives the continuations to choose from.
 Candidates = Callable[[Record], Callable[[int], Iterable[Sequence[int] | IntArray]]]
 
 
@@ -62,13 +61,14 @@ def bound(
 
 
 def everywhere(record: Record) -> Callable[[int], Iterable[IntArray]]:
-    """Every place in prediction, prompt and output so far; looks ahead, and gives the best of each alone."""
-    prediction, prompt, output = _arrays(record)
-    context = np.concatenate([prompt, output])
+    """Every position in prediction, prompt and output so far; looks ahead, and gives the best of each text."""
+    prediction = np.asarray(record.prediction, np.int64)
+    context = np.asarray([*record.prompt, *record.output], np.int64)
 
     def best(done: int) -> list[IntArray]:
-        truth = output[done:]
-        texts = prediction, context[: len(prompt) + done]
+        now = len(record.prompt) + done
+        truth = context[now:]
+        texts = prediction, context[:now]
         return [text[start:] for text in texts if (start := _longest_at(text, truth)) is not None]
 
     return best
@@ -89,23 +89,21 @@ def perfect_choice(
             draft = the longest prefix of output[position:], up to K tokens, that one of its candidates starts with
 
     The candidates are those of `gpu_align.ops.draft`, computed by its references: the best matches in prediction
-    and context, and the places around the cursor.
+    and context, and the positions around the cursor.
 
     Args:
-        records: what to replay; the drafter has room for the longest of them.
+        records: what to replay; the drafter is large enough for the longest of them.
         num_draft_tokens: K, at least 1.
         config: which matches are candidates; the defaults if None.
         draft_in_prefill: let the prefill step verify drafts.
-        batch_size: records that are looked at side by side; the results do not depend on it.
+        batch_size: records that are replayed side by side; the results do not depend on it.
     """
     results: list[PairResult] = []
     width = max((len(r.prompt) + len(r.output) for r in records), default=1)
     for first in range(0, len(records), batch_size):
-        batch = CandidateReplay(records[first : first + batch_size], num_draft_tokens, config, width)
-        steps = [
-            verification_steps(record, num_draft_tokens, draft_in_prefill)
-            for record in records[first : first + batch_size]
-        ]
+        part = records[first : first + batch_size]
+        batch = CandidateReplay(part, num_draft_tokens, config, width)
+        steps = [verification_steps(record, num_draft_tokens, draft_in_prefill) for record in part]
         results += _choose_perfectly(batch, steps)
     return results
 
@@ -129,14 +127,8 @@ def _choose_perfectly(
         found = batch.look(slots, done[slots]).candidates
         right = batch.right(found, slots, done[slots]).max(axis=1)
         for slot, start, length in zip(slots, batch.num_prompt[slots] + done[slots], right, strict=True):
-            advance(int(slot), batch.context[slot, start : start + length].tolist())
+            advance(int(slot), batch.token_ids[slot, start : start + length].tolist())
     return [results[slot] for slot in range(len(steps))]
-
-
-def _arrays(record: Record) -> tuple[IntArray, IntArray, IntArray]:
-    texts = (np.asarray(tokens, np.int64) for tokens in (record.prediction, record.prompt, record.output))
-    prediction, prompt, output = texts
-    return prediction, prompt, output
 
 
 def _equal(candidate: Sequence[int] | IntArray, truth: IntArray) -> int:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+from gpu_align import RecipePack, Recipes
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.tokenizers import load_tokenizer
 
-if TYPE_CHECKING:
-    from gpu_align.ops.recipe import Recipes
-
-#: Instead of a file's name: the pack that comes with the library, and none at all.
+#: What may stand for a file's name: the pack that comes with the library, or no pack.
 SHIPPED_PACK, NO_PACK = "base", "off"
 
 
@@ -25,15 +22,15 @@ def tokenizer_of(records: Sequence[Record]) -> str | None:
 def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes | None:
     """The recipes of a pack in the records' tokens; None where their tokenizer is not known.
 
-    A pack is tokenized once for a tokenizer, in a few seconds, and kept.
+    A pack is tokenized once for each tokenizer, which takes a few seconds.
 
     Args:
         records: what is to be drafted.
         pack: a file of `RecipePack.save`, ``"base"``: the one that comes with the library, or ``"off"``.
 
     Raises:
-        PackError: the file is no pack.
-        OSError: it cannot be read.
+        PackError: the file is not a pack.
+        OSError: the file cannot be read.
         ValueError: the tokenizer cannot be loaded.
     """
     name = tokenizer_of(records)
@@ -42,9 +39,6 @@ def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes 
 
 @lru_cache(maxsize=8)
 def _tokenized(pack: str, tokenizer: str) -> Recipes:
-    # Imported here: the other policies run without torch.
-    from gpu_align.recipes import RecipePack
-
     encode = load_tokenizer(tokenizer).encode
     loaded = RecipePack.load(None if pack == SHIPPED_PACK else pack)
     return loaded.tokenize(lambda texts: [encode(text) for text in texts])

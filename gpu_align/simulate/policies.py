@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_align.policies.base import Policy
+from gpu_align.config import DrafterConfig
+from gpu_align.policies import (
+    OPTIONAL_POLICIES,
+    POLICIES,
+    RECIPE_POLICIES,
+    Policy,
+    StaticText,
+    suffix_decoding_available,
+)
+from gpu_align.simulate.drafter_policy import DrafterPolicy
 from gpu_align.simulate.packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.tokenizers import line_ending_ids, load_tokenizer
 
-if TYPE_CHECKING:
-    from gpu_align.config import DrafterConfig
-
 #: This library's drafter.
 OURS = "gpu_align"
-#: Settings of a `DrafterConfig` along the trade-off, from few rejected drafts to few steps.
+#: Fields of `DrafterConfig` along the trade-off, from few rejected drafts to few steps.
 SWEEP: tuple[dict[str, Any], ...] = (
     {"length_factor": 0.5, "min_survival": 0.97, "min_survival_recipe": 1},
     {"length_factor": 0.5, "min_survival": 0.95, "min_survival_recipe": 0.9},
@@ -35,23 +41,20 @@ SWEEP: tuple[dict[str, Any], ...] = (
 
 
 def setting_name(setting: Mapping[str, Any], pack: str = SHIPPED_PACK) -> str:
-    """What our drafter is called in reports: ``gpu_align`` by default, else with its settings and its recipes."""
+    """Our drafter's name in reports: ``gpu_align``, then its settings and its recipes where not the default."""
     recipes = {} if pack == SHIPPED_PACK else {"recipes": pack}
     return " ".join([OURS, *(f"{name}={value}" for name, value in {**setting, **recipes}.items())])
 
 
 def policy_names() -> list[str]:
     """Every policy: ours, then those of `gpu_align.policies` in their order."""
-    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
-
     return [OURS, *POLICIES, *RECIPE_POLICIES, *OPTIONAL_POLICIES]
 
 
 def runnable_policy_names(with_recipes: bool = False) -> list[str]:
-    """Those of `policy_names` that need no package that is not installed, and no recipes unless there are any."""
-    from gpu_align.policies import RECIPE_POLICIES, available_policies
-
-    return [OURS, *available_policies(), *(RECIPE_POLICIES if with_recipes else ())]
+    """Those of `policy_names` whose packages are installed; those that draft from recipes only `with_recipes`."""
+    optional = OPTIONAL_POLICIES if suffix_decoding_available() else ()
+    return [OURS, *POLICIES, *optional, *(RECIPE_POLICIES if with_recipes else ())]
 
 
 def make_policies(
@@ -66,8 +69,8 @@ def make_policies(
     Each setting holds fields of `DrafterConfig`, like those of `SWEEP`; an empty one is the default.
 
     Where all records name the same tokenizer, ours drafts from recipes, too, and ``static_text``, which works on
-    lines, is told which tokens end one. Otherwise ours has none, which its name then says, ``static_text``
-    guesses, and ``recipe_pack``, which has nothing but recipes, cannot run.
+    lines, gets the tokens that end a line. Otherwise ours has no recipes, and its name says so, ``static_text``
+    guesses, and ``recipe_pack``, which drafts from recipes alone, cannot run.
 
     Args:
         names: each one of `policy_names`.
@@ -77,21 +80,15 @@ def make_policies(
         recipes: the file of a `RecipePack`, ``"base"``: the pack that comes with the library, or ``"off"``: none.
 
     Raises:
-        ValueError: a name is not one of `policy_names`, a policy needs recipes and there are none, or what
-            should be a pack is none.
+        ValueError: a name is not one of `policy_names`, a policy needs recipes and there are none, or the file
+            is not a pack.
         OSError: the pack cannot be read.
         MissingExtraError: a policy's package is not installed.
     """
-    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES, StaticText
-
     factories = {**POLICIES, **OPTIONAL_POLICIES}
-
     policies: list[Policy] = []
     for name in names:
         if name == OURS:
-            # Imported here: the other policies run without torch.
-            from gpu_align.simulate.drafter_policy import DrafterPolicy
-
             known = recipes_for(records, recipes)
             pack = NO_PACK if known is None else recipes
             for setting in settings:
@@ -102,9 +99,9 @@ def make_policies(
         elif name in RECIPE_POLICIES:
             known = recipes_for(records, recipes)
             if known is None:
-                raise ValueError(
-                    f"policy {name!r}: drafts from recipes, and there are none: {_why_none(recipes)}"
-                )
+                off = recipes == NO_PACK
+                why = "they are off" if off else "the records do not all name the same tokenizer"
+                raise ValueError(f"policy {name!r}: drafts from recipes, and there are none: {why}")
             policies.append(RECIPE_POLICIES[name](known))
         elif name in factories:
             policies.append(factories[name]())
@@ -113,18 +110,12 @@ def make_policies(
     return policies
 
 
-def _why_none(pack: str) -> str:
-    return "they are off" if pack == NO_PACK else "the records do not all name the same tokenizer"
-
-
 def config_of(setting: Mapping[str, Any]) -> DrafterConfig:
     """The `DrafterConfig` with these fields and the defaults of the others.
 
     Raises:
         ValueError: a value outside its domain.
     """
-    from gpu_align.config import DrafterConfig
-
     return DrafterConfig(**setting)
 
 

@@ -1,4 +1,4 @@
-"""Reading edit pairs: JSON lines, plain or gzipped, with token ids or with text."""
+"""Reads edit pairs: JSON lines, plain or gzipped, with token ids or with text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Record:
         prompt: tokens before the output; may be empty.
         prediction: what the user expected; may be empty.
         output: what the model writes; at least one token.
-        tokenizer: the tokenizer that the ids belong to, or None where nobody said.
+        tokenizer: the tokenizer that the ids belong to, None where it is not known.
     """
 
     id: str
@@ -39,10 +39,10 @@ class Record:
 
 
 class RecordError(ValueError):
-    """A line that is not a record.
+    """A line is not a record.
 
     Attributes:
-        line: its number in the file, from 1; 0 where the file as a whole is at fault.
+        line: its number in the file, from 1; 0 for an error of the whole file.
     """
 
     def __init__(self, line: int, message: str) -> None:
@@ -69,10 +69,9 @@ def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:
         tokenizer: ``"tekken"``, or what transformers can load; for records that name none.
 
     Raises:
-        RecordError: the first line that is no record, with its number; or a file without records, or one
-            that is no gzip file inside.
+        RecordError: a line is not a record, and its number; or the file has no records, or damaged gzip data.
         OSError: the file cannot be read.
-        MissingExtraError: a tokenizer is wanted whose package is not installed.
+        MissingExtraError: a tokenizer's package is not installed.
     """
     records = [_parse(line, text, tokenizer) for line, text in _lines(path) if text.strip()]
     if not records:
@@ -137,40 +136,31 @@ def _parse(line: int, raw: bytes, default_tokenizer: str | None) -> Record:
 
 
 def _tokens(
-    line: int,
-    fields: dict[str, Any],
-    field: str,
-    encoder: Callable[[], TextTokenizer],
-    required: bool = True,
+    line: int, fields: dict[str, Any], field: str, encoder: Callable[[], TextTokenizer], required: bool = True
 ) -> list[int]:
     """The token ids of `field`, or of ``field_text`` encoded; [] where an optional field is absent."""
     text_field = f"{field}_text"
     given = [name for name in (field, text_field) if name in fields]
     if len(given) == 2:
         raise RecordError(line, f'expected "{field}" or "{text_field}", found both')
-    if not given:
-        if required:
-            raise RecordError(line, f'field "{field}" (or "{text_field}") is missing')
-        return []
-    value = fields[given[0]]
-    if given[0] == text_field:
-        return _encode(line, text_field, value, encoder)
+    if not given and required:
+        raise RecordError(line, f'field "{field}" (or "{text_field}") is missing')
+    if text_field in given:
+        return _encode(line, text_field, fields[text_field], encoder)
+    value = fields.get(field)
     if value is None and not required:
         return []
     if not isinstance(value, list):
         raise RecordError(line, f'"{field}": expected a list of token ids, found {_kind(value)}')
-    # type() and not isinstance(): True is an int in Python, but no token id.
-    if set(map(type, value)) - {int}:
-        index = next(i for i, token in enumerate(value) if type(token) is not int)
-        raise RecordError(
-            line, f'"{field}"[{index}]: expected an integer token id, found {_kind(value[index])}'
-        )
-    if value and not (min(value) >= 0 and max(value) <= MAX_TOKEN_ID):
-        index = next(i for i, token in enumerate(value) if not 0 <= token <= MAX_TOKEN_ID)
-        found = str(value[index]) if abs(value[index]) < 10**30 else "a number of more than 30 digits"
-        raise RecordError(
-            line, f'"{field}"[{index}]: expected a token id from 0 to {MAX_TOKEN_ID}, found {found}'
-        )
+    for index, token in enumerate(value):
+        # type() and not isinstance(): True is an int in Python, but not a token id.
+        if type(token) is int and 0 <= token <= MAX_TOKEN_ID:
+            continue
+        expected, found = "an integer token id", _kind(token)
+        if type(token) is int:
+            expected = f"a token id from 0 to {MAX_TOKEN_ID}"
+            found = str(token) if abs(token) < 10**30 else "a number of more than 30 digits"
+        raise RecordError(line, f'"{field}"[{index}]: expected {expected}, found {found}')
     return value
 
 
@@ -180,9 +170,8 @@ def _encode(line: int, field: str, value: object, encoder: Callable[[], TextToke
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise RecordError(
-            line, f'"{field}": expected text, found a lone surrogate at {error.start}'
-        ) from error
+        message = f'"{field}": expected text, found a lone surrogate at {error.start}'
+        raise RecordError(line, message) from error
     return encoder().encode(value.replace("\r\n", "\n").replace("\r", "\n"))
 
 

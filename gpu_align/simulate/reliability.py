@@ -1,4 +1,4 @@
-"""Does confidence mean what it says? Draft tokens counted by what was promised and what came."""
+"""Is a confidence the share that is accepted? Draft tokens counted by confidence and by acceptance."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Decile(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """``accepted - confidence``: above 0 where the drafter is too modest."""
+        """``accepted - confidence``: above 0 where the confidence is too low."""
         return self.accepted - self.confidence
 
 
 @dataclass
 class Reliability:
-    """Counts of draft tokens that were verified, the first wrong one of a draft included, those behind it not.
+    """Counts of verified draft tokens: of each draft those up to the first wrong one, and that one.
 
-    A draft token's confidence is the probability that it is accepted *given the ones before it*. So it is put to
-    the test only where those were accepted.
+    A draft token's confidence is the probability that it is accepted *given the ones before it*. It says nothing
+    of the tokens behind a wrong one.
 
     Attributes:
         drafts: [NUM_BINS] int64, tokens a bin; bin i holds ``i / NUM_BINS <= p < (i + 1) / NUM_BINS``, or p = 1.
@@ -63,7 +63,7 @@ class Reliability:
         values = np.asarray(confidence, np.float64)
         if values.size == 0:
             return
-        # Written so that NaN is refused, too.
+        # In this form the check refuses NaN, too.
         if not (values.min() >= 0 and values.max() <= 1):
             raise ValueError(f"confidence: expected 0 <= p <= 1, found {values.min()} to {values.max()}")
         bins = np.minimum((values * NUM_BINS).astype(np.int64), NUM_BINS - 1)

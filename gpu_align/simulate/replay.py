@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +17,8 @@ from gpu_align.simulate.records import Record
 from gpu_align.simulate.reliability import Reliability
 
 
-@runtime_checkable
-class TellsSource(Protocol):
-    """A policy that says where its last draft came from."""
-
-    @property
-    def source(self) -> int:
-        """The `gpu_align.Source` of the draft that `propose` returned last."""
-
-
-@runtime_checkable
-class TellsConfidence(Protocol):
-    """A policy that says how sure it is of each token of its last draft."""
-
-    @property
-    def confidence(self) -> Sequence[float]:
-        """For each token `propose` returned last, the probability that it is accepted if those before it are."""
-
-
 class Drafted(NamedTuple):
-    """One draft, with what the policy tells about it."""
+    """One draft, its source and confidence where the policy tells them, and its drafting time, ns."""
 
     tokens: Sequence[int]
     source: int | None = None
@@ -68,7 +51,7 @@ class PairResult:
     propose_ns: list[int] = field(repr=False)
     origins: NDArray[np.uint8] = field(repr=False)
     step_of: NDArray[np.int32] = field(repr=False)
-    rejected_from: dict[int, int] = field(default_factory=dict)
+    rejected_from: Counter[int] = field(default_factory=Counter)
     reliability: Reliability = field(default_factory=Reliability, repr=False)
 
 
@@ -101,7 +84,7 @@ def replay(
     gives 5; the draft [6, 7] is accepted and the model adds 8; the draft [9] is behind the mismatch, so a
     policy that stops there drafts nothing, and the model adds 9: 3 steps, 2 accepted, 0 rejected.
 
-    The policy is handed copies: it cannot see a token that is not generated yet.
+    The policy gets copies: it cannot see a token that is not generated yet.
 
     Args:
         policy: the drafter; it is restarted.
@@ -112,9 +95,6 @@ def replay(
     Raises:
         ValueError: ``num_draft_tokens < 1``, or the policy drafted more than K tokens.
     """
-    # Only a policy that looks in several texts says which one a draft is from.
-    sourced = policy if isinstance(policy, TellsSource) else None
-    sure = policy if isinstance(policy, TellsConfidence) else None
     steps = verification_steps(record, num_draft_tokens, draft_in_prefill, policy.name)
     policy.start(list(record.prompt), list(record.prediction), num_draft_tokens)
     try:
@@ -125,7 +105,7 @@ def replay(
                 policy.extend(fresh)
             draft = policy.propose()
             ns = time.perf_counter_ns() - began
-            told = None if sourced is None else sourced.source, None if sure is None else sure.confidence
+            told = getattr(policy, "source", None), getattr(policy, "confidence", None)
             fresh = steps.send(Drafted(draft, *told, ns))
     except StopIteration as finished:
         result: PairResult = finished.value
@@ -135,9 +115,9 @@ def replay(
 def verification_steps(
     record: Record, num_draft_tokens: int, draft_in_prefill: bool = False, name: str = ""
 ) -> Generator[list[int], Drafted, PairResult]:
-    """The loop of `replay` without the policy: yields the tokens of a step, is sent the next `Drafted`.
+    """The loop of `replay` without the policy: yields the tokens of a step, and takes the next `Drafted`.
 
-    What is yielded first is what the prefill gave (nothing with `draft_in_prefill`). Whoever runs several of these
+    It first yields what the prefill gave (nothing with `draft_in_prefill`). A caller that runs several of these
     side by side can draft for all of them at once.
 
     Args:
@@ -170,9 +150,9 @@ def verification_steps(
         matched = _common_prefix(draft, output[position : position + len(draft)])
         wrong = len(draft) - matched
         if drafted.source is not None and wrong:
-            result.rejected_from[drafted.source] = result.rejected_from.get(drafted.source, 0) + wrong
+            result.rejected_from[drafted.source] += wrong
         if drafted.confidence is not None:
-            # What comes behind the first wrong token was never put to the test.
+            # The tokens behind the first wrong one were not put to the test.
             result.reliability.add(drafted.confidence[: min(matched + 1, len(draft))], matched)
         if matched:
             origins[position : position + matched] = (
@@ -240,11 +220,10 @@ class PolicyResult:
     @property
     def rejected_from(self) -> dict[int, int]:
         """Rejected draft tokens by `gpu_align.Source`; empty for a policy that does not tell its source."""
-        counts: dict[int, int] = {}
+        counts: Counter[int] = Counter()
         for pair in self.pairs:
-            for source, rejected in pair.rejected_from.items():
-                counts[source] = counts.get(source, 0) + rejected
-        return counts
+            counts.update(pair.rejected_from)
+        return dict(counts)
 
     @property
     def reliability(self) -> Reliability:

@@ -1,4 +1,4 @@
-"""What a simulation found, as JSON, as a page, and as rows of a table."""
+"""The results of a simulation as JSON, as a page, and as rows of a table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpu_align.simulate.records import Record
 from gpu_align.simulate.replay import PairResult, PolicyResult
 from gpu_align.simulate.tokenizers import load_tokenizer, token_texts
 
-#: A page shows the outputs of more policies than one as long as they have no more tokens than this in all:
-#: browsers open a page of a few megabytes at once.
+#: A page shows the outputs of further policies as long as all of them have no more tokens than this: browsers
+#: open a page of a few megabytes at once.
 MAX_PAGE_TOKENS = 400_000
 
 TABLE_HEADER = ("policy", "tokens", "steps", "tokens/step", "accepted", "rejected", "rej/acc", "µs/draft")
@@ -34,31 +34,20 @@ def to_json(results: Sequence[PolicyResult], num_draft_tokens: int) -> dict[str,
              "propose_us_median": float,       # null where no step drafted
              "pairs": [{"id": str, "output_tokens": int, "steps": int, "accepted": int, "rejected": int}]}}}
     """
-    return {
-        "num_draft_tokens": num_draft_tokens,
-        "policies": {
-            result.name: {
-                "output_tokens": result.output_tokens,
-                "steps": result.steps,
-                "accepted": result.accepted,
-                "rejected": result.rejected,
-                "tokens_per_step": result.tokens_per_step,
-                "rejected_per_accepted": result.rejected_per_accepted,
-                "propose_us_median": result.propose_us_median,
-                "pairs": [
-                    {
-                        "id": pair.id,
-                        "output_tokens": pair.output_tokens,
-                        "steps": pair.steps,
-                        "accepted": pair.accepted,
-                        "rejected": pair.rejected,
-                    }
-                    for pair in result.pairs
-                ],
-            }
-            for result in results
-        },
+    counts = ("output_tokens", "steps", "accepted", "rejected")
+    figures = (*counts, "tokens_per_step", "rejected_per_accepted", "propose_us_median")
+    policies = {
+        result.name: {
+            **_named(figures, result),
+            "pairs": [_named(("id", *counts), pair) for pair in result.pairs],
+        }
+        for result in results
     }
+    return {"num_draft_tokens": num_draft_tokens, "policies": policies}
+
+
+def _named(names: Sequence[str], result: PolicyResult | PairResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in names}
 
 
 def write_json(results: Sequence[PolicyResult], num_draft_tokens: int, path: Path) -> None:
@@ -107,22 +96,17 @@ def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draf
     ]
     if left_out:
         parts.append(html.note(f"Not shown, to keep the page small: {', '.join(left_out)}."))
-    pairs_of = [result.pairs for result in shown]
     for index, record in enumerate(records):
         texts = _shown_tokens(record)
-        if len(shown) == 1:
-            content = _coloured(pairs_of[0][index], texts)
-        else:
-            content = "\n".join(
-                html.details(
-                    result.name,
-                    _pair_note(pairs[index]),
-                    _coloured(pairs[index], texts),
-                    opened=result is shown[0],
-                )
-                for result, pairs in zip(shown, pairs_of, strict=True)
-            )
-        parts.append(html.details(record.id, f"{shown[0].name}: {_pair_note(pairs_of[0][index])}", content))
+        pairs = [result.pairs[index] for result in shown]
+        outputs = [html.tokens(texts, pair.origins.tolist(), pair.step_of.tolist()) for pair in pairs]
+        if len(shown) > 1:
+            outputs = [
+                html.details(result.name, _pair_note(pair), output, opened=result is shown[0])
+                for result, pair, output in zip(shown, pairs, outputs, strict=True)
+            ]
+        note = f"{shown[0].name}: {_pair_note(pairs[0])}"
+        parts.append(html.details(record.id, note, "\n".join(outputs)))
     return html.page("gpu-align simulate", parts)
 
 
@@ -143,10 +127,6 @@ def _shown_tokens(record: Record) -> list[str]:
     if record.tokenizer is None:
         return [f"{token} " for token in record.output]
     return token_texts(load_tokenizer(record.tokenizer), record.output)
-
-
-def _coloured(pair: PairResult, texts: list[str]) -> str:
-    return html.tokens(texts, pair.origins.tolist(), pair.step_of.tolist())
 
 
 def _pair_note(pair: PairResult) -> str:

@@ -13,9 +13,9 @@ from gpu_align.errors import MissingExtraError
 
 
 class TextTokenizer(Protocol):
-    """The little the simulator, the corpus and the token page need of a tokenizer."""
+    """What the simulator, the corpus and the pages use of a tokenizer."""
 
-    #: What the user wrote to get it.
+    #: The name or path that it was loaded by.
     name: str
     #: Ids are in ``[0, vocab_size)``.
     vocab_size: int
@@ -33,14 +33,14 @@ class TextTokenizer(Protocol):
 class TekkenTokenizer:
     """Tekken, from the tokenizer file that ships inside the mistral-common package."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self) -> None:
         try:
             from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
             from mistral_common.tokens.tokenizers.tekken import Tekkenizer
         except ImportError as error:
             raise MissingExtraError("the tekken tokenizer", "mistral-common", "transformers") from error
         self.name = "tekken"
-        self._tekken = Tekkenizer.from_file(path or newest_tekken_file())
+        self._tekken = Tekkenizer.from_file(newest_tekken_file())
         self._keep = SpecialTokenPolicy.KEEP
         self.vocab_size: int = self._tekken.n_words
 
@@ -74,7 +74,7 @@ class TransformersTokenizer:
             raise MissingExtraError(f"tokenizer {name_or_path!r}", "transformers", "transformers") from error
         self.name = name_or_path
         try:
-            # Loading warns on stderr about a missing PyTorch or model; nobody asked for a model here.
+            # Loading warns on stderr about a missing PyTorch or model, which a tokenizer does not need.
             with contextlib.redirect_stderr(io.StringIO()):
                 self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
         except (OSError, ValueError) as error:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from gpu_align import Drafter, DrafterConfig
-from gpu_align.ops import layout
+from gpu_align.ops import constants
 from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables
+from gpu_align.ops.state import StepState
+from gpu_align.ops.step import make_step, reference
 
 #: Every test of a step runs on both; kernels are interpreted where there is no GPU.
 BACKENDS = ["reference", "triton"]
@@ -27,11 +30,32 @@ def device_of(backend: str) -> str:
 def poison(drafter: Drafter) -> None:
     """Garbage in all that a vacant drafter holds, but for what says that its slots are vacant."""
     state = drafter._state
-    for tensor in (state.text, state.order, state.first, state.row, state.edits, state.recent):
+    for tensor in (
+        state.prediction_tokens,
+        state.positions,
+        state.offsets,
+        state.lcs_row,
+        state.edits,
+        state.context_index,
+    ):
         tensor.fill_(POISON)
-    state.aligned[:, layout.SEEN + 1 :] = POISON
+    state.align_state[:, constants.SEEN + 1 :] = POISON
     for tensor in drafter._draft:
         tensor.fill_(77)
+
+
+def use_tables(drafter: Drafter, tables: SurvivalTables, backend: str) -> None:
+    """Another step for a drafter: with these tables."""
+    drafter._tables = tables
+    drafter._step = make_step(
+        backend, drafter._state, tables, drafter._recipes, drafter._draft, drafter._settings
+    )
+
+
+def request_in(drafter_state: StepState, slot: int, tokens: Sequence[int]) -> reference.Request:
+    """A request as the reference sees it. In plain Python: what is compiled returns no arrays."""
+    load = getattr(reference.load_request, "py_func", reference.load_request)
+    return load(drafter_state.numpy(), slot, np.array(tokens, dtype=np.int32))
 
 
 class Edit(NamedTuple):
@@ -46,28 +70,30 @@ class Edit(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a request stands; of `cursor` and of anchor, left_at and row only those that hold are there."""
+    """Where a request stands; of `cursor` and of anchor, diverged_at and row only those that hold are there."""
 
-    follows: bool
+    in_sync: bool
     cursor: int | None
     anchor: int | None
-    left_at: int | None
-    followed: int
+    diverged_at: int | None
+    num_in_sync: int
     edits: list[Edit]
     row: list[int] | None
 
 
 def standing_of(drafter: Drafter, slot: int) -> Standing:
-    aligned = drafter._state.aligned[slot].tolist()
-    rows, count = drafter._state.edits[slot].tolist(), aligned[layout.NUM_EDITS]
-    # Edit number i is in row i mod EDITS: the oldest first.
-    rows = [rows[i % layout.EDITS] for i in range(max(0, count - layout.EDITS), count)]
-    edits = [Edit(*row[:6]) for row in rows if row[layout.EDIT_BEFORE] != layout.NO_EDIT]
-    follows, followed = aligned[layout.FOLLOWS] > 0, aligned[layout.FOLLOWED]
-    if follows:
-        return Standing(True, aligned[layout.CURSOR], None, None, followed, edits, None)
-    anchor, left_at = aligned[layout.ANCHOR], aligned[layout.LEFT_AT]
-    return Standing(False, None, anchor, left_at, followed, edits, drafter._state.row[slot].tolist())
+    aligned = drafter._state.align_state[slot].tolist()
+    rows, count = drafter._state.edits[slot].tolist(), aligned[constants.NUM_EDITS]
+    # Edit number i is in row i mod MAX_EDITS: the oldest first.
+    rows = [rows[i % constants.MAX_EDITS] for i in range(max(0, count - constants.MAX_EDITS), count)]
+    edits = [Edit(*row[:6]) for row in rows if row[constants.EDIT_BEFORE] != constants.NO_EDIT]
+    in_sync, num_in_sync = aligned[constants.IN_SYNC] > 0, aligned[constants.NUM_IN_SYNC]
+    if in_sync:
+        return Standing(True, aligned[constants.CURSOR], None, None, num_in_sync, edits, None)
+    anchor, diverged_at = aligned[constants.ANCHOR], aligned[constants.DIVERGED_AT]
+    return Standing(
+        False, None, anchor, diverged_at, num_in_sync, edits, drafter._state.lcs_row[slot].tolist()
+    )
 
 
 class Drafted(NamedTuple):
@@ -98,12 +124,13 @@ class Request:
         )  # fmt: skip
         poison(self.drafter)
         if curves is not None:
-            self.drafter._tables = SurvivalTables.from_survival(
+            tables = SurvivalTables.from_survival(
                 np.asarray(curves, dtype=np.int32),
                 self.device,
                 floor / SURVIVAL_ONE,
                 floor_lost / SURVIVAL_ONE,
             )
+            use_tables(self.drafter, tables, backend)
         # Another prediction first, so that ours does not begin where the arena does.
         self.drafter.add(0, [0], 0)
         self.drafter.add(self.SLOT, prediction, len(self.prompt))
@@ -136,8 +163,8 @@ class Request:
 
     def write_over(self, position, token):
         """Put a token into the prediction that `add` would have refused; the index does not know it."""
-        base = int(self.drafter._state.about[self.SLOT, layout.TEXT_BASE])
-        self.drafter._state.text[base + position] = token
+        base = int(self.drafter._state.slot_meta[self.SLOT, constants.PREDICTION_BASE])
+        self.drafter._state.prediction_tokens[base + position] = token
 
 
 def flat_curves(value, K=8):

@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_align.ops.layout import (
+from gpu_align.ops.constants import (
     AT_START,
-    EDITS,
-    FAR_EVERY,
-    FAR_MATCH,
+    GLOBAL_EVERY,
+    GLOBAL_MATCH,
     HASH,
+    LOCAL_MATCH,
+    LOCAL_RANGE,
     MATCH_WEIGHT,
-    MAX_EDIT,
+    MAX_EDIT_LEN,
+    MAX_EDITS,
     MAX_REPLAYS,
-    NEAR,
-    NEAR_MATCH,
     NEAREST,
     PAGE,
     WAYS,
     WINDOW,
+    context_index_bits,
     index_bits,
-    recent_bits,
 )
 
 MAX_MATCH = 64
@@ -75,9 +75,9 @@ class Oracle:
         self.recipes = {tuple(before): (i, *rest) for i, (before, *rest) in enumerate(recipes)}
         self.recipe_floor = recipe_floor
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
-        self.recent_bits = recent_bits(capacity)
+        self.context_index_bits = context_index_bits(capacity)
         self.seen = 0
-        self.follows, self.cursor, self.anchor, self.left_at, self.followed = True, 0, 0, 0, 0
+        self.in_sync, self.cursor, self.anchor, self.diverged_at, self.num_in_sync = True, 0, 0, 0, 0
         self.row: list[int] = []
         self.edits: list[Edit | None] = []  # oldest first
         self.recent: dict[tuple[int, int], int] = {}
@@ -103,15 +103,15 @@ class Oracle:
     def fold(self, output: list[int]) -> None:
         """Take in the last token of `output`."""
         text, token = self.text, output[-1]
-        if self.follows:
+        if self.in_sync:
             if self.cursor < len(text) and text[self.cursor] == token:
                 # The place was left as it is: an edit that was made in such a place before is not made any more.
                 key = self.key(self.cursor)
                 self.edits = [None if e is not None and key == e[:3] else e for e in self.edits]
                 self.cursor += 1
-                self.followed += 1
+                self.num_in_sync += 1
                 return
-            self.follows, self.anchor, self.left_at = False, self.cursor, len(output) - 1
+            self.in_sync, self.anchor, self.diverged_at = False, self.cursor, len(output) - 1
             self.row = [0] * (WINDOW + 1)
         window = text[self.anchor : self.anchor + WINDOW]
         row = [0] * (WINDOW + 1)
@@ -119,38 +119,38 @@ class Oracle:
             same = j < len(window) and window[j] == token
             row[j + 1] = max(row[j], self.row[j] + 1 if same else self.row[j + 1])
         self.row = row
-        end = self.find_back(output)
+        end = self.resync(output)
         if end is not None:
             self.resume(end, output)
 
-    def find_back(self, output: list[int]) -> int | None:
+    def resync(self, output: list[int]) -> int | None:
         text = self.text
-        for end in range(self.anchor, self.anchor + NEAR):
-            if NEAR_MATCH <= end <= len(text) and output[-NEAR_MATCH:] == text[end - NEAR_MATCH : end]:
+        for end in range(self.anchor, self.anchor + LOCAL_RANGE):
+            if LOCAL_MATCH <= end <= len(text) and output[-LOCAL_MATCH:] == text[end - LOCAL_MATCH : end]:
                 return end
-        if len(output) % FAR_EVERY == 0:
+        if len(output) % GLOBAL_EVERY == 0:
             found = [
                 e
                 for e in self.nearest(output[-1], self.anchor)
-                if common_suffix(text[:e], output) >= FAR_MATCH
+                if common_suffix(text[:e], output) >= GLOBAL_MATCH
             ]
             return min(found, key=lambda e: rank(e, self.anchor), default=None)
         return None
 
     def resume(self, end: int, output: list[int]) -> None:
-        length = common_suffix(self.text[self.anchor : max(end, self.anchor)], output[self.left_at :])
+        length = common_suffix(self.text[self.anchor : max(end, self.anchor)], output[self.diverged_at :])
         if end < self.anchor:
             length = 0
-        old, new = end - length - self.anchor, len(output) - length - self.left_at
+        old, new = end - length - self.anchor, len(output) - length - self.diverged_at
         key = self.key(self.anchor)
-        if key is not None and 0 <= old <= MAX_EDIT and new <= MAX_EDIT:
-            self.edits = [*self.edits, Edit(*key, self.left_at, old, new)][-EDITS:]
-        self.follows, self.cursor = True, end
-        self.followed += length
+        if key is not None and 0 <= old <= MAX_EDIT_LEN and new <= MAX_EDIT_LEN:
+            self.edits = [*self.edits, Edit(*key, self.diverged_at, old, new)][-MAX_EDITS:]
+        self.in_sync, self.cursor = True, end
+        self.num_in_sync += length
 
     def standing(self) -> int:
         """The cursor: the smallest j with the largest ``MATCH_WEIGHT * H[j] - j`` behind the anchor."""
-        if self.follows:
+        if self.in_sync:
             return self.cursor
         scores = self.scores()
         return self.anchor + scores.index(max(scores))
@@ -165,14 +165,14 @@ class Oracle:
         away = position - cursor
         if away in (0, 1):
             return away
-        if self.follows:
-            drop = away if away > 0 else 2 - away
+        if self.in_sync:
+            deficit = away if away > 0 else 2 - away
         else:
             scores, j = self.scores(), position - self.anchor
-            drop = max(scores) - scores[j] if 0 <= j < len(scores) else 99
+            deficit = max(scores) - scores[j] if 0 <= j < len(scores) else 99
         if -2 <= away <= 16:
-            return 2 if drop <= 2 else 3 if drop <= 5 else 4
-        return 5 if drop <= 16 else 6
+            return 2 if deficit <= 2 else 3 if deficit <= 5 else 4
+        return 5 if deficit <= 16 else 6
 
     def candidates(self, tokens: list[int]) -> tuple[list[Candidate | None], int]:
         text, output, total = self.text, tokens[self.prompt_len :], len(tokens)
@@ -195,7 +195,7 @@ class Oracle:
             found.append(Candidate(False, position, matched, place, len(text) - position) if inside else None)
         matches = []
         if self.use_context and total:
-            bucket = bucket_of(tokens[-1], self.recent_bits)
+            bucket = bucket_of(tokens[-1], self.context_index_bits)
             for way in range(WAYS):
                 e = self.recent.get((bucket, way), -1)
                 matched = common_suffix(tokens[:e], tokens) if 0 <= e < total else 0
@@ -208,21 +208,23 @@ class Oracle:
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
         following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
         num_output = len(tokens) - self.prompt_len
-        trust = 0 if 8 * self.followed < num_output else 1 if 2 * self.followed < num_output else 2
+        adherence = 0 if 8 * self.num_in_sync < num_output else 1 if 2 * self.num_in_sync < num_output else 2
         # Of a prediction that the output does not follow nothing is heard.
-        heard = [(c, t) for c, t in zip(found, following, strict=True) if c is not None and (trust or c.own)]
+        heard = [
+            (c, t) for c, t in zip(found, following, strict=True) if c is not None and (adherence or c.own)
+        ]
         reach = max((c.matched for c, _ in heard), default=0)
         leader = next((t for c, t in heard if c.matched == reach), None)
-        rival = max((c.matched for c, t in heard if t != leader), default=0)
+        runner_up = max((c.matched for c, t in heard if t != leader), default=0)
         classes = []
         for c, t in zip(found, following, strict=True):
             if c is None:
                 classes.append(-1)
                 continue
-            margin = c.matched - (rival if t == leader else reach)
+            margin = c.matched - (runner_up if t == leader else reach)
             length = sum(c.matched >= edge for edge in LENGTH_EDGES)
             classes.append(
-                ((length * 10 + sum(margin >= edge for edge in MARGIN_EDGES)) * 8 + c.place) * 3 + trust
+                ((length * 10 + sum(margin >= edge for edge in MARGIN_EDGES)) * 8 + c.place) * 3 + adherence
             )
         return classes
 
@@ -266,11 +268,11 @@ class Oracle:
                 return number, list(continuation[:num]), sum(units[:num])
         return -1, [], 0
 
-    def take_in(self, tokens: list[int]) -> None:
+    def update_state(self, tokens: list[int]) -> None:
         """Bring what is known up to date: `tokens` are all so far, prompt and output."""
         for e in range(1, len(tokens)):
             if self.use_context:
-                way = bucket_of(tokens[e - 1], self.recent_bits), e % WAYS
+                way = bucket_of(tokens[e - 1], self.context_index_bits), e % WAYS
                 self.recent[way] = max(self.recent.get(way, -1), e)
         for done in range(self.seen, len(tokens) - self.prompt_len):
             if self.text:
@@ -280,30 +282,30 @@ class Oracle:
     def step(self, tokens: list[int]) -> tuple[list[int], int, int]:
         """``(draft, class or recipe, source)`` after `tokens`, prompt and output; -1 without a draft."""
         tokens = list(tokens)
-        self.take_in(tokens)
+        self.update_state(tokens)
         found, cursor = self.candidates(tokens)
         classes = self.classes(found, tokens)
         num_output = len(tokens) - self.prompt_len
         best, best_value, best_num = None, 0, 0
-        for i, (c, klass) in enumerate(zip(found, classes, strict=True)):
+        for i, (c, class_id) in enumerate(zip(found, classes, strict=True)):
             if c is None or c.room <= 0:
                 continue
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
-            num = min(num, int(self.tables.keep[klass]))
-            value = int(self.tables.gain[klass, num])
-            if i == 6 and self.follows and cursor == self.followed == num_output <= MAX_MATCH:
+            num = min(num, int(self.tables.max_draft_len[class_id]))
+            value = int(self.tables.expected_accepted[class_id, num])
+            if i == 6 and self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
             if value > best_value:
                 best, best_value, best_num = i, value, num
         number, draft, value = self.recipe(tokens)
         if value > best_value:
-            klass, source = number, 3
+            class_id, source = number, 3
         elif best is None:
             return [], -1, 0
         else:
             c = found[best]
             assert c is not None
-            klass, source = classes[best], 2 if c.own else 1
+            class_id, source = classes[best], 2 if c.own else 1
             if c.own:
                 draft = tokens[c.position : c.position + best_num]
             else:
@@ -313,4 +315,4 @@ class Oracle:
             if not 0 <= token < self.vocab_size:
                 draft = draft[:k]
                 break
-        return (draft, klass, source) if draft else ([], -1, 0)
+        return (draft, class_id, source) if draft else ([], -1, 0)

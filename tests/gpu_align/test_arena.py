@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpu_align.arena import ArenaStats, Extent, PredictionArena
-from gpu_align.ops.layout import PAGE
+from gpu_align.ops.constants import PAGE
 
 P = 4
 

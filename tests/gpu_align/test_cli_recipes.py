@@ -99,7 +99,7 @@ def test_a_file_that_is_gone_is_counted(tmp_path: Path) -> None:
     (tmp_path / "a").unlink()
     told: list[tuple[str, int]] = []
     assert [text for _, text in texts.read(lambda *one: told.append(one))] == ["2"]
-    assert (texts.num_read, texts.num_unreadable) == (1, 1)
+    assert (texts.num_read, texts.skipped["not readable"]) == (1, 1)
     assert told == [(tmp_path.name, 1)] * 2
 
 

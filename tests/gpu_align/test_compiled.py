@@ -139,8 +139,8 @@ print(json.dumps([gpu_align.__file__, hits, drafted]))"""
         path.write_bytes(path.read_bytes()[:1000])
     assert start() == (0, edited_twice)
     # A constant in another file than the function that is kept.
-    layout = tmp_path / "gpu_align" / "ops" / "layout.py"
-    source = layout.read_text()
+    constants = tmp_path / "gpu_align" / "ops" / "constants.py"
+    source = constants.read_text()
     assert "MAX_REPLAYS = 16, 16, 2\n" in source
-    layout.write_text(source.replace("MAX_REPLAYS = 16, 16, 2\n", "MAX_REPLAYS = 16, 16, 1\n"))
+    constants.write_text(source.replace("MAX_REPLAYS = 16, 16, 2\n", "MAX_REPLAYS = 16, 16, 1\n"))
     assert start() == (0, [1, 9, 3, 60, 1, 2, 3, *range(70, 79)])

@@ -206,7 +206,7 @@ class TestContract:
                 engine.write(0, output)
             assert used.propose([0]) == fresh.propose([0])
             assert standing_of(used.drafter, 0) == standing_of(fresh.drafter, 0)
-            assert torch.equal(used.drafter._state.recent[0], fresh.drafter._state.recent[0])
+            assert torch.equal(used.drafter._state.context_index[0], fresh.drafter._state.context_index[0])
 
     def test_a_vacant_slot_gets_nothing(self, backend):
         engine = Engine(backend)

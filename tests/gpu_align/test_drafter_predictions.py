@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_align import Source
-from gpu_align.ops.layout import PAGE
+from gpu_align.ops.constants import PAGE
 from tests.gpu_align.engine import Engine, distinct
 from tests.gpu_align.step_harness import BACKENDS, standing_of
 

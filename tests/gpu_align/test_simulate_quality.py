@@ -179,7 +179,7 @@ def steps_of_the_best_candidate(r: Record, k: int, prefill: bool, config: Drafte
     done, steps = (0, 0) if prefill else (1, 1)
     while done < len(r.output):
         tokens = [*r.prompt, *r.output[:done]]
-        oracle.take_in(tokens)
+        oracle.update_state(tokens)
         reach = 0
         for c in oracle.candidates(tokens)[0]:
             if c is not None:
@@ -198,7 +198,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
     monkeypatch.setattr(
         suffix_decoding.importlib, "import_module", lambda name: exec("raise ImportError(name)")
     )
-    with pytest.raises(ImportError, match=r"benchmarks\.build_suffix_peer"):
+    with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
         make_policies(["suffix_decoding"], RECORDS, 8)
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gpu_align import step_report
+from gpu_align import step_log, step_report
 from gpu_align.cli.app import app
 from gpu_align.html import Origin
 
@@ -45,7 +45,7 @@ def document() -> dict[str, Any]:
         step_of(2, 9, [5], proposed_text="", accepted_text="", own_text=" e"),
     ]
     return {
-        "format": step_report.FORMAT,
+        "format": step_log.FORMAT,
         "request_id": "chatcmpl-1",
         "num_draft_tokens": 8,
         "prompt_tokens": 5,
@@ -82,7 +82,7 @@ def test_a_file_without_texts_shows_ids_or_is_decoded(tmp_path: Path) -> None:
     for step in bare["steps"]:
         for name in ("proposed_text", "accepted_text", "own_text", "cursor_before", "candidate"):
             step.pop(name, None)
-    log = step_report.read_step_log(written(tmp_path, bare))
+    log = step_log.read_step_log(written(tmp_path, bare))
     assert ">2 3 </span>" in step_report.page(log)
     decoded = log.with_texts(lambda ids: "".join(f"<{i}>" for i in ids))
     assert [step.own_text for step in decoded.steps] == ["<1>", "<9>", "<5>"]
@@ -98,7 +98,7 @@ def test_a_torn_character_belongs_to_the_token_that_completes_it(tmp_path: Path)
 
     raw = document()
     raw["steps"] = [step_of(i, 5 + i, [i]) for i in range(4)]
-    log = step_report.read_step_log(written(tmp_path, raw)).with_texts(decode)
+    log = step_log.read_step_log(written(tmp_path, raw)).with_texts(decode)
     assert [step.own_text for step in log.steps] == ["a", "", "é", "!"]
 
 

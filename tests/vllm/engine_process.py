@@ -60,14 +60,14 @@ def allow_asynchronous_scheduling() -> None:
 
 def delay_counts(steps: int) -> None:
     """Draft lengths arrive `steps` steps late, as they do from a GPU; here they would be there at once."""
-    from vllm_integration.worker.draft_reporter import DraftCounts
+    from vllm_integration.worker.draft_reporter import DraftReporter
 
-    attach = DraftCounts.attach
+    attach = DraftReporter.attach
 
     def late(self: Any, output: Any, step: int, refused: Any = None) -> None:
         attach(self, output, step - steps, refused)
 
-    DraftCounts.attach = late
+    DraftReporter.attach = late
 
 
 def refuse_late() -> None:
@@ -304,8 +304,8 @@ class Engine:
         speculator = self.runner.speculator
         return {
             "occupied": int(speculator._occupied.sum()),
-            "known": len(self.scheduler.draft_slots._known),
-            "counted": len(self.scheduler.accounts) + self.followed(),
+            "known": len(self.scheduler.drafted_requests),
+            "counted": len(self.scheduler.ledger) + self.followed(),
             "rows": len(self.runner.req_states.req_id_to_index),
         }
 
@@ -313,7 +313,7 @@ class Engine:
     def followed() -> int:
         from vllm_integration.frontend.usage_collector import collector
 
-        return len(collector.requests) + len(collector.tags)
+        return len(collector.requests) + len(collector.http_requests)
 
 
 def main() -> None:

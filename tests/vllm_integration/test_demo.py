@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_align.html import Origin
+from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
 from gpu_align.step_log import Step, StepLog, dump
 from vllm_integration import demo
 from vllm_integration.demo import __main__ as command_line
@@ -26,6 +27,14 @@ TEXTS = [task.ORIGINAL, task.UNRELATED, task.EDITED]
 @pytest.fixture(scope="module")
 def tok() -> Any:
     return tokenizer.train_tokenizer(TEXTS, 400)
+
+
+@pytest.fixture(scope="module")
+def spelling(tok: Any, tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    """The tokenizer as the page loads it, from the model's folder."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tok.save_pretrained(folder)
+    return load_tokenizer(str(folder))
 
 
 # --- the task -------------------------------------------------------------------------------------------
@@ -76,13 +85,17 @@ def test_the_prompt_holds_the_file_and_every_instruction() -> None:
 def test_tokenizer_round_trip(tok: Any, text: str) -> None:
     ids = tokenizer.encode(tok, text)
     assert tok.decode(ids) == text
-    assert "".join(tokenizer.token_texts(tok, ids)) == text
 
 
-def test_a_character_of_several_tokens_shows_once(tok: Any) -> None:
+@pytest.mark.parametrize("text", [*TEXTS, "", "\r\n\ttab  \n", "naïve 日本 🌱 é", "<|end|x", "<|end|>"])
+def test_the_page_spells_every_token(spelling: TextTokenizer, tok: Any, text: str) -> None:
+    assert "".join(token_texts(spelling, tokenizer.encode(tok, text))) == text
+
+
+def test_a_character_of_several_tokens_shows_once(spelling: TextTokenizer, tok: Any) -> None:
     ids = tokenizer.encode(tok, "a🌱b")
     assert len(ids) == 6  # four bytes that training has never seen together
-    assert tokenizer.token_texts(tok, ids) == ["a", "", "", "", "🌱", "b"]
+    assert token_texts(spelling, ids) == ["a", "", "", "", "🌱", "b"]
 
 
 def test_chat_template_and_files_on_disk(tok: Any, tmp_path: Path) -> None:
@@ -106,7 +119,7 @@ def test_tokenizer_is_deterministic_and_checks_its_size(tok: Any) -> None:
 
 # --- the model and its cache ----------------------------------------------------------------------------
 
-SMALL = model.Recipe(
+SMALL = model.ModelSpec(
     vocab_size=300,
     hidden_size=32,
     layers=1,
@@ -124,9 +137,9 @@ SMALL = model.Recipe(
     "change",
     [{"seed": 1}, {"layers": 5}, {"answer": "x"}, {"prompt": "[]"}, {"chat_template": "x"}, {"pieces": "x"}],
 )
-def test_cache_key_follows_the_recipe(change: dict[str, Any]) -> None:
-    assert model.Recipe().key() == model.Recipe().key()
-    assert replace(model.Recipe(), **change).key() != model.Recipe().key()
+def test_cache_key_follows_the_spec(change: dict[str, Any]) -> None:
+    assert model.ModelSpec().key() == model.ModelSpec().key()
+    assert replace(model.ModelSpec(), **change).key() != model.ModelSpec().key()
 
 
 def test_training_makes_a_folder_that_generates_the_answer(
@@ -393,7 +406,7 @@ def test_answers_that_cannot_be_measured(
 # --- the page and the command ---------------------------------------------------------------------------
 
 
-def test_page_escapes_and_colours(tok: Any) -> None:
+def test_page_escapes_and_colours(tok: Any, spelling: TextTokenizer) -> None:
     text = 'if a<b: "&"'
     ids = tokenizer.encode(tok, text)
     row = measure.Row(
@@ -405,7 +418,7 @@ def test_page_escapes_and_colours(tok: Any) -> None:
         origins=[Origin.GENERATED] + [Origin.PREDICTION] * (len(ids) - 2) + [Origin.CONTEXT],
         token_steps=[0] + [1] * (len(ids) - 1),
     )
-    html = page.render([row], tok, ["<fact>"])
+    html = page.render([row], spelling, ["<fact>"])
     assert "<fact>" not in html
     assert "&lt;fact&gt;" in html
     assert "&lt;none&gt;" in html

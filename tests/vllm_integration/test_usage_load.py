@@ -142,7 +142,7 @@ def test_a_thousand_requests_of_64_clients(servers: TwoServers) -> None:
         assert answer.usage["total_tokens"] == answer.usage["prompt_tokens"] + N + rejected
     print("memory after each 250 requests, MiB:", [round(m) for m in memory])
     # Measured: 31 MiB of 3.2 GiB. Over 5,600 requests it slowed down, with and without predictions, but did
-    # not quite stop. This bound finds a leak of 120 KiB a request; test_usage_accounts counts our own entries.
+    # not quite stop. This bound finds a leak of 120 KiB a request; test_usage_ledger counts our own entries.
     assert memory[3] - memory[1] < 60
     log = servers.log.read_text()
     for line in ("gpu_align is off", "without its prediction", "gpu_align did not count", "counts no usage"):

@@ -8,16 +8,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import prometheus_client
 import pytest
+from usage_harness import Step, message
 
 from vllm_integration.config import in_use
 from vllm_integration.frontend import limits, metrics
 from vllm_integration.frontend import usage_collector as collector
 from vllm_integration.frontend.prediction_field import checked_text
 from vllm_integration.frontend.usage_collector import Collector
-from vllm_integration.scheduler.verification_ledger import Message, Verified
 from vllm_integration.wire import prediction as wire
+from vllm_integration.wire.reports import REFUSALS
+from vllm_integration.wire.steps import decode
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docs" / "grafana" / "gpu_align.json"
@@ -56,20 +59,23 @@ def test_a_request_moves_every_counter_by_what_happened() -> None:
     metrics.create_if_expected()
     metrics.count_request(None)
     before = values()
-    own.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30, tag="tag"))
-    own.follow("b", wire.Prediction(token_ids=b"\1\0\0\0" * 30, tag="tag"))  # another choice of it
+    own.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 30, http_request_id="http"))
+    own.follow(
+        "b", wire.Prediction(token_ids=b"\1\0\0\0" * 30, http_request_id="http")
+    )  # another choice of it
     steps = [
-        Verified(0, 0, 0, 0),  # the prefill
-        Verified(1, 8, 8, 5),
-        Verified(0, 0, 0, 0),  # nothing found
-        Verified(1, 8, 0, 0),  # no slots
-        Verified(2, 2, 2, 1),
-        Verified(1, 4, 4, 4),  # back in the prediction
-        Verified(1, 4, 4, 4),
+        Step(0, 0, 0, 0),  # the prefill
+        Step(1, 8, 8, 5),
+        Step(0, 0, 0, 0),  # nothing found
+        Step(1, 8, 0, 0),  # no slots
+        Step(2, 2, 2, 1),
+        Step(1, 4, 4, 4),  # back in the prediction
+        Step(1, 4, 4, 4),
     ]
     for step in steps:
-        own.count(Message([step], own=True), own.requests["a"], step.accepted + 1)
-    own.count(Message([], own=False, refused="cut"), own.requests["b"], 1)
+        own.count(decode([message([step])]), [own.requests["a"]], [step.accepted + 1])
+    refused = message([], own=False, refused=REFUSALS.index("cut"))
+    own.count(decode([refused]), [own.requests["b"]], [1])
     own.end("a")
     own.end("b")
     assert moved(before) == {
@@ -124,7 +130,29 @@ def test_what_the_limits_do_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_realignments(steps: list[tuple[int, int, int, int]], realignments: int) -> None:
     followed = collector._Followed()
-    assert sum(collector._came_back(followed, Verified(*step)) for step in steps) == realignments
+    counted = [followed.count(source, verified, accepted) for source, _, verified, accepted in steps]
+    assert sum(counted) == realignments
+
+
+def test_values_are_observed_together_as_they_are_one_by_one() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    one, all_ = (
+        prometheus_client.Histogram(name, "h", buckets=metrics._LENGTHS, registry=registry) for name in "ab"
+    )
+    values = [*range(200), 0, 1, 1, 128, 129, 5000]
+    for value in values:
+        one.observe(value)
+    metrics._observe(all_, np.array(values), metrics._LENGTHS)
+    metrics._observe(all_, np.array([], dtype=np.int64), metrics._LENGTHS)
+    found = [
+        [
+            (sample.name[1:], sample.labels, sample.value)
+            for sample in family.samples
+            if "created" not in sample.name
+        ]
+        for family in registry.collect()
+    ]
+    assert found[0] == found[1]
 
 
 def dashboard() -> dict[str, Any]:

@@ -118,7 +118,7 @@ def test_usage_is_a_replay_of_the_step_log(traffic: Any) -> None:
         )
         for r in replays:
             sources.update({name: sum(counts) for name, counts in r.by_source.items()})
-    # All of this would hold of empty accounts.
+    # All of this would hold if nothing were counted.
     assert sources["prediction"] > 5000
     assert sources["context"] > 0
     assert sum(answer.accepted_rejected[1] for answer in answers) > 500

@@ -199,9 +199,9 @@ def call(serving: Serving, prediction: Any, *, plain_text: bool = False, **field
 
 
 def travelling(*token_ids: int) -> dict[str, Any]:
-    """What `vllm_xargs` holds for these ids: the tag is fixed below."""
+    """What `vllm_xargs` holds for these ids: the HTTP request id is fixed below."""
     (prediction,) = PredictedOutputParams(token_ids=token_ids).to_extra_args().values()
-    return {wire.KEY: replace(prediction, tag="tag")}
+    return {wire.KEY: replace(prediction, http_request_id="http")}
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +210,7 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("GPU_ALIGN_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(response_usage, "new_tag", lambda: "tag")
+    monkeypatch.setattr(response_usage, "new_http_request_id", lambda: "http")
 
 
 def test_a_prediction_travels_in_vllm_xargs() -> None:
@@ -258,8 +258,10 @@ def test_a_string_is_a_prediction_where_the_endpoint_says_so() -> None:
 
 
 def test_the_usage_of_a_response_with_a_prediction_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_usage, "with_usage", lambda result, tag: (tag, result))
-    assert call(Serving(), content("ab")) == ("tag", ("served", travelling(97, 98), "raw"))
+    monkeypatch.setattr(
+        response_usage, "with_usage", lambda result, http_request_id: (http_request_id, result)
+    )
+    assert call(Serving(), content("ab")) == ("http", ("served", travelling(97, 98), "raw"))
     assert call(Serving(), content(""))[0] == "served"
 
 

@@ -8,33 +8,45 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm_fakes import proposed, request_of
+from vllm_fakes import report_of, request_of
 
-from vllm_integration.scheduler.draft_budget import FEW, DraftSlots
-from vllm_integration.worker.draft_reporter import Proposed
+from vllm_integration.scheduler.draft_budget import FEW, DraftBudget
+from vllm_integration.scheduler.drafted_requests import DraftedRequests
 
 K = 16
 
 
-def slots_of(budget: int = 1000, *, everybody: bool = False, **settings: Any) -> DraftSlots:
-    return DraftSlots(K, budget, everybody, **settings)
+class Budget:
+    """A draft budget, and the requests that it is for."""
+
+    def __init__(self, max_slots: int = 1000, *, everybody: bool = False, **settings: Any) -> None:
+        self.requests = DraftedRequests(everybody, K)
+        self.budget = DraftBudget(self.requests, K, max_slots, **settings)
+
+    def report(self, drafts: dict[str, tuple[float, ...]], age: int = 0) -> None:
+        self.requests.rows_of(list(drafts), [request_of(name) for name in drafts])
+        self.requests.take(report_of(drafts, age=age))
+
+    def grant(self, requests: list[Any], **step: Any) -> dict[str, int]:
+        slots = self.budget.grant(requests, **step)
+        return {request.request_id: n for request, n in zip(requests, slots, strict=True)}
 
 
 def test_without_a_prediction_no_slots() -> None:
     requests = [request_of("a"), request_of("b", predicted=False)]
-    assert slots_of().grant(requests, exact=True) == {"a": K, "b": 0}
-    assert slots_of(everybody=True).grant(requests, exact=True) == {"a": K, "b": K}
-    assert slots_of().grant([], exact=True) == {}
+    assert Budget().grant(requests, exact=True) == {"a": K, "b": 0}
+    assert Budget(everybody=True).grant(requests, exact=True) == {"a": K, "b": K}
+    assert Budget().grant([], exact=True) == {}
 
 
 def test_params_of_a_pooling_request_are_none() -> None:
     request = request_of("a")
     request.sampling_params = None
-    assert slots_of().grant([request], exact=True) == {"a": 0}
+    assert Budget().grant([request], exact=True) == {"a": 0}
 
 
 def test_a_step_is_filled_with_the_likeliest_and_sure_drafts_come_on_top() -> None:
-    reports = [("a", proposed(0.95, 0.91, 0.4)), ("b", proposed(0.8, 0.5, 0.1)), ("c", proposed())]
+    reports = {"a": (0.95, 0.91, 0.4), "b": (0.8, 0.5, 0.1), "c": ()}
     requests = [request_of(name) for name in "abc"]
     for fill, expected in (
         (0, [2, 0, 0]),
@@ -46,11 +58,11 @@ def test_a_step_is_filled_with_the_likeliest_and_sure_drafts_come_on_top() -> No
         (9, [3, 3, 0]),
         (128, [3, 3, 0]),
     ):
-        slots = slots_of(fill=fill, sure=0.9)
+        slots = Budget(free_tokens=fill, always_verify=0.9)
         slots.report(reports)
         assert list(slots.grant(requests, exact=True).values()) == expected, fill
     # Others of the step take room, too.
-    slots = slots_of(fill=8, sure=0.9)
+    slots = Budget(free_tokens=8, always_verify=0.9)
     slots.report(reports)
     assert list(slots.grant(requests, exact=True, batch_size=5).values()) == [2, 1, 0]
     assert list(slots.grant(requests, exact=True, batch_size=500).values()) == [2, 0, 0]
@@ -58,9 +70,9 @@ def test_a_step_is_filled_with_the_likeliest_and_sure_drafts_come_on_top() -> No
 
 @pytest.mark.parametrize(("sure", "expected"), [(0, 4), (0.002, 4), (0.5, 2), (0.51, 1), (1, 1)])
 def test_the_least_survival_of_a_sure_draft(sure: float, expected: int) -> None:
-    slots = slots_of(fill=0, sure=sure, sure_late=sure)
+    slots = Budget(free_tokens=0, always_verify=sure, always_verify_late=sure)
     for age in (0, 1):
-        slots.report([("a", proposed(1.0, 0.502, 0.2, 0.0001, age=age))])
+        slots.report({"a": (1.0, 0.502, 0.2, 0.0001)}, age)
         assert slots.grant([request_of("a")], exact=True) == {"a": expected}
 
 
@@ -75,38 +87,38 @@ def test_an_older_report_has_to_be_surer_and_leaves_room_where_there_is_some() -
         (True, 2, 128, 3 + FEW),
         (True, 0, 128, 3),
     ):
-        slots = slots_of(fill=fill)
-        slots.report([("a", proposed(*draft, age=age))])
+        slots = Budget(free_tokens=fill)
+        slots.report({"a": draft}, age)
         assert slots.grant([request_of("a")], exact=exact) == {"a": expected}, (exact, age, fill)
 
 
 def test_a_report_that_another_step_has_followed_is_not_about_the_step_to_come() -> None:
-    slots = slots_of(fill=0)
-    slots.report([("a", proposed(0.95, 0.91))])
+    slots = Budget(free_tokens=0)
+    slots.report({"a": (0.95, 0.91)})
     assert slots.grant([request_of("a")], exact=True) == {"a": 2}
-    slots.report([])
+    slots.report({})
     assert slots.grant([request_of("a")], exact=True) == {"a": 1}
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_request_without_drafts_finds_its_way_back(exact: bool) -> None:
     """Its slots follow its reports, which come whether or not it has slots."""
-    slots, granted = slots_of(fill=0), []
+    slots, granted = Budget(free_tokens=0), []
     for draft in ((0.99,), (), (), (), (0.99, 0.98)):
-        slots.report([("a", proposed(*draft))])
+        slots.report({"a": draft})
         granted.append(slots.grant([request_of("a")], exact=exact)["a"])
     assert granted == [1, 0, 0, 0, 2]
 
 
 def test_requests_before_their_first_report_fill_the_step_and_no_more() -> None:
     requests = [request_of(str(i)) for i in range(1024)]
-    assert sum(slots_of(100_000).grant(requests, exact=True).values()) == 0
-    granted = slots_of(100_000).grant(requests[:64], exact=True)
+    assert sum(Budget(100_000).grant(requests, exact=True).values()) == 0
+    granted = Budget(100_000).grant(requests[:64], exact=True)
     assert list(granted.values()) == [K] * 4 + [0] * 60
-    assert list(slots_of(100_000).grant(requests[:2], exact=False).values()) == [K, K]
+    assert list(Budget(100_000).grant(requests[:2], exact=False).values()) == [K, K]
     # They come before drafts that are known, but take nothing from sure ones.
-    slots = slots_of(fill=2 + K)
-    slots.report([("0", proposed(0.99, 0.98, 0.5))])
+    slots = Budget(free_tokens=2 + K)
+    slots.report({"0": (0.99, 0.98, 0.5)})
     assert slots.grant(requests[:2], exact=True) == {"0": 2, "1": K}
 
 
@@ -115,19 +127,17 @@ def test_requests_before_their_first_report_fill_the_step_and_no_more() -> None:
 )
 def test_never_more_than_can_become_output(written: int, slots: int) -> None:
     request = request_of("a", written=written)
-    assert slots_of().grant([request], exact=True) == {"a": slots}
+    assert Budget().grant([request], exact=True) == {"a": slots}
     for share in (0.9, 0):
-        sure = slots_of(fill=0, sure=share, sure_late=share)
-        sure.report([("a", proposed(*[0.99] * K))])
+        sure = Budget(free_tokens=0, always_verify=share, always_verify_late=share)
+        sure.report({"a": (0.99,) * K})
         assert sure.grant([request], exact=True) == {"a": slots}
         assert sure.grant([request], exact=False) == {"a": slots}
 
 
 def test_the_budget_goes_to_the_likeliest() -> None:
-    slots = slots_of(budget=20)
-    slots.report(
-        [("low", proposed(*[0.2] * 10)), ("high", proposed(*[0.99] * 10)), ("mid", proposed(*[0.5] * 10))]
-    )
+    slots = Budget(20)
+    slots.report({"low": (0.2,) * 10, "high": (0.99,) * 10, "mid": (0.5,) * 10})
     requests = [request_of(name) for name in ("low", "high", "mid", "new")]
     assert slots.grant(requests, exact=True) == {"low": 0, "high": 4, "mid": 0, "new": K}
     assert slots.grant(requests[:3], exact=True) == {"low": 0, "high": 10, "mid": 10}
@@ -137,14 +147,15 @@ def test_the_budget_goes_to_the_likeliest() -> None:
 def test_ties_are_served_in_batch_order_and_the_budget_is_never_passed() -> None:
     requests = [request_of(str(i)) for i in range(10)]
     for budget in (1, 15, 16, 17, 100, 159, 160, 1000):
-        granted = slots_of(budget, fill=1000).grant(requests, exact=True)
+        granted = Budget(budget, free_tokens=1000).grant(requests, exact=True)
         assert list(granted) == [str(i) for i in range(10)]
         assert sum(granted.values()) == min(budget, 160)
         assert list(granted.values()) == sorted(granted.values(), reverse=True)
 
 
-def falling(levels: list[int]) -> Proposed:
-    return Proposed(len(levels), 0, survival=bytes(sorted(levels, reverse=True)))
+def falling(levels: list[int]) -> tuple[float, ...]:
+    """Survivals that are reported as these levels, in order."""
+    return tuple((level + 0.5) / 255 for level in sorted(levels, reverse=True))
 
 
 @given(
@@ -158,19 +169,19 @@ def falling(levels: list[int]) -> Proposed:
 def test_slots_are_bounded(
     drafts: list[list[int]], fill: int, budget: int, sure: float, exact: bool, others: int
 ) -> None:
-    slots = slots_of(budget, fill=fill, sure=sure, sure_late=sure)
-    reports = {str(i): falling(levels) for i, levels in enumerate(drafts)}
-    slots.report(reports.items())
+    slots = Budget(budget, free_tokens=fill, always_verify=sure, always_verify_late=sure)
+    slots.report({str(i): falling(levels) for i, levels in enumerate(drafts)})
+    reports = {str(i): levels for i, levels in enumerate(drafts)}
     size = len(drafts) + others
     granted = slots.grant([request_of(name) for name in reports], exact=exact, batch_size=size)
     assert list(granted) == list(reports)
     level = max(1, np.ceil(sure * 255))
-    likely = {name: sum(byte >= level for byte in draft.survival) for name, draft in reports.items()}
+    likely = {name: sum(byte >= level for byte in draft) for name, draft in reports.items()}
     total = sum(granted.values())
     assert total <= budget
     assert total <= max(0, fill - size) + sum(likely.values())
     for name, draft in reports.items():
-        assert 0 <= granted[name] <= (draft.length if exact else min(K, draft.length + FEW))
+        assert 0 <= granted[name] <= (len(draft) if exact else min(K, len(draft) + FEW))
     if sum(likely.values()) + max(0, fill - size) <= budget:
         assert all(granted[name] >= likely[name] for name in reports)
 
@@ -180,22 +191,22 @@ def test_the_order_of_the_batch_does_not_matter_without_ties(
     levels: list[int], fill: int, budget: int, order: list[int]
 ) -> None:
     """All levels of all requests differ, so that there is one right answer."""
-    reports = [(str(i), falling(levels[10 * i : 10 * i + 10])) for i in range(6)]
+    reports = [(str(i), levels[10 * i : 10 * i + 10]) for i in range(6)]
     answers = []
     for batch in (reports, [reports[i] for i in order]):
-        slots = slots_of(budget, fill=fill, sure=50 / 255)
-        slots.report(batch)
+        slots = Budget(budget, free_tokens=fill, always_verify=50 / 255)
+        slots.report({name: falling(levels) for name, levels in batch})
         answers.append(slots.grant([request_of(name) for name, _ in batch], exact=True))
     assert answers[0] == answers[1]
     # … and it is the likeliest ones of all: written out.
     ranked = sorted(levels, reverse=True)
     kept = set(ranked[: min(budget, max(11, max(0, fill - 6)))])
-    assert answers[0] == {name: sum(byte in kept for byte in draft.survival) for name, draft in reports}
+    assert answers[0] == {name: sum(byte in kept for byte in draft) for name, draft in reports}
 
 
 def test_a_request_that_is_gone_is_forgotten() -> None:
-    slots = slots_of()
-    slots.report([("a", proposed()), ("b", proposed(0.5, 0.25))])
+    slots = Budget()
+    slots.report({"a": (), "b": (0.5, 0.25)})
     assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": 0, "b": 2}
-    slots.keep_only({"b": object()})
+    slots.requests.keep_only({"b": object()})
     assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": K, "b": 2}

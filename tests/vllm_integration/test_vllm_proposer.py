@@ -44,9 +44,8 @@ def test_a_perfect_prediction_takes_the_fewest_steps() -> None:
         steps += 1
     assert engine.written["a"] == output
     assert steps == 1 + math.ceil(29 / 5)
-    usage = ours.usage("a")
-    assert usage is not None
-    assert (usage.steps, usage.output_tokens, usage.accepted, usage.rejected) == (steps, 30, 23, 0)
+    usage = engine.usage["a"]
+    assert (usage.steps, usage.output_tokens, usage.of_prediction) == (steps, 30, (23, 0))
     assert engine.drafts["a"] == []  # nothing is proposed that max_tokens would cut off
 
 
@@ -58,7 +57,7 @@ def test_only_requests_with_a_prediction_are_drafted_for() -> None:
     engine.submit("pooling", [1], [9, 9], None)
     engine.step()
     assert engine.drafts == {"plain": [], "mine": [6, 7, 8], "pooling": []}
-    assert ours.usage("plain") is None
+    assert list(engine.usage) == ["mine"]
     assert ours.slots.holders() == ["mine"]
 
 
@@ -92,7 +91,6 @@ def test_a_request_that_leaves_the_batch_is_rebuilt_when_it_returns() -> None:
     engine.step()
     engine.step()
     before = list(engine.drafts["a"])
-    usage = ours.usage("a")
     engine.rows.remove("a")
     engine.drafts.clear()
     engine.submit("b", [3], [60, 61, 62], predicted([60, 61, 62]))
@@ -104,7 +102,8 @@ def test_a_request_that_leaves_the_batch_is_rebuilt_when_it_returns() -> None:
     assert ours.slots.holders() == []
     engine.step()
     assert engine.drafts["a"] == [token + 1 for token in before]
-    assert ours.usage("a") is usage
+    usage = engine.usage["a"]
+    assert (usage.steps, usage.output_tokens) == (3, len(engine.written["a"]))
     assert 61 not in ours.token_ids[0, :10].tolist()
 
 
@@ -121,9 +120,8 @@ def test_rows_move_and_slots_stay() -> None:
     assert {name: ours.slots.get(name) for name in "abc"} == {"a": 0, "b": None, "c": 2}
     for name in "ac":
         assert engine.written[name] == engine.outputs[name][: 1 + 5 + 5]
-        usage = ours.usage(name)
-        assert usage is not None
-        assert (usage.steps, usage.rejected) == (3, 0)
+        usage = engine.usage[name]
+        assert (usage.steps, usage.drafted - usage.accepted) == (3, 0)
 
 
 def test_tokens_that_vllm_takes_back_rebuild_the_slot() -> None:
@@ -159,9 +157,8 @@ def test_a_stop_token_inside_the_drafts_ends_the_count() -> None:
     engine.submit("a", [1], [5, 6, 2, 7, 8, 9], predicted([5, 6, 2, 7, 8, 9], eos_token_id=2))
     engine.step()
     engine.step()
-    usage = ours.usage("a")
-    assert usage is not None
-    assert (usage.output_tokens, usage.drafted, usage.accepted, usage.rejected) == (3, 5, 2, 3)
+    usage = engine.usage["a"]
+    assert (usage.output_tokens, usage.drafted, usage.of_prediction) == (3, 5, (2, 3))
     assert engine.drafts["a"] == []
 
 
@@ -171,8 +168,7 @@ def test_placeholders_of_vllm_are_nobodys_drafts() -> None:
     engine.submit("a", [1], [5, 6, 7], predicted([5, 6, 7]))
     engine.drafts["a"] = [-1, -1, -1, -1]
     engine.step()
-    usage = ours.usage("a")
-    assert usage is not None
+    usage = engine.usage["a"]
     assert (usage.steps, usage.drafted) == (1, 0)
 
 

@@ -339,7 +339,9 @@ def serve(ours: PredictedOutputs, output: list[int], prediction: list[int] | Non
     while len(engine.written["r"]) < len(output):
         engine.step()
         assert engine.drafts["plain"] == []
-        sources += [p.source for req_id, p in ours.take_report().proposed if p.length]
+        sources += [
+            source for made in engine.report.drafts for source in made.source[made.length > 0].tolist()
+        ]
     assert engine.written["r"] == output
     engine.step(finished=("r",))
     return sources

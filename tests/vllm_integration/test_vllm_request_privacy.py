@@ -19,7 +19,6 @@ from request_server import serve
 from vllm_harness import Server
 
 from vllm_integration.frontend import endpoints as api
-from vllm_integration.frontend import input_processor as inputs
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 
@@ -139,7 +138,7 @@ def test_an_error_of_ours_shows_nothing_either(request_app: Any, monkeypatch: py
     def broken(token_ids: list[int], *more: Any) -> Any:
         raise RuntimeError(f"{TEXT} {token_ids}")
 
-    monkeypatch.setattr(inputs, "as_prediction", broken)
+    monkeypatch.setattr(api, "as_prediction", broken)
     lines = _log_of_all_requests("structured", None, True, True, monkeypatch)
     assert any("is served without its prediction: RuntimeError" in line for line in lines)
     assert [line for line in lines if FOUND.search(line)] == []

@@ -9,13 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm_fakes import proposed, request_of
+from vllm_fakes import report_of, request_of
 
-from vllm_integration.scheduler.draft_budget import DraftSlots
-from vllm_integration.worker import draft_reporter as draft_counts
-from vllm_integration.worker.draft_reporter import DraftCounts, Proposed, survival_levels
+from vllm_integration.config.settings import Settings
+from vllm_integration.seams import install as compat
+from vllm_integration.wire import reports
+from vllm_integration.wire.reports import DraftReport, survival_levels
+from vllm_integration.worker import draft_reporter
+from vllm_integration.worker.draft_reporter import DraftReporter
 
 K = 16
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+
+def config() -> Any:
+    """As much of a `VllmConfig` as the schedulers read."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+        speculative_config=SimpleNamespace(num_speculative_tokens=K),
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,27 +44,27 @@ def test_the_schedulers_go_by_the_settings(
     scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
     made: list[tuple[Any, ...]] = []
 
-    def make(k: int, budget: int, everybody: bool, *, fill: int, sure: float, sure_late: float) -> None:
-        made.append((k, everybody, fill, sure, sure_late, budget))
+    def make(_: Any, k: int, max_slots: int, **more: float) -> None:
+        made.append((k, more["free_tokens"], more["always_verify"], more["always_verify_late"], max_slots))
 
     for name in ("SURE", "FILL_TOKENS", "MAX_DRAFT_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(scheduling, "DraftSlots", make)
-    scheduling.slots_of(
-        SimpleNamespace(
-            scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
-            speculative_config=SimpleNamespace(num_speculative_tokens=K),
-        )
-    )
-    assert made == [(K, False, *expected)]
+    monkeypatch.setattr(scheduling, "DraftBudget", make)
+    scheduler = object.__new__(scheduling.PredictedOutputsScheduler)
+    scheduler.vllm_config = config()
+    scheduler._use(Settings.from_env())
+    assert made == [(K, *expected)]
 
 
 def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     """One of our schedulers with nothing of vLLM's in it but the requests that run."""
     scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
-    scheduler.draft_slots, scheduler.running = DraftSlots(K, 1000, False, fill=fill), list(running)
+    scheduler.vllm_config, scheduler.running = config(), list(running)
+    scheduler.requests = {request.request_id: request for request in running}
+    scheduler._use(Settings(fill_tokens=fill, max_draft_tokens=1000))
+    scheduler.drafted_requests.rows_of(list(scheduler.requests), running)
     return scheduler
 
 
@@ -70,7 +82,7 @@ def test_synchronous_scheduling_cuts_when_vllm_has_brought_the_drafts(
     requests = [running(name, []) for name in "ab"]
     requests += [running("plain", [], predicted=False), running("prefill", [])]
     scheduler = scheduler_of("PredictedOutputsScheduler", *requests, fill=fill)
-    scheduler.draft_slots.report([("a", proposed(0.99, 0.91, 0.3)), ("b", proposed(0.95, 0.4))])
+    scheduler.drafted_requests.take(report_of({"a": (0.99, 0.91, 0.3), "b": (0.95, 0.4)}))
 
     def update_draft_token_ids(self: Any, draft_token_ids: Any) -> None:
         for request in self.running[:3]:
@@ -88,8 +100,8 @@ def test_asynchronous_scheduling_cuts_at_the_last_moment(monkeypatch: pytest.Mon
     shared = [-1] * K
     requests = [running("a", shared), running("b", shared), running("plain", shared, predicted=False)]
     scheduler = scheduler_of("PredictedOutputsAsyncScheduler", *requests, fill=0)
-    scheduler.draft_slots.report([("a", proposed(0.99, 0.98)), ("b", proposed(0.99))])
-    scheduler.draft_slots.report([("a", proposed(0.99)), ("b", proposed(0.99, 0.95, 0.91))])
+    scheduler.drafted_requests.take(report_of({"a": (0.99, 0.98), "b": (0.99,)}))
+    scheduler.drafted_requests.take(report_of({"a": (0.99,), "b": (0.99, 0.95, 0.91)}))
     planned: list[Any] = []
 
     def schedule(self: Any, throttle_prefills: bool = False) -> str:
@@ -109,92 +121,94 @@ def drafts_of(lengths: list[int], confidence: float, source: int = 1) -> Any:
     return SimpleNamespace(length=length, confidence=valid * confidence, source=sources)
 
 
-def step(counts: DraftCounts, lengths: list[int], confidence: float, **more: Any) -> Any:
-    """One engine step: the drafts that its output tells of. Request i is in row i and has 10 + i tokens."""
+def step(reporter: DraftReporter, lengths: list[int], confidence: float, **more: Any) -> DraftReport:
+    """One engine step: what its output reports. Request i is in row i and has 10 + i tokens."""
     output = SimpleNamespace()
-    counts.forget()
+    reporter.begin_step()
     rows = np.arange(len(lengths))
     req_ids = [f"r{i}" for i in rows]
     total_len = torch.arange(10, 14, dtype=torch.int32)
-    counts.remember(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
-    counts.attach(output, counts.start())
-    return draft_counts.received(output)
+    reporter.copy(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
+    reporter.attach(output, reporter.step)
+    return reports.take(output)
 
 
 def test_lengths_and_survival_arrive() -> None:
-    counts = DraftCounts(4, K, torch.device("cpu"))
-    assert list(step(counts, [2, 0, 3], 0.5).proposed) == [
-        ("r0", Proposed(2, 0, 1, 10, bytes([127, 63]))),
-        ("r1", Proposed(0, 0, 0, 11, b"")),
-        ("r2", Proposed(3, 0, 1, 12, bytes([127, 63, 31]))),
-    ]
+    (drafts,) = step(DraftReporter(4, K, torch.device("cpu")), [2, 0, 3], 0.5).drafts
+    assert (drafts.req_ids, drafts.age) == (["r0", "r1", "r2"], 0)
+    assert drafts.position.tolist() == [10, 11, 12]
+    assert drafts.length.tolist() == [2, 0, 3]
+    assert drafts.source.tolist() == [1, 0, 1]
+    assert drafts.survival[:, :4].tolist() == [[127, 63, 0, 0], [0, 0, 0, 0], [127, 63, 31, 0]]
 
 
-def test_survival_is_rounded_down_and_every_draft_counts() -> None:
+def test_survival_is_rounded_down_and_every_draft_reporter() -> None:
     """A draft of no confidence is a draft; garbage behind a row's length is left out."""
     survival = np.array([[1.0, 0.9999, 0.5, 0.003], [0.8, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    assert survival_levels(survival, [4, 2, 0]) == [bytes([255, 254, 127, 1]), bytes([204, 1]), b""]
-    assert survival_levels(survival.astype(np.float32), [4, 2, 0])[1] == bytes([204, 1])
-    assert survival_levels(np.zeros((0, 4)), []) == []
+    length = np.array([4, 2, 0])
+    expected = [[255, 254, 127, 1], [204, 1, 0, 0], [0, 0, 0, 0]]
+    assert survival_levels(survival, length).tolist() == expected
+    assert survival_levels(survival.astype(np.float32), length).tolist() == expected
+    assert survival_levels(np.zeros((0, 4)), length[:0]).shape == (0, 4)
 
 
 def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     arrived: set[int] = set()
-    monkeypatch.setattr(draft_counts._InFlight, "arrived", lambda self: self.step in arrived)
-    counts = DraftCounts(4, K, torch.device("cpu"), batches_in_flight=1)
-    assert [list(step(counts, [length], 1.0).proposed) for length in range(1, 7)] == [[]] * 6
+    monkeypatch.setattr(draft_reporter._InFlight, "arrived", lambda self: self.step in arrived)
+    reporter = DraftReporter(4, K, torch.device("cpu"), batches_in_flight=1)
+    assert [list(step(reporter, [length], 1.0).drafts) for length in range(1, 7)] == [[]] * 6
     arrived.update(range(1, 10))
     # Four buffers: the copies of steps 5 and 6 were not started, and step 7 takes the oldest one's.
-    reported = step(counts, [9], 1.0).proposed
-    assert [(proposed.length, proposed.age) for _, proposed in reported] == [(2, 5), (3, 4), (4, 3), (9, 0)]
-    assert [proposed for _, proposed in step(counts, [7], 1.0).proposed] == [
-        Proposed(7, 0, 1, 10, bytes([255] * 7))
-    ]
+    reported = step(reporter, [9], 1.0).drafts
+    assert [(d.length.tolist(), d.age) for d in reported] == [([2], 5), ([3], 4), ([4], 3), ([9], 0)]
+    (last,) = step(reporter, [7], 1.0).drafts
+    assert (last.length.tolist(), last.age, last.survival[0].tolist()) == ([7], 0, [255] * 7 + [0] * 9)
 
 
 def test_an_output_tells_nothing_of_later_steps() -> None:
     """Another thread may take it to the scheduler when the engine has gone on."""
-    counts = DraftCounts(4, K, torch.device("cpu"))
+    reporter = DraftReporter(4, K, torch.device("cpu"))
     outputs = []
     for length in (3, 5):
-        counts.forget()
-        counts.remember(["r"], np.array([0]), drafts_of([length], 1.0), torch.tensor([7 + length]))
-        outputs.append((SimpleNamespace(), counts.start()))
+        reporter.begin_step()
+        reporter.copy(["r"], np.array([0]), drafts_of([length], 1.0), torch.tensor([7 + length]))
+        outputs.append((SimpleNamespace(), reporter.step))
     for output, started in outputs:
-        counts.attach(output, started)
-    told = [draft_counts.received(output).proposed for output, _ in outputs]
-    assert [[proposed.length for _, proposed in one] for one in told] == [[3], [5]]
+        reporter.attach(output, started)
+    told = [reports.take(output).drafts for output, _ in outputs]
+    assert [[drafts.length.tolist() for drafts in one] for one in told] == [[[3]], [[5]]]
 
 
 def test_slots_that_the_device_trimmed_are_told_with_the_step_itself() -> None:
-    counts = DraftCounts(4, K, torch.device("cpu"))
+    reporter = DraftReporter(4, K, torch.device("cpu"))
     ends = torch.tensor([0, 1, 4, 5], dtype=torch.int32)
-    assert step(counts, [2, 6, 3], 0.5, query_ends=ends).trimmed == {"r0": 0, "r1": 2, "r2": 0}
+    assert step(reporter, [2, 6, 3], 0.5, query_ends=ends).trimmed == {"r0": 0, "r1": 2, "r2": 0}
 
 
 def test_a_step_without_drafts_reports_nothing() -> None:
-    counts = DraftCounts(4, K, torch.device("cpu"))
-    step(counts, [3], 1.0)
+    reporter = DraftReporter(4, K, torch.device("cpu"))
+    step(reporter, [3], 1.0)
     output = SimpleNamespace()
-    counts.forget()
-    counts.attach(output, counts.start())
-    assert draft_counts.received(output) == draft_counts.Report()
+    reporter.begin_step()
+    reporter.attach(output, reporter.step)
+    assert reports.take(output) == DraftReport()
     assert not vars(output)
-    counts.attach(None, counts.start())
+    reporter.attach(None, reporter.step)
 
 
 def test_they_travel_between_processes_with_vllms_own_output() -> None:
     outputs = pytest.importorskip("vllm.v1.outputs")
-    counts = DraftCounts(4, K, torch.device("cpu"))
-    counts.forget()
-    counts.remember(["a"], np.array([2]), drafts_of([2], 0.5), torch.arange(4))
+    reporter = DraftReporter(4, K, torch.device("cpu"))
+    reporter.begin_step()
+    reporter.copy(["a"], np.array([2]), drafts_of([2], 0.5), torch.arange(4))
     output = outputs.ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
-    counts.attach(output, counts.start(), {"b": "cut"})
-    there = draft_counts.received(pickle.loads(pickle.dumps(output)))
-    assert [(req_id, p.length, p.position) for req_id, p in there.proposed] == [("a", 2, 2)]
+    reporter.attach(output, reporter.step, {"b": "cut"})
+    there = reports.take(pickle.loads(pickle.dumps(output)))
+    (drafts,) = there.drafts
+    assert (drafts.req_ids, drafts.length.tolist(), drafts.position.tolist()) == (["a"], [2], [2])
     assert there.refused == {"b": "cut"}
     empty = outputs.ModelRunnerOutput(req_ids=[], req_id_to_index={})
-    assert draft_counts.received(empty) == draft_counts.Report()
+    assert reports.take(empty) == DraftReport()
 
 
 def test_where_vllm_still_waits_for_the_device_the_report_is_added_after_that() -> None:
@@ -206,10 +220,78 @@ def test_where_vllm_still_waits_for_the_device_the_report_is_added_after_that() 
             calls.append("waited")
             return "output"
 
-    leaving = draft_counts.when_it_leaves(Pending(), lambda output: calls.append(f"told {output}"))
+    leaving = draft_reporter.when_it_leaves(Pending(), lambda output: calls.append(f"told {output}"))
     assert isinstance(leaving, outputs.AsyncModelRunnerOutput)
     assert calls == []
     assert leaving.get_output() == "output"
     assert calls == ["waited", "told output"]
-    assert draft_counts.when_it_leaves("plain", calls.append) == "plain"
+    assert draft_reporter.when_it_leaves("plain", calls.append) == "plain"
     assert calls[2:] == ["plain"]
+
+
+def test_a_report_is_taken_once() -> None:
+    """vLLM has one object for all its empty outputs."""
+    empty = SimpleNamespace()
+    reports.attach(empty, DraftReport(refused={"r": "cut"}))
+    assert reports.take(empty).refused == {"r": "cut"}
+    assert reports.take(empty) == DraftReport()
+
+
+def test_a_report_that_cannot_be_made_costs_the_drafts_and_not_the_output(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    reporter = DraftReporter(4, K, torch.device("cpu"))
+    monkeypatch.setattr(draft_reporter._InFlight, "read", lambda self, now: 1 / 0)
+    assert step(reporter, [3], 1.0) == DraftReport([], off=True)
+    assert "ZeroDivisionError" in str(compat.off_reason())
+    assert len(plugin_log) == 1
+
+
+@pytest.mark.parametrize("name", ["PredictedOutputsScheduler", "PredictedOutputsAsyncScheduler"])
+def test_no_slots_where_the_worker_drafts_no_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
+    monkeypatch.setattr(sync.Scheduler, "schedule", lambda *_: None)
+    request = running("a", [-1] * K)
+    scheduler = scheduler_of(name, request)
+    plan = scheduler.schedule if "Async" in name else lambda: scheduler.update_draft_token_ids(None)
+    plan()
+    assert len(request.spec_token_ids) == K
+    scheduler.drafted_requests.take(DraftReport(off=True))
+    plan()
+    assert request.spec_token_ids == []
+
+
+@pytest.mark.parametrize("broken", ["begin", "settle", "take", "grant", "keep_only", "forget"])
+def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
+    broken: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    request = running("a", [])
+    scheduler = scheduler_of("PredictedOutputsScheduler", request)
+    request.num_tokens = 10
+
+    def update_from_output(self: Any, scheduler_output: Any, output: Any) -> Any:
+        sent = SimpleNamespace(request_id="a", new_token_ids=[5], trace_headers=None)
+        return {0: SimpleNamespace(outputs=[sent])}
+
+    def update_draft_token_ids(self: Any, draft_token_ids: Any) -> None:
+        request.spec_token_ids = [-1] * K
+
+    monkeypatch.setattr(sync.Scheduler, "update_from_output", update_from_output)
+    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", update_draft_token_ids)
+    parts = {"grant": scheduler.draft_budget, "take": scheduler.drafted_requests}
+    owner = parts.get(broken, scheduler.drafted_requests if broken == "keep_only" else scheduler.ledger)
+    monkeypatch.setattr(owner, broken, lambda *_, **__: 1 / 0)
+    scheduled = SimpleNamespace(scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None)
+    for _ in range(2):
+        output = SimpleNamespace(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[[5]])
+        reports.attach(output, report_of({"a": (0.99, 0.98)}))
+        (client,) = scheduler.update_from_output(scheduled, output).values()
+        scheduler.update_draft_token_ids(None)
+    counts, drafts = broken == "grant", broken in ("begin", "settle")
+    assert (client.outputs[0].trace_headers is not None) == counts
+    assert len(request.spec_token_ids) == (2 if drafts else 0)
+    assert len(plugin_log) == (1 if counts or drafts else 2)
+    assert all("ZeroDivisionError" in line for line in plugin_log)

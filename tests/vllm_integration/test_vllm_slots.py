@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings
-from vllm_integration.wire.usage import RequestUsage, StopRule
+from vllm_integration.wire.usage import RequestUsage
 from vllm_integration.worker.debug_log import DebugLog, safe_name
-from vllm_integration.worker.request_state import RequestState
+from vllm_integration.worker.request_state import RequestState, StopRule
 from vllm_integration.worker.slot_table import SlotTable
 
 
@@ -55,9 +55,11 @@ def test_no_two_requests_ever_share_a_slot(moves: list[tuple[bool, int]]) -> Non
 
 def test_usage_counts_by_source() -> None:
     usage = RequestUsage()
-    usage.add_step(new_tokens=1, verified=0, accepted=0, source="none")
-    usage.add_step(new_tokens=5, verified=6, accepted=4, source="prediction")
-    usage.add_step(new_tokens=1, verified=3, accepted=0, source="context")
+    for source, verified, accepted in ((0, 0, 0), (1, 6, 4), (2, 3, 0)):
+        usage.add_step(source, verified, accepted)
+    other = RequestUsage(output_tokens=7)
+    usage.add(other)
+    assert usage.of_prediction == (4, 2)
     assert usage.as_dict() == {
         "steps": 3,
         "output_tokens": 7,
@@ -105,7 +107,16 @@ def test_settings_from_the_environment() -> None:
             "GPU_ALIGN_ARENA_TOKENS": "600",
         }
     )
-    assert settings == Settings(True, True, 100, "/x", 512, fill_tokens=0, sure=0.75, arena_tokens=600)
+    assert settings == Settings(
+        strict=True,
+        draft_without_prediction=True,
+        max_prediction_tokens=100,
+        debug_dir="/x",
+        max_draft_tokens=512,
+        fill_tokens=0,
+        sure=0.75,
+        arena_tokens=600,
+    )
     assert settings.prediction_capacity(50) == 50
     assert settings.prediction_capacity(500) == 100
     assert Settings().prediction_capacity(500) == 500

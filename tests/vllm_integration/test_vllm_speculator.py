@@ -18,7 +18,7 @@ from gpu_align import Drafter, Recipes
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import prediction as wire
-from vllm_integration.worker.draft_reporter import received
+from vllm_integration.wire.reports import take
 
 pytest.importorskip("vllm")
 
@@ -99,6 +99,20 @@ def propose(
     return drafts
 
 
+def reported_by(speculator: Any) -> dict[str, tuple[int, int, int]]:
+    """Request → length, source and position of the draft that the last step reports; `{}` if there are none."""
+    step = speculator.reporter.step
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    speculator.reporter.attach(output := SimpleNamespace(), step)
+    found = take(output).drafts
+    if not found:
+        return {}
+    (drafts,) = found
+    columns = (column.tolist() for column in (drafts.length, drafts.source, drafts.position))
+    return dict(zip(drafts.req_ids, zip(*columns, strict=True), strict=True))
+
+
 def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None:
     tokens = speculator.req_states.all_token_ids
     assert tokens.write_contents is None  # vLLM's sign for "not in host memory"
@@ -118,11 +132,7 @@ def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
     assert drafts.shape == (3, K)
     assert drafts[0].tolist() == [302, 303, 304, 305]
     assert drafts[2].tolist() == [102, 103, 104, 105]
-    step = speculator.counts.start()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    speculator.counts.attach(output := SimpleNamespace(), step)
-    reported = {req_id: (p.length, p.source, p.position) for req_id, p in received(output).proposed}
+    reported = reported_by(speculator)
     assert reported == {"r0": (K, 1, 4), "r1": (0, 0, 4), "r2": (K, 1, 4)}
     # What adaptive verification reads: in batch order, 0 where nothing is proposed.
     confidence = speculator.draft_token_confidence_probs
@@ -181,11 +191,7 @@ def test_recipes_draft_for_requests_that_are_drafted_for_and_for_no_others(
         write(speculator, row, [40 + row, 100, 101])
         speculator.add_request(f"r{row}", row, 1, params_of([[500, 501], None, [102, 103]][row]))
     drafts = propose(speculator, [2, 1, 0])
-    step = speculator.counts.start()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    speculator.counts.attach(output := SimpleNamespace(), step)
-    reported = {req_id: (p.length, p.source, p.position) for req_id, p in received(output).proposed}
+    reported = reported_by(speculator)
     assert reported["r0"] == (2, 3, 3)
     assert reported["r1"] == (0, 0, 3)
     assert drafts[2].tolist() == [7, 8, 101, 101]  # padded with the last token
@@ -203,10 +209,10 @@ def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None
     prediction = list(range(100, 120))
     write(speculator, 0, [7, 8, 100])
     speculator.add_request("r0", 0, 2, params_of(prediction))
-    before = speculator.drafter._state.aligned.clone()
+    before = speculator.drafter._state.align_state.clone()
     propose(speculator, [0], [0])
     propose(speculator, [0, 1, 2], dummy_run=True, skip_attn_for_dummy_run=True, is_profile=True)
-    assert torch.equal(speculator.drafter._state.aligned, before)
+    assert torch.equal(speculator.drafter._state.align_state, before)
     assert propose(speculator, [0])[0].tolist() == [101, 102, 103, 104]
 
 
@@ -401,11 +407,8 @@ def test_no_draft_ever_holds_another_requests_token(speculator: Any) -> None:
         if turnover % 2:
             rows = draw.sample(sorted(owned), draw.randrange(1, len(owned) + 1))
             drafts = propose(speculator, rows).tolist()
-            lengths = (
-                speculator.counts._latest.draft.length.tolist()
-                if speculator.counts._latest
-                else [0] * len(rows)
-            )
+            reported = reported_by(speculator)
+            lengths = [reported[f"r{row}"][0] if reported else 0 for row in rows]
             for held, tokens_drafted, length in zip(rows, drafts, lengths, strict=True):
                 assert set(tokens_drafted[:length]) <= owned[held]
                 assert length == 0 or speculator._occupied[held]

@@ -154,13 +154,17 @@ def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -
     assert line.endswith(f"({before + 1} dropped so far)")
 
 
-def test_the_tag_crosses_the_process_boundary() -> None:
-    prediction = wire.Prediction(token_ids=wire.encode_token_ids("p", [1, 2]), tag="of one request")
-    as_sent = {"token_ids": prediction.token_ids, "text": None, "tag": "of one request"}
+def test_the_http_request_id_crosses_the_process_boundary() -> None:
+    prediction = wire.Prediction(
+        token_ids=wire.encode_token_ids("p", [1, 2]), http_request_id="of one request"
+    )
+    as_sent = {"token_ids": prediction.token_ids, "text": None, "http_request_id": "of one request"}
     assert wire.read(prediction) == wire.read(as_sent) == prediction
-    assert wire.read({"text": "a\r", "tag": "t"}) == wire.Prediction(text="a\n", tag="t")
-    with pytest.raises(TypeError, match=r"prediction\.tag"):
-        wire.read({"text": "a", "tag": 5})
+    assert wire.read({"text": "a\r", "http_request_id": "t"}) == wire.Prediction(
+        text="a\n", http_request_id="t"
+    )
+    with pytest.raises(TypeError, match=r"prediction\.http_request_id"):
+        wire.read({"text": "a", "http_request_id": 5})
 
 
 @pytest.mark.parametrize("ids", [[77, -31337], [31337, 2**31], [31337, 2**90], [31337, "31337"], [31337.0]])

@@ -11,13 +11,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
 import yaml
+
+from vllm_integration.wire.steps import Steps, encode
 
 WORDS = [f"w{i}" for i in range(400)]
 DETAILS = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+
+
+class Step(NamedTuple):
+    """One verification step, as plain numbers; fields as in `wire.steps.Steps`."""
+
+    source: int
+    length: int
+    verified: int
+    accepted: int
+
+
+def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0) -> str:
+    """What travels with one output: `steps`, the last of them its own if `own`."""
+    columns = [*steps] if own else [*steps, Step(0, 0, 0, 0)]
+    texts = encode(Steps(*np.array(columns).T), np.full(len(columns), own), np.full(len(columns), refused))
+    *earlier, last = texts
+    return "".join(text[:-1] for text in earlier) + (last if own else last[-1])
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.wire import prediction as wire
-from vllm_integration.worker.draft_reporter import Proposed, survival_levels
+from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
+from vllm_integration.wire.steps import HEADER, decode
+from vllm_integration.wire.usage import RequestUsage
 
 
 class FakeDrafter:
@@ -125,11 +130,21 @@ class FakeEngine:
     rows: list[str] = field(default_factory=list)
     new: list[Any] = field(default_factory=list)
     input_batch: Any = field(default_factory=SimpleNamespace)
+    requests: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, RequestUsage] = field(default_factory=dict)
+    ledger: VerificationLedger = field(init=False)
+    report: DraftReport = field(default_factory=DraftReport)
+
+    def __post_init__(self) -> None:
+        settings = self.proposer.settings
+        self.drafted_requests = DraftedRequests(settings.draft_without_prediction)
+        self.ledger = VerificationLedger(self.drafted_requests)
 
     def submit(self, req_id: str, prompt: list[int], output: list[int], params: Any) -> None:
         self.prompts[req_id], self.outputs[req_id], self.written[req_id] = prompt, output, []
         self.rows.append(req_id)
         self.new.append(SimpleNamespace(req_id=req_id, sampling_params=params))
+        self.requests[req_id] = SimpleNamespace(sampling_params=params)
 
     def refresh(self) -> Any:
         """Bring the one batch object up to date, in place as vLLM does."""
@@ -153,6 +168,9 @@ class FakeEngine:
         for req_id in finished:
             if req_id in self.rows:
                 self.rows.remove(req_id)
+            self.requests.pop(req_id, None)
+        for req_id, request in self.requests.items():
+            request.num_tokens = len(self.prompts[req_id]) + len(self.written[req_id])
         scheduled = {r: self.drafts.pop(r) for r in self.rows if self.drafts.get(r)}
         output = SimpleNamespace(
             finished_req_ids=set(finished),
@@ -182,18 +200,50 @@ class FakeEngine:
         )
         assert len(proposed) == len(self.rows)
         self.drafts = {r: list(d) for r, d in zip(self.rows, proposed, strict=True)}
+        self._count(output, rows)
         return sampled
+
+    def _count(self, scheduler_output: Any, sampled: list[list[int]]) -> None:
+        """What our scheduler does with a step's output, and our front end with what comes of it."""
+        index = {req_id: row for row, req_id in enumerate(self.rows)}
+        scheduler_output.num_invalid_spec_tokens = None
+        output = SimpleNamespace(req_ids=self.rows, req_id_to_index=index, sampled_token_ids=sampled)
+        report = self.report = self.proposer.take_report()
+        begun = self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
+        self.drafted_requests.take(report)
+        outputs = [
+            SimpleNamespace(request_id=r, new_token_ids=self._kept(r, tokens), trace_headers=None)
+            for r, tokens in zip(self.rows, sampled, strict=True)
+        ]
+        self.ledger.settle(begun, outputs)
+        self.ledger.forget(self.drafted_requests.keep_only(self.requests))
+        for each in outputs:
+            if each.trace_headers is not None:
+                usage = self.usage.setdefault(each.request_id, RequestUsage())
+                usage.output_tokens += len(each.new_token_ids)
+                source, _, verified, accepted = decode([each.trace_headers[HEADER]]).steps
+                for step in zip(source.tolist(), verified.tolist(), accepted.tolist(), strict=True):
+                    usage.add_step(*step)
+
+    def _kept(self, req_id: str, sampled: list[int]) -> list[int]:
+        eos = getattr(self.requests[req_id].sampling_params, "eos_token_id", None)
+        return sampled[: sampled.index(eos) + 1] if eos in sampled else sampled
 
 
 def request_of(req_id: str, *, predicted: bool = True, max_tokens: int = 100, written: int = 0) -> Any:
-    """As much of a vLLM request as the policy of draft slots reads."""
+    """As much of a vLLM request as the draft budget reads."""
     params = SimpleNamespace(extra_args={wire.KEY: [1, 2]} if predicted else None)
     return SimpleNamespace(
         request_id=req_id, sampling_params=params, max_tokens=max_tokens, num_output_tokens=written
     )
 
 
-def proposed(*survival: float, age: int = 0) -> Proposed:
-    """A draft whose tokens survive with these probabilities."""
-    [levels] = survival_levels(np.array([survival]).reshape(1, -1), [len(survival)])
-    return Proposed(len(survival), age, survival=levels)
+def report_of(drafts: Mapping[str, Sequence[float]], *, K: int = 16, age: int = 0) -> DraftReport:
+    """A report of drafts whose tokens survive with these probabilities."""
+    length = np.array([len(survival) for survival in drafts.values()], dtype=np.int32)
+    survival = np.zeros((len(drafts), K))
+    for row, values in enumerate(drafts.values()):
+        survival[row, : len(values)] = values
+    nowhere = np.zeros_like(length)
+    levels = survival_levels(survival, length)
+    return DraftReport([StepDrafts(list(drafts), age, nowhere, length, nowhere, levels)])

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from vllm_integration.config import adaptive
 from vllm_integration.config.in_use import drafts_predictions, note_configured
+from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.seams.install import are_whole, seam
 from vllm_integration.seams.table import CONFIG
 from vllm_integration.wire import prediction as wire
@@ -46,9 +47,12 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 
     vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
     own check our method counts as one of them. On V1 our scheduler only counts what was verified.
+    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
     """
     if not drafts_predictions(self):
         return original(self, *args, **kwargs)
+    Settings.from_env()  # raises here, where the start fails with one line, and not in a worker
+    warn_of_unknown_names()
     _warn_of_rust_front_end()
     note_configured()
     if not self.use_v2_model_runner:

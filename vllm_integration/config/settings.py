@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpu_align.arena import tokens_for_all
 
-#: Room for the predictions of all requests together, tokens: 12 bytes each on the device.
+logger = logging.getLogger("vllm.gpu_align")
+
+PREFIX = "GPU_ALIGN_"
+
+#: Tokens that the predictions of all requests together may have: 12 bytes each on the device.
 ARENA_TOKENS = 4 * 2**20
 #: Tokens of a step up to which verifying drafts counts as free: docs/serving-model.md.
 FILL_TOKENS = 128
 #: Survival from which a draft is verified in any batch, told in time and told late. With these useless
 #: predictions cost no batch more than 1 %: `benchmarks.serving` checks it.
 SURE, SURE_LATE = 0.9, 0.92
+#: Characters of a prediction that are tokenised, for each token that is kept.
+CHARS_PER_TOKEN = 16
 
 #: Values of `GPU_ALIGN_RECIPES` that are no paths: the pack that comes with the library, and none.
 SHIPPED_RECIPES, NO_RECIPES = "base", "off"
 
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"", "0", "false", "no", "off"})
+_FALSE = ("0", "false", "no", "off")
+_MAX_SHOWN = 60
 
 
-@dataclass(frozen=True)
-class Settings:
+def _pack(value: str) -> str:
+    """A path keeps its case; whether a pack is there shows when it is read."""
+    if value.lower() == SHIPPED_RECIPES:
+        return SHIPPED_RECIPES
+    return NO_RECIPES if value.lower() in _FALSE else value
+
+
+# The description is what an error says was expected.
+_Flag = Annotated[bool, Field(description="0 or 1")]
+_Path = Annotated[str | None, Field(description="a directory")]
+_Pack = Annotated[str, BeforeValidator(_pack), Field(description="base, off or a path")]
+_Survival = Annotated[float | None, Field(ge=0, le=1, description="a number from 0 to 1")]
+
+
+def _count(of: str, *, least: int = 1) -> Any:
+    expected = f"a positive number of {of}" if least else f"a number of {of}, 0 or more"
+    return Field(ge=least, description=expected)
+
+
+class Settings(BaseModel):
     """The `GPU_ALIGN_*` environment variables.
 
     | variable | default | meaning |
@@ -32,7 +61,7 @@ class Settings:
     | `GPU_ALIGN_STRICT` | 0 | 1: a vLLM seam that is missing raises instead of turning the plugin off |
     | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
     | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
-    | `GPU_ALIGN_ARENA_TOKENS` | 4194304, or less where less can hold all | room for all predictions together |
+    | `GPU_ALIGN_ARENA_TOKENS` | 4194304, or less where less can hold all | tokens of all predictions together |
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
     | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
     | `GPU_ALIGN_SURE` | 0.9, 0.92 where told late | drafts as likely as that are verified in any batch, V2 |
@@ -45,98 +74,62 @@ class Settings:
     | `GPU_ALIGN_MAX_PREDICTION_PARTS` | 1000 | parts of a prediction given as an array |
     | `GPU_ALIGN_MAX_PREDICTION_DEPTH` | 8 | nesting of the field; without unknown keys it is 3 |
     | `GPU_ALIGN_MAX_BODY_BYTES` | 4194304 | a longer request body that brings a prediction is refused |
+
+    White space around a value counts for nothing, and an empty value is the default.
     """
 
-    strict: bool = False
-    draft_without_prediction: bool = False
-    max_prediction_tokens: int | None = None
-    debug_dir: str | None = None
-    max_draft_tokens: int | None = None
-    strict_limits: bool = False
-    max_prediction_chars: int | None = None
-    max_prediction_parts: int = 1000
-    max_prediction_depth: int = 8
-    max_body_bytes: int = 4 * 2**20
-    bill_rejected: bool = False
-    usage_details: bool = False
-    fill_tokens: int = FILL_TOKENS
-    sure: float | None = None
-    arena_tokens: int | None = None
-    recipes: str = SHIPPED_RECIPES
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    strict: _Flag = False
+    draft_without_prediction: _Flag = False
+    max_prediction_tokens: Annotated[int | None, _count("tokens")] = None
+    debug_dir: _Path = None
+    max_draft_tokens: Annotated[int | None, _count("tokens")] = None
+    strict_limits: _Flag = False
+    max_prediction_chars: Annotated[int | None, _count("characters")] = None
+    max_prediction_parts: Annotated[int, _count("parts")] = 1000
+    max_prediction_depth: Annotated[int, _count("levels")] = 8
+    max_body_bytes: Annotated[int, _count("bytes")] = 4 * 2**20
+    bill_rejected: _Flag = False
+    usage_details: _Flag = False
+    fill_tokens: Annotated[int, _count("tokens", least=0)] = FILL_TOKENS
+    sure: _Survival = None
+    arena_tokens: Annotated[int | None, _count("tokens")] = None
+    recipes: _Pack = SHIPPED_RECIPES
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables. Raises `ValueError` that names the variable and what it held."""
+        """Read the variables. Raises one `ValueError` that tells, of each that cannot be read, its name, what was
+        expected and what it held."""
         env = os.environ if environ is None else environ
-        fill = _count(env, "GPU_ALIGN_FILL_TOKENS", least=0)
-        return cls(
-            strict=_flag(env, "GPU_ALIGN_STRICT"),
-            draft_without_prediction=_flag(env, "GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"),
-            max_prediction_tokens=_count(env, "GPU_ALIGN_MAX_PREDICTION_TOKENS"),
-            arena_tokens=_count(env, "GPU_ALIGN_ARENA_TOKENS"),
-            max_draft_tokens=_count(env, "GPU_ALIGN_MAX_DRAFT_TOKENS"),
-            bill_rejected=_flag(env, "GPU_ALIGN_BILL_REJECTED"),
-            usage_details=_flag(env, "GPU_ALIGN_USAGE_DETAILS"),
-            debug_dir=env.get("GPU_ALIGN_DEBUG_DIR") or None,
-            strict_limits=_flag(env, "GPU_ALIGN_STRICT_LIMITS"),
-            max_prediction_chars=_count(env, "GPU_ALIGN_MAX_PREDICTION_CHARS", "characters"),
-            max_prediction_parts=_count(env, "GPU_ALIGN_MAX_PREDICTION_PARTS", "parts")
-            or cls.max_prediction_parts,
-            max_prediction_depth=_count(env, "GPU_ALIGN_MAX_PREDICTION_DEPTH", "levels")
-            or cls.max_prediction_depth,
-            max_body_bytes=_count(env, "GPU_ALIGN_MAX_BODY_BYTES", "bytes") or cls.max_body_bytes,
-            fill_tokens=cls.fill_tokens if fill is None else fill,
-            sure=_share(env, "GPU_ALIGN_SURE"),
-            recipes=_pack(env, "GPU_ALIGN_RECIPES"),
+        given = {field: env.get(PREFIX + field.upper(), "").strip() for field in cls.model_fields}
+        try:
+            return cls.model_validate({field: value for field, value in given.items() if value})
+        except ValidationError as error:
+            wrong = dict.fromkeys(str(found["loc"][0]) for found in error.errors(include_url=False))
+        raise ValueError("; ".join(cls._explain(field, env[PREFIX + field.upper()]) for field in wrong))
+
+    @classmethod
+    def _explain(cls, field: str, value: str) -> str:
+        shown = (
+            repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}… of {len(value)} characters"
         )
+        return f"{PREFIX}{field.upper()}: expected {cls.model_fields[field].description}, got {shown}"
 
     def prediction_capacity(self, max_model_len: int) -> int:
         """Tokens of a prediction that are kept: never more than the model can write."""
-        if self.max_prediction_tokens is None:
-            return max_model_len
-        return min(self.max_prediction_tokens, max_model_len)
+        return min(self.max_prediction_tokens or max_model_len, max_model_len)
 
     def prediction_room(self, max_slots: int, capacity: int) -> int:
-        """Tokens of all predictions together: room for the longest at least, and no more than can be needed."""
+        """Tokens of all predictions together: the longest fits at least, and no more than can be needed."""
         wanted = ARENA_TOKENS if self.arena_tokens is None else self.arena_tokens
         return min(max(wanted, capacity), tokens_for_all(max_slots, capacity))
 
 
-def _flag(env: Mapping[str, str], name: str) -> bool:
-    value = env.get(name, "").strip().lower()
-    if value in _TRUE:
-        return True
-    if value in _FALSE:
-        return False
-    raise ValueError(f"{name}: expected 0 or 1, got {env[name]!r}")
-
-
-def _count(env: Mapping[str, str], name: str, of: str = "tokens", *, least: int = 1) -> int | None:
-    value = env.get(name, "").strip()
-    if not value:
-        return None
-    if not value.isdecimal() or int(value) < least:
-        wanted = f"a positive number of {of}" if least else f"a number of {of}, 0 or more"
-        raise ValueError(f"{name}: expected {wanted}, got {env[name]!r}")
-    return int(value)
-
-
-def _share(env: Mapping[str, str], name: str) -> float | None:
-    value = env.get(name, "").strip()
-    if not value:
-        return None
-    try:
-        share = float(value)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:  # not a number fails here too
-        raise ValueError(f"{name}: expected a number from 0 to 1, got {env[name]!r}")
-    return share
-
-
-def _pack(env: Mapping[str, str], name: str) -> str:
-    """Any other value is a path; whether a pack is there shows when it is read."""
-    value = env.get(name, "").strip()
-    if not value or value.lower() == SHIPPED_RECIPES:
-        return SHIPPED_RECIPES
-    return NO_RECIPES if value.lower() in _FALSE else value
+@functools.cache
+def warn_of_unknown_names() -> None:
+    """One WARNING a process that names the `GPU_ALIGN_*` variables which mean nothing, and what may be meant."""
+    known = [PREFIX + field.upper() for field in Settings.model_fields]
+    for name in sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
+        logger.warning("%s is not a setting of gpu_align; the nearest one is %s", name, nearest[0])

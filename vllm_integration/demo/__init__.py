@@ -11,7 +11,7 @@ __all__ = ["run_demo"]
 
 
 def run_demo(model: str | None = None, out_dir: Path = Path("demo_out")) -> int:
-    """Serve a model with the plugin, send one edit with different predictions, and show what they brought.
+    """Serve a model with the plugin, send one edit with different predictions, and compare steps and time.
 
     Args:
         model: a Hugging Face name or folder; None: a tiny model of our own, made on the first run and kept

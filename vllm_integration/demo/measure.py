@@ -1,4 +1,4 @@
-"""Send the same request with different predictions, time it, and read what the engine did with each."""
+"""Send the same request with different predictions, time it, and read the engine's step log of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MeasurementError(RuntimeError):
 class Row:
     """One kind of prediction, measured `REPEATS` times.
 
-    wall_s: seconds of each request, as the client saw them.
+    wall_s: seconds of each request, measured at the client.
     token_ids: the output's tokens, with the end token where there is one.
     origins: an `Origin` a token.
     token_steps: the verification step (from 0) that produced each token.
@@ -70,9 +70,7 @@ class Request:
 
 def send(client: Any, request: Request, prediction: str | None) -> tuple[Any, float]:
     """Send one chat request and return the completion and its wall time in seconds."""
-    extra: dict[str, Any] = {}
-    if prediction is not None:
-        extra["prediction"] = {"type": "content", "content": prediction}
+    extra = {} if prediction is None else {"prediction": {"type": "content", "content": prediction}}
     started = time.perf_counter()
     completion = client.chat.completions.create(
         model=request.model,
@@ -176,12 +174,9 @@ def compare(rows: Sequence[Row]) -> None:
 
 
 def failures(none: Row, verbatim: Row, rows: Sequence[Row]) -> list[str]:
-    """Return what was promised and not kept; empty when the demo has succeeded."""
-    found = [
-        f"{row.name}: the output differs from the one without a prediction"
-        for row in rows
-        if not row.identical
-    ]
+    """Return one line for each expectation that is not met; empty when the demo has succeeded."""
+    differs = "the output differs from the one without a prediction"
+    found = [f"{row.name}: {differs}" for row in rows if not row.identical]
     if none.steps < FASTER_BY_STEPS * verbatim.steps:
         found.append(
             f"{verbatim.name}: expected at least {FASTER_BY_STEPS:g}× fewer verification steps "

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_align import html
+from gpu_align.simulate.tokenizers import TextTokenizer, token_texts
 from vllm_integration.demo.measure import Row
-from vllm_integration.demo.tokenizer import token_texts
 
 HEADER = (
     "prediction",
@@ -19,8 +19,6 @@ HEADER = (
     "rejected",
     "output identical",
 )
-
-
 _CAPTION = "steps: forward passes of the model, the prefill included"
 
 
@@ -53,24 +51,23 @@ def terminal_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def render(rows: Sequence[Row], tokenizer: Any, facts: Sequence[str]) -> str:
+def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str]) -> str:
     """Return the page: what was run, the table, and each row's output with its tokens coloured.
 
     rows: the first is the one without a prediction.
     tokenizer: the served model's, to spell its tokens.
     facts: paragraphs about the run.
     """
-    shown = sorted({origin for row in rows for origin in row.origins})
     parts = [
         *(html.note(fact) for fact in facts),
         html.table(HEADER, [cells(row, rows[0]) for row in rows]),
-        html.legend(shown),
+        html.legend(origin for row in rows for origin in row.origins),
         html.note("Hover over a token to see the verification step that produced it."),
     ]
     for number, row in enumerate(rows):
         texts = token_texts(tokenizer, row.token_ids)
         summary = f"{row.steps} verification steps, {row.seconds:.2f} s"
         coloured = html.tokens(texts, row.origins, row.token_steps)
-        # Without a prediction every token has the same colour: there to compare with, folded.
+        # Without a prediction every token has the same colour, so that part is folded.
         parts.append(html.details(row.name, summary, coloured, opened=number > 0))
     return html.page("Predicted outputs: where every token came from", parts)

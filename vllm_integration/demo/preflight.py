@@ -1,4 +1,4 @@
-"""What has to be there before the demo starts, each missing thing with the command that brings it."""
+"""Checks what the demo needs before it starts, and names the command that installs what is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 _NEEDED = ("torch", "vllm", "transformers", "tokenizers", "openai", "rich", "yaml")
 # Optional parts of vLLM and transformers. Where one is installed and does not fit torch, importing a text
-# model fails too, with a message that helps nobody.
+# model fails too, with a message that does not name the cause.
 _MUST_FIT_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 

@@ -39,10 +39,8 @@ class _Served:
 
 def run(model: str | None, out_dir: Path) -> int:
     """See `vllm_integration.demo.run_demo`."""
-    found = preflight.problems()
-    if found:
-        for line in found:
-            print(f"demo: {line}")
+    if found := preflight.problems():
+        print(*(f"demo: {line}" for line in found), sep="\n")
         return 2
 
     from rich.console import Console
@@ -79,9 +77,8 @@ def _run(console: Any, model: str | None, out_dir: Path) -> int:
         served = _Served(str(path), TINY_NAME, "float32", tiny=True, gpu=gpu)
     else:
         _headline(console, 1, f"Model: {model}")
-        served = _Served(
-            model, model, os.environ.get("DEMO_DTYPE") or ("auto" if gpu else "float32"), False, gpu
-        )
+        dtype = os.environ.get("DEMO_DTYPE") or ("auto" if gpu else "float32")
+        served = _Served(model, model, dtype, tiny=False, gpu=gpu)
     rows = _serve_and_measure(console, served, out_dir, steps_dir)
     compare(rows)
 
@@ -113,18 +110,13 @@ def _serve_and_measure(console: Any, served: _Served, out_dir: Path, steps_dir: 
 
     _headline(console, 2, "vLLM server with the plugin")
     port = free_port()
-    command = vllm_command(
-        served.path,
-        port,
-        name=served.name,
-        dtype=served.dtype,
-        num_draft_tokens=NUM_DRAFT_TOKENS,
-        max_model_len=MAX_MODEL_LEN,
-    )
+    lengths = {"num_draft_tokens": NUM_DRAFT_TOKENS, "max_model_len": MAX_MODEL_LEN}
+    command = vllm_command(served.path, port, name=served.name, dtype=served.dtype, **lengths)
     env = vllm_environment(steps_dir, gpu=served.gpu, offline=served.tiny)
     log = out_dir / "server.log"
     url = f"http://{HOST}:{port}"
-    console.print(f"   {' '.join(command)}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    plain = {"markup": False, "highlight": False, "soft_wrap": True}
+    console.print(f"   {' '.join(command)}", style="dim", **plain)
     with Server(command, url, log, env) as server:
         beat = _Beat(15.0)
         with console.status("   starting …") as status:
@@ -134,7 +126,7 @@ def _serve_and_measure(console: Any, served: _Served, out_dir: Path, steps_dir: 
                 if console.is_terminal:
                     status.update(Text("   " + text[:90]))
                 elif beat():
-                    console.print("   " + text[:90], markup=False, highlight=False, soft_wrap=True)
+                    console.print("   " + text[:90], **plain)
 
             took = server.wait_ready(READY_TIMEOUT_S["tiny" if served.tiny else "hub"], tick)
         console.print(f"   ready on {url} after {took:.0f} s; log: {log}", highlight=False, soft_wrap=True)
@@ -171,12 +163,8 @@ def _measure(console: Any, url: str, served: _Served, steps_dir: Path) -> list[A
                 return measure(client, request, name, prediction, steps_dir, lambda: progress.advance(bar))
 
             none = row("none", None)
-            return [
-                none,
-                row("verbatim", none.text),
-                row("edited", task.ORIGINAL),
-                row("unrelated", task.UNRELATED),
-            ]
+            predictions = {"verbatim": none.text, "edited": task.ORIGINAL, "unrelated": task.UNRELATED}
+            return [none, *(row(name, prediction) for name, prediction in predictions.items())]
     except OpenAIError as error:
         raise MeasurementError(f"the server refused a request: {error}") from error
 
@@ -186,8 +174,8 @@ def _tiny_model(console: Any) -> Path:
 
     from vllm_integration.demo import model
 
-    recipe = model.Recipe()
-    folder = model.cached(recipe, CACHE_DIR)
+    spec = model.ModelSpec()
+    folder = model.cached(spec, CACHE_DIR)
     if folder is not None:
         console.print(f"   {folder} (made by an earlier run)", highlight=False)
         return folder
@@ -213,14 +201,13 @@ def _tiny_model(console: Any) -> Path:
                     f"   {stage}: step {now.step}, loss {now.loss:.3f}, {now.learnt}/{now.total} learnt"
                 )
 
-        folder = model.make_model(recipe, CACHE_DIR, report)
+        folder = model.make_model(spec, CACHE_DIR, report)
     console.print(f"   {folder}", highlight=False, soft_wrap=True)
     return folder
 
 
 def _write_page(served: _Served, rows: list[Any], out_dir: Path) -> Path:
-    from transformers import AutoTokenizer
-
+    from gpu_align.simulate import load_tokenizer
     from vllm_integration.demo.page import render
 
     machine = "GPU" if served.gpu else "CPU"
@@ -230,7 +217,7 @@ def _write_page(served: _Served, rows: list[Any], out_dir: Path) -> Path:
         "verbatim: the exact output. edited: the file before the edit, which is what a user really has.",
     ]
     page = out_dir / "demo.html"
-    page.write_text(render(rows, AutoTokenizer.from_pretrained(served.path), facts), encoding="utf-8")
+    page.write_text(render(rows, load_tokenizer(served.path), facts), encoding="utf-8")
     return page
 
 

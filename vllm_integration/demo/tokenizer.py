@@ -79,21 +79,3 @@ def encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     """Return the ids of a chat prompt, up to where the assistant's answer begins."""
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return encode(tokenizer, text)
-
-
-def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """Return what each token adds to the text; joined, they are the decoded text.
-
-    A token that ends inside a character adds nothing, the one that completes it adds the character.
-    """
-    texts: list[str] = []
-    start = done = 0  # ids[start:done] give the context that a token's spelling may depend on
-    for i in range(len(ids)):
-        before = tokenizer.decode(ids[start:done])
-        after = tokenizer.decode(ids[start : i + 1])
-        if after.endswith("�") and i + 1 < len(ids):
-            texts.append("")
-            continue
-        texts.append(after[len(before) :])
-        start, done = done, i + 1
-    return texts

@@ -2,7 +2,7 @@
 
 vLLM parses JSON on the event loop, where every other request waits for it: about 4 ms for a megabyte of
 text. No limit on the prediction can help after that, so this one is on the bytes, before anything is parsed.
-Bodies that bring no prediction are vLLM's own business and pass, whatever their length.
+Bodies without a prediction pass, whatever their length.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _OVERLAP = 64  # a key may lie across two chunks; one with more white space befo
 class BodyLimit:
     """ASGI middleware: HTTP 413 for a body over `GPU_ALIGN_MAX_BODY_BYTES` that has the key `prediction`.
 
-    A body that says that it is short passes at once. Another is read to its end, whatever becomes of it, so
-    that a client that sends before it listens hears why; one that is refused is not kept.
+    A body whose content-length is within the limit passes at once. Any other is read to its end, also one that is
+    refused, because some clients read the answer only after they have sent everything; a refused body is not kept.
     """
 
     def __init__(self, app: App) -> None:

@@ -80,7 +80,7 @@ async def serve(
     else:
         attach(request, prediction)
     result = await original(self, request, raw_request, *args, **kwargs)
-    return response_usage.with_usage(result, prediction.tag or "")
+    return response_usage.with_usage(result, prediction.http_request_id or "")
 
 
 serve_completion = seam("completions.create_completion")(functools.partial(serve, plain_text=True))
@@ -149,8 +149,8 @@ async def _tokenise(serving: Any, text: str, allowed: Limits) -> wire.Prediction
         )
     params = tokenize_params(allowed.tokens)
     prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, params)
-    tag = response_usage.new_tag()
-    return await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed, tag)
+    http_request_id = response_usage.new_http_request_id()
+    return await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed, http_request_id)
 
 
 def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Prediction | None:
@@ -167,4 +167,8 @@ def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Predicti
     ids = wire.decode_token_ids(encoded)
     if ids.size and ids.max() >= vocab_size:
         raise PredictionError(f"{where}: expected 0 ≤ token id < {vocab_size}, got others")
-    return wire.Prediction(token_ids=encoded, tag=response_usage.new_tag()) if ids.size else None
+    return (
+        wire.Prediction(token_ids=encoded, http_request_id=response_usage.new_http_request_id())
+        if ids.size
+        else None
+    )

@@ -23,12 +23,16 @@ def tokenize_params(limit: int) -> Any:
     )
 
 
-def as_prediction(token_ids: list[int], limits: Limits, tag: str | None = None) -> wire.Prediction:
+def as_prediction(
+    token_ids: list[int], limits: Limits, http_request_id: str | None = None
+) -> wire.Prediction:
     """A tokenizer's ids, at most `limits.tokens` of them, ready to travel."""
     if len(token_ids) > limits.tokens:
         limits.exceeded("prediction", "tokens", limits.tokens)
         token_ids = token_ids[: limits.tokens]
-    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids, tell=False), tag=tag)
+    return wire.Prediction(
+        token_ids=wire.encode_token_ids("prediction", token_ids, tell=False), http_request_id=http_request_id
+    )
 
 
 @seam("inputs.process_inputs")
@@ -66,7 +70,7 @@ def _with_token_ids(processor: Any, params: Any) -> Any:
             limits = Limits.of(processor.vllm_config)
             text = checked_text("prediction", [prediction.text], limits)
             prompt = processor.renderer.tokenize_prompt({"prompt": text}, tokenize_params(limits.tokens))
-            prediction = as_prediction(prompt["prompt_token_ids"], limits, prediction.tag)
+            prediction = as_prediction(prompt["prompt_token_ids"], limits, prediction.http_request_id)
     except (TypeError, ValueError) as error:
         count_refused(error.reason if isinstance(error, PredictionError) else "malformed")
         raise VLLMValidationError(str(error), parameter="prediction") from None

@@ -1,4 +1,4 @@
-"""How much of a prediction is taken, and how often that was less than all of it."""
+"""How much of one prediction is used, and counts of those that were cut or refused."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vllm_integration.config.settings import Settings
+from vllm_integration.config.settings import CHARS_PER_TOKEN, Settings
 
 logger = logging.getLogger("vllm.gpu_align")
-
-CHARS_PER_TOKEN = 16
 
 #: Which limit it was; or the field was "malformed", or of a request that cannot have one ("unsupported").
 Reason = Literal["characters", "tokens", "parts", "nesting", "bytes", "malformed", "unsupported"]
 #: "truncated": served with what fits. "refused": an HTTP error, or an exception of the offline API.
 Action = Literal["truncated", "refused"]
 
-#: Predictions of this front end that were not taken whole, by (reason, action).
+#: Predictions of this front end that were cut or refused, by (reason, action).
 counts: Counter[tuple[Reason, Action]] = Counter()
 #: Called with (reason, action) after each count; must not raise. Any thread may call it.
 on_count: list[Callable[[Reason, Action], None]] = []
 
 
 def count_refused(reason: Reason, action: Action = "refused") -> None:
-    """Count a prediction that was not taken whole."""
+    """Count a prediction that was cut or refused."""
     counts[reason, action] += 1
     for callback in on_count:
         callback(reason, action)
@@ -45,7 +43,7 @@ class PredictionError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What is taken of one prediction. Over a limit it is cut; with `strict` it is refused.
+    """The limits of one prediction. Over a limit it is cut; with `strict` it is refused.
 
     characters: of its text, before newlines are normalised. tokens: at most what the drafter and the
     model's context hold. parts: of its content, if that is an array. depth: levels of nesting of the field;

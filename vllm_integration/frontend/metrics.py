@@ -6,13 +6,17 @@ processes up where there are several (vLLM sets its multiprocess mode up for `--
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from gpu_align.step_log import SOURCES
 from vllm_integration.config.in_use import configured_here
 from vllm_integration.frontend import limits
-from vllm_integration.scheduler.verification_ledger import Verified
-from vllm_integration.wire.usage import SOURCES
+from vllm_integration.wire.steps import Steps
+from vllm_integration.wire.usage import PREDICTION
 
 #: Sources that draft, as the label says them.
 DRAFTING = SOURCES[1:]
@@ -102,43 +106,44 @@ def count_request(prediction_length: int | None) -> None:
         _get("prediction_length").observe(prediction_length)
 
 
-def count_steps(steps: Iterable[Verified], *, firsts: int, realignments: int) -> None:
+def count_steps(steps: Steps, *, firsts: int, realignments: int) -> None:
     """Steps of any requests. firsts: how many of them were the first of their request, which has no drafts."""
-    drafted = {(source, verdict): 0 for source in DRAFTING for verdict in VERDICTS}
-    drafts = dict.fromkeys(DRAFTING, 0)
-    lost = dict.fromkeys(LOST, 0)
-    num_steps = 0
-    for step in steps:
-        num_steps += 1
-        if not step.verified:
-            lost["no_slots" if step.length else "no_draft"] += 1
-            continue
-        source = SOURCES[step.source]
-        drafts[source] += 1
-        drafted[source, "accepted"] += step.accepted
-        drafted[source, "rejected"] += step.verified - step.accepted
-        _get("accepted_length").observe(step.accepted)
-    lost["no_draft"] -= firsts
-    _get("steps").inc(num_steps)
-    for (source, verdict), amount in drafted.items():
-        if amount:
-            _get("draft_tokens").labels(source, verdict).inc(amount)
-            if source == "prediction":
-                _get("tokens").labels(verdict).inc(amount)
-    for source, amount in drafts.items():
-        if amount:
-            _get("drafts").labels(source).inc(amount)
-    for reason, amount in lost.items():
+    _get("steps").inc(len(steps.verified))
+    verifying = steps.verified > 0
+    no_slots = int(np.count_nonzero(steps.length[~verifying]))
+    no_draft = int(np.count_nonzero(~verifying)) - no_slots - firsts
+    for reason, amount in zip(LOST, (no_draft, no_slots), strict=True):
         if amount > 0:
             _get("lost").labels(reason).inc(amount)
+    source, verified, accepted = (
+        field[verifying] for field in (steps.source, steps.verified, steps.accepted)
+    )
+    for number in np.unique(source).tolist():
+        of_source = source == number
+        name, right = SOURCES[number], int(accepted[of_source].sum())
+        wrong = int(verified[of_source].sum()) - right
+        _get("drafts").labels(name).inc(int(of_source.sum()))
+        for verdict, amount in zip(VERDICTS, (right, wrong), strict=True):
+            _get("draft_tokens").labels(name, verdict).inc(amount)
+            if number == PREDICTION:
+                _get("tokens").labels(verdict).inc(amount)
+    _observe(_get("accepted_length"), accepted, _LENGTHS)
     if realignments:
         _get("realignments").inc(realignments)
 
 
-def count_finished(verified: int, accepted: int) -> None:
-    """A choice has ended: of its prediction so many tokens were verified, and so many accepted."""
-    if verified:
-        _get("acceptance_ratio").observe(accepted / verified)
+def _observe(histogram: Any, values: npt.NDArray[np.integer[Any]], bounds: Sequence[float]) -> None:
+    """`histogram.observe` of every value, by one addition a bucket: prometheus_client has no call for many."""
+    buckets = np.bincount(np.searchsorted(bounds, values), minlength=1)
+    for index in np.flatnonzero(buckets).tolist():
+        histogram._buckets[index].inc(int(buckets[index]))
+    histogram._sum.inc(int(values.sum()))
+
+
+def count_finished(accepted: int, rejected: int) -> None:
+    """A choice has ended: so many tokens of its prediction were accepted, and so many rejected."""
+    if accepted + rejected:
+        _get("acceptance_ratio").observe(accepted / (accepted + rejected))
 
 
 def _get(name: str) -> Any:

@@ -3,8 +3,8 @@
     {"type": "content", "content": "text" | [{"type": "text", "text": "text"}, …]}
 
 Text parts are joined as they are; CR LF and lone CR become LF; empty content is no prediction; keys that
-are not known are ignored. Whatever else differs from this shape is a `PredictionError`. No function here
-waits for anything or holds on to what it was given: call them from a thread, the text may have megabytes.
+are not known are ignored. Whatever else differs from this shape is a `PredictionError`. The functions
+here take time in proportion to the text, which may have megabytes: call them from a thread.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False)
 
 def checked_text(where: str, pieces: Iterable[str], limits: Limits) -> str:
     """`pieces` joined, cut to the limit, checked to be Unicode, with LF as the only end of a line."""
-    kept, room = [], limits.characters
+    kept, remaining = [], limits.characters
     for piece in pieces:
-        kept.append(piece[:room])
-        room -= len(piece)
-        if room < 0:
+        kept.append(piece[:remaining])
+        remaining -= len(piece)
+        if remaining < 0:
             limits.exceeded(where, "characters", limits.characters)
             break
     text = "".join(kept)

@@ -16,13 +16,13 @@ from vllm_integration.wire.usage import RequestUsage
 DETAILS = "gpu_align"
 
 
-def new_tag() -> str:
-    """A name for one HTTP request, unique among all front ends: goes into `wire.Prediction.tag`."""
+def new_http_request_id() -> str:
+    """A name for one HTTP request, unique among all front ends: goes into `wire.Prediction.http_request_id`."""
     return uuid.uuid4().hex
 
 
-def with_usage(result: Any, tag: str) -> Any:
-    """`result` of a serving method, with the accepted and rejected prediction tokens of the request `tag`.
+def with_usage(result: Any, http_request_id: str) -> Any:
+    """`result` of a serving method, with the accepted and rejected prediction tokens of its HTTP request.
 
     result: a response object (chat completion, completion, response), which is completed in place; an error,
         which is left alone; or an async generator of a stream, for which another one is returned: of
@@ -37,43 +37,43 @@ def with_usage(result: Any, tag: str) -> Any:
     summed over all choices. Nothing is added where the engine reported nothing.
     """
     if hasattr(result, "__aiter__"):
-        return _stream(result, tag)
-    usage = collector.take(tag)
+        return _stream(result, http_request_id)
+    usage = collector.take(http_request_id)
     if usage is not None:
         _complete_object(getattr(result, "usage", None), usage)
     return result
 
 
-async def _stream(events: Any, tag: str) -> AsyncIterator[Any]:
+async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
     try:
         async for event in events:
-            yield _complete_event(event, tag)
+            yield _complete_event(event, http_request_id)
     finally:
-        collector.take(tag)
+        collector.take(http_request_id)
         close = getattr(events, "aclose", None)
         if close is not None:  # the client may have gone away in the middle
             await close()
 
 
-def _complete_event(event: Any, tag: str) -> Any:
+def _complete_event(event: Any, http_request_id: str) -> Any:
     if isinstance(event, str):
         # What a user writes cannot look like this: quotes inside of JSON strings are escaped.
         if event.startswith("data: {") and '"usage":{' in event and '"choices":[]' in event:
-            return _complete_chunk(event, tag)
+            return _complete_chunk(event, http_request_id)
         return event
     response = getattr(event, "response", None)
     if response is not None and getattr(response, "usage", None) is not None:
-        usage = collector.take(tag)
+        usage = collector.take(http_request_id)
         if usage is not None:
             _complete_object(response.usage, usage)
     return event
 
 
-def _complete_chunk(event: str, tag: str) -> str:
+def _complete_chunk(event: str, http_request_id: str) -> str:
     chunk = json.loads(event.removeprefix("data: "))
     if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
         return event
-    usage = collector.take(tag)
+    usage = collector.take(http_request_id)
     if usage is None:
         return event
     shown = chunk["usage"]
@@ -110,20 +110,20 @@ def _empty_details() -> Any:
 
 
 def _fields(usage: RequestUsage) -> dict[str, Any]:
-    prediction = usage.of("prediction")
+    accepted, rejected = usage.of_prediction
     fields: dict[str, Any] = {
-        "accepted_prediction_tokens": prediction.accepted,
-        "rejected_prediction_tokens": prediction.rejected,
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": rejected,
     }
     if _settings().usage_details:
-        by_source = usage.as_dict()["by_source"]
+        by_source = usage.by_source()
         fields[DETAILS] = {"steps": usage.steps, "drafted": usage.drafted, "by_source": by_source}
     return fields
 
 
 def _billed(usage: RequestUsage) -> int:
     """Tokens that are billed though they are not output."""
-    return usage.of("prediction").rejected if _settings().bill_rejected else 0
+    return usage.of_prediction[1] if _settings().bill_rejected else 0
 
 
 @functools.cache

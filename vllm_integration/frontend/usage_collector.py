@@ -1,7 +1,8 @@
-"""The front end's half of the accounts: what the engine verified, request by request and tag by tag.
+"""The usage of requests, added up in the front end from what comes with the engine's outputs.
 
-One per front-end process, used from its event loop only. Requests are followed from the moment they are handed
-to the engine until they finish or are aborted; what belongs to a tag stays until the response asks for it.
+One collector a front-end process, used from its event loop only. A request is followed from the moment it is
+handed to the engine until it finishes or is aborted; the usage of its HTTP request stays until the response asks
+for it.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from vllm_integration.config.in_use import configured_here
 from vllm_integration.frontend import metrics
-from vllm_integration.scheduler import verification_ledger as accounts
-from vllm_integration.scheduler.verification_ledger import Verified
 from vllm_integration.seams.install import seam, strict
 from vllm_integration.wire import prediction as wire
-from vllm_integration.wire.usage import SOURCES, RequestUsage
+from vllm_integration.wire.reports import REFUSALS
+from vllm_integration.wire.steps import HEADER, Messages, decode
+from vllm_integration.wire.usage import PREDICTION, RequestUsage
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: Tags whose requests have all ended and which no response has asked for: clients that went away.
+#: HTTP requests whose engine requests have all ended and which no response has asked for: clients that went away.
 _MAX_ENDED = 1000
-#: What `predictions` does in a worker, as `limits` would say it: a worker serves the request in any case.
+#: Why a worker did not use a prediction as it came, as `limits` says it: a worker serves the request in any case.
 _BY_THE_WORKER = {
     "cut": ("tokens", "truncated"),
     "dropped": ("malformed", "dropped"),
@@ -33,108 +37,102 @@ _BY_THE_WORKER = {
 
 
 @dataclass
-class _Tag:
-    """One HTTP request. open: engine requests of it that have not ended. counted: the engine has reported."""
+class _HttpRequest:
+    """usage: of its engine requests that have ended. open: those that have not."""
 
     usage: RequestUsage = field(default_factory=RequestUsage)
-    open: int = 0
-    counted: bool = False
+    open: dict[str, _Followed] = field(default_factory=dict)
 
 
 @dataclass
 class _Followed:
-    """One engine request. away: the last drafts from its prediction were not all accepted."""
+    """One engine request. diverged: the last drafts from its prediction were not all accepted."""
 
-    tag_name: str | None = None
-    tag: _Tag | None = None
+    http_request_id: str | None = None
     usage: RequestUsage = field(default_factory=RequestUsage)
-    away: bool = False
+    diverged: bool = False
+
+    def count(self, source: int, verified: int, accepted: int) -> bool:
+        """Count a step; whether the output is back in the prediction: its drafts are accepted again after some
+        were rejected."""
+        self.usage.add_step(source, verified, accepted)
+        if source != PREDICTION or not verified:
+            return False
+        realigned = self.diverged and accepted > 0
+        self.diverged = accepted < verified
+        return realigned
 
 
 class Collector:
     """Usage of requests on their way, and of those that have ended, until somebody takes it.
 
-    collector.follow(request)                 # a request is handed to the engine
-    collector.count(req_id, message, kept)    # an output of it arrived
-    collector.end(req_id)                     # it has finished, or was aborted
-    usage = collector.take(tag)               # its response is being written
+    collector.follow(req_id, prediction)       # a request is handed to the engine
+    collector.count(messages, followed, kept)  # outputs arrived
+    collector.end(req_id)                      # it has finished, or was aborted
+    usage = collector.take(http_request_id)    # its response is being written
     """
 
     def __init__(self) -> None:
         self.requests: dict[str, _Followed] = {}
-        self.tags: dict[str, _Tag] = {}
+        self.http_requests: dict[str, _HttpRequest] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def follow(self, req_id: str, prediction: Any) -> None:
         """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
         if req_id in self.requests:
             return
-        name = getattr(prediction, "tag", None)
-        tag = None if name is None else self.tags.get(name)
-        if tag is None:
+        name = getattr(prediction, "http_request_id", None)
+        if name is None or name not in self.http_requests:  # its choices bring one prediction together
             encoded = getattr(prediction, "token_ids", None)
             metrics.count_request(None if encoded is None else len(encoded) // 4)
-            if name is not None:
-                tag = self.tags[name] = _Tag()
-        if tag is not None and name is not None:
-            tag.open += 1
+        followed = self.requests[req_id] = _Followed(name)
+        if name is not None:
+            self.http_requests.setdefault(name, _HttpRequest()).open[req_id] = followed
             self._ended.pop(name, None)
-        self.requests[req_id] = _Followed(name, tag)
 
-    def count(self, message: accounts.Message, followed: _Followed, kept: int) -> None:
-        """Count an output's steps. kept: its tokens that are output after the front end's own cuts."""
-        steps = list(message.steps)
-        if message.own and steps:
-            steps[-1] = steps[-1]._replace(accepted=min(steps[-1].accepted, kept))
-        first = followed.usage.steps == 0
-        realignments = sum(_came_back(followed, step) for step in steps)
-        for usage in (followed.usage, None if followed.tag is None else followed.tag.usage):
-            if usage is not None:
-                usage.output_tokens += kept
-                for step in steps:
-                    usage.add_step(
-                        new_tokens=0,
-                        verified=step.verified,
-                        accepted=step.accepted,
-                        source=SOURCES[step.source],
-                    )
-        if followed.tag is not None:
-            followed.tag.counted = True
-        metrics.count_steps(steps, firsts=int(first and bool(steps)), realignments=realignments)
-        if message.refused is not None:
-            metrics.count_refused(*_BY_THE_WORKER[message.refused])
+    def count(self, messages: Messages, followed: Sequence[_Followed], kept: Sequence[int]) -> None:
+        """Count what came with M outputs. followed: their requests. kept: their tokens that are output after the
+        front end's own cuts."""
+        accepted, last = messages.steps.accepted, np.cumsum(messages.counts) - 1
+        own = np.flatnonzero(messages.own)
+        accepted[last[own]] = np.minimum(accepted[last[own]], np.asarray(kept)[own])
+        realignments = firsts = 0
+        source, _, verified, right = (column.tolist() for column in messages.steps)
+        steps = zip(source, verified, right, strict=True)
+        for request, tokens, count in zip(followed, kept, messages.counts.tolist(), strict=True):
+            request.usage.output_tokens += tokens
+            firsts += count > 0 and not request.usage.steps
+            realignments += sum(request.count(*step) for step in islice(steps, count))
+        metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
+        for number in messages.refused[messages.refused > 0].tolist():
+            metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
 
     def end(self, req_id: str) -> None:
         """The request has finished or was aborted. Harmless for one that is not followed."""
         followed = self.requests.pop(req_id, None)
         if followed is None:
             return
-        prediction = followed.usage.by_source.get("prediction")
-        if prediction is not None:
-            metrics.count_finished(prediction.drafted, prediction.accepted)
-        if followed.tag is None or followed.tag_name not in self.tags:
+        metrics.count_finished(*followed.usage.of_prediction)
+        name = followed.http_request_id
+        http_request = None if name is None else self.http_requests.get(name)
+        if name is None or http_request is None or http_request.open.pop(req_id, None) is None:
             return
-        followed.tag.open -= 1
-        if not followed.tag.open:
-            self._ended[followed.tag_name] = None
+        http_request.usage.add(followed.usage)
+        if not http_request.open:
+            self._ended[name] = None
             if len(self._ended) > _MAX_ENDED:
                 oldest, _ = self._ended.popitem(last=False)
-                del self.tags[oldest]
+                del self.http_requests[oldest]
 
-    def take(self, tag: str) -> RequestUsage | None:
-        """The usage of a tag, which is forgotten; None when the engine has reported nothing about it."""
-        self._ended.pop(tag, None)
-        found = self.tags.pop(tag, None)
-        return found.usage if found is not None and found.counted else None
-
-
-def _came_back(followed: _Followed, step: Verified) -> bool:
-    """Whether drafts from the prediction are accepted again after some were rejected."""
-    if SOURCES[step.source] != "prediction" or not step.verified:
-        return False
-    back = followed.away and step.accepted > 0
-    followed.away = step.accepted < step.verified
-    return back
+    def take(self, http_request_id: str) -> RequestUsage | None:
+        """The usage of an HTTP request, which is forgotten; None when the engine has reported nothing of it."""
+        self._ended.pop(http_request_id, None)
+        found = self.http_requests.pop(http_request_id, None)
+        if found is None:
+            return None
+        for followed in found.open.values():
+            found.usage.add(followed.usage)
+        return found.usage if found.usage.output_tokens or found.usage.steps else None
 
 
 #: The collector of this process.
@@ -190,24 +188,30 @@ def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
     messages = []
     for output in outputs:
         headers = output.trace_headers
-        if headers and accounts.HEADER in headers:
-            left = {name: value for name, value in headers.items() if name != accounts.HEADER}
-            output.trace_headers = left or None
-            messages.append((output, headers[accounts.HEADER]))
+        if headers and HEADER in headers:
+            messages.append((output, headers[HEADER]))
+            output.trace_headers = {name: headers[name] for name in headers if name != HEADER} or None
     return messages
 
 
 def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None:
+    texts: list[str] = []
+    followed: list[_Followed] = []
+    kept: list[int] = []
     for output, text in messages:
-        req_id = output.request_id
-        followed = collector.requests.get(req_id)
-        if followed is None:
-            if req_id not in open_requests:  # aborted, and what it did since then nobody will read
+        request = collector.requests.get(output.request_id)
+        if request is None:
+            if output.request_id not in open_requests:  # aborted: nobody will read what it did since then
                 continue
-            followed = collector.requests[req_id] = _Followed()  # drafted for without a prediction
-        collector.count(accounts.decode(text), followed, len(output.new_token_ids))
-        if req_id not in open_requests:
-            collector.end(req_id)
+            request = collector.requests[output.request_id] = _Followed()  # drafted for without a prediction
+        texts.append(text)
+        followed.append(request)
+        kept.append(len(output.new_token_ids))
+    if texts:
+        collector.count(decode(texts), followed, kept)
+    for output, _ in messages:
+        if output.request_id not in open_requests:
+            collector.end(output.request_id)
 
 
 def _guarded(step: Callable[..., Any], *args: Any) -> Any:

@@ -183,12 +183,14 @@ SEAMS: tuple[Seam, ...] = (
         fields={"Scheduler.requests": "request id → request"}),
     *_seams("usage_v1", SCHEDULED,
         fields={
-            "SchedulerOutput.num_scheduled_tokens": "the requests of a step",
             "SchedulerOutput.num_invalid_spec_tokens": "drafts that a grammar has ruled out",
         }),
     *_seams("usage_v1", REQUEST, fields={"Request.num_tokens": "where a draft was made"}),
     *_seams("usage_v1", "vllm.v1.outputs",
-        fields={"ModelRunnerOutput.sampled_token_ids": "tokens that a step sampled"}),
+        fields={
+            "ModelRunnerOutput.req_ids": "the requests of a step",
+            "ModelRunnerOutput.sampled_token_ids": "tokens that a step sampled",
+        }),
     *_seams("usage_v1", "vllm.config.scheduler",
         fields={"SchedulerConfig.scheduler_cls": "the place for a scheduler"}),
     # Drafting on the V1 model runner.

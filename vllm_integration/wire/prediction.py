@@ -25,7 +25,7 @@ TokenIds = npt.NDArray[np.int32]
 class Prediction:
     """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised.
 
-    tag: names the HTTP request it came with, so that the usage of all its choices finds back to it.
+    http_request_id: of the HTTP request it came with: the usage of all its choices is added up by it.
 
     A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
     `bytes`); on the other side of the process boundary it is a dict of the fields.
@@ -33,7 +33,7 @@ class Prediction:
 
     token_ids: bytes | None = None
     text: str | None = None
-    tag: str | None = None
+    http_request_id: str | None = None
 
     def __repr__(self) -> str:
         if self.token_ids is not None:
@@ -144,25 +144,23 @@ def read(value: object) -> Prediction:
     client sends one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` for anything else, in
     words that a log may show: no text and no id is repeated.
     """
-    if isinstance(value, str):
-        check_text("prediction", value)
-        return Prediction(text=normalise_newlines(value))
-    tag = None
-    if isinstance(value, Prediction):
-        token_ids, text, tag = value.token_ids, value.text, value.tag
-    elif isinstance(value, Mapping):
-        if set(value) - {"token_ids", "text", "tag"}:
-            raise ValueError("prediction: expected the keys token_ids, text and tag, got others")
-        token_ids, text, tag = value.get("token_ids"), value.get("text"), value.get("tag")
-        if not isinstance(tag, (str, type(None))):
-            raise TypeError(f"prediction.tag: expected a string, got {type(tag).__name__}")
+    fields: Mapping[str, Any]
+    if isinstance(value, (Prediction, Mapping)):
+        fields = vars(value) if isinstance(value, Prediction) else value
     else:
-        return Prediction(token_ids=encode_token_ids("prediction", value, tell=False))
+        fields = {"text" if isinstance(value, str) else "token_ids": value}
+    if set(fields) - set(Prediction.__dataclass_fields__):
+        raise ValueError(
+            f"prediction: expected the keys {', '.join(Prediction.__dataclass_fields__)}, got others"
+        )
+    token_ids, text, request_id = map(fields.get, Prediction.__dataclass_fields__)
+    if not isinstance(request_id, (str, type(None))):
+        raise TypeError(f"prediction.http_request_id: expected a string, got {type(request_id).__name__}")
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
         check_text("prediction", text)
-        return Prediction(text=normalise_newlines(text), tag=tag)
-    if isinstance(token_ids, (bytes, bytearray, memoryview)):
-        return Prediction(token_ids=bytes(token_ids), tag=tag)
-    return Prediction(token_ids=encode_token_ids("prediction", token_ids, tell=False), tag=tag)
+        return Prediction(None, normalise_newlines(text), request_id)
+    if not isinstance(token_ids, (bytes, bytearray, memoryview)):
+        token_ids = encode_token_ids("prediction", token_ids, tell=False)
+    return Prediction(bytes(token_ids), None, request_id)

@@ -1,59 +1,65 @@
-"""What a prediction was worth, counted from what the engine verified and not from what was proposed."""
+"""The counters of one request. The front end shows them in responses, the worker in its step log."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-SOURCES = ("none", "prediction", "context", "recipe")  # names of gpu_align.Source, in its order
+from gpu_align.step_log import SOURCES
 
-
-@dataclass
-class SourceCount:
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def rejected(self) -> int:
-        return self.drafted - self.accepted
+#: Value of `gpu_align.Source`, and index in `SOURCES`.
+PREDICTION = SOURCES.index("prediction")
 
 
 @dataclass
 class RequestUsage:
-    """Counters of one request.
+    """Counted from what the engine verified, not from what was proposed.
 
     steps: model passes that produced at least one token of the output (the first is the prefill's).
     output_tokens: tokens of the output.
-    drafted: draft tokens the engine verified; proposals it had no room to schedule are not among them.
-    accepted: those of them that are in the output. rejected = drafted − accepted.
+    drafted_by, accepted_by: by source, the draft tokens that the engine verified, and those of them that are in
+    the output. rejected = drafted − accepted.
     """
 
     steps: int = 0
     output_tokens: int = 0
-    by_source: dict[str, SourceCount] = field(default_factory=dict)
+    drafted_by: Counter[int] = field(default_factory=Counter)
+    accepted_by: Counter[int] = field(default_factory=Counter)
 
     @property
     def drafted(self) -> int:
-        return sum(count.drafted for count in self.by_source.values())
+        return self.drafted_by.total()
 
     @property
     def accepted(self) -> int:
-        return sum(count.accepted for count in self.by_source.values())
+        return self.accepted_by.total()
 
     @property
-    def rejected(self) -> int:
-        return self.drafted - self.accepted
+    def of_prediction(self) -> tuple[int, int]:
+        """Tokens of the prediction that were accepted, and that were rejected."""
+        accepted = self.accepted_by[PREDICTION]
+        return accepted, self.drafted_by[PREDICTION] - accepted
 
-    def of(self, source: str) -> SourceCount:
-        """The count of one source; a new, empty one when it has not drafted."""
-        return self.by_source.get(source, SourceCount())
-
-    def add_step(self, *, new_tokens: int, verified: int, accepted: int, source: str) -> None:
+    def add_step(self, source: int, verified: int, accepted: int) -> None:
+        """Count a step. source: value of `gpu_align.Source`."""
         self.steps += 1
-        self.output_tokens += new_tokens
-        if verified:
-            count = self.by_source.setdefault(source, SourceCount())
-            count.drafted += verified
-            count.accepted += accepted
+        self.drafted_by[source] += verified
+        self.accepted_by[source] += accepted
+
+    def add(self, other: RequestUsage) -> None:
+        """Count what another choice of the same HTTP request counted."""
+        self.steps += other.steps
+        self.output_tokens += other.output_tokens
+        self.drafted_by.update(other.drafted_by)
+        self.accepted_by.update(other.accepted_by)
+
+    def by_source(self) -> dict[str, dict[str, int]]:
+        """The sources that drafted."""
+        return {
+            name: {"drafted": self.drafted_by[source], "accepted": self.accepted_by[source]}
+            for source, name in enumerate(SOURCES)
+            if self.drafted_by[source]
+        }
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -61,38 +67,6 @@ class RequestUsage:
             "output_tokens": self.output_tokens,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "rejected": self.rejected,
-            "by_source": {
-                name: {"drafted": count.drafted, "accepted": count.accepted}
-                for name, count in self.by_source.items()
-            },
+            "rejected": self.drafted - self.accepted,
+            "by_source": self.by_source(),
         }
-
-
-@dataclass(frozen=True)
-class StopRule:
-    """When the engine ends a request by its tokens, so that tokens sampled after the end are not counted.
-
-    Stop strings are found by the front end, after detokenising: tokens of the last step that follow one
-    are still counted here.
-    """
-
-    stop_token_ids: frozenset[int] = frozenset()
-    max_tokens: int | None = None
-
-    def kept(self, sampled: list[int], output_len: int) -> int:
-        """How many of `sampled` belong to the output that has `output_len` tokens before them."""
-        kept = len(sampled)
-        if self.max_tokens is not None:
-            kept = max(0, min(kept, self.max_tokens - output_len))
-        if self.stop_token_ids:
-            for index in range(kept):
-                if sampled[index] in self.stop_token_ids:
-                    return index + 1
-        return kept
-
-    def ends(self, kept: list[int], output_len: int) -> bool:
-        """Whether the output is complete with `kept` appended to `output_len` tokens."""
-        if self.max_tokens is not None and output_len + len(kept) >= self.max_tokens:
-            return True
-        return bool(kept) and kept[-1] in self.stop_token_ids

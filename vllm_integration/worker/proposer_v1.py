@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpu_align.step_log import SOURCES
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install, off_reason, seam, turn_off, watch
-from vllm_integration.wire.usage import SOURCES, RequestUsage
+from vllm_integration.wire.reports import DraftReport, StepDrafts, attach
 from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
 from vllm_integration.worker.debug_log import open_debug_log
-from vllm_integration.worker.draft_reporter import Proposed, Report, attach, when_it_leaves
+from vllm_integration.worker.draft_reporter import when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
 from vllm_integration.worker.slot_table import SlotTable
@@ -58,7 +59,7 @@ class PredictedOutputs:
         self._lengths = self.total_len.numpy()
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
-        self._proposed: list[tuple[str, Proposed]] = []
+        self._drafts: list[StepDrafts] = []
         self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
         self.drafter = make_drafter(self, max_slots)
@@ -96,15 +97,10 @@ class PredictedOutputs:
                 self._give_up(error)
         return [[] for _ in sampled_token_ids]
 
-    def take_report(self) -> Report:
-        """What was proposed since this was last asked, for the scheduler's accounts."""
-        proposed, self._proposed = self._proposed, []
-        return Report(proposed, {}, take_refusals())
-
-    def usage(self, req_id: str) -> RequestUsage | None:
-        """The counters of a request that is drafted for and has not finished."""
-        state = self.requests.get(req_id)
-        return None if state is None else state.usage
+    def take_report(self) -> DraftReport:
+        """What the last step proposed, for the scheduler's ledger; nothing when asked again."""
+        drafts, self._drafts = self._drafts, []
+        return DraftReport(drafts, {}, take_refusals(), off=off_reason() is not None)
 
     def _observe(self, runner: Any, scheduler_output: Any) -> None:
         self._batch = runner.input_batch
@@ -185,12 +181,11 @@ class PredictedOutputs:
                 rooms.append(room)
         if states:
             num_sampled = [len(sampled_token_ids[row]) for row in rows]
-            for row, state, proposal in zip(
-                rows, states, self._draft(states, num_sampled, rooms), strict=True
-            ):
+            proposals = self._draft(states, num_sampled, rooms)
+            for row, state, proposal in zip(rows, states, proposals, strict=True):
                 state.proposal = proposal
                 drafts[row] = proposal.token_ids
-                self._proposed.append((state.req_id, _as_proposed(proposal, state.synced)))
+            self._drafts = [_step_drafts(states, proposals)]
         return drafts
 
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
@@ -245,9 +240,15 @@ class PredictedOutputs:
         self.requests.clear()
 
 
-def _as_proposed(proposal: Proposal, position: int) -> Proposed:
-    length = len(proposal.token_ids)
-    return Proposed(length, 0, SOURCES.index(proposal.source), position)
+def _step_drafts(states: list[RequestState], proposals: list[Proposal]) -> StepDrafts:
+    return StepDrafts(
+        [state.req_id for state in states],
+        0,
+        np.array([state.synced for state in states]),
+        np.array([len(proposal.token_ids) for proposal in proposals]),
+        np.array([SOURCES.index(proposal.source) for proposal in proposals]),
+        np.zeros((len(states), 0), dtype=np.uint8),
+    )
 
 
 def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:

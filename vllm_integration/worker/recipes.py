@@ -1,6 +1,6 @@
 """Recipes for the served model: a pack in the tokens of its tokenizer, made once, when a worker starts.
 
-They are worth something, but not a server: without them drafts come from predictions and contexts alone.
+Where they cannot be made, the server starts without them: drafts then come from predictions and contexts alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NO_TOKEN = -2
 
 
 def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
-    """The recipes of this worker's drafter; None where `GPU_ALIGN_RECIPES` wants none, and where there can be
-    none: then one WARNING says why.
+    """The recipes of this worker's drafter; None where `GPU_ALIGN_RECIPES` turns them off, and where they cannot
+    be made: then one WARNING says why.
 
-    Each tensor-parallel rank verifies what it drafted itself, so all must draft the same: the first one makes
-    the recipes, and the others are sent them, or that there are none. Every rank of the group has to call this.
+    Each tensor-parallel rank verifies its own drafts, so all ranks must draft the same: the first one makes the
+    recipes and sends them, or None, to the others. Every rank of the group must call this.
     Raises `SeamError` when a vLLM seam is missing and `GPU_ALIGN_STRICT=1`.
     """
     if settings.recipes == NO_RECIPES:
@@ -36,7 +36,7 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
         _go_without(settings, reason)
         return None
     parallel = vllm_config.parallel_config
-    if int(parallel.prefill_context_parallel_size) > 1:  # more ranks that must agree than are in one group
+    if int(parallel.prefill_context_parallel_size) > 1:  # its ranks must agree too, and are in another group
         _go_without(settings, "not with prefill context parallelism")
         return None
     if int(parallel.tensor_parallel_size) == 1:
@@ -48,7 +48,7 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
         made: Recipes | None = group.broadcast_object(_make(settings, vllm_config.model_config), src=0)
         return made
     sent = group.broadcast_object(None, src=0)
-    # What was sent may lie in memory that must not be written to, which PyTorch warns about.
+    # The received arrays may be read-only, which PyTorch warns about.
     return None if sent is None else Recipes(sent.context.copy(), sent.token_ids.copy(), sent.survival.copy())
 
 
@@ -63,7 +63,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
 
         tokenizer = cached_tokenizer_from_config(model_config)
         recipes = in_tokens(pack, tokenizer, int(model_config.get_vocab_size()))
-    except Exception as error:  # the tokenizer may be anybody's code
+    except Exception as error:  # a tokenizer may bring code of its own
         _go_without(settings, f"{type(error).__name__}: {error}")
         return None
     if not len(recipes):
@@ -83,9 +83,9 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
 def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
     """The pack in the tokens of a vLLM tokenizer.
 
-    Texts are encoded one by one: every tokenizer of vLLM can do that, and of short texts it is as fast as all at
-    once. Recipes are left out that need a token the model does not have, ``id >= vocab_size``, or the tokenizer's
-    token for what it does not know.
+    Texts are encoded one by one: every tokenizer of vLLM can do that, and for short texts it is as fast as a
+    batch. Recipes are left out that need a token the model does not have, ``id >= vocab_size``, or the
+    tokenizer's unknown token.
     """
     recipes = pack.tokenize(
         lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts]

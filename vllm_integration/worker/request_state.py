@@ -8,9 +8,9 @@ from typing import Any
 
 from gpu_align import Recipes
 from gpu_align.explain import Explainer, Explanation
-from gpu_align.step_log import Step
+from gpu_align.step_log import SOURCES, Step
 from vllm_integration.wire import prediction as wire
-from vllm_integration.wire.usage import SOURCES, RequestUsage, StopRule
+from vllm_integration.wire.steps import count_verified
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,35 @@ class Proposal:
     duration_us: int = 0
 
 
+@dataclass(frozen=True)
+class StopRule:
+    """When the engine ends a request by its tokens, so that tokens sampled after the end are not counted.
+
+    Stop strings are found by the front end, after detokenising: tokens of the last step that follow one
+    are still counted here.
+    """
+
+    stop_token_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
+
+    def kept(self, sampled: list[int], output_len: int) -> int:
+        """How many of `sampled` belong to the output that has `output_len` tokens before them."""
+        kept = len(sampled)
+        if self.max_tokens is not None:
+            kept = max(0, min(kept, self.max_tokens - output_len))
+        stops = (index for index in range(kept) if sampled[index] in self.stop_token_ids)
+        return next(stops, kept - 1) + 1
+
+    def ends(self, kept: list[int], output_len: int) -> bool:
+        """Whether the output is complete with `kept` appended to `output_len` tokens."""
+        if self.max_tokens is not None and output_len + len(kept) >= self.max_tokens:
+            return True
+        return bool(kept) and kept[-1] in self.stop_token_ids
+
+
 @dataclass
 class RequestState:
-    """One request: its prediction, where it stands, what it was worth.
+    """One request: its prediction, where it stands, and where its steps are kept, what they did.
 
     prediction: int32 [N], or None for a request that is drafted from its context only.
     prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
@@ -42,7 +68,6 @@ class RequestState:
     synced: int = 0
     ended: bool = False
     proposal: Proposal = field(default_factory=Proposal)
-    usage: RequestUsage = field(default_factory=RequestUsage)
     steps: list[Step] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     recipes: Recipes | None = None
@@ -65,36 +90,35 @@ class RequestState:
             )
 
     def settle(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
-        """Account for one step: `sampled` (accepted drafts and one more) after verifying `verified`.
+        """Record one step: `sampled` (accepted drafts and one more) after verifying `verified`.
 
         total_len: tokens of the request after the step. −1 in `verified` are placeholders that vLLM
         schedules to keep the batch uniform; nobody proposed them. Steps after the end, which asynchronous
-        scheduling had already started, are nobody's.
+        scheduling had already started, are left out.
         """
         if self.ended:
             return
-        num_verified = sum(1 for token in verified if token >= 0)
         before = total_len - len(sampled)
         kept = self.stop.kept(sampled, before - self.prompt_len)
-        accepted = min(len(sampled) - 1, num_verified, kept)
-        source = self.proposal.source if num_verified else SOURCES[0]
         if self.keep_steps:
+            proposal = self.proposal
+            slots = sum(1 for token in verified if token >= 0)
+            num_verified, accepted = count_verified(slots, len(proposal.token_ids), len(sampled), kept)
             self.steps.append(
                 self._explained(
-                    step=self.usage.steps,
+                    step=len(self.steps),
                     position=before,
-                    source=source,
-                    proposed=self.proposal.token_ids,
-                    confidence=self.proposal.confidence,
-                    duration_us=self.proposal.duration_us,
-                    verified=num_verified,
-                    accepted=accepted,
+                    source=proposal.source if num_verified else SOURCES[0],
+                    proposed=proposal.token_ids,
+                    confidence=proposal.confidence,
+                    duration_us=proposal.duration_us,
+                    verified=int(num_verified),
+                    accepted=int(accepted),
                     new=sampled[:kept],
                 )
             )
-        self.usage.add_step(new_tokens=kept, verified=num_verified, accepted=accepted, source=source)
         self.proposal = Proposal()
-        self.ended = self.ended or self.stop.ends(sampled[:kept], before - self.prompt_len)
+        self.ended = self.stop.ends(sampled[:kept], before - self.prompt_len)
 
     def _explained(self, *, new: list[int], proposed: list[int], **record: Any) -> Step:
         """The record of a step, with where the output stood in the prediction and why this was drafted."""

@@ -21,7 +21,7 @@ from vllm_integration.config import adaptive
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install, off_reason, seam, turn_off
 from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
-from vllm_integration.worker.draft_reporter import DraftCounts, when_it_leaves
+from vllm_integration.worker.draft_reporter import DraftReporter, when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.step_log import open_step_log
 
@@ -64,7 +64,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             backend="triton",
             max_prediction_tokens=self.settings.prediction_room(max_slots, self.capacity),
         )
-        self.counts = DraftCounts(
+        self.reporter = DraftReporter(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
         )
         # What vLLM's adaptive verification trims by.
@@ -106,7 +106,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             return
         try:
             held = self.drafter.add(slot, [] if prediction is None else prediction, prompt_len)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
+            # A prediction that the drafter refuses, or memory that is not to be had.
             logger.warning("Request %s is served without its prediction: %s", req_id, error)
             return
         if not held:
@@ -144,7 +145,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             run (and compile), no state changes.
         """
         num_reqs = int(input_batch.num_reqs)
-        self.counts.forget()
+        self.reporter.begin_step()
         if off_reason() is not None:
             return self._no_drafts(num_reqs)
         if dummy_run:
@@ -167,20 +168,20 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             )
             if log is not None:
                 log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
+            if not dummy_run:
+                self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
+                self.reporter.copy(
+                    input_batch.req_ids,
+                    input_batch.idx_mapping_np,
+                    draft,
+                    self.req_states.total_len.gpu,
+                    input_batch.cu_num_logits if self.enable_adaptive_verification else None,
+                )
         except Exception as error:
             if self.settings.strict:
                 raise
             turn_off(f"drafting failed, {type(error).__name__}: {error}")
             return self._no_drafts(num_reqs)
-        if not dummy_run:
-            self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-            self.counts.remember(
-                input_batch.req_ids,
-                input_batch.idx_mapping_np,
-                draft,
-                self.req_states.total_len.gpu,
-                input_batch.cu_num_logits if self.enable_adaptive_verification else None,
-            )
         return draft.token_ids
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
@@ -260,5 +261,5 @@ def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     speculator = _ours(self)
     if speculator is None or output is None:
         return output
-    counts, step, refused = speculator.counts, speculator.counts.start(), take_refusals()
-    return when_it_leaves(output, lambda finished: counts.attach(finished, step, refused))
+    reporter, step, refused = speculator.reporter, speculator.reporter.step, take_refusals()
+    return when_it_leaves(output, lambda finished: reporter.attach(finished, step, refused))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from gpu_align import Recipes
+from gpu_align.step_log import SOURCES
 from vllm_integration.wire import prediction as wire
-from vllm_integration.wire.usage import SOURCES
 from vllm_integration.worker.debug_log import DebugLog, open_debug_log
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
 
@@ -51,7 +50,7 @@ class StepLog:
             row = int(batch.idx_mapping_np[index])
             total_len = int(req_states.total_len.gpu[row])
             ids, before = req_states.all_token_ids.gpu, total_len - sampled
-            state.know_prompt(partial(_row, ids, row, before), self._num_draft_tokens, int(ids.shape[1]))
+            state.know_prompt(ids[row, :before].tolist, self._num_draft_tokens, int(ids.shape[1]))
             tokens = ids[row, before:total_len].tolist()
             # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
             drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
@@ -73,11 +72,6 @@ class StepLog:
             state = self._requests.pop(req_id, None)
             if state is not None:
                 self._files.write(state)
-
-
-def _row(token_ids: Any, row: int, end: int) -> list[int]:
-    tokens: list[int] = token_ids[row, :end].tolist()
-    return tokens
 
 
 def open_step_log(

@@ -8,271 +8,258 @@ import numpy as np
 import numpy.typing as npt
 
 from .._jit import njit
-from ..index.reference import bucket_of, match_length, nearest, recent_shift
-from ..layout import (
+from ..constants import (
+    ADHERENCE_CLOSE,
+    ADHERENCE_LOOSE,
+    ADHERENCE_LOST,
+    ALIGNMENT_CONTEXT,
+    ALIGNMENT_FAR,
+    ALIGNMENT_LARGE,
+    ALIGNMENT_MEDIUM,
+    ALIGNMENT_NEAR,
+    ALIGNMENT_NEXT,
+    ALIGNMENT_SMALL,
     ANCHOR,
-    CONTEXT_START,
+    AT_CURSOR,
+    BACKWARD_DEFICIT,
+    CURSOR,
+    CURSOR_AHEAD,
+    CURSOR_BEHIND,
     EDIT_NEW,
     EDIT_OLD,
     EDIT_START,
-    EDITS,
-    FOLLOWED,
-    FOLLOWS,
-    MAX_REPLAYS,
-    NUM_EDITS,
-    OUTPUT_START,
-    TEXT_BASE,
-    TEXT_LEN,
-    VACANT,
-    WAYS,
-    WINDOW,
-)
-from ..realign.reference import applies, rank_of, score, standing
-from ..state import StepArrays
-from .tables import (
+    EXACT_PREFIX,
+    FIRST_CONTEXT,
+    IN_SYNC,
+    LARGE_DEFICIT,
+    LOOSE_SHARE,
+    LOST_SHARE,
+    MAX_EDITS,
     MAX_MATCH,
+    MAX_REPLAYS,
+    MEDIUM_DEFICIT,
+    NO_SCORE,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
+    NUM_CANDIDATES,
+    NUM_EDITS,
+    NUM_IN_SYNC,
     NUM_MARGINS,
     NUM_MATCHES,
-    NUM_PLACES,
-    NUM_TRUSTS,
-    PLACE_CONTEXT,
-    WINDOW_AHEAD,
-    WINDOW_BEHIND,
-    length_buckets,
-    margin_buckets,
+    SMALL_DEFICIT,
+    WINDOW,
 )
+from ..realign.reference import Alignment, has_key, score
+from ..suffix_match.reference import Context, Prediction, best_matches, find_matches, match_length
+from .tables import TableArrays
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
-#: More than any rank of an end, or any end.
-_TIES = (1 << 32) - 1
-#: More than any gain.
-_WHOLE = (1 << 31) - 1
-#: The lane at the cursor, the first one in the request's own context, and all of them.
-AT_CURSOR = NUM_MATCHES + WINDOW_BEHIND
-FIRST_OWN = NUM_MATCHES + WINDOW_BEHIND + 1 + WINDOW_AHEAD
-NUM_CANDIDATES = FIRST_OWN + NUM_MATCHES
-IS_CONTEXT = np.arange(NUM_CANDIDATES) >= FIRST_OWN
-_LENGTH_BUCKET, _MARGIN_BUCKET = length_buckets(), margin_buckets()
+#: Which lanes are in the context.
+IS_CONTEXT = np.arange(NUM_CANDIDATES) >= FIRST_CONTEXT
 
 
 class Candidates(NamedTuple):
-    """Places that the next tokens may be read from, in the order that ties prefer; int64 [C] each."""
+    """Where the next tokens may be read from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
 
-    #: -1 where there is none.
+    #: -1 where there is no candidate.
     position: IntArray
-    #: Tokens of the text from the position on; those with 0 are no candidates.
-    room: IntArray
+    #: Tokens of the text from the position on; 0 where there is no candidate.
+    remaining: IntArray
     matched: IntArray
     #: Of matches: the one with the larger key comes first.
     key: IntArray
     #: What it expects next.
     token: IntArray
+    #: See `margins`; only of candidates.
+    margin: IntArray
     #: -1 where there is no candidate.
-    klass: IntArray
+    class_id: IntArray
 
 
 def allocate_candidates(*batch: int) -> Candidates:
-    """Room for the candidates of one request, or of a batch of them."""
-    return Candidates(*(np.empty((*batch, NUM_CANDIDATES), dtype=np.int64) for _ in Candidates._fields))
+    """Space for the candidates of one request, or of a batch of them."""
+    return Candidates(*(np.zeros((*batch, NUM_CANDIDATES), dtype=np.int64) for _ in Candidates._fields))
 
 
 @njit
 def candidates(
-    state: StepArrays,
-    context: IntArray,
-    slot: int,
-    total: int,
+    prediction: Prediction,
+    context: Context,
+    cursor: int,
     min_match: int,
     min_context_match: int,
     found: Candidates,
-) -> int:
-    """Write the candidates of a request, after `realign`, and return its cursor. context: [T]."""
-    about, text = state.about[slot], state.text
-    base, num_text = int(about[TEXT_BASE]), int(about[TEXT_LEN])
-    num_output = max(total - int(about[OUTPUT_START]), 0)
-    most = min(num_output, MAX_MATCH)
-    last = context[total - 1] if total > 0 else 0
-    cursor, top = standing(state, slot) if num_text > 0 else (0, 0)
-    for lane in range(NUM_CANDIDATES):
-        found.position[lane], found.matched[lane], found.key[lane] = -1, 0, -1
-    # In the prediction: where the last token occurs, and around the cursor.
-    begin, stop = nearest(state, slot, last, cursor)
-    for i in range(begin, stop):
-        end = int(state.order[i])
-        matched = match_length(text, base, end, context, total, most)
-        if matched >= max(min_match, 1):
-            _enter(found, 0, end, matched, _TIES - rank_of(end, cursor))
-    for i in range(WINDOW_BEHIND + 1 + WINDOW_AHEAD):
-        end = cursor - WINDOW_BEHIND + i
-        if 0 <= end < num_text:
-            found.position[NUM_MATCHES + i] = end
-            found.matched[NUM_MATCHES + i] = match_length(text, base, end, context, total, most)
-    # In the request's own context.
-    if about[CONTEXT_START] != VACANT and total > 0:
-        bucket = bucket_of(last, recent_shift(state.recent[slot]))
-        for way in range(WAYS):
-            end = int(state.recent[slot, bucket, way])
-            if 0 < end < total:
-                matched = match_length(context, 0, end, context, total, MAX_MATCH)
-                if matched >= max(min_context_match, 1):
-                    _enter(found, FIRST_OWN, end, matched, end)
-    for lane in range(NUM_CANDIDATES):
-        position, own = found.position[lane], lane >= FIRST_OWN
-        found.room[lane] = 0 if position < 0 else (total if own else num_text) - position
-        if found.room[lane] > 0:
-            found.token[lane] = context[position] if own else text[base + position]
-    _classify(state, slot, found, cursor, top, num_output)
-    return cursor
-
-
-@njit
-def _enter(found: Candidates, first: int, end: int, matched: int, tie: int) -> None:
-    """Enter a match among the `NUM_MATCHES` lanes from `first` on: the longest, of equal ones the larger `tie`."""
-    key = (matched << 32) + tie
-    lane = first + NUM_MATCHES
-    while lane > first and found.key[lane - 1] < key:
-        lane -= 1
-    for worse in range(first + NUM_MATCHES - 1, lane, -1):
-        for field in (found.position, found.matched, found.key):
-            field[worse] = field[worse - 1]
-    if lane < first + NUM_MATCHES:
-        found.position[lane], found.matched[lane], found.key[lane] = end, matched, key
-
-
-@njit
-def _classify(
-    state: StepArrays, slot: int, found: Candidates, cursor: int, top: int, num_output: int
 ) -> None:
-    """Write the class of every candidate; see the README of the operation."""
-    followed = int(state.aligned[slot, FOLLOWED])
-    trust = 0 if 8 * followed < num_output else 1 if 2 * followed < num_output else 2
-    # Margin: matched tokens ahead of the longest match that expects another token next. A prediction that the
-    # output does not follow has no say in it.
-    heard = FIRST_OWN if trust == 0 else 0
-    reach, leader, rival = -1, -1, 0
-    for c in range(heard, NUM_CANDIDATES):
-        if found.room[c] > 0 and found.matched[c] > reach:
-            reach, leader = found.matched[c], found.token[c]
-    for c in range(heard, NUM_CANDIDATES):
-        if found.room[c] > 0 and found.token[c] != leader:
-            rival = max(rival, found.matched[c])
-    for c in range(NUM_CANDIDATES):
-        if found.room[c] <= 0:
-            found.klass[c] = -1
-            continue
-        matched = found.matched[c]
-        margin = matched - (rival if found.token[c] == leader else max(reach, 0))
-        place = PLACE_CONTEXT if c >= FIRST_OWN else place_of(state, slot, found.position[c], cursor, top)
-        evidence = _LENGTH_BUCKET[matched] * NUM_MARGINS + _MARGIN_BUCKET[margin + MAX_MATCH]
-        found.klass[c] = (evidence * NUM_PLACES + place) * NUM_TRUSTS + trust
+    """Write all candidates of a request that stands at `cursor`, but for their margins and classes."""
+    tokens, total, length = context.tokens, len(context.tokens), len(prediction.tokens)
+    find_matches(prediction, context, cursor, min_match, min_context_match, found.key)
+    best_matches(found.key, cursor, found.position, found.matched)
+    most = min(max(total - context.output_start, 0), MAX_MATCH)
+    for lane in range(NUM_MATCHES, FIRST_CONTEXT):
+        position = cursor + lane - AT_CURSOR
+        if 0 <= position < length:
+            found.position[lane] = position
+            found.matched[lane] = match_length(prediction.tokens, position, tokens, most)
+    for lane in range(NUM_CANDIDATES):
+        position, in_context = found.position[lane], lane >= FIRST_CONTEXT
+        found.remaining[lane] = 0
+        if position >= 0:
+            found.remaining[lane] = (total if in_context else length) - position
+            found.token[lane] = tokens[position] if in_context else prediction.tokens[position]
 
 
 @njit
-def place_of(state: StepArrays, slot: int, position: int, cursor: int, top: int) -> int:
-    """Where a candidate in the prediction is as the alignment sees it; see the README of the operation."""
-    away = position - cursor
-    if away == 0 or away == 1:
-        return away
-    if state.aligned[slot, FOLLOWS] > 0:
-        worse = away if away > 0 else 2 - away
-    else:
-        j = position - int(state.aligned[slot, ANCHOR])
-        inside = 0 <= j <= min(WINDOW, int(state.about[slot, TEXT_LEN]) - int(state.aligned[slot, ANCHOR]))
-        worse = top - score(state.row[slot], j) if inside else 99
-    if -WINDOW_BEHIND <= away <= WINDOW_AHEAD:
-        return 2 if worse <= 2 else 3 if worse <= 5 else 4
-    return 5 if worse <= 16 else 6
+def adherence_of(num_in_sync: int, num_output: int) -> int:
+    """Bucket of the share of the output that was in sync with the prediction."""
+    if LOST_SHARE * num_in_sync < num_output:
+        return ADHERENCE_LOST
+    return ADHERENCE_LOOSE if LOOSE_SHARE * num_in_sync < num_output else ADHERENCE_CLOSE
 
 
 @njit
-def is_whole(state: StepArrays, slot: int, cursor: int, total: int) -> bool:
-    """Whether everything generated so far, at most `MAX_MATCH` tokens, is the beginning of the prediction."""
-    num_output = max(total - int(state.about[slot, OUTPUT_START]), 0)
-    followed = int(state.aligned[slot, FOLLOWED])
-    return bool(state.aligned[slot, FOLLOWS] > 0 and cursor == num_output == followed <= MAX_MATCH)
+def margins(found: Candidates, adherence: int) -> None:
+    """Write how many matched tokens each candidate is ahead of the longest match that expects another token next.
+
+    A prediction that the output hardly adheres to is ignored.
+    """
+    first = FIRST_CONTEXT if adherence == ADHERENCE_LOST else 0
+    reach, leader, runner_up = 0, -1, 0
+    for lane in range(first, NUM_CANDIDATES):
+        if found.remaining[lane] > 0 and (leader < 0 or found.matched[lane] > reach):
+            reach, leader = found.matched[lane], lane
+    # Where nothing is considered, nothing is ahead of anything.
+    token = found.token[leader] if leader >= 0 else 0
+    for lane in range(first, NUM_CANDIDATES):
+        if found.remaining[lane] > 0 and found.token[lane] != token:
+            runner_up = max(runner_up, found.matched[lane])
+    for lane in range(NUM_CANDIDATES):
+        agrees = leader >= 0 and found.token[lane] == token
+        found.margin[lane] = found.matched[lane] - (runner_up if agrees else reach)
 
 
 @njit
-def value_of(
-    matched: int, klass: int, keep: npt.NDArray[np.int32], gain: npt.NDArray[np.int32], length_quarters: int
-) -> tuple[int, int]:
-    """``(num, value)``: drafts of a candidate, its room aside, and what they are worth."""
-    K = gain.shape[1] - 1
+def score_deficit(position: int, length: int, alignment: Alignment, cursor: int, top: int) -> int:
+    """How much worse than the cursor the alignment finds a position in a prediction of `length` tokens."""
+    if alignment.state[IN_SYNC] > 0:
+        ahead = position - cursor
+        return ahead if ahead > 0 else BACKWARD_DEFICIT - ahead
+    anchor = int(alignment.state[ANCHOR])
+    j = position - anchor
+    return top - score(alignment.row, j) if 0 <= j <= min(WINDOW, length - anchor) else NO_SCORE
+
+
+@njit
+def alignment_bucket(position: int, length: int, alignment: Alignment, cursor: int, top: int) -> int:
+    """Alignment bucket of a candidate in the prediction."""
+    ahead = position - cursor
+    # At the cursor and next to it the distance is the bucket.
+    if ahead == 0 or ahead == ALIGNMENT_NEXT:
+        return ahead
+    deficit = score_deficit(position, length, alignment, cursor, top)
+    if -CURSOR_BEHIND <= ahead <= CURSOR_AHEAD:
+        if deficit <= SMALL_DEFICIT:
+            return ALIGNMENT_SMALL
+        return ALIGNMENT_MEDIUM if deficit <= MEDIUM_DEFICIT else ALIGNMENT_NEAR
+    return ALIGNMENT_LARGE if deficit <= LARGE_DEFICIT else ALIGNMENT_FAR
+
+
+@njit
+def classes(
+    prediction: Prediction,
+    context: Context,
+    found: Candidates,
+    alignment: Alignment,
+    cursor: int,
+    top: int,
+    tables: TableArrays,
+) -> None:
+    """Write the class of every candidate."""
+    num_output = max(len(context.tokens) - context.output_start, 0)
+    adherence = adherence_of(int(alignment.state[NUM_IN_SYNC]), num_output)
+    length = len(prediction.tokens)
+    margins(found, adherence)
+    for lane in range(NUM_CANDIDATES):
+        found.class_id[lane] = -1
+        if found.remaining[lane] > 0:
+            bucket = ALIGNMENT_CONTEXT
+            if lane < FIRST_CONTEXT:
+                bucket = alignment_bucket(found.position[lane], length, alignment, cursor, top)
+            class_id = tables.length_bucket[found.matched[lane]] * NUM_MARGINS
+            class_id += tables.margin_bucket[found.margin[lane] + MAX_MATCH]
+            found.class_id[lane] = (class_id * NUM_ALIGNMENTS + bucket) * NUM_ADHERENCES + adherence
+
+
+@njit
+def is_exact_prefix(alignment: Alignment, num_output: int) -> bool:
+    """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction."""
+    state = alignment.state
+    return bool(state[IN_SYNC] > 0 and state[CURSOR] == num_output == state[NUM_IN_SYNC] <= MAX_MATCH)
+
+
+@njit
+def worth(matched: int, class_id: int, tables: TableArrays, length_quarters: int) -> tuple[int, int]:
+    """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
+
+    How many tokens of its text remain does not limit either.
+    """
+    K = tables.expected_accepted.shape[1] - 1
     num = K if matched >= MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
-    num = min(num, int(keep[klass]))
-    # Most are worth nothing, and a table is more than a cache holds.
-    return num, int(gain[klass, num]) if num > 0 else 0
+    num = min(num, int(tables.max_draft_len[class_id]))
+    # Most candidates are worth nothing, and a table is more than a cache holds.
+    return num, int(tables.expected_accepted[class_id, num]) if num > 0 else 0
 
 
 @njit
 def choose(
-    found: Candidates,
-    whole: bool,
-    keep: npt.NDArray[np.int32],
-    gain: npt.NDArray[np.int32],
-    length_quarters: int,
+    found: Candidates, exact_prefix: bool, tables: TableArrays, length_quarters: int
 ) -> tuple[int, int, int]:
-    """``(lane, num, value)`` of the candidate that promises the most accepted drafts; of equal ones the first.
+    """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
 
-    num is 0 where there is nothing to draft from, and `value` what it promises: nothing beats a whole output.
+    num and expected are 0 where no candidate is. An exact prefix goes before all.
     """
-    if whole and found.room[AT_CURSOR] > 0:
-        return AT_CURSOR, gain.shape[1] - 1, _WHOLE
-    best, best_num, best_value = 0, 0, 0
+    if exact_prefix and found.remaining[AT_CURSOR] > 0:
+        return AT_CURSOR, tables.expected_accepted.shape[1] - 1, EXACT_PREFIX
+    best, best_num, best_expected = 0, 0, 0
     for lane in range(NUM_CANDIDATES):
-        if found.room[lane] > 0:
-            num, value = value_of(found.matched[lane], found.klass[lane], keep, gain, length_quarters)
-            if value > best_value:
-                best, best_num, best_value = lane, num, value
-    return best, best_num, best_value
+        if found.remaining[lane] > 0:
+            num, expected = worth(found.matched[lane], found.class_id[lane], tables, length_quarters)
+            if expected > best_expected:
+                best, best_num, best_expected = lane, num, expected
+    return best, best_num, best_expected
 
 
 @njit
 def compose(
-    state: StepArrays,
-    context: IntArray,
-    slot: int,
-    lane: int,
-    position: int,
-    num: int,
-    total: int,
-    draft: IntArray,
+    prediction: Prediction, context: Context, alignment: Alignment, position: int, num: int, draft: IntArray
 ) -> tuple[int, int]:
-    """Write the continuation with the edits made before made again; ``(length, edits made)``. draft: [K]."""
-    if lane >= FIRST_OWN:
-        num = min(num, total - position)
-        for k in range(num):
-            draft[k] = context[position + k]
-        return num, 0
-    base, num_text = int(state.about[slot, TEXT_BASE]), int(state.about[slot, TEXT_LEN])
-    start = int(state.about[slot, OUTPUT_START])
-    length, made = 0, 0
-    while length < num and position < num_text:
-        i = _latest(state, slot, position) if made < MAX_REPLAYS else -1
+    """Write `num` tokens of the prediction, earlier edits replayed; ``(length, edits replayed)``. draft: [K]."""
+    tokens = prediction.tokens
+    length, replays = 0, 0
+    while length < num and position < len(tokens):
+        i = _latest_edit(prediction, alignment, position) if replays < MAX_REPLAYS else -1
         if i >= 0:
-            made += 1
-            edit = state.edits[slot, i]
+            replays += 1
+            edit = alignment.edits[i]
             for k in range(edit[EDIT_NEW]):
                 if length < num:
-                    draft[length] = context[start + edit[EDIT_START] + k]
+                    draft[length] = context.tokens[context.output_start + edit[EDIT_START] + k]
                     length += 1
             position += int(edit[EDIT_OLD])
         # The token behind an edit is copied as it is.
-        if length < num and position < num_text:
-            draft[length] = state.text[base + position]
+        if length < num and position < len(tokens):
+            draft[length] = tokens[position]
             length += 1
         position += 1
-    return length, made
+    return length, replays
 
 
 @njit
-def _latest(state: StepArrays, slot: int, place: int) -> int:
-    """The latest edit that applies at this place and whose old tokens are all there, or -1."""
-    count = int(state.aligned[slot, NUM_EDITS])
-    room = int(state.about[slot, TEXT_LEN]) - place
-    for number in range(count - 1, max(count - EDITS, 0) - 1, -1):
-        i = number % EDITS
-        if applies(state, slot, i, place) and state.edits[slot, i, EDIT_OLD] <= room:
-            return i
+def _latest_edit(prediction: Prediction, alignment: Alignment, position: int) -> int:
+    """The latest edit that has the key of a position and whose old tokens are all there, or -1."""
+    count = int(alignment.state[NUM_EDITS])
+    for number in range(count - 1, max(count - MAX_EDITS, 0) - 1, -1):
+        edit = alignment.edits[number % MAX_EDITS]
+        if has_key(prediction, edit, position) and position + edit[EDIT_OLD] <= len(prediction.tokens):
+            return number % MAX_EDITS
     return -1

@@ -7,15 +7,17 @@ from typing import NamedTuple
 
 import torch
 
+from ..constants import SOURCE_CONTEXT, SOURCE_NONE, SOURCE_PREDICTION, SOURCE_RECIPE
+
 
 class Source(IntEnum):
     """Where a draft was read from."""
 
-    NONE = 0
-    PREDICTION = 1
+    NONE = SOURCE_NONE
+    PREDICTION = SOURCE_PREDICTION
     #: The request's own prompt or output.
-    CONTEXT = 2
-    RECIPE = 3
+    CONTEXT = SOURCE_CONTEXT
+    RECIPE = SOURCE_RECIPE
 
 
 class Draft(NamedTuple):

@@ -8,34 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-#: Probabilities are integers over this, so that kernel and reference add them up to the same bits.
-SURVIVAL_ONE = 1 << 16
-#: A match this long is as good as certain; longer ones are not told apart.
-MAX_MATCH = 64
-#: Candidates that end like the output: this many in the prediction, and as many in the context.
-NUM_MATCHES = 4
-#: Candidates near the cursor: this many tokens before it, and this many after it.
-WINDOW_BEHIND, WINDOW_AHEAD = 2, 16
-#: Matched length -> bucket: the first length of each bucket; bucket 0 is "nothing matched".
-LENGTH_EDGES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 64)
-#: Margin -> bucket likewise; bucket 0 is "a match that disagrees is four or more tokens longer".
-MARGIN_EDGES = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
-NUM_LENGTHS, NUM_MARGINS = len(LENGTH_EDGES) + 1, len(MARGIN_EDGES) + 1
-#: Places: at the cursor, 1 ahead; else near it and at most 2, at most 5, more worse by the alignment; else at
-#: most 16 worse, more; the own context.
-PLACE_CONTEXT = 7
-NUM_PLACES = 8
-#: How much of the output has followed the prediction: less than an eighth, less than half, more.
-NUM_TRUSTS = 3
-NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_PLACES * NUM_TRUSTS
+from ..constants import (
+    ADHERENCE_LOST,
+    ALIGNMENT_CONTEXT,
+    LENGTH_EDGES,
+    MARGIN_EDGES,
+    MAX_MATCH,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
+    NUM_CLASSES,
+    SURVIVAL_ONE,
+)
 
 #: Numbers of drafts that the file holds survival for; in between it is interpolated.
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -57,10 +48,10 @@ def margin_buckets() -> IntArray:
 
 
 def lost_classes() -> npt.NDArray[np.bool_]:
-    """[NUM_CLASSES]: candidates in a prediction that the output does not follow."""
+    """[NUM_CLASSES]: candidates in a prediction that the output hardly adheres to."""
     classes = np.arange(NUM_CLASSES)
-    in_prediction = classes // NUM_TRUSTS % NUM_PLACES != PLACE_CONTEXT
-    lost: npt.NDArray[np.bool_] = in_prediction & (classes % NUM_TRUSTS == 0)
+    in_prediction = classes // NUM_ADHERENCES % NUM_ALIGNMENTS != ALIGNMENT_CONTEXT
+    lost: npt.NDArray[np.bool_] = in_prediction & (classes % NUM_ADHERENCES == ADHERENCE_LOST)
     return lost
 
 
@@ -69,20 +60,33 @@ def survival_units(probability: float) -> int:
     return round(probability * SURVIVAL_ONE)
 
 
-@dataclass(frozen=True)
-class SurvivalTables:
+class TableArrays(NamedTuple):
+    """`SurvivalTables` as NumPy sees it."""
+
+    length_bucket: npt.NDArray[np.signedinteger[Any]]
+    margin_bucket: npt.NDArray[np.signedinteger[Any]]
+    max_draft_len: npt.NDArray[np.signedinteger[Any]]
+    expected_accepted: npt.NDArray[np.signedinteger[Any]]
+    confidence: npt.NDArray[np.float32]
+
+
+class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
     #: [MAX_MATCH + 1] int32: matched length -> bucket.
     length_bucket: torch.Tensor
     #: [2 * MAX_MATCH + 1] int32: margin + MAX_MATCH -> bucket.
     margin_bucket: torch.Tensor
-    #: [NUM_CLASSES] int32, ``0 <= keep <= K``: drafts after which the survival is below the threshold.
-    keep: torch.Tensor
-    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: expected accepted drafts of the first n.
-    gain: torch.Tensor
+    #: [NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold.
+    max_draft_len: torch.Tensor
+    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first n drafts are accepted.
+    expected_accepted: torch.Tensor
     #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
     confidence: torch.Tensor
+
+    def numpy(self) -> TableArrays:
+        """The same memory as arrays; on the CPU only."""
+        return TableArrays(*(tensor.numpy() for tensor in self))
 
     @classmethod
     def load(
@@ -100,7 +104,7 @@ class SurvivalTables:
             device: where the tensors live.
             path: a JSON file as ``benchmarks.learn.survival`` writes it; None is the shipped one.
             min_survival: drafting stops where the survival falls below this, ``0 <= p <= 1``.
-            min_survival_lost: the same in a prediction that the output does not follow, where it is larger.
+            min_survival_lost: the same in a prediction that the output hardly adheres to, where it is larger.
 
         Raises:
             ValueError: a threshold outside its domain, or the file does not hold ``NUM_CLASSES`` curves between

@@ -1,9 +1,8 @@
-"""Longest common subsequence, batched: its length, its prefix row, an edit script, the carried row."""
+"""Longest common subsequence, batched: its length, its prefix row, an edit script; and the row of a step."""
 
 from gpu_align.ops.lcs.launch import (
     EditScript,
     lcs_edit_script,
-    lcs_extend_inplace,
     lcs_length,
     lcs_prefix_row,
     lcs_row_words,
@@ -14,7 +13,6 @@ from gpu_align.ops.lcs.reference import (
     KEEP,
     apply_edit_script,
     lcs_edit_script_reference,
-    lcs_extend_inplace_reference,
     lcs_length_reference,
     lcs_prefix_row_reference,
 )
@@ -27,8 +25,6 @@ __all__ = [
     "apply_edit_script",
     "lcs_edit_script",
     "lcs_edit_script_reference",
-    "lcs_extend_inplace",
-    "lcs_extend_inplace_reference",
     "lcs_length",
     "lcs_length_reference",
     "lcs_prefix_row",

@@ -1,4 +1,4 @@
-"""Triton kernels of the bit-parallel LCS: one program a request, one lane a 32-bit word of the row.
+"""Device functions that extend the LCS row of a step by a token, and the kernels of the exact LCS.
 
 The row V of a request holds, in bit j % 32 of word j // 32, whether the prediction token j leaves the LCS as
 it is (1) or makes it one longer (0). One token of the context turns V into the next row (Hyyrö 2004):
@@ -6,8 +6,11 @@ it is (1) or makes it one longer (0). One token of the context turns V into the 
     M = the bits j with prediction[j] == token
     V = (V + (V & M)) | (V & ~M)          # one addition over the whole row, carries run from word to word
 
-Carries only run upwards, so bits past the end of the prediction never reach those below: they may match what
-they like until they are set back to 1 at the end.
+`_extend_row` does this for the `WINDOW` tokens of a step's row, all words at once. The kernels do it for whole
+predictions as a wavefront: one program a request, one lane a word.
+
+Carries only run upwards, so bits past the end of the prediction never reach those below: they may match anything
+until they are set back to 1 at the end.
 
 Additions that are meant to wrap, and those of every turn, are `tl.add` without overflow checks (a debug build
 would trap); inner loops call no other functions (under the interpreter calls are most of the cost).
@@ -22,8 +25,56 @@ Names: i_ program index, o_ offsets, p_ pointer, b_ block of values, m_ mask. Ev
 import triton
 import triton.language as tl
 
-# Tokens that `_lcs_extend_kernel` folds before it moves to the next panel: one bit each of an int64.
-_CHUNK = tl.constexpr(64)
+from ..constexprs import WINDOW, WORD
+
+_WORDS = tl.constexpr(WINDOW // WORD)
+
+
+@triton.jit
+def _row_offsets():
+    """[words, WORD]: which token of the window each bit stands for."""
+    return tl.arange(0, _WORDS)[:, None] * WORD + tl.arange(0, WORD)[None, :]
+
+
+@triton.jit
+def _load_row(p_row):
+    """The words of a stored row, [words] int32. ``row[j]``: LCS length with the window's first j + 1 tokens."""
+    o_j = _row_offsets()
+    b_common = tl.load(p_row + o_j).to(tl.int32)
+    b_before = tl.load(p_row + o_j - 1, mask=o_j > 0, other=0).to(tl.int32)
+    return tl.sum((1 - (b_common - b_before)) << tl.arange(0, WORD)[None, :], axis=1)
+
+
+@triton.jit
+def _row_lengths(b_words):
+    """LCS lengths with the window up to each of its tokens, [words, WORD] int32: the opposite of `_load_row`."""
+    b_rise = (~b_words[:, None] >> tl.arange(0, WORD)[None, :]) & 1
+    b_total = tl.sum(b_rise, axis=1)
+    return (tl.cumsum(b_total, axis=0) - b_total)[:, None] + tl.cumsum(b_rise, axis=1)
+
+
+@triton.jit
+def _extend_row(b_words, p_window, num_window, token):
+    """The words after one more token, [words] int32. num_window: tokens behind `p_window`, maybe beyond the row.
+
+    ::
+
+        M = the bits j with window[j] == token
+        V = (V + (V & M)) | (V & ~M)
+    """
+    o_j = _row_offsets()
+    m_j = o_j < num_window
+    m_same = m_j & (tl.load(p_window + o_j, mask=m_j, other=0) == token)
+    b_match = tl.sum(tl.where(m_same, 1 << tl.arange(0, WORD)[None, :], 0), axis=1)
+    b_both = b_words & b_match
+    b_sum = tl.add(b_words, b_both, sanitize_overflow=False)
+    # The carries of all words by one small addition: a carry out of word w runs on through words of ones only.
+    o_w = tl.arange(0, _WORDS)
+    b_out = ((b_both | (b_words & ~b_sum)) >> 31) & 1
+    ones = tl.sum((b_sum == -1).to(tl.int32) << o_w, axis=0)
+    carries = (ones + 2 * tl.sum(b_out << o_w, axis=0)) ^ ones
+    b_sum = tl.add(b_sum, (carries >> o_w) & 1, sanitize_overflow=False)
+    return b_sum | (b_words & ~b_match)
 
 
 @triton.jit
@@ -46,12 +97,6 @@ def _load_words(p_prediction, stride_n, o_word, b_n):
 def _load_clamped(ptr, o_b, m_b, limit):
     """Return lengths, 0 for masked ones: whatever a caller's tensor holds, no address leaves its row."""
     return tl.minimum(tl.maximum(tl.load(ptr + o_b, mask=m_b, other=0), 0), limit)
-
-
-@triton.jit
-def _add_status(b_before, b_here):
-    """Carry out of adjacent words: 0 none, 1 one, 2 whatever comes in. Associative."""
-    return tl.where(b_here == 2, b_before, b_here)
 
 
 @triton.jit(
@@ -214,102 +259,3 @@ def _lcs_walk_kernel(
         tl.store(p_op + b_o, b_step.to(tl.int8), mask=m_walk)
         b_i -= (m_walk & (b_step != 2)).to(tl.int32)
         b_j -= (m_walk & (b_step != 3)).to(tl.int32)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "stride_row_s",
-        "stride_token_ids_s",
-        "stride_prediction_s",
-        "stride_prediction_n",
-        "B",
-        "W",
-        "T",
-        "N",
-    ]
-)
-def _lcs_extend_kernel(
-    row_ptr,  # [S, W] int32
-    stride_row_s,
-    row_len_ptr,  # [S] int32
-    token_ids_ptr,  # [S, T] int32
-    stride_token_ids_s,
-    start_ptr,  # [S] int32
-    total_len_ptr,  # [S] int32
-    prediction_ptr,  # [S, N] int32
-    stride_prediction_s,
-    stride_prediction_n,  # 1, see _load_words
-    prediction_len_ptr,  # [S] int32
-    slots_ptr,  # [B] int64
-    active_ptr,  # [B] int32
-    B,
-    W,
-    T,
-    N,
-    BLOCK_B: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """Fold the tokens that came since the last call into the row of every active slot.
-
-    A step brings few tokens and a row has many words, so here a whole row is one token's work, and the
-    carries of its addition are one scan over the words (a wavefront would take words + tokens - 1 turns).
-
-    for chunk in the new tokens, 64 at a time:
-        for panel in the words, BLOCK_W at a time:
-            for t in chunk:                            # carry out of the panel, one bit a token,
-                V[panel], carry[t] = step(V[panel], token[t], carry[t])      # is carry into the next
-    """
-    o_lane = tl.arange(0, BLOCK_B * BLOCK_W)
-    o_b = tl.program_id(0) * BLOCK_B + o_lane // BLOCK_W
-    o_w = o_lane % BLOCK_W
-    m_b = tl.load(active_ptr + o_b, mask=o_b < B, other=0) != 0
-    o_s = tl.load(slots_ptr + o_b, mask=m_b, other=0)
-    b_start = _load_clamped(start_ptr, o_s, m_b, T)
-    b_total = _load_clamped(total_len_ptr, o_s, m_b, T)
-    b_n = _load_clamped(prediction_len_ptr, o_s, m_b, N)
-    b_done = tl.load(row_len_ptr + o_s, mask=m_b, other=0)
-    p_row = row_ptr + o_s * stride_row_s
-    p_token = token_ids_ptr + o_s * stride_token_ids_s
-    p_prediction = prediction_ptr + o_s * stride_prediction_s
-    o_before = tl.maximum(o_lane - 1, 0)
-    o_last = o_lane | (BLOCK_W - 1)
-    b_bits = 1 << tl.arange(0, 32)[:, None]
-    m_reset = m_b & ((b_done > b_total) | (b_done < b_start))
-    b_done = tl.where(m_reset, b_start, b_done)
-    if tl.max(m_reset.to(tl.int32), axis=0) > 0:
-        for i_word in range(0, W, BLOCK_W):
-            m_row = m_reset & (i_word + o_w < W)
-            tl.store(p_row + i_word + o_w, tl.full([BLOCK_B * BLOCK_W], -1, tl.int32), mask=m_row)
-        tl.debug_barrier()  # the words are read below, maybe by other threads
-    words = (tl.max(b_n, axis=0) + 31) // 32
-    tokens = tl.max(b_total - b_done, axis=0)
-    for i_t in range(0, tokens, _CHUNK):
-        b_carry = tl.zeros([BLOCK_B * BLOCK_W], tl.int64)
-        for i_word in range(0, words, BLOCK_W):
-            o_word = i_word + o_w
-            m_w = m_b & (o_word * 32 < b_n)
-            b_tokens, b_past = _load_words(p_prediction, stride_prediction_n, o_word, b_n)
-            b_v = tl.load(p_row + o_word, mask=m_w, other=-1)
-            b_history = tl.zeros([BLOCK_B * BLOCK_W], tl.int64)
-            o_t = b_done + i_t
-            for k in range(tl.minimum(_CHUNK, tokens - i_t)):
-                m_t = o_t < b_total
-                b_token = tl.load(p_token + o_t, mask=m_t, other=0)
-                # Without a token nothing is added and nothing carried in: the row stays.
-                b_match = tl.sum(tl.where((b_tokens == b_token[None, :]) & m_t[None, :], b_bits, 0), axis=0)
-                b_u = b_v & b_match
-                b_sum = tl.add(b_v, b_u, sanitize_overflow=False)
-                b_out = ((b_u | (b_v & ~b_sum)) >> 31) & 1
-                # A word of ones hands on what comes in; into the first comes what the panel before left, so
-                # its status is never 2, and no request hears of the lanes before its own.
-                b_in = ((b_carry >> k) & 1).to(tl.int32)
-                b_status = tl.where(b_sum == -1, tl.where(o_w == 0, b_in, 2), b_out)
-                b_out = tl.associative_scan(b_status, 0, _add_status)
-                b_in = tl.where(o_w == 0, b_in, tl.gather(b_out, o_before, axis=0))
-                b_v = tl.add(b_sum, b_in, sanitize_overflow=False) | (b_v ^ b_u)
-                b_history |= b_out.to(tl.int64) << k
-                o_t = tl.add(o_t, 1, sanitize_overflow=False)
-            tl.store(p_row + o_word, b_v | b_past, mask=m_w)
-            b_carry = tl.gather(b_history, o_last, axis=0)
-        tl.debug_barrier()  # the next chunk reads the words again
-    tl.store(row_len_ptr + o_s, b_total, mask=m_b & (o_w == 0))

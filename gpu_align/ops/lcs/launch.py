@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
 
 from gpu_align.ops._check import Backend, check_tensor, resolve_backend
 from gpu_align.ops.lcs import reference
-from gpu_align.ops.lcs.raw import choose_block_words, launch_extend, launch_walk, launch_wavefront
+
+# Words a program holds at once, a lane each: past these the registers of a thread no longer hold the 32
+# tokens of its word and everything else. Wider predictions go through in panels.
+_MAX_BLOCK_WORDS = 512
+_MIN_BLOCK_WORDS = 4
+# The interpreter pays by the operation, not by its width.
+_INTERPRETER_REQUESTS = 64
 
 
 class EditScript(NamedTuple):
@@ -81,11 +88,11 @@ def lcs_length(
         out = torch.empty(B, dtype=torch.int32, device=context.device)
     check_tensor("out", out, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
-    block_words = choose_block_words(prediction.shape[1], block_words)
+    block_words = _choose_block_words(prediction.shape[1], block_words)
     carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
         return reference.lcs_length_reference(*inputs, out=out)
-    launch_wavefront(*inputs, length=out, carry=carry, block_words=block_words)
+    _launch_wavefront(*inputs, length=out, carry=carry, block_words=block_words)
     return out
 
 
@@ -128,13 +135,13 @@ def lcs_prefix_row(
     check_tensor("out", out, dtype=torch.int32, shape=[B, N + 1], device=context.device, contiguous="inner")
     check_tensor("length", length, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
-    block_words = choose_block_words(N, block_words)
+    block_words = _choose_block_words(N, block_words)
     carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
         reference.lcs_prefix_row_reference(*inputs, out=out)
         length.copy_(out[:, -1])
         return out
-    launch_wavefront(*inputs, length=length, row=out, carry=carry, block_words=block_words)
+    _launch_wavefront(*inputs, length=length, row=out, carry=carry, block_words=block_words)
     return out
 
 
@@ -189,87 +196,16 @@ def lcs_edit_script(
     if history is not None:
         check_tensor("history", history, dtype=int32, shape=[B, M, W], device=device)
     inputs = (context, context_len, prediction, prediction_len)
-    block_words = choose_block_words(N, block_words)
+    block_words = _choose_block_words(N, block_words)
     carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
         reference.lcs_edit_script_reference(*inputs, op=out.op, length=out.length)
         return out
     if history is None:
         history = torch.empty(B, M, W, dtype=int32, device=device)
-    launch_wavefront(*inputs, length=out.length, history=history, carry=carry, block_words=block_words)
-    launch_walk(history, context_len, prediction_len, op=out.op, length=out.length)
+    _launch_wavefront(*inputs, length=out.length, history=history, carry=carry, block_words=block_words)
+    _launch_walk(history, context_len, prediction_len, op=out.op, length=out.length)
     return out
-
-
-def lcs_extend_inplace(
-    row: torch.Tensor,
-    row_len: torch.Tensor,
-    token_ids: torch.Tensor,
-    start: torch.Tensor,
-    total_len: torch.Tensor,
-    prediction: torch.Tensor,
-    prediction_len: torch.Tensor,
-    slots: torch.Tensor,
-    active: torch.Tensor,
-    *,
-    backend: Backend = "auto",
-    block_words: int | None = None,
-) -> None:
-    """Fold the tokens that came since the last call into the carried LCS row of every active slot.
-
-    for b in range(B):
-        s = slots[b]
-        if not active[b]: continue
-        if not start[s] <= row_len[s] <= total_len[s]:
-            row[s][:] = -1; row_len[s] = start[s]                        # all ones: H is 0 everywhere
-        for token in token_ids[s][row_len[s]:total_len[s]]:
-            M = bits j with prediction[s][j] == token                    # j < prediction_len[s]
-            row[s] = (row[s] + (row[s] & M)) | (row[s] & ~M)             # as one integer of N bits
-        row_len[s] = total_len[s]
-
-    Bit j % 32 of word j // 32 is 1 where H[j + 1] == H[j] and 0 where the row rises, H being the prefix row
-    of `token_ids[s][start:total_len]` (`lcs_prefix_row`). How the tokens were split over calls does not show.
-
-    Args:
-        row: [S, W] int32, the state; W ≥ `lcs_row_words(N)`. Bits from `prediction_len` on are 1 and stay so.
-        row_len: [S] int32, the state: tokens of `token_ids[s]`, counted from position 0, that are folded in.
-            Write −1 to have a slot start afresh, as a new prediction in it needs.
-        token_ids: [S, T] int32, prompt and output so far.
-        start: [S] int32, position of the first output token; 0 ≤ start ≤ T, clamped.
-        total_len: [S] int32, tokens valid in `token_ids`; 0 ≤ total_len ≤ T, clamped.
-        prediction: [S, N] int32.
-        prediction_len: [S] int32; 0 ≤ length ≤ N, clamped.
-        slots: [B] int64, distinct, 0 ≤ slot < S: the values are the caller's promise, nothing checks them.
-        active: [B] int32, 0 leaves the slot as it is.
-        backend, block_words: as in `lcs_length`.
-
-        All [S, ·] tensors may be row-strided. On CUDA nothing is allocated, copied to the host or waited for.
-
-    Raises:
-        TypeError, ValueError: as `lcs_length`.
-
-    Cost: new tokens · ceil(n / 32) word steps, a whole row side by side; no scratch.
-    """
-    device, int32 = row.device if isinstance(row, torch.Tensor) else None, torch.int32
-    check_tensor("row", row, dtype=int32, shape=[None, None], contiguous="inner")
-    S, W = row.shape
-    check_tensor("row_len", row_len, dtype=int32, shape=[S], device=device)
-    check_tensor("token_ids", token_ids, dtype=int32, shape=[S, None], device=device, contiguous="inner")
-    check_tensor("start", start, dtype=int32, shape=[S], device=device)
-    check_tensor("total_len", total_len, dtype=int32, shape=[S], device=device)
-    check_tensor("prediction", prediction, dtype=int32, shape=[S, None], device=device, contiguous="inner")
-    check_tensor("prediction_len", prediction_len, dtype=int32, shape=[S], device=device)
-    check_tensor("slots", slots, dtype=torch.int64, shape=[None], device=device)
-    B, N = slots.shape[0], prediction.shape[1]
-    check_tensor("active", active, dtype=int32, shape=[B], device=device)
-    if lcs_row_words(N) > W:
-        raise ValueError(f"row: expected at least {lcs_row_words(N)} words for {N} tokens, found {W}")
-    block_words = choose_block_words(N, block_words)
-    state = (row, row_len, token_ids, start, total_len, prediction, prediction_len, slots, active)
-    if resolve_backend(backend, row) == "reference":
-        reference.lcs_extend_inplace_reference(*state)
-        return
-    launch_extend(*state, block_words=block_words)
 
 
 def _check_pairs(
@@ -297,3 +233,101 @@ def _carry(
     if backend == "reference" or lcs_row_words(prediction.shape[1]) <= block_words:
         return None
     return torch.empty(context.shape, dtype=torch.int8, device=context.device) if carry is None else carry
+
+
+def _launch_wavefront(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    length: torch.Tensor,
+    row: torch.Tensor | None = None,
+    history: torch.Tensor | None = None,
+    carry: torch.Tensor | None,
+    block_words: int,
+) -> None:
+    """Launch `_lcs_wavefront_kernel`; `carry` is needed where a prediction spans several panels."""
+    # Imported here: a kernel module reads TRITON_INTERPRET when it is loaded, and the CPU path needs none.
+    from gpu_align.ops.lcs.kernels import _lcs_wavefront_kernel
+
+    B, M = context.shape
+    block_requests = _block_requests(B, context)
+    if B:
+        _lcs_wavefront_kernel[(triton.cdiv(B, block_requests),)](
+            context,
+            context.stride(0),
+            context_len,
+            prediction,
+            prediction.stride(0),
+            1,
+            prediction_len,
+            length,
+            row,
+            0 if row is None else row.stride(0),
+            history,
+            0 if history is None else history.stride(0),
+            0 if history is None else history.stride(1),
+            carry,
+            0 if carry is None else carry.stride(0),
+            B,
+            M,
+            prediction.shape[1],
+            BLOCK_B=block_requests,
+            BLOCK_W=block_words,
+            num_warps=_num_warps(block_words),
+        )
+
+
+def _launch_walk(
+    history: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    op: torch.Tensor,
+    length: torch.Tensor,
+) -> None:
+    """Launch `_lcs_walk_kernel` on what the wavefront left in `history` and `length`."""
+    from gpu_align.ops.lcs.kernels import _lcs_walk_kernel
+
+    B, M = history.shape[:2]
+    block_requests = _block_requests(B, history)
+    if B:
+        _lcs_walk_kernel[(triton.cdiv(B, block_requests),)](
+            history,
+            history.stride(0),
+            history.stride(1),
+            context_len,
+            prediction_len,
+            length,
+            op,
+            op.stride(0),
+            B,
+            M,
+            op.shape[1] - M,
+            BLOCK_B=block_requests,
+            BLOCK_O=256,
+            num_warps=1,  # one thread walks
+        )
+
+
+def _choose_block_words(prediction_len: int, block_words: int | None) -> int:
+    """Return the lanes of a program: enough for the widest prediction, within what registers hold."""
+    if block_words is None:
+        words = max((prediction_len + 31) // 32, _MIN_BLOCK_WORDS)
+        return min(1 << (words - 1).bit_length(), _MAX_BLOCK_WORDS)
+    if not 1 <= block_words <= _MAX_BLOCK_WORDS or block_words & (block_words - 1):
+        raise ValueError(
+            f"block_words: expected a power of two up to {_MAX_BLOCK_WORDS}, found {block_words}"
+        )
+    return block_words
+
+
+def _block_requests(B: int, t: torch.Tensor) -> int:
+    """Return how many requests share a program: one on a GPU, a whole batch under the interpreter."""
+    return 1 if t.device.type == "cuda" else min(triton.next_power_of_2(max(B, 1)), _INTERPRETER_REQUESTS)
+
+
+def _num_warps(block_words: int) -> int:
+    """Return the warps of a program: one word a thread, so that its 32 tokens fit in registers."""
+    return max(block_words // 32, 1)

@@ -1,7 +1,8 @@
-"""NumPy references of the LCS operations: same arguments as the launchers, CPU tensors, no copies.
+"""References of the LCS operations: same arguments as the launchers, CPU tensors, no copies.
 
-Two ways to compute a row:
+Three ways to compute a row:
 
+- The row of a step holds the lengths themselves, and `extend_row` updates them where they change.
 - The edit script needs the whole table and fills it row by row: H[i] = cummax(max(H[i-1], H[i-1] shifted by
   one + match)).
 - Everything else holds a row as one Python integer of n bits, bit j telling whether H[j + 1] == H[j], and
@@ -16,9 +17,45 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._jit import njit
+from ..constants import WINDOW
+
 IntArray = npt.NDArray[np.int32]
+RowArray = npt.NDArray[np.int16]
 
 KEEP, DELETE, INSERT = 1, 2, 3
+
+#: Tokens that `extend_row` compares at once.
+_BLOCK = 64
+
+
+@njit
+def extend_row(row: RowArray, window: IntArray, token: int) -> None:
+    """Add one more token to a row: ``row[j]`` is the LCS length with ``window[:j + 1]``. row: [WINDOW].
+
+    A length never rises by more than 1, so a match at j raises a run of equal lengths to ``row[j - 1] + 1``. From
+    the back: the lengths before j are still those without the token.
+    """
+    for block in range((len(window) - 1) // _BLOCK, -1, -1):
+        tokens = window[block * _BLOCK : (block + 1) * _BLOCK]
+        if not holds(tokens, token):
+            continue
+        for i in range(len(tokens) - 1, -1, -1):
+            j = block * _BLOCK + i
+            if tokens[i] == token:
+                longer = (int(row[j - 1]) if j > 0 else 0) + 1
+                while j < WINDOW and row[j] < longer:
+                    row[j] = longer
+                    j += 1
+
+
+@njit
+def holds(tokens: IntArray, token: int) -> bool:
+    """Whether the token is there. No early exit: a CPU compares many at a time, and mostly it is not."""
+    found = False
+    for i in range(len(tokens)):
+        found |= tokens[i] == token
+    return found
 
 
 def lcs_length_reference(
@@ -72,47 +109,6 @@ def lcs_edit_script_reference(
         ops[b] = 0
         ops[b, : len(script)] = script
         lengths[b] = len(script)
-
-
-def lcs_extend_inplace_reference(
-    row: torch.Tensor,
-    row_len: torch.Tensor,
-    token_ids: torch.Tensor,
-    start: torch.Tensor,
-    total_len: torch.Tensor,
-    prediction: torch.Tensor,
-    prediction_len: torch.Tensor,
-    slots: torch.Tensor,
-    active: torch.Tensor,
-) -> None:
-    """Fold the new tokens of every active slot into its carried row; see `lcs_extend_inplace`.
-
-    A folded token costs one comparison with the prediction and five passes over n / 8 bytes.
-    """
-    rows, done_lens = row.numpy(), row_len.numpy()
-    ids, starts, totals = token_ids.numpy(), start.numpy(), total_len.numpy()
-    texts, text_lens = prediction.numpy(), prediction_len.numpy()
-    for slot, is_active in zip(slots.tolist(), active.tolist(), strict=True):
-        if not is_active:
-            continue
-        first = min(max(int(starts[slot]), 0), ids.shape[1])
-        total = min(max(int(totals[slot]), 0), ids.shape[1])
-        n = min(max(int(text_lens[slot]), 0), texts.shape[1], rows.shape[1] * 32)
-        done = int(done_lens[slot])
-        if done > total or done < first:
-            rows[slot] = -1
-            done = first
-        if n and done < total:
-            # Little-endian words: bit j % 32 of word j // 32 is bit j of the integer on every machine.
-            words = rows[slot, : (n + 31) // 32]
-            folded = _fold(
-                int.from_bytes(words.astype("<i4").tobytes(), "little") & _ones(n),
-                ids[slot, done:total],
-                texts[slot, :n],
-            )
-            past = _ones(len(words) * 32) ^ _ones(n)
-            words[:] = np.frombuffer((folded | past).to_bytes(len(words) * 4, "little"), "<i4")
-        done_lens[slot] = total
 
 
 def apply_edit_script(ops: Sequence[int], prediction: Sequence[int], context: Sequence[int]) -> list[int]:

@@ -1,1 +1,1 @@
-"""Where a request stands in its prediction: followed, left and found again; see README.md here."""
+"""Where the output stands in its prediction: in sync, diverged, in sync again; see README.md here."""

@@ -1,240 +1,293 @@
-"""Device functions of a step that fold new output into the alignment with the prediction.
+"""Device functions of a step that align a request's output with its prediction."""
 
-Away from the prediction, H of the LCS with the `WINDOW` tokens behind the anchor is kept as the bits of 8 words of
-32: bit j % 32 of word j // 32 is 0 where H rises from j to j + 1. One token of the output turns the bits V into
-(Hyyrö 2004)::
-
-    M = the bits j with text[anchor + j] == token
-    V = (V + (V & M)) | (V & ~M)          # one addition over all words, carries run from word to word
-
-Edits are six blocks of [`EDITS`], one for each column.
-"""
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from ..index.kernels import _nearest_part
-from ..layout import (
+from ..constexprs import (
+    ANCHOR,
     AT_START,
-    EDITS,
-    FAR_EVERY,
-    FAR_MATCH,
+    CURSOR,
+    DIVERGED_AT,
+    EDIT,
+    EDIT_AT,
+    EDIT_BEFORE,
+    EDIT_BEHIND,
+    EDIT_LOOKUPS,
+    EDIT_NEW,
+    EDIT_OLD,
+    EDIT_START,
+    GLOBAL_EVERY,
+    GLOBAL_MATCH,
+    IN_SYNC,
+    LOCAL_MATCH,
+    LOCAL_RANGE,
     MATCH_WEIGHT,
-    MAX_EDIT,
-    NEAR,
-    NEAR_MATCH,
+    MAX_EDIT_LEN,
+    MAX_EDITS,
     NEAREST,
     NO_EDIT,
+    NOWHERE,
+    NUM_EDITS,
+    NUM_IN_SYNC,
+    RUN,
+    SEEN,
     WINDOW,
 )
+from ..lcs.kernels import _WORDS, _extend_row, _load_row, _row_lengths, _row_offsets
+from ..suffix_match.kernels import _nearest, _position_of, _rank
 
-_AT_START = tl.constexpr(AT_START)
-_NO_EDIT = tl.constexpr(NO_EDIT)
-_EDITS = tl.constexpr(EDITS)
-_MAX_EDIT = tl.constexpr(MAX_EDIT)
-_NEAR = tl.constexpr(NEAR)
-_NEAR_MATCH = tl.constexpr(NEAR_MATCH)
-_NEAREST = tl.constexpr(NEAREST)
-_FAR_EVERY = tl.constexpr(FAR_EVERY)
-_FAR_MATCH = tl.constexpr(FAR_MATCH)
-_MATCH_WEIGHT = tl.constexpr(MATCH_WEIGHT)
-_WINDOW = tl.constexpr(WINDOW)
-_WORDS = tl.constexpr(WINDOW // 32)
-_NOWHERE = tl.constexpr(0x7FFFFFFF)
-#: Most tokens that are compared at once, and counted as a match.
-_RUN = tl.constexpr(64)
-#: Places whose edits are looked for at once.
-_LOOK = tl.constexpr(32)
+#: Keys of one score in `_standing`: j is 0 to `WINDOW`.
+_J_KEYS = tl.constexpr(2 * WINDOW.value)
 
 
-@triton.jit
-def _load_key(p_text, o_place, m_place):
-    """Tokens before, at and behind each place: what an edit is recognised by."""
-    before = tl.load(p_text + o_place - 1, mask=m_place & (o_place > 0), other=_AT_START)
-    at = tl.load(p_text + o_place, mask=m_place, other=0)
-    return before, at, tl.load(p_text + o_place + 1, mask=m_place, other=0)
+class Alignment(NamedTuple):
+    """Where a request stands."""
+
+    in_sync: Any  # 1 while the output is in sync with the prediction, 0 after it diverged
+    cursor: Any  # position of the prediction that comes next
+    anchor: Any  # position of the prediction where the output diverged
+    diverged_at: Any  # and of the output
+    num_in_sync: Any  # output tokens that were in sync
+    b_words: Any  # [words] int32: bits of the LCS row behind the anchor
 
 
-@triton.jit
-def _row_offsets():
-    """[_WORDS, 32]: which token of the window each bit stands for."""
-    return tl.arange(0, _WORDS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+class Edits(NamedTuple):
+    """What the output put in place of what: edit number i is in lane i % MAX_EDITS."""
+
+    count: Any  # edits recorded
+    is_changed: Any  # whether the lanes are to be written back
+    b_before: Any  # [MAX_EDITS] int32: token before the edit; NO_EDIT: there is none in this lane
+    b_at: Any  # ... at its position
+    b_behind: Any  # ... and behind that
+    b_start: Any  # output position of its first new token
+    b_old: Any  # old tokens
+    b_new: Any  # new tokens
 
 
 @triton.jit
-def _load_row(p_row):
-    """The words of a stored row, [_WORDS] int32. ``row[j]`` is H of the first j + 1 tokens of the window."""
-    o_j = _row_offsets()
-    b_common = tl.load(p_row + o_j).to(tl.int32)
-    b_before = tl.load(p_row + o_j - 1, mask=o_j > 0, other=0).to(tl.int32)
-    return tl.sum((1 - (b_common - b_before)) << tl.arange(0, 32)[None, :], axis=1)
+def _load_key(prediction, o_position, m_position):
+    """Tokens before, at and behind each position: the key of an edit."""
+    p_at = prediction.p_tokens + o_position
+    before = tl.load(p_at - 1, mask=m_position & (o_position > 0), other=AT_START)
+    at = tl.load(p_at, mask=m_position, other=0)
+    return before, at, tl.load(p_at + 1, mask=m_position, other=0)
 
 
 @triton.jit
-def _row_of(b_words):
-    """H behind each token of the window, [_WORDS, 32] int32: the opposite of `_load_row`."""
-    b_rise = (~b_words[:, None] >> tl.arange(0, 32)[None, :]) & 1
-    b_total = tl.sum(b_rise, axis=1)
-    return (tl.cumsum(b_total, axis=0) - b_total)[:, None] + tl.cumsum(b_rise, axis=1)
+def _has_key(prediction, edits, o_position, m_position):
+    """Whether each position has the key of each edit, [positions, MAX_EDITS]."""
+    m_position = m_position & (o_position + 1 < prediction.length)
+    before, at, behind = _load_key(prediction, o_position, m_position)
+    m_same = (before[:, None] == edits.b_before[None, :]) & (at[:, None] == edits.b_at[None, :])
+    return m_same & (behind[:, None] == edits.b_behind[None, :]) & m_position[:, None]
 
 
 @triton.jit
-def _extend_row(b_words, p_text, num_text, anchor, token):
-    """The words after one more token of the output, [_WORDS] int32."""
-    o_place = anchor + _row_offsets()
-    m_place = o_place < num_text
-    m_same = m_place & (tl.load(p_text + o_place, mask=m_place, other=0) == token)
-    b_match = tl.sum(tl.where(m_same, 1 << tl.arange(0, 32)[None, :], 0), axis=1)
-    b_both = b_words & b_match
-    b_sum = tl.add(b_words, b_both, sanitize_overflow=False)
-    # The carries of all words by one small addition: a carry out of word w runs on through words of ones only.
-    o_w = tl.arange(0, _WORDS)
-    b_out = ((b_both | (b_words & ~b_sum)) >> 31) & 1
-    ones = tl.sum((b_sum == -1).to(tl.int32) << o_w, axis=0)
-    carries = (ones + 2 * tl.sum(b_out << o_w, axis=0)) ^ ones
-    b_sum = tl.add(b_sum, (carries >> o_w) & 1, sanitize_overflow=False)
-    return b_sum | (b_words & ~b_match)
+def _run(prediction, cursor, p_output, done, num_output):
+    """How many of the next `RUN` tokens of output and prediction agree."""
+    o_i = tl.arange(0, RUN)
+    m_i = o_i < tl.minimum(num_output - done, prediction.length - cursor)
+    b_output = tl.load(p_output + done + o_i, mask=m_i, other=0)
+    b_prediction = tl.load(prediction.p_tokens + cursor + o_i, mask=m_i, other=0)
+    return tl.min(tl.where(m_i & (b_output == b_prediction), RUN, o_i), axis=0)
+
+
+@triton.jit
+def _invalidate_edits(edits, prediction, cursor, run):
+    """The edits without those whose key the output has just passed unedited, `run` positions from the cursor."""
+    b_before = edits.b_before
+    for i in range(0, run, EDIT_LOOKUPS):
+        o_i = i + tl.arange(0, EDIT_LOOKUPS)
+        m_edit = _has_key(prediction, edits, cursor + o_i, o_i < run)
+        b_before = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, NO_EDIT, b_before)
+    is_changed = edits.is_changed | tl.max((b_before != edits.b_before).to(tl.int32), axis=0)
+    return Edits(
+        edits.count, is_changed, b_before, edits.b_at, edits.b_behind, edits.b_start, edits.b_old, edits.b_new
+    )
+
+
+@triton.jit
+def _ends_like(prediction, o_position, p_output, done, MATCH: tl.constexpr):
+    """Whether the last MATCH tokens of the output are those before each position, [lanes]."""
+    o_k = tl.arange(0, MATCH)[:, None]
+    m_k = (o_k < done) & (o_k < o_position[None, :]) & (o_position[None, :] <= prediction.length)
+    b_output = tl.load(p_output + done - 1 - o_k, mask=o_k < done, other=0)
+    b_prediction = tl.load(prediction.p_tokens + o_position[None, :] - 1 - o_k, mask=m_k, other=0)
+    return tl.min((m_k & (b_prediction == b_output)).to(tl.int32), axis=0) > 0
+
+
+@triton.jit
+def _resync(prediction, anchor, p_output, done, token):
+    """The position at which the output is in sync again, or `NOWHERE`; `token` is its last.
+
+    ::
+
+        for position in range(anchor, anchor + LOCAL_RANGE):                                  # local
+            if the last LOCAL_MATCH tokens of the output are those before it: return position
+        if done % GLOBAL_EVERY == 0:                                                          # global
+            return the position of _nearest(token) with the lowest rank before which the last GLOBAL_MATCH are
+    """
+    o_local = anchor + tl.arange(0, LOCAL_RANGE)
+    m_local = _ends_like(prediction, o_local, p_output, done, LOCAL_MATCH)
+    position = tl.min(tl.where(m_local, o_local, NOWHERE), axis=0)
+    if (position == NOWHERE) & (done % GLOBAL_EVERY == 0):
+        begin, end = _nearest(prediction, token, anchor)
+        o_entry = begin + tl.arange(0, NEAREST)
+        o_global = tl.load(prediction.p_positions + o_entry, mask=o_entry < end, other=0)
+        m_global = _ends_like(prediction, o_global, p_output, done, GLOBAL_MATCH)
+        rank = tl.min(tl.where(m_global, _rank(o_global, anchor), NOWHERE), axis=0)
+        position = tl.where(rank == NOWHERE, NOWHERE, _position_of(rank, anchor))
+    return position
+
+
+@triton.jit
+def _common_end(prediction, alignment, position, p_output, done):
+    """Length of the common end, up to `RUN`, of ``prediction[anchor:position]`` and ``output[diverged_at:]``."""
+    o_k = tl.arange(0, RUN)
+    m_k = o_k < tl.minimum(position - alignment.anchor, done - alignment.diverged_at)
+    b_prediction = tl.load(prediction.p_tokens + position - 1 - o_k, mask=m_k, other=0)
+    b_output = tl.load(p_output + done - 1 - o_k, mask=m_k, other=0)
+    return tl.min(tl.where(m_k & (b_prediction == b_output), RUN, o_k), axis=0)
+
+
+@triton.jit
+def _record_edit(edits, prediction, alignment, old, new):
+    """The edits with one more: `old` tokens from the anchor on became `new` tokens from `diverged_at` on.
+
+    Nothing is recorded where the position has no key or a side is too long.
+    """
+    has_key = alignment.anchor + 1 < prediction.length
+    if has_key & (old >= 0) & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
+        before, at, behind = _load_key(prediction, alignment.anchor, has_key)
+        m_way = tl.arange(0, MAX_EDITS) == edits.count % MAX_EDITS
+        edits = Edits(
+            edits.count + 1,
+            1,
+            tl.where(m_way, before, edits.b_before),
+            tl.where(m_way, at, edits.b_at),
+            tl.where(m_way, behind, edits.b_behind),
+            tl.where(m_way, alignment.diverged_at, edits.b_start),
+            tl.where(m_way, old, edits.b_old),
+            tl.where(m_way, new, edits.b_new),
+        )
+    return edits
+
+
+@triton.jit
+def _fold(prediction, p_output, done, num_output, a, edits):
+    """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it.
+
+    ::
+
+        while done < num_output:
+            if in_sync:
+                run = tokens from the cursor on that the output has, too
+                invalidate the edits that they pass;  done, cursor, num_in_sync += run
+                if a token differs:    in_sync = 0;  anchor, diverged_at = cursor, done;  H = 0
+            if not in_sync:
+                extend the row by output[done];  done += 1
+                if the output is in sync again at a position:
+                    record the edit;  in_sync = 1;  cursor = position;  num_in_sync += what agrees before it
+    """
+    while done < num_output:
+        if a.in_sync > 0:
+            run = _run(prediction, a.cursor, p_output, done, num_output)
+            if edits.count > 0:
+                edits = _invalidate_edits(edits, prediction, a.cursor, run)
+            done += run
+            a = Alignment(1, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, a.b_words)
+            if (run < RUN) & (done < num_output):
+                a = Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, tl.full([_WORDS], -1, tl.int32))
+        if a.in_sync == 0:
+            token = tl.load(p_output + done)
+            done += 1
+            p_window, num_window = prediction.p_tokens + a.anchor, prediction.length - a.anchor
+            b_words = _extend_row(a.b_words, p_window, num_window, token)
+            a = Alignment(0, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, b_words)
+            position = _resync(prediction, a.anchor, p_output, done, token)
+            if position != NOWHERE:
+                common = _common_end(prediction, a, position, p_output, done)
+                old, new = position - common - a.anchor, done - common - a.diverged_at
+                edits = _record_edit(edits, prediction, a, old, new)
+                a = Alignment(1, position, a.anchor, a.diverged_at, a.num_in_sync + common, a.b_words)
+    return a, edits
+
+
+@triton.jit
+def _load_state(p_align, p_row, p_edits, is_fresh):
+    """The alignment and the edits of a slot: of a fresh one in sync at the beginning, without edits."""
+    in_sync = tl.where(is_fresh, 1, tl.load(p_align + IN_SYNC))
+    cursor = tl.where(is_fresh, 0, tl.load(p_align + CURSOR))
+    anchor = tl.where(is_fresh, 0, tl.load(p_align + ANCHOR))
+    diverged_at = tl.where(is_fresh, 0, tl.load(p_align + DIVERGED_AT))
+    num_in_sync = tl.where(is_fresh, 0, tl.load(p_align + NUM_IN_SYNC))
+    count = tl.where(is_fresh, 0, tl.load(p_align + NUM_EDITS))
+    p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
+    b_before = tl.where(is_fresh, NO_EDIT, tl.load(p_ways + EDIT_BEFORE))
+    edits = Edits(
+        count, is_fresh.to(tl.int32), b_before, tl.load(p_ways + EDIT_AT), tl.load(p_ways + EDIT_BEHIND),
+        tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD), tl.load(p_ways + EDIT_NEW),
+    )  # fmt: skip
+    b_words = tl.full([_WORDS], -1, tl.int32)
+    if in_sync == 0:
+        b_words = _load_row(p_row)
+    return Alignment(in_sync, cursor, anchor, diverged_at, num_in_sync, b_words), edits
+
+
+@triton.jit
+def _store_state(a, edits, p_align, p_edits, total):
+    """Write back what `_load_state` loads, but for the row."""
+    tl.store(p_align + SEEN, total)
+    tl.store(p_align + IN_SYNC, a.in_sync)
+    tl.store(p_align + CURSOR, a.cursor)
+    tl.store(p_align + ANCHOR, a.anchor)
+    tl.store(p_align + DIVERGED_AT, a.diverged_at)
+    tl.store(p_align + NUM_IN_SYNC, a.num_in_sync)
+    tl.store(p_align + NUM_EDITS, edits.count)
+    if edits.is_changed > 0:
+        p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
+        tl.store(p_ways + EDIT_BEFORE, edits.b_before)
+        tl.store(p_ways + EDIT_AT, edits.b_at)
+        tl.store(p_ways + EDIT_BEHIND, edits.b_behind)
+        tl.store(p_ways + EDIT_START, edits.b_start)
+        tl.store(p_ways + EDIT_OLD, edits.b_old)
+        tl.store(p_ways + EDIT_NEW, edits.b_new)
 
 
 @triton.jit
 def _standing(b_row, num_window):
     """``(j, score)``: the smallest j with the largest ``MATCH_WEIGHT * H[j] - j``, ``0 <= j <= num_window``."""
     o_j = _row_offsets() + 1
-    b_key = (_MATCH_WEIGHT * b_row - o_j) * 512 + (511 - o_j)
-    b_key = tl.where(o_j <= num_window, b_key, 511)
-    top = tl.maximum(tl.max(tl.max(b_key, axis=1), axis=0), 511)  # 511: j = 0, score 0
-    return 511 - top % 512, top // 512
+    b_key = (b_row * MATCH_WEIGHT - o_j) * _J_KEYS + (-o_j + (_J_KEYS - 1))
+    b_key = tl.where(o_j <= num_window, b_key, _J_KEYS - 1)
+    top = tl.maximum(tl.max(tl.max(b_key, axis=1), axis=0), _J_KEYS - 1)  # the last: j = 0, score 0
+    return -(top % _J_KEYS) + (_J_KEYS - 1), top // _J_KEYS
 
 
 @triton.jit
-def _run(p_text, num_text, cursor, p_output, done, num_output):
-    """How many of the next `_RUN` tokens of output and prediction agree."""
-    o_i = tl.arange(0, _RUN)
-    m_i = o_i < tl.minimum(num_output - done, num_text - cursor)
-    b_output = tl.load(p_output + done + o_i, mask=m_i, other=0)
-    b_text = tl.load(p_text + cursor + o_i, mask=m_i, other=0)
-    return tl.min(tl.where(m_i & (b_output == b_text), _RUN, o_i), axis=0)
+def _realign(prediction, context, p_align, p_row, p_edits):
+    """Process what is new of a request's output and write its state back.
 
-
-@triton.jit
-def _kill_edits(b_before, b_at, b_behind, p_text, num_text, cursor, run):
-    """`b_before` without the edits of the places that a run of the output has left as they were."""
-    b_left = b_before
-    for i in range(0, run, _LOOK):
-        o_i = i + tl.arange(0, _LOOK)
-        o_place = cursor + o_i
-        m_place = (o_i < run) & (o_place + 1 < num_text)
-        before, at, behind = _load_key(p_text, o_place, m_place)
-        m_same = (before[:, None] == b_before[None, :]) & (at[:, None] == b_at[None, :])
-        m_same = m_same & (behind[:, None] == b_behind[None, :]) & m_place[:, None]
-        b_left = tl.where(tl.max(m_same.to(tl.int32), axis=0) > 0, _NO_EDIT, b_left)
-    return b_left
-
-
-@triton.jit
-def _agrees(p_text, num_text, o_end, p_output, done, MATCH: tl.constexpr):
-    """Whether the last MATCH tokens of the output are those before each end, [lanes]; ends beyond are none."""
-    o_k = tl.arange(0, MATCH)[:, None]
-    m_k = (o_k < done) & (o_k < o_end[None, :]) & (o_end[None, :] <= num_text)
-    b_output = tl.load(p_output + done - 1 - o_k, mask=o_k < done, other=0)
-    b_text = tl.load(p_text + o_end[None, :] - 1 - o_k, mask=m_k, other=0)
-    return tl.min((m_k & (b_text == b_output)).to(tl.int32), axis=0) > 0
-
-
-@triton.jit
-def _find_back(p_text, num_text, p_order, p_first, shift, anchor, p_output, done, token):
-    """The end at which the output is back in the prediction, or `_NOWHERE`; `token` is its last.
-
-    ::
-
-        for end in range(anchor, anchor + NEAR):
-            if the last NEAR_MATCH tokens of the output are those before `end`: return end
-        if done % FAR_EVERY == 0:
-            return the nearest of the ends in _nearest(token) before which the last FAR_MATCH are
+    Returns ``(alignment, edits, top)``, with the cursor where the output stands, which after it diverged is a
+    position behind the anchor, and `top` its score there.
     """
-    o_end = anchor + tl.arange(0, _NEAR)
-    m_end = _agrees(p_text, num_text, o_end, p_output, done, _NEAR_MATCH)
-    end = tl.min(tl.where(m_end, o_end, _NOWHERE), axis=0)
-    if (end == _NOWHERE) & (done % _FAR_EVERY == 0):
-        begin, stop = _nearest_part(p_order, p_first, token, shift, num_text, anchor)
-        o_entry = begin + tl.arange(0, _NEAREST)
-        o_far = tl.load(p_order + o_entry, mask=o_entry < stop, other=0)
-        m_far = _agrees(p_text, num_text, o_far, p_output, done, _FAR_MATCH)
-        # At the same distance the one ahead: its rank is even.
-        b_rank = tl.where(o_far >= anchor, 2 * (o_far - anchor), 2 * (anchor - o_far) + 1)
-        rank = tl.min(tl.where(m_far, b_rank, _NOWHERE), axis=0)
-        away = tl.where(rank % 2 == 0, rank // 2, -(rank // 2))
-        end = tl.where(rank == _NOWHERE, _NOWHERE, anchor + away)
-    return end
-
-
-@triton.jit
-def _same_before(p_text, anchor, end, p_output, left_at, done):
-    """Common suffix, up to `_RUN`, of ``text[anchor:end]`` and of the output since it left."""
-    o_k = tl.arange(0, _RUN)
-    m_k = o_k < tl.minimum(end - anchor, done - left_at)
-    b_text = tl.load(p_text + end - 1 - o_k, mask=m_k, other=0)
-    b_output = tl.load(p_output + done - 1 - o_k, mask=m_k, other=0)
-    return tl.min(tl.where(m_k & (b_text == b_output), _RUN, o_k), axis=0)
-
-
-@triton.jit
-def _fold(
-    p_text, num_text, p_order, p_first, shift, p_output, done, num_output,
-    follows, cursor, anchor, left_at, followed, num_edits, b_words,
-    b_before, b_at, b_behind, b_start, b_old, b_new,
-):  # fmt: skip
-    """Take in the output tokens from `done` on; returns the last two lines of arguments, and if edits changed.
-
-    ::
-
-        while done < num_output:
-            if follows:
-                run of tokens that are those at the cursor: kill the edits met, move all of
-                done, cursor and followed on; at a token that is not: leave, with H = 0
-            if not follows:
-                extend the row by the token; if that brings the output back: record the edit, follow
-    """
-    edits_changed = 0
-    while done < num_output:
-        if follows > 0:
-            run = _run(p_text, num_text, cursor, p_output, done, num_output)
-            if num_edits > 0:
-                b_left = _kill_edits(b_before, b_at, b_behind, p_text, num_text, cursor, run)
-                edits_changed |= tl.max((b_left != b_before).to(tl.int32), axis=0)
-                b_before = b_left
-            done += run
-            cursor += run
-            followed += run
-            if (run < _RUN) & (done < num_output):
-                follows = 0
-                anchor = cursor
-                left_at = done
-                b_words = tl.full([_WORDS], -1, tl.int32)
-        if follows == 0:
-            token = tl.load(p_output + done)
-            done += 1
-            b_words = _extend_row(b_words, p_text, num_text, anchor, token)
-            end = _find_back(p_text, num_text, p_order, p_first, shift, anchor, p_output, done, token)
-            if end != _NOWHERE:
-                same = _same_before(p_text, anchor, end, p_output, left_at, done)
-                old = end - same - anchor
-                new = done - same - left_at
-                if (anchor + 1 < num_text) & (old >= 0) & (old <= _MAX_EDIT) & (new <= _MAX_EDIT):
-                    before, at, behind = _load_key(p_text, anchor, anchor + 1 < num_text)
-                    m_way = tl.arange(0, _EDITS) == num_edits % _EDITS
-                    b_before = tl.where(m_way, before, b_before)
-                    b_at = tl.where(m_way, at, b_at)
-                    b_behind = tl.where(m_way, behind, b_behind)
-                    b_start = tl.where(m_way, left_at, b_start)
-                    b_old = tl.where(m_way, old, b_old)
-                    b_new = tl.where(m_way, new, b_new)
-                    num_edits += 1
-                    edits_changed = 1
-                follows = 1
-                cursor = end
-                followed += same
-    return (
-        follows, cursor, anchor, left_at, followed, num_edits, b_words,
-        b_before, b_at, b_behind, b_start, b_old, b_new, edits_changed,
-    )  # fmt: skip
+    seen = tl.load(p_align + SEEN)
+    # Nothing is known of a request that is new, nor of one whose tokens were taken back.
+    is_fresh = (seen < 0) | (context.total < seen)
+    seen = tl.where(is_fresh, 0, seen)
+    a, edits = _load_state(p_align, p_row, p_edits, is_fresh)
+    # An output is neither in sync with an empty prediction nor diverged from it.
+    num_output = tl.where(prediction.length > 0, context.total - context.output_start, 0)
+    done = tl.maximum(seen - context.output_start, 0)
+    a, edits = _fold(prediction, context.p_tokens + context.output_start, done, num_output, a, edits)
+    tl.debug_barrier()  # all threads have read what is written now
+    _store_state(a, edits, p_align, p_edits, context.total)
+    top = 0
+    if a.in_sync == 0:
+        b_row = _row_lengths(a.b_words)
+        tl.store(p_row + _row_offsets(), b_row.to(tl.int16))
+        j, top = _standing(b_row, tl.minimum(prediction.length - a.anchor, WINDOW))
+        a = Alignment(a.in_sync, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.b_words)
+    return a, edits, top

@@ -1,5 +1,5 @@
-"""One drafting step of a whole batch: realign, look up, choose, write; see README.md here."""
+"""A whole drafting step as one launch; see README.md here."""
 
-from .launch import StepLaunch
+from .launch import Step, StepLaunch, StepSettings, make_step
 
-__all__ = ["StepLaunch"]
+__all__ = ["Step", "StepLaunch", "StepSettings", "make_step"]

@@ -1,14 +1,44 @@
-"""One launch a step: realign every request of a batch with its prediction and draft from it."""
+"""One launch a step: realign every request of a batch with its prediction and draft for it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from ..draft import Draft, SurvivalTables
-from ..recipe import RecipeTable
+from ..draft import Draft, SurvivalTables, length_quarters
+from ..recipe_lookup import RecipeTable
 from ..state import StepState
+
+if TYPE_CHECKING:
+    from ...config import DrafterConfig
+
+
+class StepSettings(NamedTuple):
+    """What a step does not read from tensors."""
+
+    #: Drafts for each four tokens of matched suffix.
+    length_quarters: int
+    #: Shortest match in the prediction and in the context, 1 to 64.
+    min_match: int
+    min_context_match: int
+    #: A draft ends before the first token that is not below it.
+    vocab_size: int
+
+    @classmethod
+    def of(cls, config: DrafterConfig, vocab_size: int) -> StepSettings:
+        """The settings that a drafter's configuration says."""
+        quarters = length_quarters(config.length_factor)
+        return cls(quarters, config.min_match, config.min_context_match, vocab_size)
+
+
+class Step(Protocol):
+    """A step of one `Drafter`, bound to what the drafter keeps."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
+    ) -> None:
+        """Run it; see `StepLaunch`."""
 
 
 class StepLaunch:
@@ -19,73 +49,50 @@ class StepLaunch:
     the kernel takes any alignment and any strides.
 
     Args:
-        state: `StepState`, as in every call.
-        tables: `SurvivalTables` for K, as in every call.
-        recipes: `RecipeTable` for K; the kernel of an empty one does not look.
-        out: `Draft`, as in every call. With other tensors than these a call starts over.
+        state: `StepState`, written in place; the host writes ``slot_meta`` and the predictions, the kernel the rest.
+        tables: `SurvivalTables` for K.
+        recipes: `RecipeTable` for K; the kernel of an empty one is compiled without the lookup.
+        out: `Draft` for the largest batch and K drafts, ``1 <= K <= 256``; a step of B requests writes the first B
+            rows.
+        settings: `StepSettings`.
+
+    Predictions have fewer than 2**24 tokens, contexts fewer than 2**25.
     """
 
-    def __init__(self, state: StepState, tables: SurvivalTables, recipes: RecipeTable, out: Draft) -> None:
-        self._recipes = *recipes, recipes.shift
-        self._has_recipes = recipes.num_recipes > 0
-        self._bind(state, tables, out)
-
-    def _bind(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
-        self._bound = state, tables, out
-        buckets, K = state.recent.shape[1], out.token_ids.shape[1]
-        self._state = *state, state.recent.stride(0)
-        self._tables = (
-            tables.length_bucket, tables.margin_bucket, tables.keep, tables.gain, tables.confidence, *out,
-            33 - buckets.bit_length(),
-        )  # fmt: skip
+    def __init__(
+        self,
+        state: StepState,
+        tables: SurvivalTables,
+        recipes: RecipeTable,
+        out: Draft,
+        settings: StepSettings,
+    ) -> None:
+        buckets, K = state.context_index.shape[1], out.token_ids.shape[1]
+        self._state = *state, state.context_index.stride(0), 33 - buckets.bit_length()
+        self._rest = *tables, *recipes, recipes.shift, *out, *settings
         # Lanes of a warp at least: of fewer the compiler makes worse code.
         block = max(32, 1 << (K - 1).bit_length())
-        self._sizes = {"K": K, "BLOCK_K": block, "HAS_RECIPES": self._has_recipes}
+        self._sizes = {"K": K, "BLOCK_K": block, "HAS_RECIPES": recipes.num_recipes > 0}
         #: What Triton compiled; under its interpreter always None.
         self._compiled: Any = None
 
     def __call__(
-        self,
-        state: StepState,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
-        tables: SurvivalTables,
-        out: Draft,
-        *,
-        length_quarters: int,
-        min_match: int,
-        min_context_match: int,
-        vocab_size: int,
+        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
     ) -> None:
-        """Launch the kernel; nothing is checked and nothing allocated. `state` and `out` are written in place.
+        """Launch the kernel; nothing is checked and nothing allocated.
 
         Args:
-            state: `StepState`; a slot's columns of ``about`` are the host's, the rest the kernel's.
             token_ids: [S, T] int32, rows contiguous: prompt and output so far.
             total_len: [S] int32, ``<= T``: tokens valid in each row.
             slots: [B] int64, distinct: batch position -> slot.
             num_sampled: [B] int32: 0 leaves the slot's state alone and drafts nothing.
-            tables: `SurvivalTables` for K.
-            out: `Draft` for B requests or more and K drafts, ``1 <= K <= 256``; the first B rows are written.
-            length_quarters: drafts for each four tokens of matched suffix.
-            min_match: shortest match in the prediction, 1 to 64.
-            min_context_match: the same in the context.
-            vocab_size: a draft ends before the first token that is not below it.
-
-        Predictions have fewer than 2**24 tokens, contexts fewer than 2**25.
         """
         if slots.shape[0] == 0:
             return
-        bound = self._bound
-        if not (state is bound[0] and tables is bound[1] and out is bound[2]):
-            self._bind(state, tables, out)
         grid = slots.shape[0], 1, 1
         args = (
-            *self._state, token_ids, token_ids.stride(0), total_len, slots, num_sampled,
-            *self._tables, *self._recipes,
-            length_quarters, min_match, min_context_match, token_ids.shape[1], vocab_size,
+            *self._state, token_ids, token_ids.stride(0), total_len, slots, num_sampled, *self._rest,
+            token_ids.shape[1],
         )  # fmt: skip
         if self._compiled is not None:
             self._compiled[grid](*args, *self._sizes.values())
@@ -95,3 +102,20 @@ class StepLaunch:
 
         num_warps = 1 if self._sizes["K"] <= 128 else 4
         self._compiled = _step_kernel[grid](*args, **self._sizes, num_warps=num_warps)
+
+
+def make_step(
+    backend: str,
+    state: StepState,
+    tables: SurvivalTables,
+    recipes: RecipeTable,
+    out: Draft,
+    settings: StepSettings,
+) -> Step:
+    """The step of a backend, "triton" or "reference"; arguments as in `StepLaunch`."""
+    if backend == "triton":
+        return StepLaunch(state, tables, recipes, out, settings)
+    # Imported here: where Numba is installed it takes a while to import, and to compile what it runs.
+    from .reference import StepReference
+
+    return StepReference(state, tables, recipes, out, settings)

@@ -9,39 +9,40 @@ import numpy.typing as npt
 import torch
 
 from .._jit import Entry, njit
+from ..constants import (
+    CONTEXT_START,
+    FIRST_CONTEXT,
+    OUTPUT_START,
+    PREDICTION_BASE,
+    PREDICTION_LEN,
+    PREDICTION_SHIFT,
+    SEEN,
+    SOURCE_CONTEXT,
+    SOURCE_NONE,
+    SOURCE_PREDICTION,
+    SOURCE_RECIPE,
+    VACANT,
+)
 from ..draft import Draft, SurvivalTables
 from ..draft.reference import (
-    FIRST_OWN,
     Candidates,
     allocate_candidates,
     candidates,
     choose,
+    classes,
     compose,
-    is_whole,
+    is_exact_prefix,
 )
-from ..index.reference import insert_recent
-from ..layout import CONTEXT_START, OUTPUT_START, SEEN, TEXT_LEN, VACANT
-from ..realign.reference import realign, start_over
-from ..recipe import RecipeTable
-from ..recipe.reference import copy_recipe, likelier
-from ..recipe.table import RecipeArrays
+from ..draft.tables import TableArrays
+from ..realign.reference import Alignment, realign, standing, start_over
+from ..recipe_lookup import RecipeTable
+from ..recipe_lookup.reference import copy_recipe, find_recipe, likelier
+from ..recipe_lookup.table import RecipeArrays
 from ..state import StepArrays, StepState
+from ..suffix_match.reference import Context, Prediction, insert_context, shift_of
+from .launch import StepSettings
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
-FloatArray = npt.NDArray[np.float32]
-
-
-class TableArrays(NamedTuple):
-    """What of `SurvivalTables` a choice is made by, as NumPy sees it."""
-
-    keep: npt.NDArray[np.int32]
-    gain: npt.NDArray[np.int32]
-    confidence: FloatArray
-
-    @classmethod
-    def of(cls, tables: SurvivalTables) -> TableArrays:
-        """The same memory; on the CPU only."""
-        return cls(tables.keep.numpy(), tables.gain.numpy(), tables.confidence.numpy())
 
 
 class DraftArrays(NamedTuple):
@@ -49,59 +50,136 @@ class DraftArrays(NamedTuple):
 
     token_ids: IntArray
     length: IntArray
-    confidence: FloatArray
+    confidence: npt.NDArray[np.float32]
     source: IntArray
 
 
-class StepReference:
-    """The step of one `Drafter` on the CPU: called like the kernel's launcher, with the same results.
+class Request(NamedTuple):
+    """What a step knows of one request."""
 
-    What the drafter keeps is looked at once, here, and the loop is compiled by now: a step does neither.
+    prediction: Prediction
+    context: Context
+    alignment: Alignment
+
+
+class Choice(NamedTuple):
+    """What a step drafts from."""
+
+    #: Where the output stands in the prediction.
+    cursor: int
+    #: The best candidate, how many drafts it is good for, and how many of these are expected to be accepted.
+    lane: int
+    num: int
+    expected: int
+    #: The recipe that is drafted instead, or -1.
+    recipe: int
+
+
+class StepReference:
+    """The step of one `Drafter` on the CPU: made and called like the kernel's launcher, with the same results.
+
+    The loop is compiled here: no step compiles.
     """
 
-    def __init__(self, state: StepState, tables: SurvivalTables, recipes: RecipeTable, out: Draft) -> None:
-        self._recipes = recipes.numpy()
-        self._bind(state, tables, out)
-        inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
-        self._run = _step.prepare(*self._arrays, *inputs, 0, 0, 0, 0)
-
-    def _bind(self, state: StepState, tables: SurvivalTables, out: Draft) -> None:
-        self._bound = state, tables, out
-        self._arrays = (
-            state.numpy(),
-            TableArrays.of(tables),
-            self._recipes,
-            DraftArrays(*(tensor.numpy() for tensor in out)),
-            allocate_candidates(),
-        )
-
-    def __call__(
+    def __init__(
         self,
         state: StepState,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
         tables: SurvivalTables,
+        recipes: RecipeTable,
         out: Draft,
-        *,
-        length_quarters: int,
-        min_match: int,
-        min_context_match: int,
-        vocab_size: int,
+        settings: StepSettings,
     ) -> None:
-        bound = self._bound
-        if not (state is bound[0] and tables is bound[1] and out is bound[2]):
-            self._bind(state, tables, out)
+        self._bound = (
+            state.numpy(),
+            tables.numpy(),
+            recipes.numpy(),
+            DraftArrays(*(tensor.numpy() for tensor in out)),
+            allocate_candidates(),
+            settings,
+        )
+        inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
+        self._run = _step.prepare(*self._bound, *inputs)
+
+    def __call__(
+        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
+    ) -> None:
         bad = self._run(
-            *self._arrays, token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy(),
-            length_quarters, min_match, min_context_match, vocab_size,
-        )  # fmt: skip
+            *self._bound, token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy()
+        )
         if bad >= 0:
             slot, (num_slots, width) = int(slots[bad]), token_ids.shape
             if not 0 <= slot < num_slots:
                 raise ValueError(f"slots: expected 0 <= slot < {num_slots}, found {slot}")
             raise ValueError(f"total_len[{slot}]: expected at most {width}, found {int(total_len[slot])}")
+
+
+@njit
+def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
+    """The request in a slot, with all its tokens so far."""
+    meta, index = state.slot_meta[slot], state.context_index[slot]
+    base, length = int(meta[PREDICTION_BASE]), int(meta[PREDICTION_LEN])
+    return Request(
+        Prediction(
+            state.prediction_tokens[base : base + length],
+            state.positions[base:],
+            state.offsets[base:],
+            int(meta[PREDICTION_SHIFT]),
+        ),
+        Context(
+            tokens,
+            int(meta[OUTPUT_START]),
+            index,
+            shift_of(len(index), 32),
+            bool(meta[CONTEXT_START] != VACANT),
+        ),
+        Alignment(state.align_state[slot], state.lcs_row[slot], state.edits[slot]),
+    )
+
+
+@njit
+def update_state(request: Request) -> None:
+    """Bring what is known of a request up to date: the index of its context, and where it stands."""
+    prediction, context, alignment = request
+    total, seen = len(context.tokens), int(alignment.state[SEEN])
+    if seen < 0 or total < seen:
+        start_over(alignment)
+        context.ways[:] = -1
+        seen = 0
+    if context.is_used:
+        insert_context(context, seen)
+    realign(prediction, context, alignment, seen)
+    alignment.state[SEEN] = total
+
+
+@njit
+def choose_draft(
+    request: Request, tables: TableArrays, recipes: RecipeArrays, found: Candidates, settings: StepSettings
+) -> Choice:
+    """Write the candidates of a request, after `update_state`, and say what is drafted from."""
+    prediction, context, alignment = request
+    recipe = find_recipe(recipes, context.tokens)
+    cursor, top = standing(prediction, alignment)
+    candidates(prediction, context, cursor, settings.min_match, settings.min_context_match, found)
+    classes(prediction, context, found, alignment, cursor, top, tables)
+    exact_prefix = is_exact_prefix(alignment, max(len(context.tokens) - context.output_start, 0))
+    lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters)
+    return Choice(cursor, lane, num, expected, likelier(recipes, recipe, expected))
+
+
+@njit
+def write_draft(
+    request: Request, recipes: RecipeArrays, choice: Choice, position: int, draft: IntArray
+) -> tuple[int, int]:
+    """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``."""
+    prediction, context, alignment = request
+    if choice.recipe >= 0:
+        return copy_recipe(recipes, choice.recipe, draft), 0
+    if choice.lane < FIRST_CONTEXT:
+        return compose(prediction, context, alignment, position, choice.num, draft)
+    length = min(choice.num, len(context.tokens) - position)
+    for k in range(length):
+        draft[k] = context.tokens[position + k]
+    return length, 0
 
 
 @Entry
@@ -111,67 +189,47 @@ def _step(
     recipes: RecipeArrays,
     out: DraftArrays,
     found: Candidates,
-    context: IntArray,
+    settings: StepSettings,
+    token_ids: IntArray,
     total_len: IntArray,
     slots: IntArray,
     num_sampled: IntArray,
-    length_quarters: int,
-    min_match: int,
-    min_context_match: int,
-    vocab_size: int,
 ) -> int:
     """-1; or where in the batch is no slot, or one with more tokens than a row holds, with nothing done."""
-    (num_slots, width), K = context.shape, out.token_ids.shape[1]
+    (num_slots, width), K = token_ids.shape, out.token_ids.shape[1]
     for b in range(len(slots)):
         # What is compiled would read on outside of the arrays.
         if not 0 <= slots[b] < num_slots or total_len[slots[b]] > width:
             return b
     for b in range(len(slots)):
-        slot = slots[b]
-        row, total, draft = context[slot], int(total_len[slot]), out.token_ids[b]
-        lane, length, klass, recipe = 0, 0, 0, -1
-        if num_sampled[b] > 0 and state.about[slot, OUTPUT_START] != VACANT:
-            take_in(state, row, slot, total)
-            cursor = candidates(state, row, slot, total, min_match, min_context_match, found)
-            whole = is_whole(state, slot, cursor, total)
-            lane, num, value = choose(found, whole, tables.keep, tables.gain, length_quarters)
-            recipe = likelier(recipes, row, total, value)
-            if recipe >= 0:
-                length = copy_recipe(recipes, recipe, draft)
-            elif num > 0:
-                klass = found.klass[lane]
-                length, _ = compose(state, row, slot, lane, found.position[lane], num, total, draft)
+        slot, total, draft = slots[b], max(int(total_len[slots[b]]), 0), out.token_ids[b]
+        tokens = token_ids[slot, :total]
+        length, class_id, recipe, source = 0, 0, -1, SOURCE_NONE
+        if num_sampled[b] > 0 and state.slot_meta[slot, OUTPUT_START] != VACANT:
+            request = load_request(state, slot, tokens)
+            update_state(request)
+            choice = choose_draft(request, tables, recipes, found, settings)
+            lane, recipe, class_id = choice.lane, choice.recipe, found.class_id[choice.lane]
+            length, _ = write_draft(request, recipes, choice, found.position[lane], draft)
+            # A draft ends where the engine's row ends.
             length = max(min(length, width - total), 0)
             # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
             for k in range(length):
-                if not 0 <= draft[k] < vocab_size:
+                if not 0 <= draft[k] < settings.vocab_size:
                     length = k
                     break
-        last = int(row[total - 1]) if total > 0 else 0
-        draft[length:] = last if 0 <= last < vocab_size else 0
+            if length > 0:
+                source = SOURCE_CONTEXT if lane >= FIRST_CONTEXT else SOURCE_PREDICTION
+                source = SOURCE_RECIPE if recipe >= 0 else source
+        last = int(tokens[total - 1]) if total > 0 else 0
+        draft[length:] = last if 0 <= last < settings.vocab_size else 0
         out.length[b] = length
-        out.source[b] = 0 if length == 0 else 3 if recipe >= 0 else 2 if lane >= FIRST_OWN else 1
+        out.source[b] = source
         for k in range(K):
             if k >= length:
                 out.confidence[b, k] = 0.0
             elif recipe >= 0:
                 out.confidence[b, k] = recipes.confidence[recipe, k]
             else:
-                out.confidence[b, k] = tables.confidence[klass, k]
+                out.confidence[b, k] = tables.confidence[class_id, k]
     return -1
-
-
-@njit
-def take_in(state: StepArrays, context: IntArray, slot: int, total: int) -> None:
-    """Bring what is known of a request up to date: the index of its context, and where it stands. context: [T]."""
-    seen = int(state.aligned[slot, SEEN])
-    if seen < 0 or total < seen:
-        start_over(state, slot)
-        state.recent[slot] = -1
-        seen = 0
-        state.aligned[slot, SEEN] = 0
-    if state.about[slot, CONTEXT_START] != VACANT:
-        insert_recent(state.recent[slot], context, seen, total)
-    if state.about[slot, TEXT_LEN] > 0:
-        realign(state, context, slot, total)
-    state.aligned[slot, SEEN] = total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,21 +10,14 @@ import numpy.typing as npt
 
 from ...config import DrafterConfig
 from .._jit import Entry
-from ..draft import length_quarters
-from ..draft.reference import (
-    NUM_CANDIDATES,
-    Candidates,
-    allocate_candidates,
-    candidates,
-    choose,
-    compose,
-    is_whole,
-    value_of,
-)
-from ..recipe.reference import copy_recipe, likelier
-from ..recipe.table import RecipeArrays
-from ..state import StepArrays
-from .reference import TableArrays, take_in
+from ..constants import NUM_CANDIDATES
+from ..draft import SurvivalTables
+from ..draft.reference import Candidates, allocate_candidates, worth
+from ..draft.tables import TableArrays
+from ..recipe_lookup.table import RecipeArrays
+from ..state import StepArrays, state_of
+from .launch import StepSettings
+from .reference import choose_draft, load_request, update_state, write_draft
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
@@ -35,9 +29,10 @@ class View(NamedTuple):
     cursor: IntArray
     #: [R, C] each.
     candidates: Candidates
-    #: [R, C] each: drafts of a candidate, its room aside, and what they are worth; 0 where there is none.
+    #: [R, C] each: drafts of a candidate, however many tokens of its text remain, and how many of them are
+    #: expected to be accepted; 0 where there is none.
     num: IntArray
-    value: IntArray
+    expected: IntArray
     #: [R] each: the candidate that is drafted, and how many drafts it is good for; 0 where there is none.
     lane: IntArray
     num_chosen: IntArray
@@ -46,31 +41,70 @@ class View(NamedTuple):
     #: [R, K], and [R]: how many of them are meant. Neither the capacity nor the vocabulary ends them.
     draft: IntArray
     length: IntArray
-    #: [R]: edits that were made again in them.
+    #: [R]: edits that were replayed in them.
     edits: IntArray
+
+
+class StepView:
+    """A slot a request on the CPU, and what a step sees of each.
+
+    Args:
+        predictions: token ids of each request's prediction.
+        prompt_lens: tokens of each prompt.
+        max_context_len: T of the drafter: which positions of the context it remembers depends on it.
+        config: of the drafter; the defaults if None.
+        recipes: of the drafter, for K.
+        tables: what a choice is made by, for K; those of `config` if None.
+
+    Attributes:
+        token_ids: [R, T] int32, for the caller to write prompts and outputs in.
+        state: the step's.
+        tables: for K.
+    """
+
+    def __init__(
+        self,
+        predictions: Sequence[Sequence[int]],
+        prompt_lens: Sequence[int],
+        max_context_len: int,
+        num_draft_tokens: int,
+        config: DrafterConfig | None,
+        recipes: RecipeArrays,
+        tables: SurvivalTables | None = None,
+    ) -> None:
+        config = config if config is not None else DrafterConfig()
+        if tables is None:
+            tables = SurvivalTables.load(
+                num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
+            )
+        self.tables = tables.numpy()
+        self.state = state_of(predictions, prompt_lens, max_context_len, config.use_context).numpy()
+        self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
+        self._recipes = recipes
+        # A draft is shown as it is found: no vocabulary ends it.
+        self._settings = StepSettings.of(config, 1 << 31)
+
+    def look(self, slots: IntArray, totals: IntArray) -> View:
+        """Bring requests up to date and say what there is to draft from.
+
+        Args:
+            slots: [R] int64.
+            totals: [R] int64: tokens of each so far.
+        """
+        return look(self.state, self.tables, self._recipes, self.token_ids, slots, totals, self._settings)
 
 
 def look(
     state: StepArrays,
     tables: TableArrays,
     recipes: RecipeArrays,
-    context: IntArray,
+    token_ids: IntArray,
     slots: IntArray,
     totals: IntArray,
-    config: DrafterConfig,
+    settings: StepSettings,
 ) -> View:
-    """Bring requests up to date and say what there is to draft from.
-
-    Args:
-        state: of the step; what is known of the slots is brought up to date.
-        tables: for K.
-        recipes: for K.
-        context: [S, T] int32: prompt and output.
-        slots: [R] int64.
-        totals: [R] int64: tokens of each request so far.
-        config: what a candidate is, and how long a draft may be.
-    """
-    K = tables.gain.shape[1] - 1
+    """`StepView.look` for whoever has these: state, tables and recipes as a step reads them, token_ids [S, T]."""
+    K = tables.confidence.shape[1]
 
     def zeros(*shape: int) -> IntArray:
         return np.zeros((len(slots), *shape), dtype=np.int64)
@@ -79,7 +113,7 @@ def look(
         cursor=zeros(),
         candidates=allocate_candidates(len(slots)),
         num=zeros(NUM_CANDIDATES),
-        value=zeros(NUM_CANDIDATES),
+        expected=zeros(NUM_CANDIDATES),
         lane=zeros(),
         num_chosen=zeros(),
         recipe=zeros(),
@@ -87,11 +121,7 @@ def look(
         length=zeros(),
         edits=zeros(),
     )
-    quarters = length_quarters(config.length_factor)
-    _look(
-        state, tables, recipes, view, context, slots, totals,
-        quarters, config.min_match, config.min_context_match,
-    )  # fmt: skip
+    _look(state, tables, recipes, view, settings, token_ids, slots, totals)
     return view
 
 
@@ -101,33 +131,30 @@ def _look(
     tables: TableArrays,
     recipes: RecipeArrays,
     view: View,
-    context: IntArray,
+    settings: StepSettings,
+    token_ids: IntArray,
     slots: IntArray,
     totals: IntArray,
-    length_quarters: int,
-    min_match: int,
-    min_context_match: int,
 ) -> None:
+    every = view.candidates
     for r in range(len(slots)):
-        slot, row, total = slots[r], context[slots[r]], totals[r]
-        every = view.candidates
         found = Candidates(
-            every.position[r], every.room[r], every.matched[r], every.key[r], every.token[r], every.klass[r]
+            every.position[r], every.remaining[r], every.matched[r], every.key[r], every.token[r],
+            every.margin[r], every.class_id[r],
+        )  # fmt: skip
+        request = load_request(state, slots[r], token_ids[slots[r], : totals[r]])
+        update_state(request)
+        choice = choose_draft(request, tables, recipes, found, settings)
+        view.cursor[r], view.lane[r], view.num_chosen[r], view.recipe[r] = (
+            choice.cursor,
+            choice.lane,
+            choice.num,
+            choice.recipe,
         )
-        take_in(state, row, slot, total)
-        cursor = candidates(state, row, slot, total, min_match, min_context_match, found)
-        whole = is_whole(state, slot, cursor, total)
-        lane, num, value = choose(found, whole, tables.keep, tables.gain, length_quarters)
-        recipe = likelier(recipes, row, total, value)
-        view.cursor[r], view.lane[r], view.num_chosen[r], view.recipe[r] = cursor, lane, num, recipe
         for c in range(NUM_CANDIDATES):
-            if found.room[c] > 0:
-                view.num[r, c], view.value[r, c] = value_of(
-                    found.matched[c], found.klass[c], tables.keep, tables.gain, length_quarters
+            if found.remaining[c] > 0:
+                view.num[r, c], view.expected[r, c] = worth(
+                    found.matched[c], found.class_id[c], tables, settings.length_quarters
                 )
-        if recipe >= 0:
-            view.length[r] = copy_recipe(recipes, recipe, view.draft[r])
-        elif num > 0:
-            position = found.position[lane]
-            length, edits = compose(state, row, slot, lane, position, num, total, view.draft[r])
-            view.length[r], view.edits[r] = length, edits
+        position = found.position[choice.lane]
+        view.length[r], view.edits[r] = write_draft(request, recipes, choice, position, view.draft[r])

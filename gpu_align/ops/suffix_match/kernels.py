@@ -1,78 +1,276 @@
-"""Triton kernel of `suffix_match`: one program scans the text of one request."""
+"""Device functions that look up where a text ends like the output, and the kernel of the scan `suffix_match`.
+
+In the interpreter a constexpr on the left of a tensor makes a constexpr, so constants stand on the right.
+
+A text has an index: a prediction the positions behind each token, bucket by bucket (CSR), a context the latest
+positions behind each token. README.md defines both.
+"""
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from ..constexprs import (
+    FIRST_CONTEXT,
+    HASH,
+    LANES,
+    LOOKUP_LANES,
+    MAX_MATCH,
+    NEAREST,
+    NOWHERE,
+    NUM_MATCHES,
+    TIE,
+    WAYS,
+)
+
+
+class Prediction(NamedTuple):
+    """One request's prediction and its index."""
+
+    p_tokens: Any  # [length] int32
+    length: Any  # 0: there is none
+    p_positions: Any  # [length - 1] int32: positions by bucket
+    p_offsets: Any  # [buckets + 1] int32: where each bucket begins
+    shift: Any  # of `_bucket`
+
+
+class Context(NamedTuple):
+    """One request's prompt and output, and its index."""
+
+    p_tokens: Any  # [total] int32
+    total: Any
+    output_start: Any  # tokens of the prompt
+    p_index: Any  # [buckets, WAYS] int32: latest positions, -1 for none
+    index_size: Any  # buckets * WAYS
+    shift: Any  # of `_bucket`
+    is_used: Any  # whether drafts may come from it
+
 
 @triton.jit
-def _match_lengths(
-    text_row, o_end, m_end, context_row, context_end, num_context,
-    MAX_MATCH: tl.constexpr,
-):  # fmt: skip
-    """Common suffix of the context and of ``text[:end]`` for a block of ends, [BLOCK_N] int32.
+def _bucket(token, shift):
+    """Upper ``32 - shift`` bits of the token's product with `HASH` modulo 2**32, int32; 64 bits hold all of it."""
+    return (((token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> shift).to(tl.int32)
+
+
+@triton.jit
+def _rank(position, anchor):
+    """Ties: the position nearest to the anchor has the lowest rank; at the same distance the one ahead of it."""
+    return tl.where(position >= anchor, 2 * (position - anchor), 2 * (anchor - position) + 1)
+
+
+@triton.jit
+def _position_of(rank, anchor):
+    """The position that has this rank."""
+    return anchor + tl.where(rank % 2 == 0, rank // 2, -(rank // 2))
+
+
+@triton.jit
+def _count_before(p_positions, size, anchor):
+    """``sum(position < anchor for position in p_positions[:size])`` of rising positions: a search in 33 parts."""
+    o_probe = tl.arange(0, 32)
+    low = 0
+    high = size
+    while low < high:
+        # Parts of `part` positions; those whose last one is below the anchor are below it altogether.
+        part = (high - low + 32) // 33
+        o_last = low + (o_probe + 1) * part - 1
+        b_position = tl.load(p_positions + o_last, mask=o_last < high, other=NOWHERE)
+        low += part * tl.sum((b_position < anchor).to(tl.int32), axis=0)
+        high = tl.minimum(low + part - 1, high)
+    return low
+
+
+@triton.jit
+def _nearest(prediction, token, anchor):
+    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of the token's bucket, around the anchor.
 
     ::
 
-        while length < min(MAX_MATCH, end, num_context) and text[end - 1 - length] == context[-1 - length]:
-            length += 1
+        bucket = positions[offsets[bucket(token)] : offsets[bucket(token) + 1]]
+        before = sum(position < anchor for position in bucket)
+        low    = min(max(before - NEAREST // 2, 0), max(len(bucket) - NEAREST, 0))
+        return bucket[low : low + NEAREST]
     """
-    length = tl.zeros_like(o_end)
-    m_alive = m_end
-    i_back = 0
-    limit = tl.minimum(num_context, MAX_MATCH)
-    running = (tl.max(m_alive.to(tl.int32), axis=0) > 0) & (limit > 0)
-    while running:
-        token = tl.load(context_row + (context_end - 1 - i_back))
-        m_read = m_alive & (o_end > i_back)
-        b_text = tl.load(text_row + (o_end - 1 - i_back), mask=m_read, other=-1)
-        m_alive = m_read & (b_text == token)
-        length += m_alive.to(tl.int32)
-        i_back += 1
-        running = (tl.max(m_alive.to(tl.int32), axis=0) > 0) & (i_back < limit)
-    return length
+    begin = 0
+    end = 0
+    # Without two tokens there are no positions, and maybe no index.
+    if prediction.length > 1:
+        p_bucket = prediction.p_offsets + _bucket(token, prediction.shift)
+        begin = tl.load(p_bucket)
+        end = tl.load(p_bucket + 1)
+        if end - begin > NEAREST:
+            before = _count_before(prediction.p_positions + begin, end - begin, anchor)
+            begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), end - begin - NEAREST)
+            end = begin + NEAREST
+    return begin, end
 
 
 @triton.jit
-def _longest_suffixes(
-    text_row, text_len, context_row, context_start, context_end, anchor,
-    MAX_MATCH: tl.constexpr, HAS_ANCHOR: tl.constexpr, FROM_START: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Keys of the two best matches over all ends of one text; -1 where there is none.
+def _match_lengths(p_end, b_most, p_last, num_last, BACK: tl.constexpr):
+    """Tokens that agree, walking back from each `p_end` and from `p_last` at once, [lanes] int32.
 
-    The order of two matches is one int64 key: length in the upper half, tie rank in the lower. With
-    an anchor the rank falls with the distance, twice it, and one more behind the anchor; without, it is
-    the end itself. Ranks of two ends of one text never meet, so keys are unique and tell their end.
-    Each lane keeps its two largest keys.
+    ::
+
+        while length < most and p_end[-1 - length] == p_last[-1 - length]:
+            length += 1
+
+    p_end: [lanes] pointers behind a token. b_most: [lanes], at most `num_last`, the tokens before `p_last`. BACK
+    tokens are compared at once: most matches end among the first.
     """
-    num_context = context_end - context_start
+    o_back = tl.arange(0, BACK)[:, None]
+    b_length = tl.zeros_like(b_most)
+    i_back = 0
+    while tl.max(b_most, axis=0) > i_back:
+        o_k = i_back + o_back
+        b_last = tl.load(p_last - 1 - o_k, mask=o_k < num_last, other=0)
+        m_k = o_k < b_most[None, :]
+        b_text = tl.load(p_end[None, :] - 1 - o_k, mask=m_k, other=0)
+        b_run = tl.min(tl.where(m_k & (b_text == b_last), BACK, o_back), axis=0)
+        b_length += b_run
+        # A lane whose run ended compares nothing any more.
+        b_most = tl.where(b_run < BACK, 0, b_most)
+        i_back += BACK
+    return b_length
+
+
+@triton.jit
+def _find_matches(prediction, context, cursor, min_match, min_context_match):
+    """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction.
+
+    ::
+
+        for p in nearest(prediction, last token, cursor):
+            key = (matched - 1) * TIE + TIE - 1 - rank(p, cursor)
+        for p in context_index[bucket(last token)]:
+            key = (matched - 1) * TIE + p
+    """
+    o_c = tl.arange(0, LOOKUP_LANES)
+    num_output = context.total - context.output_start
+    token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
+    # Before the first output token there is nothing to look for in the prediction.
+    begin = 0
+    end = 0
+    if num_output > 0:
+        begin, end = _nearest(prediction, token, cursor)
+    p_ways = context.p_index + _bucket(token, context.shift) * WAYS
+    m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
+    o_latest = tl.load(p_ways + o_c - NEAREST, mask=m_context, other=0)
+    m_prediction = o_c < tl.minimum(end - begin, NEAREST)
+    o_position = tl.load(prediction.p_positions + begin + o_c, mask=m_prediction, other=0)
+    o_position = tl.where(m_context, tl.where(o_latest < context.total, o_latest, 0), o_position)
+    num_last = tl.where(m_context, context.total, num_output)
+    b_most = tl.maximum(tl.minimum(tl.minimum(o_position, num_last), MAX_MATCH), 0)
+    p_end = tl.where(m_context, context.p_tokens + o_position, prediction.p_tokens + o_position)
+    b_matched = _match_lengths(p_end, b_most, context.p_tokens + context.total, context.total, 8)
+    b_tie = tl.where(m_context, o_position, -_rank(o_position, cursor) + (TIE - 1))
+    b_least = tl.where(m_context, min_context_match, min_match)
+    return tl.where(b_matched >= b_least, (b_matched - 1) * TIE + b_tie, -1)
+
+
+@triton.jit
+def _best_matches(b_key, cursor):
+    """``(position, matched)`` of the `NUM_MATCHES` largest keys of each text, [LANES] int32; -1, 0 for none.
+
+    Matches in the prediction are in the first lanes, those in the context in the lanes from `FIRST_CONTEXT` on.
+    """
+    o_lookup = tl.arange(0, LOOKUP_LANES)
+    o_c = tl.arange(0, LANES)
+    b_prediction = tl.where(o_lookup < NEAREST, b_key, -1)
+    b_context = tl.where(o_lookup < NEAREST, -1, b_key)
+    b_best = tl.full([LANES], -1, tl.int32)
+    for i in tl.static_range(NUM_MATCHES):
+        top = tl.max(b_prediction, axis=0)
+        top_context = tl.max(b_context, axis=0)
+        b_best = tl.where(o_c == i, top, tl.where(o_c == FIRST_CONTEXT + i, top_context, b_best))
+        b_prediction = tl.where(b_prediction == top, -1, b_prediction)
+        b_context = tl.where(b_context == top_context, -1, b_context)
+    b_tie = b_best % TIE
+    o_position = tl.where(o_c < FIRST_CONTEXT, _position_of(-b_tie + (TIE - 1), cursor), b_tie)
+    return tl.where(b_best >= 0, o_position, -1), tl.where(b_best >= 0, b_best // TIE + 1, 0)
+
+
+@triton.jit
+def _clear_context(context):
+    """``context_index[slot] = -1``."""
+    o_i = tl.arange(0, 512)
+    for i_block in range(0, context.index_size, 512):
+        o_entry = i_block + o_i
+        tl.store(context.p_index + o_entry, tl.full([512], -1, tl.int32), mask=o_entry < context.index_size)
+
+
+@triton.jit
+def _insert_block(context, i_position, BLOCK: tl.constexpr):
+    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `_insert_context`."""
+    o_position = i_position + tl.arange(0, BLOCK)
+    m_position = o_position < context.total
+    b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
+    # Two positions of a block may have the same way: the later one stays, in whatever order they come. No thread
+    # reads them before the barrier.
+    tl.atomic_max(
+        context.p_index + _bucket(b_token, context.shift) * WAYS + o_position % WAYS,
+        o_position,
+        mask=m_position,
+        sem="relaxed",
+        scope="cta",
+    )
+
+
+@triton.jit
+def _insert_context(context, seen):
+    """::
+
+    for p in range(max(seen, 1), total):
+        way = context_index[bucket(context[p - 1])][p % WAYS]
+        way = max(way, p)
+    """
+    i_position = tl.maximum(seen, 1)
+    # A prompt is inserted by large blocks, the tokens of a step by a small one.
+    while i_position + 512 <= context.total:
+        _insert_block(context, i_position, 512)
+        i_position += 512
+    while i_position < context.total:
+        _insert_block(context, i_position, 64)
+        i_position += 64
+
+
+@triton.jit
+def _scan(
+    p_text, text_len, p_context, num_context, anchor,
+    MAX_LENGTH: tl.constexpr, HAS_ANCHOR: tl.constexpr, FROM_START: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Keys of the two best matches over all positions of one text; -1 where there is none.
+
+    The order of two matches is one int64 key: length in the upper half, tie order in the lower. With an anchor that
+    falls with the rank; without, it is the position itself. Keys are unique and tell their position. Each lane
+    keeps its two largest keys. p_context points behind the context.
+    """
     o_block = tl.arange(0, BLOCK_N)
-    best = tl.full([BLOCK_N], -1, tl.int64)
-    second = tl.full([BLOCK_N], -1, tl.int64)
+    b_best = tl.full([BLOCK_N], -1, tl.int64)
+    b_second = tl.full([BLOCK_N], -1, tl.int64)
     for i_block in range(0, text_len, BLOCK_N):
-        o_end = i_block + o_block
-        m_end = (o_end >= 1) & (o_end < text_len)
-        length = _match_lengths(text_row, o_end, m_end, context_row, context_end, num_context, MAX_MATCH)
+        o_position = i_block + o_block
+        b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
+        b_most = tl.where(o_position < text_len, b_most, 0)
+        b_length = _match_lengths(p_text + o_position, b_most, p_context, num_context, 1)
         if FROM_START:
-            m_whole = m_end & (length == num_context) & (o_end == num_context)
-            length = tl.where(m_whole, MAX_MATCH, length)
+            m_whole = (b_length > 0) & (b_length == num_context) & (o_position == num_context)
+            b_length = tl.where(m_whole, MAX_LENGTH, b_length)
+        b_tie = o_position
         if HAS_ANCHOR:
-            away = o_end - anchor
-            rank = 0x7FFFFFFF - tl.where(away >= 0, 2 * away, -2 * away + 1)
-        else:
-            rank = o_end
-        key = tl.where(length > 0, (length.to(tl.int64) << 32) | rank.to(tl.int64), -1)
-        second = tl.maximum(second, tl.minimum(best, key))
-        best = tl.maximum(best, key)
-    first_key = tl.max(best, axis=0)
-    second_key = tl.max(tl.where(best == first_key, second, best), axis=0)
+            b_tie = -_rank(o_position, anchor) + NOWHERE
+        b_key = tl.where(b_length > 0, (b_length.to(tl.int64) << 32) | b_tie.to(tl.int64), -1)
+        b_second = tl.maximum(b_second, tl.minimum(b_best, b_key))
+        b_best = tl.maximum(b_best, b_key)
+    first_key = tl.max(b_best, axis=0)
+    second_key = tl.max(tl.where(b_best == first_key, b_second, b_best), axis=0)
     if FROM_START:
         # An empty context stands at the beginning of the text; there is no other match.
         at_start = (num_context == 0) & (text_len > 0)
-        start_rank = 0
+        tie = 0
         if HAS_ANCHOR:
-            start_rank = 0x7FFFFFFF - tl.where(anchor <= 0, -2 * anchor, 2 * anchor + 1)
-        start_key = tl.zeros([], tl.int64) + MAX_MATCH * 0x100000000 + start_rank
-        first_key = tl.where(at_start, start_key, first_key)
+            tie = -_rank(tl.zeros([], tl.int32), anchor) + NOWHERE
+        first_key = tl.where(at_start, tl.zeros([], tl.int64) + MAX_LENGTH * 0x100000000 + tie, first_key)
     return first_key, second_key
 
 
@@ -80,26 +278,37 @@ def _longest_suffixes(
 def _store_match(key, anchor, min_match, p_end, p_length, HAS_ANCHOR: tl.constexpr):
     """Unpack one key; ``(-1, 0)`` for none, or one that is too short."""
     length = tl.where(key >= 0, (key >> 32).to(tl.int32), 0)
-    rank = (key & 0x7FFFFFFF).to(tl.int32)
-    end = rank
+    position = (key & NOWHERE).to(tl.int32)
     if HAS_ANCHOR:
-        distance = 0x7FFFFFFF - rank
-        end = anchor + tl.where(distance % 2 == 0, distance // 2, -(distance // 2))
+        position = _position_of(-position + NOWHERE, anchor)
     found = length >= min_match
-    tl.store(p_end, tl.where(found, end, -1))
+    tl.store(p_end, tl.where(found, position, -1))
     tl.store(p_length, tl.where(found, length, 0))
 
 
 @triton.jit(do_not_specialize=["min_match"])
 def _suffix_match_kernel(
-    context_ptr, stride_context_b, context_start_ptr, context_len_ptr,
-    text_ptr, stride_text_b, text_len_ptr,
-    anchor_ptr, slots_ptr, active_ptr,
-    end_ptr, length_ptr, second_end_ptr, second_length_ptr,
+    context_ptr,  # [S, T] int32
+    stride_context_b,
+    context_start_ptr,  # [S] int32
+    context_len_ptr,  # [S] int32
+    text_ptr,  # [S, N] int32
+    stride_text_b,
+    text_len_ptr,  # [S] int32
+    anchor_ptr,  # [B] int32
+    slots_ptr,  # [B] int64
+    active_ptr,  # [B] int32
+    end_ptr,  # [B] int32
+    length_ptr,  # [B] int32
+    second_end_ptr,  # [B] int32
+    second_length_ptr,  # [B] int32
     min_match,
-    MAX_MATCH: tl.constexpr, HAS_ANCHOR: tl.constexpr, FROM_START: tl.constexpr,
-    HAS_SECOND: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    MAX_LENGTH: tl.constexpr,
+    HAS_ANCHOR: tl.constexpr,
+    FROM_START: tl.constexpr,
+    HAS_SECOND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Grid (B,). See `gpu_align.ops.suffix_match.suffix_match` for the loop that this computes."""
     i_b = tl.program_id(0)
     first_key = tl.full([], -1, tl.int64)
@@ -109,11 +318,12 @@ def _suffix_match_kernel(
         i_slot = tl.load(slots_ptr + i_b)
         if HAS_ANCHOR:
             anchor = tl.load(anchor_ptr + i_b)
-        first_key, second_key = _longest_suffixes(
+        context_end = tl.load(context_len_ptr + i_slot)
+        first_key, second_key = _scan(
             text_ptr + i_slot * stride_text_b, tl.load(text_len_ptr + i_slot),
-            context_ptr + i_slot * stride_context_b,
-            tl.load(context_start_ptr + i_slot), tl.load(context_len_ptr + i_slot),
-            anchor, MAX_MATCH, HAS_ANCHOR, FROM_START, BLOCK_N,
+            context_ptr + i_slot * stride_context_b + context_end,
+            context_end - tl.load(context_start_ptr + i_slot),
+            anchor, MAX_LENGTH, HAS_ANCHOR, FROM_START, BLOCK_N,
         )  # fmt: skip
     _store_match(first_key, anchor, min_match, end_ptr + i_b, length_ptr + i_b, HAS_ANCHOR)
     if HAS_SECOND:

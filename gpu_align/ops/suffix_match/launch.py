@@ -168,7 +168,7 @@ def launch_suffix_match(
         slots if anchor is None else anchor, slots, active,
         end, length, end if second_end is None else second_end, length if second_length is None else second_length,
         min_match,
-        MAX_MATCH=max_match, HAS_ANCHOR=anchor is not None, FROM_START=from_start,
+        MAX_LENGTH=max_match, HAS_ANCHOR=anchor is not None, FROM_START=from_start,
         HAS_SECOND=second_end is not None, BLOCK_N=BLOCK_N,
         num_warps=4,
     )  # fmt: skip

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from gpu_align import Source
+from gpu_align.ops.constants import NUM_IN_SYNC
 from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE
 from gpu_align.ops.draft.result import allocate_draft
-from gpu_align.ops.layout import FOLLOWED
-from gpu_align.ops.step.reference import TableArrays
 from gpu_align.ops.step.view import look
 from tests.gpu_align.step_harness import BACKENDS, Request, edited, flat_curves
 from tests.gpu_align.step_oracle import Oracle
@@ -38,7 +37,7 @@ class Lane(NamedTuple):
     length_bucket: int
     margin_bucket: int
     place: int
-    trust: int
+    adherence: int
 
 
 def lanes(prediction, output, prompt=(), followed=None, **config):
@@ -50,16 +49,19 @@ def lanes(prediction, output, prompt=(), followed=None, **config):
     request.step(output)
     drafter = request.drafter
     if followed is not None:
-        drafter._state.aligned[Request.SLOT, FOLLOWED] = followed
+        drafter._state.align_state[Request.SLOT, NUM_IN_SYNC] = followed
     found = look(
-        drafter._state.numpy(), TableArrays.of(drafter._tables), drafter._recipes.numpy(),
-        request.token_ids.numpy(), np.array([Request.SLOT]), np.array([len(prompt) + len(output)]), drafter.config,
+        drafter._state.numpy(), drafter._tables.numpy(), drafter._recipes.numpy(),
+        request.token_ids.numpy(), np.array([Request.SLOT]), np.array([len(prompt) + len(output)]),
+        drafter._settings,
     ).candidates  # fmt: skip
-    fields = found.position, found.room, found.matched, found.klass
+    fields = found.position, found.remaining, found.matched, found.class_id
     rows = zip(*(field[0].tolist() for field in fields), strict=True)
     return [
-        Lane(p, m, klass // 240, klass // 24 % 10, klass // 3 % 8, klass % 3) if room > 0 else None
-        for p, room, m, klass in rows
+        Lane(p, m, class_id // 240, class_id // 24 % 10, class_id // 3 % 8, class_id % 3)
+        if room > 0
+        else None
+        for p, room, m, class_id in rows
     ]
 
 
@@ -97,16 +99,16 @@ class TestCandidates:
         found = lanes(PREDICTION, OUTPUT, PROMPT, followed=1)
         margins = [lane and lane.margin_bucket for lane in found]
         expected = [2 - 3, 2 - 3, 1 - 3, 1 - 3]
-        # In the window, from 2 to 13. The 7s at 2 and 7 agree with the longest match: their rival is 2 long.
+        # In the window, from 2 to 13. The 7s at 2 and 7 agree with the longest match: their runner_up is 2 long.
         expected += [0 - 2, 0 - 3, 2 - 3, 0 - 3, 1 - 3, 0 - 2, 0 - 3, 2 - 3, 0 - 3, 1 - 3, 0 - 3, 1 - 3]
         expected = [bucket(m, MARGINS) for m in expected] + [None] * 7
         # In the context both go on with the 7.
         assert margins == [*expected, bucket(3 - 2, MARGINS), bucket(1 - 2, MARGINS), None, None]
 
     def test_margins_where_the_output_does_not_follow_the_prediction(self):
-        """The prediction is no rival of anybody: only the 7 of the context is, which three tokens are before."""
+        """The prediction is no runner-up: only the 7 of the context is, which three tokens are before."""
         found = lanes(PREDICTION, OUTPUT, PROMPT)
-        assert found[CURSOR].trust == 0
+        assert found[CURSOR].adherence == 0
         margins = [lane and lane.margin_bucket for lane in found]
         expected = [2 - 3, 2 - 3, 1 - 3, 1 - 3]
         # The 7s at 2 and 7 agree with it, and nothing else is heard.
@@ -158,7 +160,7 @@ class TestCandidates:
         assert (lane.matched, lane.length_bucket) == (min(matched, 64), bucket(matched, LENGTHS))
 
     @pytest.mark.parametrize(
-        ("num_output", "followed", "trust"),
+        ("num_output", "followed", "adherence"),
         [
             (0, 0, 2),
             (1, 0, 0),
@@ -175,10 +177,10 @@ class TestCandidates:
             (40, 20, 2),
         ],
     )
-    def test_trust(self, num_output, followed, trust):
+    def test_trust(self, num_output, followed, adherence):
         output = [*distinct(followed), *distinct(num_output - followed, 500)]
         found = lanes([*distinct(60)], output)
-        assert {lane.trust for lane in found if lane} == {trust}
+        assert {lane.adherence for lane in found if lane} == {adherence}
 
     def test_places_of_one_that_follows(self):
         """Its cursor is 20. To go d tokens ahead is worse by d, to go d back by d + 2."""
@@ -235,7 +237,7 @@ class TestCandidates:
                 prediction, len(prompt), None, K=8, quarters=0, vocab_size=1000, capacity=1200, **config
             )
             tokens = [*prompt, *output]
-            oracle.take_in(tokens)
+            oracle.update_state(tokens)
             found, _ = oracle.candidates(tokens)
             classes = oracle.classes(found, tokens)
             expected = [
@@ -376,9 +378,9 @@ class TestChoice:
 class TestWritten:
     def test_confidences_are_those_of_the_class(self, backend):
         # The output is back behind four tokens, and stands there; nothing disagrees, and most of it has followed.
-        klass = ((bucket(4, LENGTHS) * 10 + bucket(4, MARGINS)) * 8 + 0) * 3 + 2
+        class_id = ((bucket(4, LENGTHS) * 10 + bucket(4, MARGINS)) * 8 + 0) * 3 + 2
         curves = np.ones((NUM_CLASSES, 8))
-        curves[klass] = curve = [60_000, 50_000, 49_999, 49_999, 20_000, 7, 3, 2]
+        curves[class_id] = curve = [60_000, 50_000, 49_999, 49_999, 20_000, 7, 3, 2]
         request = Request(
             backend, [*distinct(9), *distinct(9, 50)], curves=curves, floor=3, use_context=False
         )

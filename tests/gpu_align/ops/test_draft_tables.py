@@ -15,19 +15,19 @@ def test_thresholds():
     for floor, floor_lost, keep, keep_lost in ((500, 501, 3, 1), (501, 0, 1, 1), (0, 2000, 4, 0)):
         tables = SurvivalTables.from_survival(curves, "cpu", floor / SURVIVAL_ONE, floor_lost / SURVIVAL_ONE)
         lost = torch.from_numpy(lost_classes())
-        assert (tables.keep[lost] == keep_lost).all()
-        assert (tables.keep[~lost] == keep).all()
-        assert tables.gain[0].tolist() == [0, 1000, 1500, 2000, 2003]
+        assert (tables.max_draft_len[lost] == keep_lost).all()
+        assert (tables.max_draft_len[~lost] == keep).all()
+        assert tables.expected_accepted[0].tolist() == [0, 1000, 1500, 2000, 2003]
     assert lost_classes().sum() == NUM_CLASSES // 3 * 7 // 8
 
 
 @pytest.mark.parametrize("K", [1, 16, 65])
 def test_the_shipped_table_fits_any_number_of_drafts(K):
     tables = SurvivalTables.load(K, "cpu")
-    assert tables.gain.shape == (NUM_CLASSES, K + 1)
-    assert (tables.keep >= 0).all()
-    assert (tables.keep <= K).all()
-    assert (tables.gain[:, 1:] > tables.gain[:, :-1]).all()
+    assert tables.expected_accepted.shape == (NUM_CLASSES, K + 1)
+    assert (tables.max_draft_len >= 0).all()
+    assert (tables.max_draft_len <= K).all()
+    assert (tables.expected_accepted[:, 1:] > tables.expected_accepted[:, :-1]).all()
     assert (tables.confidence > 0).all()
     assert (tables.confidence <= 1).all()
 
@@ -82,7 +82,7 @@ def test_confidence_is_calibrated_and_the_choice_is_not():
     assert SurvivalTables.from_survival(half, "cpu", calibration=offsets).confidence[0, 0] == pytest.approx(
         1e-4
     )
-    for name in ("keep", "gain"):
+    for name in ("max_draft_len", "expected_accepted"):
         assert getattr(plain, name).equal(getattr(shifted, name))
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_align.ops import lcs
-from gpu_align.ops.lcs import raw
+from gpu_align.ops.lcs import launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["reference", "triton"]
@@ -189,7 +189,7 @@ def test_one_request_a_program(
     backend: str, shape: tuple[int, int, int], block_words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU; the other tests put a whole batch in one program under the interpreter."""
-    monkeypatch.setattr(raw, "_INTERPRETER_REQUESTS", 1)
+    monkeypatch.setattr(launch, "_INTERPRETER_REQUESTS", 1)
     check_all(make_batch(7, *shape, 3), backend, block_words)
 
 
@@ -282,156 +282,6 @@ def test_strided_views_and_nothing_written_beside_them(backend: str, block_words
     assert (ops == 0x5A).all()
 
 
-# carried row
-
-
-class Slots:
-    """Carried rows of a few slots, and what plain Python says they should be."""
-
-    def __init__(
-        self, backend: str, rng: np.random.Generator, slots: int, n: int, t: int, alphabet: int
-    ) -> None:
-        self.backend, self.n, self.t = backend, n, t
-        self.words = lcs.lcs_row_words(n) + int(rng.integers(0, 2))
-        device = DEVICE if backend == "triton" else "cpu"
-        # Rows of wider tensors: strides are not shapes, and what lies beside must stay as it is.
-        self.row_store = poisoned(backend, slots, self.words + 3)
-        self.row = self.row_store[:, 1 : 1 + self.words]
-        tokens = rng.integers(0, alphabet, (slots, t + 2)).astype(np.int32)
-        prediction = rng.integers(0, alphabet, (slots, n + 5)).astype(np.int32)
-        self.token_ids = torch.from_numpy(tokens).to(device)[:, 1 : t + 1]
-        self.prediction = torch.from_numpy(prediction).to(device)[:, 2 : n + 2]
-        ints = [rng.integers(0, k + 1, slots).astype(np.int32) for k in (min(3, t), n)]
-        self.start, self.prediction_len = (torch.from_numpy(x).to(device) for x in ints)
-        self.total = self.start.clone()
-        self.row_len = torch.full_like(self.start, -1)
-
-    def extend(self, slots: Sequence[int], active: Sequence[int], block_words: int | None = None) -> None:
-        lcs.lcs_extend_inplace(
-            self.row,
-            self.row_len,
-            self.token_ids,
-            self.start,
-            self.total,
-            self.prediction,
-            self.prediction_len,
-            torch.tensor(slots, dtype=torch.int64, device=self.row.device),
-            torch.tensor(active, dtype=torch.int32, device=self.row.device),
-            backend=self.backend,  # type: ignore[arg-type]
-            block_words=block_words,
-        )
-
-    def expected(self, slot: int) -> list[int]:
-        start, total, n = (int(x[slot]) for x in (self.start, self.total, self.prediction_len))
-        context, prediction = self.token_ids[slot, start:total].tolist(), self.prediction[slot, :n].tolist()
-        return bits(table(context, prediction)[-1], self.words)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@SMALL
-@given(
-    seed=st.integers(0, 2**32),
-    n=st.sampled_from([0, 1, 31, 32, 33, 63, 64, 65]),
-    t=st.sampled_from([0, 1, 4, 8]),
-    alphabet=st.sampled_from([1, 2, 5, 30]),
-    block_words=st.sampled_from([None, 1, 2]),
-)
-def test_carried_row_for_every_split(
-    backend: str, seed: int, n: int, t: int, alphabet: int, block_words: int | None
-) -> None:
-    """Tokens come in pieces, slots in any order, some inactive: the row is that of all its tokens."""
-    rng = np.random.default_rng(seed)
-    x = Slots(backend, rng, REQUESTS, n, t, alphabet)
-    for _ in range(3):
-        x.total = torch.minimum(
-            x.total
-            + torch.from_numpy(rng.integers(0, t // 2 + 2, REQUESTS).astype(np.int32)).to(x.total.device),
-            torch.full_like(x.total, t),
-        )
-        order, active = rng.permutation(REQUESTS), rng.integers(0, 4, REQUESTS)
-        before, before_len = x.row_store.clone(), x.row_len.tolist()
-        x.extend(order.tolist(), active.tolist(), block_words)
-        for slot, is_active in zip(order.tolist(), active.tolist(), strict=True):
-            if is_active:
-                assert x.row[slot].tolist() == x.expected(slot)
-                assert x.row_len[slot] == x.total[slot]
-            else:
-                assert x.row[slot].tolist() == before[slot, 1 : 1 + x.words].tolist()
-                assert x.row_len[slot] == before_len[slot]
-    x.row.fill_(POISON)
-    assert (x.row_store == POISON).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("n", "t", "block_words"), [(150, 140, 2), (1000, 70, 8)])
-def test_carried_row_over_chunks_and_panels(backend: str, n: int, t: int, block_words: int) -> None:
-    x = Slots(backend, np.random.default_rng(5), 3, n, t, 2)
-    x.prediction_len[1], x.total[1], x.total[2] = n, t, 10
-    # All tokens equal the whole prediction: every addition carries across all words.
-    x.prediction[1], x.token_ids[1] = 7, 7
-    x.extend([1, 2], [1, 1], block_words)
-    for slot in (1, 2):
-        assert x.row[slot].tolist() == x.expected(slot)
-    assert (x.row[0] == POISON).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("block_words", [1, 2, 4])
-def test_carry_passes_over_words_without_a_match(backend: str, block_words: int) -> None:
-    """A word of ones without a match hands on the carry that comes in, and none where none comes in."""
-    x = Slots(backend, np.random.default_rng(3), 2, 128, 8, 2)
-    x.start.fill_(0)
-    x.total.fill_(8)
-    x.prediction_len.fill_(128)
-    x.prediction[:] = torch.arange(4, dtype=torch.int32).repeat_interleave(32)
-    x.token_ids[0] = torch.tensor([1, 3, 1, 3, 0, 2, 3, 1], dtype=torch.int32)
-    x.token_ids[1] = torch.tensor([3, 3, 2, 0, 3, 1, 3, 2], dtype=torch.int32)
-    x.extend([0, 1], [1, 1], block_words)
-    for slot in (0, 1):
-        assert x.row[slot].tolist() == x.expected(slot)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_carried_row_equals_the_standalone_row(backend: str) -> None:
-    x = Slots(backend, np.random.default_rng(9), 4, 70, 9, 3)
-    x.start.fill_(2)
-    x.total.fill_(9)
-    x.extend([3, 0, 1, 2], [1, 1, 1, 1])
-    context = x.token_ids[:, 2:9]
-    lens = torch.full_like(x.start, 7)
-    rows = lcs.lcs_prefix_row(context, lens, x.prediction, x.prediction_len, backend=backend)
-    for slot in range(4):
-        n = int(x.prediction_len[slot])
-        assert x.row[slot].tolist() == bits(rows[slot].tolist()[: n + 1], x.words)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("row_len", [-1, 1, 9])
-def test_carried_row_starts_afresh(backend: str, row_len: int) -> None:
-    """Folded past the end (tokens taken back) or not up to the start (a new request)."""
-    x = Slots(backend, np.random.default_rng(13), 2, 40, 8, 2)
-    x.start.fill_(2)
-    x.total.fill_(6)
-    x.prediction_len.fill_(40)
-    x.row_len.fill_(row_len)
-    x.extend([1], [1])
-    assert x.row[1].tolist() == x.expected(1)
-    assert x.row_len.tolist() == [row_len, 6]
-    assert (x.row[0] == POISON).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_carried_row_of_an_empty_prediction_and_batch(backend: str) -> None:
-    x = Slots(backend, np.random.default_rng(17), 2, 40, 8, 2)
-    x.prediction_len.fill_(0)
-    x.total.fill_(8)
-    x.extend([], [])
-    assert (x.row == POISON).all()
-    x.extend([0, 1], [1, 1])
-    assert (x.row == -1).all()
-    assert x.row_len.tolist() == [8, 8]
-
-
 # bad input
 
 
@@ -494,33 +344,6 @@ def test_bad_outputs_and_scratch(backend: str) -> None:
         lcs.lcs_edit_script(*x, history=poisoned(backend, 3, 4, 2), backend=backend)
     with pytest.raises(ValueError, match=r"block_words: expected a power of two up to 512, found 3"):
         lcs.lcs_length(*x, block_words=3, backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_bad_carried_row(backend: str) -> None:
-    names = [
-        "row",
-        "row_len",
-        "token_ids",
-        "start",
-        "total_len",
-        "prediction",
-        "prediction_len",
-        "slots",
-        "active",
-    ]
-    shapes = [(4, 2), (4,), (4, 9), (4,), (4,), (4, 40), (4,), (2,), (2,)]
-    good = [torch.zeros(s, dtype=torch.int32) for s in shapes]
-    good[7] = good[7].long()
-    for i, name in enumerate(names):
-        bad = put(good, backend)
-        bad[i] = bad[i].short()
-        with pytest.raises(TypeError, match=f"^{name}: expected dtype .*, found torch.int16"):
-            lcs.lcs_extend_inplace(*bad, backend=backend)  # type: ignore[call-arg, arg-type]
-    bad = put(good, backend)
-    bad[0] = bad[0][:, :1]
-    with pytest.raises(ValueError, match="row: expected at least 2 words for 40 tokens, found 1"):
-        lcs.lcs_extend_inplace(*bad, backend=backend)  # type: ignore[call-arg, arg-type]
 
 
 def test_bad_backend(monkeypatch: pytest.MonkeyPatch) -> None:

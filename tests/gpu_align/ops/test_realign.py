@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from gpu_align.ops.layout import AT_START, EDITS, MAX_EDIT, WINDOW
+from gpu_align.ops.constants import AT_START, MAX_EDIT_LEN, MAX_EDITS, WINDOW
 from gpu_align.ops.realign.reference import score, standing
-from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, Edit, Request, edited
+from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, Edit, Request, edited, request_in
 from tests.gpu_align.step_oracle import Oracle
 
 NOVEL = 999  # in no prediction below
@@ -72,7 +72,7 @@ class TestLeave:
     @pytest.mark.parametrize("n", [63, 64, 65])
     def test_behind_a_long_run(self, backend, n):
         found = after(backend, distinct(90), [*distinct(n), NOVEL, NOVEL])
-        assert (found.anchor, found.left_at, found.followed) == (n, n, n)
+        assert (found.anchor, found.diverged_at, found.num_in_sync) == (n, n, n)
 
     @pytest.mark.parametrize("size", [20, 300])
     def test_the_row_is_that_of_the_textbook(self, backend, size):
@@ -81,7 +81,7 @@ class TestLeave:
         prediction = distinct(size)
         output = [*distinct(5), *generator.sample(range(6, size, 2), min(size // 2 - 3, 30))]
         found = after(backend, prediction, output)
-        assert (found.follows, found.anchor, found.left_at) == (False, 5, 5)
+        assert (found.in_sync, found.anchor, found.diverged_at) == (False, 5, 5)
         assert found.row == common_lengths(output[5:], prediction[5 : 5 + WINDOW])
 
     @pytest.mark.parametrize("token", [-1, -3, 2**31 - 1, -(2**31)])
@@ -90,7 +90,7 @@ class TestLeave:
         found = after(backend, distinct(9), [*distinct(6), *[token] * 5])
         assert found == (False, None, 6, 6, 6, [], [0] * WINDOW)
         found = after(backend, [3], [token] * 5)
-        assert (found.follows, found.anchor, found.row) == (False, 0, [0] * WINDOW)
+        assert (found.in_sync, found.anchor, found.row) == (False, 0, [0] * WINDOW)
 
 
 @on_both
@@ -101,27 +101,27 @@ class TestNear:
         prediction, output = [5, 6, 7, 8, 9, 2, 3], [5, 6, 1, 8, 9, 2, 3]
         for n, row in [(3, [0, 0, 0, 0, 0]), (4, [0, 1, 1, 1, 1]), (6, [0, 1, 2, 3, 3])]:
             found = after(backend, prediction, output[:n])
-            assert (found.follows, found.anchor, found.left_at, found.followed) == (False, 2, 2, 2)
+            assert (found.in_sync, found.anchor, found.diverged_at, found.num_in_sync) == (False, 2, 2, 2)
             assert found.row[:5] == row
         # 7 was replaced by 1, the output's third token.
         assert after(backend, prediction, output) == (True, 7, None, None, 6, [Edit(6, 7, 8, 2, 1, 1)], None)
 
     def test_insertion(self, backend):
         found = after(backend, distinct(40), [*distinct(10), NOVEL, 800, *distinct(4, 10)])
-        assert (found.cursor, found.followed, found.edits) == (14, 14, [Edit(9, 10, 11, 10, 0, 2)])
+        assert (found.cursor, found.num_in_sync, found.edits) == (14, 14, [Edit(9, 10, 11, 10, 0, 2)])
 
     def test_deletion(self, backend):
         found = after(backend, distinct(40), [*distinct(10), *distinct(4, 13)])
-        assert (found.cursor, found.followed, found.edits) == (17, 14, [Edit(9, 10, 11, 10, 3, 0)])
+        assert (found.cursor, found.num_in_sync, found.edits) == (17, 14, [Edit(9, 10, 11, 10, 3, 0)])
 
     def test_not_before_four_tokens_match(self, backend):
-        assert not after(backend, distinct(40), [*distinct(10), *distinct(3, 13)]).follows
+        assert not after(backend, distinct(40), [*distinct(10), *distinct(3, 13)]).in_sync
 
     @pytest.mark.parametrize(("skipped", "back"), [(27, True), (28, False)])
     def test_how_far_it_looks(self, backend, skipped, back):
         """The end behind the four tokens is less than 32 from the anchor. (14 output tokens: not a far look.)"""
         found = after(backend, distinct(90), [*distinct(10), *distinct(4, 10 + skipped)])
-        assert found.follows == back
+        assert found.in_sync == back
 
     def test_the_first_of_several(self, backend):
         prediction = [*distinct(10), 50, 1, 2, 3, 4, 51, 1, 2, 3, 4, 52, 53]
@@ -132,23 +132,23 @@ class TestNear:
         """Four tokens that stand just before it are where the output came from."""
         prediction = distinct(40)
         found = after(backend, prediction, [*distinct(20), NOVEL, *distinct(4, 10)])
-        assert (found.follows, found.anchor) == (False, 20)
+        assert (found.in_sync, found.anchor) == (False, 20)
 
     def test_the_four_may_begin_before_the_place_that_was_left(self, backend):
         """`7 8 9` stand before the anchor and are written again before what comes next."""
         prediction = [*distinct(10), 7, 8, 9, 50, 60, 61]
         found = after(backend, prediction, [*distinct(10), 50])
         # Of 7 8 9 50 only the last token is behind the anchor: that one follows, 7 8 9 were taken out.
-        assert (found.follows, found.cursor, found.followed) == (True, 14, 11)
+        assert (found.in_sync, found.cursor, found.num_in_sync) == (True, 14, 11)
         assert found.edits == [Edit(9, 7, 8, 10, 3, 0)]
 
     def test_at_the_end_of_the_prediction(self, backend):
         found = after(backend, distinct(20), [*distinct(10), NOVEL, *distinct(4, 16)])
-        assert (found.follows, found.cursor) == (True, 20)
+        assert (found.in_sync, found.cursor) == (True, 20)
 
     def test_fewer_than_four_tokens_of_output(self, backend):
-        assert not after(backend, [1, 2, 3, 4, 5], [2, 3, 4], prompt=[1]).follows
-        assert after(backend, [1, 2, 3, 4, 5, 6], [2, 3, 4, 5], prompt=[1]).follows
+        assert not after(backend, [1, 2, 3, 4, 5], [2, 3, 4], prompt=[1]).in_sync
+        assert after(backend, [1, 2, 3, 4, 5, 6], [2, 3, 4, 5], prompt=[1]).in_sync
 
 
 @on_both
@@ -160,23 +160,23 @@ class TestFar:
         prediction = distinct(300)
         back_at = -(-(first + 8) // 8) * 8
         output = [*distinct(first), *distinct(back_at - first, 200)]
-        assert not after(backend, prediction, output[:-1]).follows
+        assert not after(backend, prediction, output[:-1]).in_sync
         found = after(backend, prediction, output)
-        assert (found.follows, found.cursor) == (True, 200 + back_at - first)
+        assert (found.in_sync, found.cursor) == (True, 200 + back_at - first)
         # What follows is counted from where it went on; and an edit this large is not remembered.
-        assert (found.followed, found.edits) == (back_at, [])
+        assert (found.num_in_sync, found.edits) == (back_at, [])
 
     def test_seven_tokens_are_not_enough(self, backend):
         prediction = [*distinct(100), *distinct(7, 500), *distinct(100, 100)]
-        assert not after(backend, prediction, [*distinct(8), NOVEL, *distinct(7, 500)]).follows
+        assert not after(backend, prediction, [*distinct(8), NOVEL, *distinct(7, 500)]).in_sync
 
     def test_backward(self, backend):
         output = [*distinct(100), *distinct(12, 200), *distinct(9, 40)]
         found = after(backend, distinct(300), output[:-1])
-        assert (found.follows, found.cursor) == (True, 48)
+        assert (found.in_sync, found.cursor) == (True, 48)
         # What is written again counts as followed from here on only, and going back is no edit.
-        assert (found.followed, found.edits) == (112, [])
-        assert after(backend, distinct(300), output).followed == 113
+        assert (found.num_in_sync, found.edits) == (112, [])
+        assert after(backend, distinct(300), output).num_in_sync == 113
 
     def test_the_nearest_to_the_anchor_and_at_a_tie_the_one_ahead(self, backend):
         block = distinct(8, 700)
@@ -187,7 +187,7 @@ class TestFar:
             found = after(backend, prediction, [*prediction[:anchor], *inserted, *block])
             expected = min((30, 130), key=lambda e: (abs(e - anchor), e < anchor))
             assert end == expected
-            assert (found.follows, found.cursor) == (True, end), anchor
+            assert (found.in_sync, found.cursor) == (True, end), anchor
 
     def test_one_end_in_more_than_32_is_out_of_sight(self, backend):
         """The token 7 ends 33 places around the anchor, before the one that would match."""
@@ -196,10 +196,10 @@ class TestFar:
         prediction = [*many, *many, *block, *distinct(9, 800)]
         found = after(backend, prediction, [*many, 500, *[501] * 5, *block])
         assert (len(many) + 6 + 8) % 8 == 0
-        assert not found.follows
+        assert not found.in_sync
         # With fewer of them it is seen.
         few = [*many, *many[:14], *block, *distinct(9, 800)]
-        assert after(backend, few, [*many, 500, *[501] * 5, *block]).follows
+        assert after(backend, few, [*many, 500, *[501] * 5, *block]).in_sync
 
 
 @on_both
@@ -226,12 +226,12 @@ class TestEdits:
             Edit(59, 60, 61, starts[2], 5, 0),
             Edit(89, 90, 91, starts[3], 2, 7),
         ]
-        assert found.followed == 150 - 1 - 2 - 7
+        assert found.num_in_sync == 150 - 1 - 2 - 7
 
-    @pytest.mark.parametrize("size", [MAX_EDIT, MAX_EDIT + 1])
+    @pytest.mark.parametrize("size", [MAX_EDIT_LEN, MAX_EDIT_LEN + 1])
     def test_how_large(self, backend, size):
         prediction = distinct(100)
-        kept = size <= MAX_EDIT
+        kept = size <= MAX_EDIT_LEN
         output, _ = self.rewrite(prediction, (20, size, [500]))
         assert after(backend, prediction, output[:60]).edits == [Edit(19, 20, 21, 20, size, 1)] * kept
         output, _ = self.rewrite(prediction, (20, 1, [500] * size))
@@ -247,7 +247,7 @@ class TestEdits:
 
     def test_of_more_than_sixteen_the_latest(self, backend):
         prediction = distinct(400)
-        cuts = [(10 + 12 * i, 1, [500 + i]) for i in range(EDITS + 5)]
+        cuts = [(10 + 12 * i, 1, [500 + i]) for i in range(MAX_EDITS + 5)]
         output, starts = self.rewrite(prediction, *cuts)
         found = after(backend, prediction, output[:300])
         assert [e.start for e in found.edits] == starts[5:]
@@ -347,15 +347,15 @@ class TestTime:
                 request.step(output[:done])
                 oracle.step([1, *output[:done]])
                 found, edits = request.standing, [Edit(*e) for e in oracle.edits if e is not None]
-                assert (found.follows, found.followed, found.edits) == (
-                    oracle.follows,
-                    oracle.followed,
+                assert (found.in_sync, found.num_in_sync, found.edits) == (
+                    oracle.in_sync,
+                    oracle.num_in_sync,
                     edits,
                 )
-                if oracle.follows:
+                if oracle.in_sync:
                     assert found.cursor == oracle.cursor
                 else:
-                    assert (found.anchor, found.left_at) == (oracle.anchor, oracle.left_at)
+                    assert (found.anchor, found.diverged_at) == (oracle.anchor, oracle.diverged_at)
                     assert found.row == oracle.row[1:]
 
 
@@ -366,13 +366,13 @@ class TestStanding:
         """The cursor, and how much worse each place behind the anchor is, as far as the text goes."""
         request = Request("reference", prediction)
         request.step(output)
-        state = request.drafter._state.numpy()
-        cursor, top = standing(state, Request.SLOT)
-        if request.standing.follows:
+        loaded = request_in(request.drafter._state, Request.SLOT, output)
+        cursor, top = standing(loaded.prediction, loaded.alignment)
+        if request.standing.in_sync:
             assert top == 0
             return cursor, None
         num = min(len(prediction) - request.standing.anchor, WINDOW)
-        return cursor, [top - score(state.row[Request.SLOT], j) for j in range(num + 1)]
+        return cursor, [top - score(loaded.alignment.row, j) for j in range(num + 1)]
 
     def test_one_that_follows_stands_at_its_cursor(self):
         assert self.stands(distinct(30), distinct(10))[0] == 10
@@ -384,19 +384,19 @@ class TestStanding:
     def test_three_tokens_skipped_then_two_that_match(self):
         output = [*distinct(10), 13, 14]
         # H of the window 10 11 12 13 14 15 …:  0 0 0 0 1 2 2 2 …, so 4 H - j is  0 -1 -2 -3 0 3 2 1 …
-        cursor, drop = self.stands(distinct(400), output)
+        cursor, deficit = self.stands(distinct(400), output)
         assert cursor == 15
-        assert drop[:9] == [3, 4, 5, 6, 3, 0, 1, 2, 3]
-        assert drop[WINDOW:] == [WINDOW - 5]
+        assert deficit[:9] == [3, 4, 5, 6, 3, 0, 1, 2, 3]
+        assert deficit[WINDOW:] == [WINDOW - 5]
         # With one that matches, going on there and staying are worth the same: it stays.
-        cursor, drop = self.stands(distinct(400), output[:-1])
+        cursor, deficit = self.stands(distinct(400), output[:-1])
         assert cursor == 10
-        assert drop[:6] == [0, 1, 2, 3, 0, 1]
+        assert deficit[:6] == [0, 1, 2, 3, 0, 1]
 
     def test_places_behind_the_end_are_out_of_the_question(self):
-        cursor, drop = self.stands(distinct(12), [*distinct(10), NOVEL])
+        cursor, deficit = self.stands(distinct(12), [*distinct(10), NOVEL])
         assert cursor == 10
-        assert drop == [0, 1, 2]
+        assert deficit == [0, 1, 2]
         assert self.stands(distinct(10), [*distinct(10), NOVEL])[0] == 10
 
     def test_it_is_the_smallest_of_the_best(self):
@@ -407,12 +407,12 @@ class TestStanding:
             request = Request("reference", prediction)
             request.step(output)
             where = request.standing
-            cursor, drop = self.stands(prediction, output)
-            if where.follows:
+            cursor, deficit = self.stands(prediction, output)
+            if where.in_sync:
                 assert cursor == where.cursor
                 continue
             window = prediction[where.anchor : where.anchor + WINDOW]
-            heights = [0, *common_lengths(output[where.left_at :], window)]
+            heights = [0, *common_lengths(output[where.diverged_at :], window)]
             scores = [4 * heights[j] - j for j in range(len(window) + 1)]
             assert cursor == where.anchor + scores.index(max(scores))
-            assert drop == [max(scores) - s for s in scores]
+            assert deficit == [max(scores) - s for s in scores]

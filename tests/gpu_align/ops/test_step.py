@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpu_align import Drafter, DrafterConfig
+from gpu_align.ops.constants import MAX_EDITS
 from gpu_align.ops.draft import SURVIVAL_ONE, SurvivalTables
-from gpu_align.ops.layout import EDITS
-from gpu_align.ops.recipe import Recipes
+from gpu_align.ops.recipe_lookup import Recipes
 from tests.gpu_align.step_harness import (
     BACKENDS,
     INTERPRETED,
@@ -22,6 +22,7 @@ from tests.gpu_align.step_harness import (
     random_curves,
     recipes_of,
     standing_of,
+    use_tables,
 )
 from tests.gpu_align.step_oracle import Oracle
 
@@ -83,7 +84,8 @@ def test_a_batch_of_edits(backend, seed):
         device=device, config=config, backend=backend, recipes=recipes,
     )  # fmt: skip
     poison(drafter)
-    drafter._tables = tables = tables_of(generator, K, config, device)
+    tables = tables_of(generator, K, config, device)
+    use_tables(drafter, tables, backend)
     token_ids = torch.full((5, CAPACITY), POISON, dtype=torch.int32, device=device)
     total_len = torch.zeros(5, dtype=torch.int32, device=device)
     running, done = {}, {}
@@ -119,11 +121,11 @@ def test_a_batch_of_edits(backend, seed):
                 assert (length, int(draft.source[b])) == (0, 0)
                 continue
             note = f"slot {slot} after {done[slot]} tokens"
-            expected, klass, source = oracle.step(tokens[: done[slot]])
+            expected, class_id, source = oracle.step(tokens[: done[slot]])
             assert (draft.token_ids[b, :length].tolist(), int(draft.source[b])) == (expected, source), note
             if expected:
                 promised = (drafter._recipes if source == 3 else tables).confidence
-                assert torch.equal(draft.confidence[b, :length], promised[klass, :length]), note
+                assert torch.equal(draft.confidence[b, :length], promised[class_id, :length]), note
             check_state(drafter, slot, oracle, note)
             right = [a == b for a, b in zip(expected, tokens[done[slot] :], strict=False)]
             accepted = [*right, False].index(False)
@@ -134,10 +136,10 @@ def check_state(drafter, slot, oracle, note):
     if not oracle.text:
         return
     found = standing_of(drafter, slot)
-    assert (found.follows, found.followed) == (oracle.follows, oracle.followed), note
-    assert found.edits == [Edit(*e) for e in oracle.edits[-EDITS:] if e is not None], note
-    if oracle.follows:
+    assert (found.in_sync, found.num_in_sync) == (oracle.in_sync, oracle.num_in_sync), note
+    assert found.edits == [Edit(*e) for e in oracle.edits[-MAX_EDITS:] if e is not None], note
+    if oracle.in_sync:
         assert found.cursor == oracle.cursor, note
     else:
-        assert (found.anchor, found.left_at) == (oracle.anchor, oracle.left_at), note
+        assert (found.anchor, found.diverged_at) == (oracle.anchor, oracle.diverged_at), note
         assert found.row == oracle.row[1:], note

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops import layout
+from gpu_align.ops import constants
+from gpu_align.ops.constants import PAGE, VACANT, WAYS, context_index_bits, whole_pages
 from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, allocate_draft
-from gpu_align.ops.index import build_index
-from gpu_align.ops.layout import PAGE, VACANT, WAYS, index_bits, recent_bits
-from gpu_align.ops.recipe import Recipes, RecipeTable
-from gpu_align.ops.state import StepState
-from gpu_align.ops.step import StepLaunch
+from gpu_align.ops.recipe_lookup import Recipes, RecipeTable
+from gpu_align.ops.state import StepState, occupy_slot, store_prediction
+from gpu_align.ops.step import StepLaunch, StepSettings
+from gpu_align.ops.suffix_match.index import build_index
 from tests.gpu_align.step_harness import recipes_of
 from tests.gpu_align.step_oracle import Oracle, bucket_of
 
@@ -96,19 +96,19 @@ class Batch:
         )
         pages = 1 + sum(-(-max(len(r.prediction), 1) // PAGE) + 1 for r in requests.values())
         arena = pages * PAGE
-        S, buckets = num_slots, 1 << recent_bits(how.capacity)
+        S, buckets = num_slots, 1 << context_index_bits(how.capacity)
 
         def filled(*shape: int, dtype: torch.dtype = torch.int32, value: int = GARBAGE) -> torch.Tensor:
             return torch.full(shape, value, dtype=dtype, device=DEVICE)
 
         self.state = StepState(
-            text=plausible(arena), order=filled(arena), first=filled(arena),
-            about=filled(S, layout.ABOUT), aligned=filled(S, layout.ALIGNED),
-            row=filled(S, layout.WINDOW, dtype=torch.int16, value=-999),
-            edits=filled(S, layout.EDITS, layout.EDIT),
-            recent=filled(S, buckets, WAYS),
+            prediction_tokens=plausible(arena), positions=filled(arena), offsets=filled(arena),
+            slot_meta=filled(S, constants.SLOT_META), align_state=filled(S, constants.ALIGN_STATE),
+            lcs_row=filled(S, constants.WINDOW, dtype=torch.int16, value=-999),
+            edits=filled(S, constants.MAX_EDITS, constants.EDIT),
+            context_index=filled(S, buckets, WAYS),
         )  # fmt: skip
-        self.state.about[:, layout.OUTPUT_START] = VACANT
+        self.state.slot_meta[:, constants.OUTPUT_START] = VACANT
         # A slice of a wider tensor: the stride is not the length.
         self.token_ids = filled(S, how.capacity + 16)[:, : how.capacity]
         self.total_len = filled(S, value=0)
@@ -121,17 +121,11 @@ class Batch:
     def add(self, slot: int, request: Request, base: int) -> int:
         """Put a request in a slot; returns where the next prediction may begin."""
         n = len(request.prediction)
-        pages = -(-max(n, 1) // PAGE)
-        bits = index_bits(pages * PAGE)
-        state = self.state
-        state.text[base : base + n] = torch.tensor(request.prediction, dtype=torch.int32, device=DEVICE)
         if n:
-            build_index(state.text, state.order, state.first, base, n, bits)
-        about = [base, n, 32 - bits, len(request.prompt), 0 if request.use_context else VACANT]
-        state.about[slot, : len(about)] = torch.tensor(about, dtype=torch.int32, device=DEVICE)
-        state.aligned[slot, layout.SEEN] = -1
+            store_prediction(self.state, base, np.array(request.prediction, dtype=np.int32))
+        occupy_slot(self.state, slot, base, n, len(request.prompt), request.use_context)
         self.running[slot] = Running(request, self.how)
-        return base + pages * PAGE
+        return base + whole_pages(n)
 
     def write(self, slot: int) -> None:
         """The engine's own tensors, as after sampling."""
@@ -147,19 +141,21 @@ class Batch:
         for tensor in out:
             tensor.fill_(77)
         before = [t.clone() for t in self.state]
-        StepLaunch(self.state, self.tables, self.recipes, out)(
-            self.state, self.token_ids, self.total_len,
+        settings = StepSettings(how.quarters, how.min_match, how.min_context_match, how.vocab_size)
+        StepLaunch(self.state, self.tables, self.recipes, out, settings)(
+            self.token_ids,
+            self.total_len,
             torch.tensor(slots, dtype=torch.int64, device=DEVICE),
-            torch.tensor(sampled, dtype=torch.int32, device=DEVICE), self.tables, out,
-            length_quarters=how.quarters, min_match=how.min_match, min_context_match=how.min_context_match,
-            vocab_size=how.vocab_size,
-        )  # fmt: skip
+            torch.tensor(sampled, dtype=torch.int32, device=DEVICE),
+        )
         drafts = {}
         active = [s for s, n in zip(slots, sampled, strict=True) if n > 0 and s in self.running]
         for b, slot in enumerate(slots):
             tokens = self.token_ids[slot, : int(self.total_len[slot])].tolist()
             # Nothing is drafted for a slot without a request; the last token it has pads.
-            draft, klass, source = self.running[slot].oracle.step(tokens) if slot in active else ([], -1, 0)
+            draft, class_id, source = (
+                self.running[slot].oracle.step(tokens) if slot in active else ([], -1, 0)
+            )
             last = tokens[-1] if tokens and 0 <= tokens[-1] < how.vocab_size else 0
             note = f"slot {slot} after {len(tokens)} tokens"
             length = int(out.length[b])
@@ -169,11 +165,11 @@ class Batch:
             self.sources.add(source)
             expected = torch.zeros(how.K, device=DEVICE)
             tables = self.recipes if source == 3 else self.tables
-            expected[:length] = tables.confidence[klass, :length]
+            expected[:length] = tables.confidence[class_id, :length]
             assert torch.equal(out.confidence[b], expected), note
             drafts[slot] = draft
         for name, old, new in zip(self.state._fields, before, self.state, strict=True):
-            if name in ("text", "order", "first", "about"):
+            if name in ("prediction_tokens", "positions", "offsets", "slot_meta"):
                 assert torch.equal(old, new), name
             else:
                 others = [s for s in range(len(new)) if s not in active]
@@ -184,28 +180,30 @@ class Batch:
 
     def check_state(self, slot: int) -> None:
         oracle, state = self.running[slot].oracle, self.state
-        aligned = state.aligned[slot].tolist()
+        aligned = state.align_state[slot].tolist()
         assert aligned[:6] == [
-            int(self.total_len[slot]), int(oracle.follows), oracle.cursor,
-            oracle.anchor, oracle.left_at, oracle.followed,
+            int(self.total_len[slot]), int(oracle.in_sync), oracle.cursor,
+            oracle.anchor, oracle.diverged_at, oracle.num_in_sync,
         ]  # fmt: skip
-        if not oracle.follows:
-            assert state.row[slot].tolist() == oracle.row[1:]
-        num_edits = aligned[layout.NUM_EDITS]
-        assert min(num_edits, layout.EDITS) == len(oracle.edits)
+        if not oracle.in_sync:
+            assert state.lcs_row[slot].tolist() == oracle.row[1:]
+        num_edits = aligned[constants.NUM_EDITS]
+        assert min(num_edits, constants.MAX_EDITS) == len(oracle.edits)
         ways = state.edits[slot].tolist()
-        oldest_first = [ways[i % layout.EDITS] for i in range(num_edits, num_edits + layout.EDITS)]
-        expected = [None] * (layout.EDITS - len(oracle.edits)) + oracle.edits
+        oldest_first = [
+            ways[i % constants.MAX_EDITS] for i in range(num_edits, num_edits + constants.MAX_EDITS)
+        ]
+        expected = [None] * (constants.MAX_EDITS - len(oracle.edits)) + oracle.edits
         for way, edit in zip(oldest_first, expected, strict=True):
             if edit is None:
-                assert way[layout.EDIT_BEFORE] == layout.NO_EDIT
+                assert way[constants.EDIT_BEFORE] == constants.NO_EDIT
             else:
                 assert way[:6] == list(edit)
         if oracle.use_context:
-            recent = np.full((state.recent.shape[1], WAYS), -1)
+            recent = np.full((state.context_index.shape[1], WAYS), -1)
             for (bucket, way), end in oracle.recent.items():
                 recent[bucket, way] = end
-            assert np.array_equal(state.recent[slot].cpu().numpy(), recent)
+            assert np.array_equal(state.context_index[slot].cpu().numpy(), recent)
 
 
 def generate(batch: Batch, rng: random.Random, follow: float = 0.7, steps: int = 10_000) -> None:
@@ -347,12 +345,12 @@ def test_more_edits_than_are_remembered() -> None:
     # The second time all of it comes again: the first edits are forgotten by then.
     batch = Batch({0: Request(text + text, [], output + output)}, Settings(capacity=300))
     generate(batch, rng, follow=1.0)
-    assert int(batch.state.aligned[0, layout.NUM_EDITS]) > layout.EDITS
+    assert int(batch.state.align_state[0, constants.NUM_EDITS]) > constants.MAX_EDITS
 
 
 @pytest.mark.parametrize("gap", [20, 32, 40, 250, 300])
 def test_a_long_deletion_and_a_move(gap: int) -> None:
-    """Back within `NEAR` at once, farther on at an eighth token, from beyond the window, and from behind."""
+    """Back within `LOCAL_RANGE` at once, farther at an eighth token, from beyond the window, and from behind."""
     rng = random.Random(gap)
     text = [rng.randrange(900) for _ in range(400)]
     output = text[:21] + text[21 + gap :][:40] + [1, 2] + text[3:50]
@@ -422,7 +420,7 @@ def test_a_slot_is_given_to_another_and_a_request_to_another_slot() -> None:
     generate(batch, rng, steps=6)
     tokens = batch.running[0].tokens
     batch.add(0, second, PAGE * 3)
-    batch.state.aligned[5, layout.SEEN] = -1
+    batch.state.align_state[5, constants.SEEN] = -1
     # The first one goes on where the second one was, with all of its output at once.
     batch.running.pop(5)
     batch.add(5, first, PAGE)

@@ -4,26 +4,27 @@ import random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_align.ops import layout
-from gpu_align.ops.index import build_index
-from gpu_align.ops.index.reference import bucket_of, insert_recent, match_length, nearest, recent_shift
-from gpu_align.ops.layout import HASH, NEAREST, PAGE, WAYS, index_bits, recent_bits
-from gpu_align.ops.state import allocate_state
-from tests.gpu_align.step_harness import DEVICE, POISON
+from gpu_align.ops import constants
+from gpu_align.ops.constants import HASH, NEAREST, PAGE, WAYS, context_index_bits, index_bits, whole_pages
+from gpu_align.ops.state import allocate_state, occupy_slot, store_prediction
+from gpu_align.ops.suffix_match.reference import (
+    Context,
+    bucket_of,
+    insert_context,
+    match_length,
+    nearest,
+    shift_of,
+)
+from tests.gpu_align.step_harness import DEVICE, POISON, request_in
 
 SIZES = [1, 2, 3, 31, 32, 33, 255, 256, 257, 1000]
 
 
 def bucket(token, bits):
     return (token * HASH % 2**32) // 2 ** (32 - bits)
-
-
-def pages(num_tokens):
-    return -(-max(num_tokens, 1) // PAGE) * PAGE
 
 
 def colliding(bits, count, below):
@@ -36,32 +37,30 @@ def colliding(bits, count, below):
 
 def make_state(predictions, capacity=64, device="cpu"):
     """Predictions one behind the other, a slot each, in a poisoned arena; a page of poison in front and behind."""
-    size = PAGE + sum(pages(len(p)) for p in predictions) + PAGE
+    size = PAGE + sum(whole_pages(len(p)) for p in predictions) + PAGE
     state = allocate_state(len(predictions), capacity, size, device)
-    for tensor in (state.text, state.order, state.first):
+    for tensor in (state.prediction_tokens, state.positions, state.offsets):
         tensor.fill_(POISON)
     base = PAGE
     for slot, prediction in enumerate(predictions):
-        n, bits = len(prediction), index_bits(pages(len(prediction)))
-        state.about[slot, :5] = torch.tensor([base, n, 32 - bits, 0, 0], dtype=torch.int32)
-        if n:
-            state.text[base : base + n] = torch.tensor(prediction, dtype=torch.int32)
-            build_index(state.text, state.order, state.first, base, n, bits)
-        base += pages(n)
+        if prediction:
+            store_prediction(state, base, np.array(prediction, dtype=np.int32))
+        occupy_slot(state, slot, base, len(prediction), 0, use_context=True)
+        base += whole_pages(len(prediction))
     return state
 
 
 def ends_of(prediction, token):
     """All ends behind a token of its bucket, ascending: what a lookup chooses from."""
-    bits = index_bits(pages(len(prediction)))
+    bits = index_bits(whole_pages(len(prediction)))
     return [e for e in range(1, len(prediction)) if bucket(prediction[e - 1], bits) == bucket(token, bits)]
 
 
 def test_sizes_of_an_index():
     assert [index_bits(n) for n in (256, 512, 768, 1024, 1 << 20)] == [7, 8, 8, 9, 19]
-    assert [recent_bits(n) for n in (1, 16, 17, 32, 33, 8192)] == [0, 0, 1, 1, 2, 9]
+    assert [context_index_bits(n) for n in (1, 16, 17, 32, 33, 8192)] == [0, 0, 1, 1, 2, 9]
     # As many entries as the context has tokens, or up to twice as many.
-    assert all(n <= WAYS << recent_bits(n) < 2 * max(n, WAYS) + WAYS for n in range(1, 3000))
+    assert all(n <= WAYS << context_index_bits(n) < 2 * max(n, WAYS) + WAYS for n in range(1, 3000))
 
 
 @pytest.mark.parametrize("bits", [1, 7, 19, 31])
@@ -76,18 +75,18 @@ def test_an_index_holds_every_end_once_by_bucket(num_tokens, alphabet):
     generator = random.Random(num_tokens)
     prediction = [generator.randrange(alphabet) for _ in range(num_tokens)]
     state = make_state([[1, 2, 3], prediction, [4]], device=DEVICE)
-    base, bits = PAGE + PAGE, index_bits(pages(num_tokens))
+    base, bits = PAGE + PAGE, index_bits(whole_pages(num_tokens))
     ordered = sorted(range(1, num_tokens), key=lambda end: (bucket(prediction[end - 1], bits), end))
     starts = [sum(bucket(t, bits) < b for t in prediction[:-1]) for b in range(2**bits + 1)]
-    order, first = state.order.tolist(), state.first.tolist()
+    order, first = state.positions.tolist(), state.offsets.tolist()
     assert order[base : base + num_tokens - 1] == ordered
     assert first[base : base + 2**bits + 1] == starts
     # Nothing is written beyond: the pages of the neighbours are as they were.
-    assert first[base + 2**bits + 1 : base + pages(num_tokens)] == [POISON] * (
-        pages(num_tokens) - 2**bits - 1
+    assert first[base + 2**bits + 1 : base + whole_pages(num_tokens)] == [POISON] * (
+        whole_pages(num_tokens) - 2**bits - 1
     )
-    assert order[base + num_tokens - 1 : base + pages(num_tokens)] == [POISON] * (
-        pages(num_tokens) - num_tokens + 1
+    assert order[base + num_tokens - 1 : base + whole_pages(num_tokens)] == [POISON] * (
+        whole_pages(num_tokens) - num_tokens + 1
     )
     assert order[:PAGE] == first[:PAGE] == [POISON] * PAGE
     assert order[PAGE : PAGE + 2] == sorted([1, 2], key=lambda end: (bucket(end, 7), end))
@@ -95,12 +94,13 @@ def test_an_index_holds_every_end_once_by_bucket(num_tokens, alphabet):
 
 def look_up(predictions, slots, tokens, anchors):
     """Ends of each request."""
-    state = make_state(predictions).numpy()
+    state = make_state(predictions)
     found = []
     for slot, token, anchor in zip(slots, tokens, anchors, strict=True):
-        begin, end = nearest(state, slot, np.int32(token), anchor)
+        prediction = request_in(state, slot, []).prediction
+        begin, end = nearest(prediction, np.int32(token), anchor)
         assert 0 <= end - begin <= NEAREST
-        found.append(state.order[begin:end].tolist())
+        found.append(prediction.positions[begin:end].tolist())
     return found
 
 
@@ -180,13 +180,13 @@ def test_lookups_of_a_batch(case):
     assert look_up(*case) == expected
 
 
-class TestRecent:
+class TestContextIndex:
     """The latest ends of each token in contexts that grow."""
 
     def run(self, contexts, splits, capacity):
         """Enter the contexts, each in its own portions. Returns the buckets, and the places by plain Python."""
-        bits = recent_bits(capacity)
-        recent = np.full((len(contexts), 2**bits, WAYS), -1, dtype=np.int32)
+        bits = context_index_bits(capacity)
+        index = np.full((len(contexts), 2**bits, WAYS), -1, dtype=np.int32)
         rows = np.full((len(contexts), capacity), POISON, dtype=np.int32)
         expected = [{} for _ in contexts]
         for slot, context in enumerate(contexts):
@@ -197,9 +197,9 @@ class TestRecent:
             done = 0
             while done < len(context):
                 total = min(done + next(splits), len(context))
-                insert_recent(recent[slot], rows[slot], done, total)
+                insert_context(Context(rows[slot, :total], 0, index[slot], 32 - bits, True), done)
                 done = total
-        return recent, expected, bits
+        return index, expected, bits
 
     @pytest.mark.parametrize("capacity", [1, 16, 17, 40, 300])
     def test_of_the_ends_that_share_a_place_the_latest_stays(self, capacity):
@@ -209,26 +209,26 @@ class TestRecent:
                 generator.choices(range(alphabet), k=generator.randint(0, capacity)) for _ in range(3)
             ]
             for splits in (iter(lambda: 10_000, 0), iter(lambda: generator.randint(1, 20), 0)):
-                recent, expected, bits = self.run(contexts, splits, capacity)
+                index, expected, bits = self.run(contexts, splits, capacity)
                 for slot, places in enumerate(expected):
                     for b in range(2**bits):
                         wanted = [places.get((b, way), -1) for way in range(WAYS)]
-                        assert recent[slot, b].tolist() == wanted
+                        assert index[slot, b].tolist() == wanted
 
     def test_a_token_at_every_place_is_remembered_for_its_last_sixteen(self):
-        recent, _, bits = self.run([[5] * 40], iter(lambda: 7, 0), 40)
-        assert sorted(recent[0, bucket(5, bits)].tolist()) == list(range(24, 40))
+        index, _, bits = self.run([[5] * 40], iter(lambda: 7, 0), 40)
+        assert sorted(index[0, bucket(5, bits)].tolist()) == list(range(24, 40))
 
     @pytest.mark.parametrize("bits", [0, 1, 2, 9])
     def test_the_shift_is_that_of_the_number_of_buckets(self, bits):
-        assert recent_shift(np.zeros((2**bits, WAYS), np.int32)) == 32 - bits
+        assert shift_of(2**bits, 32) == 32 - bits
 
 
 LENGTHS = [0, 1, 2, 7, 8, 9, 63, 64, 65, 80]
 
 
 def length_of(text, base, end, context, total, most):
-    return match_length(np.array(text, np.int32), base, end, np.array(context, np.int32), total, most)
+    return match_length(np.array(text, np.int32)[base:], end, np.array(context, np.int32)[:total], most)
 
 
 @pytest.mark.parametrize("most", [1, 7, 8, 64])
@@ -259,7 +259,7 @@ def test_matches_of_many_places():
 
 def test_a_vacant_slot_is_told_in_the_layout():
     state = allocate_state(2, 40, PAGE, "cpu")
-    assert state.about[:, layout.OUTPUT_START].tolist() == [layout.VACANT] * 2
-    assert state.about[:, layout.CONTEXT_START].tolist() == [layout.VACANT] * 2
-    assert state.aligned[:, layout.SEEN].tolist() == [-1, -1]
-    assert state.recent.shape == (2, 4, WAYS)
+    assert state.slot_meta[:, constants.OUTPUT_START].tolist() == [constants.VACANT] * 2
+    assert state.slot_meta[:, constants.CONTEXT_START].tolist() == [constants.VACANT] * 2
+    assert state.align_state[:, constants.SEEN].tolist() == [-1, -1]
+    assert state.context_index.shape == (2, 4, WAYS)

@@ -1,4 +1,4 @@
-"""The accounts on their own: every way in which a step's parts can meet, and every way a request can end."""
+"""The ledger and the collector: how the parts of a step meet, and every way in which a request can end."""
 
 from __future__ import annotations
 
@@ -6,44 +6,75 @@ import asyncio
 import json
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from usage_harness import Step, message
 
 from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import response_usage
 from vllm_integration.frontend import usage_collector as collector
-from vllm_integration.scheduler.verification_ledger import HEADER, Accounts, Message, Verified, decode, encode
+from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import prediction as wire
-from vllm_integration.wire.usage import RequestUsage, SourceCount
-from vllm_integration.worker.draft_reporter import Proposed, Report
+from vllm_integration.wire.reports import REFUSALS, DraftReport, StepDrafts
+from vllm_integration.wire.steps import HEADER, decode, encode
+from vllm_integration.wire.usage import RequestUsage
 
 PREDICTION, CONTEXT, RECIPE = 1, 2, 3
 
 
+class Message(NamedTuple):
+    """What travels with one output, decoded."""
+
+    steps: list[Step]
+    own: bool
+    refused: str = ""
+
+
+def read(text: str) -> Message:
+    found = decode([text])
+    steps = [Step(*numbers) for numbers in zip(*(column.tolist() for column in found.steps), strict=True)]
+    assert found.counts.tolist() == [len(steps)]
+    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])])
+
+
 @pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("refused", [None, "cut"])
-@pytest.mark.parametrize(
-    "steps", [[], [Verified(1, 16, 12, 3)], [Verified(0, 0, 0, 0), Verified(2, 1, 1, 1)]]
-)
-def test_a_message_survives_the_way(steps: list[Verified], own: bool, refused: str | None) -> None:
-    message = Message(steps, own and bool(steps), refused)
-    assert decode(encode(message)) == message
+@pytest.mark.parametrize("refused", REFUSALS)
+@pytest.mark.parametrize("steps", [[], [Step(1, 16, 12, 3)], [Step(0, 0, 0, 0), Step(2, 1000, 1, 1)]])
+def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str) -> None:
+    expected = Message(steps, own and bool(steps), refused)
+    assert read(message(steps, own=expected.own, refused=REFUSALS.index(refused))) == expected
 
 
-@pytest.mark.parametrize("text", ["x", "1,2,3", "1,2,3,4,5", "1,2,3,4;;1,2,3,4", "1,2,3,x"])
+def test_messages_of_a_batch_are_read_together() -> None:
+    steps = [Step(1, 8, 8, 5), Step(0, 0, 0, 0), Step(3, 4, 2, 1)]
+    texts = [message(steps[:2]), message([], own=False), message(steps[2:], refused=2)]
+    found = decode(texts)
+    assert np.stack(found.steps, axis=1).tolist() == [list(step) for step in steps]
+    assert (found.counts.tolist(), found.own.tolist(), found.refused.tolist()) == (
+        [2, 0, 1],
+        [1, 0, 1],
+        [0, 0, 2],
+    )
+    assert encode(found.steps, np.array([1, 1, 1]), np.array([0, 0, 2]))[2] == texts[2]
+
+
+@pytest.mark.parametrize("text", ["", "12", "12341234", "1234 ", "1,2,3,4", "1234" + chr(0xD800)])
 def test_another_text_is_no_message(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode(text)
+        decode([message([Step(1, 2, 2, 2)]), text])
 
 
 class Engine:
-    """A scheduler around `Accounts`: requests with their tokens, steps with their slots and samples."""
+    """A scheduler around the ledger: requests with their tokens, steps with their slots and samples."""
 
     def __init__(self, *, everybody: bool = False) -> None:
-        self.accounts = Accounts(everybody)
+        self.drafted = DraftedRequests(everybody)
+        self.ledger = VerificationLedger(self.drafted)
         self.requests: dict[str, Any] = {}
 
     def add(self, req_id: str, num_tokens: int = 10, *, predicted: bool = True) -> None:
@@ -56,33 +87,42 @@ class Engine:
         sampled: int = 1,
         *,
         kept: int | None = None,
-        report: Report | None = None,
+        report: DraftReport | None = None,
         invalid: int = 0,
         req_id: str = "r",
     ) -> Message | None:
         """What travels with the output of one step of one request."""
-        report = Report() if report is None else report
-        self.accounts.take(report)
+        report = DraftReport() if report is None else report
         scheduled = SimpleNamespace(
-            num_scheduled_tokens={req_id: 1 + slots},
             scheduled_spec_decode_tokens={req_id: [-1] * slots} if slots else {},
             num_invalid_spec_tokens={req_id: invalid} if invalid else None,
         )
-        output = SimpleNamespace(sampled_token_ids=[[5] * sampled], req_id_to_index={req_id: 0})
-        steps = self.accounts.begin(self.requests, scheduled, output, report.trimmed)
+        output = SimpleNamespace(
+            req_ids=[req_id], sampled_token_ids=[[5] * sampled], req_id_to_index={req_id: 0}
+        )
+        begun = self.ledger.begin(self.requests, scheduled, output, report.trimmed)
+        self.drafted.take(report)
         kept = sampled if kept is None else kept
         if req_id in self.requests:
             self.requests[req_id].num_tokens += kept
         sent = SimpleNamespace(
             request_id=req_id, new_token_ids=[5] * kept, trace_headers={"traceparent": "t"}
         )
-        self.accounts.settle(steps, [sent] if sampled else [])
+        self.ledger.settle(begun, [sent] if sampled else [])
         assert sent.trace_headers["traceparent"] == "t"
-        return decode(sent.trace_headers[HEADER]) if HEADER in sent.trace_headers else None
+        return read(sent.trace_headers[HEADER]) if HEADER in sent.trace_headers else None
+
+    def forget_the_gone(self) -> None:
+        self.ledger.forget(self.drafted.keep_only(self.requests))
 
 
-def drafted(position: int, length: int, source: int = PREDICTION, req_id: str = "r") -> Report:
-    return Report([(req_id, Proposed(length, 0, source if length else 0, position))])
+def drafts(position: int, length: int, source: int = PREDICTION, req_id: str = "r") -> StepDrafts:
+    columns = ([position], [length], [source if length else 0])
+    return StepDrafts([req_id], 0, *map(np.array, columns), np.zeros((1, 0), dtype=np.uint8))
+
+
+def drafted(position: int, length: int, source: int = PREDICTION, req_id: str = "r") -> DraftReport:
+    return DraftReport([drafts(position, length, source, req_id)])
 
 
 @pytest.fixture
@@ -109,41 +149,42 @@ def test_verified_and_accepted(
     engine: Engine, slots: int, length: int, sampled: int, kept: int, verified: int, accepted: int
 ) -> None:
     engine.step(report=drafted(11, length))
-    message = engine.step(slots, sampled, kept=kept)
     source = PREDICTION if length else 0
-    assert message == Message([Verified(source, length, verified, accepted)], own=True)
+    assert engine.step(slots, sampled, kept=kept) == Message(
+        [Step(source, length, verified, accepted)], own=True
+    )
 
 
 def test_what_a_grammar_or_the_device_took_away_was_not_verified(engine: Engine) -> None:
     engine.step(report=drafted(11, 8))
-    assert engine.step(8, 3, invalid=3) == Message([Verified(1, 8, 5, 2)], own=True)
-    engine.accounts.take(drafted(14, 8))
-    trimmed = Report(trimmed={"r": 2})
-    assert engine.step(8, 3, report=trimmed) == Message([Verified(1, 8, 2, 2)], own=True)
+    assert engine.step(8, 3, invalid=3) == Message([Step(1, 8, 5, 2)], own=True)
+    engine.drafted.take(drafted(14, 8))
+    trimmed = DraftReport(trimmed={"r": 2})
+    assert engine.step(8, 3, report=trimmed) == Message([Step(1, 8, 2, 2)], own=True)
 
 
 def test_a_report_that_comes_late_is_waited_for(engine: Engine) -> None:
-    assert engine.step() == Message([Verified(0, 0, 0, 0)], own=True)
+    assert engine.step() == Message([Step(0, 0, 0, 0)], own=True)
     assert engine.step(4, 3) == Message([], own=False)
     assert engine.step(4, 1) == Message([], own=False)
-    first, second = drafted(11, 4).proposed[0], drafted(14, 2, CONTEXT).proposed[0]
-    third = drafted(15, 4).proposed[0]
-    message = engine.step(4, 5, report=Report([first, second, third]))
-    assert message == Message([Verified(1, 4, 4, 2), Verified(2, 2, 2, 0), Verified(1, 4, 4, 4)], own=True)
+    assert len(engine.ledger) == 2
+    late = DraftReport([drafts(11, 4), drafts(14, 2, CONTEXT), drafts(15, 4)])
+    assert engine.step(4, 5, report=late) == Message(
+        [Step(1, 4, 4, 2), Step(2, 2, 2, 0), Step(1, 4, 4, 4)], own=True
+    )
 
 
 def test_a_draft_that_was_never_made_is_not_waited_for_for_ever(engine: Engine) -> None:
     """vLLM pads the first step of a cached prompt to K slots."""
     assert engine.step(4, 2) == Message([], own=False)
-    message = engine.step(4, 1, report=drafted(12, 4))
-    assert message == Message([Verified(0, 0, 0, 0), Verified(1, 4, 4, 0)], own=True)
+    assert engine.step(4, 1, report=drafted(12, 4)) == Message([Step(0, 0, 0, 0), Step(1, 4, 4, 0)], own=True)
 
 
 def test_a_preempted_request_is_counted_by_what_was_made_at_its_tokens(engine: Engine) -> None:
     engine.step(report=drafted(11, 8))
     # It comes back, its drafts lost: a plain step. What it was proposed then is another draft at another place.
-    assert engine.step(0, 1, report=drafted(12, 5, CONTEXT)) == Message([Verified(1, 8, 0, 0)], own=True)
-    assert engine.step(5, 6) == Message([Verified(2, 5, 5, 5)], own=True)
+    assert engine.step(0, 1, report=drafted(12, 5, CONTEXT)) == Message([Step(1, 8, 0, 0)], own=True)
+    assert engine.step(5, 6) == Message([Step(2, 5, 5, 5)], own=True)
 
 
 def test_requests_that_nobody_drafts_for_and_those_that_are_gone_are_not_counted() -> None:
@@ -164,16 +205,103 @@ def test_nothing_is_kept_of_requests_that_are_gone(engine: Engine) -> None:
         engine.add(req_id)
         engine.step(4, 1, req_id=req_id, report=drafted(99, 3, req_id=req_id))
         del engine.requests[req_id]
-        engine.accounts.keep_only(engine.requests)
-        assert len(engine.accounts) <= 1
-    assert len(engine.accounts) == 0
+        engine.forget_the_gone()
+        assert len(engine.drafted) + len(engine.ledger) == 0
+    assert len(engine.drafted.table) == 64
 
 
 def test_a_refusal_travels_once(engine: Engine) -> None:
-    message = engine.step(report=Report(refused={"r": "dropped"}))
-    assert message is not None
-    assert message.refused == "dropped"
-    assert engine.step() == Message([Verified(0, 0, 0, 0)], own=True)
+    told = engine.step(report=DraftReport(refused={"r": "dropped"}))
+    assert told is not None
+    assert told.refused == "dropped"
+    assert engine.step() == Message([Step(0, 0, 0, 0)], own=True)
+
+
+def test_a_step_of_many_requests_is_settled_as_each_of_them_alone() -> None:
+    """Whatever their number and order: each output gets its own request's step, and a table that has grown keeps
+    what it held."""
+    draw = random.Random(0)
+    together, alone = Engine(), Engine()
+    req_ids = [f"r{i}" for i in range(200)]
+    for i, req_id in enumerate(req_ids):
+        for each in (together, alone):
+            each.add(req_id, predicted=i % 7 > 0)
+    expected: dict[str, list[Any]] = {req_id: [] for req_id in req_ids}
+    found: dict[str, list[Any]] = {req_id: [] for req_id in req_ids}
+    pending: dict[str, DraftReport] = {}
+    for _ in range(6):
+        batch = draw.sample(req_ids, draw.randrange(1, 200))
+        slots = {req_id: draw.randrange(5) for req_id in batch}
+        sampled = {req_id: draw.randrange(4) for req_id in batch}
+        kept = {req_id: draw.randrange(n + 1) if draw.random() < 0.1 else n for req_id, n in sampled.items()}
+        told = DraftReport(
+            [drafts for req_id in batch for drafts in pending.pop(req_id, DraftReport()).drafts]
+        )
+        for req_id in batch:
+            expected[req_id].append(
+                alone.step(
+                    slots[req_id],
+                    sampled[req_id],
+                    kept=kept[req_id],
+                    req_id=req_id,
+                    report=DraftReport([d for d in told.drafts if d.req_ids == [req_id]]),
+                )
+            )
+        scheduled = SimpleNamespace(
+            scheduled_spec_decode_tokens={r: [-1] * n for r, n in slots.items() if n},
+            num_invalid_spec_tokens=None,
+        )
+        output = SimpleNamespace(
+            req_ids=batch,
+            req_id_to_index={req_id: i for i, req_id in enumerate(batch)},
+            sampled_token_ids=[[5] * sampled[req_id] for req_id in batch],
+        )
+        begun = together.ledger.begin(together.requests, scheduled, output, {})
+        together.drafted.take(told)
+        outputs = []
+        for req_id in draw.sample(batch, len(batch)):
+            together.requests[req_id].num_tokens += kept[req_id]
+            outputs.append(
+                SimpleNamespace(request_id=req_id, new_token_ids=[5] * kept[req_id], trace_headers=None)
+            )
+        together.ledger.settle(begun, outputs)
+        for each in outputs:
+            found[each.request_id].append(
+                None if each.trace_headers is None else read(each.trace_headers[HEADER])
+            )
+        for req_id in batch:
+            if draw.random() < 0.8:
+                position = together.requests[req_id].num_tokens
+                pending[req_id] = drafted(position, draw.randrange(6), draw.randrange(1, 4), req_id)
+    assert found == expected
+    assert len(together.drafted.table) > 64
+    assert len(together.ledger) == len(alone.ledger) > 0
+    assert {message.own for told in found.values() for message in told if message} == {True, False}
+
+
+def test_what_waits_of_a_request_that_is_gone_goes_with_it(engine: Engine) -> None:
+    engine.step(4, 1)
+    assert len(engine.ledger) == 1
+    engine.requests.clear()
+    engine.forget_the_gone()
+    assert len(engine.ledger) == 0
+    engine.add("another")  # in the same row
+    told = drafted(10, 4, req_id="another")
+    assert engine.step(req_id="another", report=told) == Message([Step(1, 4, 0, 0)], own=True)
+
+
+def test_where_tokens_were_taken_back_the_newest_draft_counts(engine: Engine) -> None:
+    engine.step(report=drafted(11, 8))
+    engine.step(8, 4, report=drafted(15, 8))
+    engine.requests["r"].num_tokens = 11  # a failed transfer
+    engine.drafted.take(drafted(11, 3, CONTEXT))
+    assert engine.step(8, 4) == Message([Step(2, 3, 3, 3)], own=True)
+
+
+def test_nothing_waits_for_a_worker_that_drafts_no_more(engine: Engine) -> None:
+    assert engine.step(4, 1) == Message([], own=False)
+    assert engine.step(4, 2, report=DraftReport(off=True)) == Message([Step(0, 0, 0, 0)] * 2, own=True)
+    assert len(engine.ledger) == 0
 
 
 # --- the front end ---------------------------------------------------------------------------------------
@@ -207,13 +335,13 @@ class FrontEnd:
     def abort_requests(self, request_ids: Any) -> list[str]:
         return [req_id for req_id in request_ids if self.request_states.pop(req_id, None)]
 
-    def start(self, req_id: str, tag: str | None) -> None:
-        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 7, tag=tag)
+    def start(self, req_id: str, http_request_id: str | None) -> None:
+        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 7, http_request_id=http_request_id)
         params = SimpleNamespace(extra_args={wire.KEY: prediction})
         self.add_request(SimpleNamespace(request_id=req_id, sampling_params=params))
 
-    def output(self, req_id: str, *steps: Verified, tokens: int = 1, finished: bool = False) -> None:
-        headers = {"traceparent": "t", HEADER: encode(Message(steps, own=True))}
+    def output(self, req_id: str, *steps: Step, tokens: int = 1, finished: bool = False) -> None:
+        headers = {"traceparent": "t", HEADER: message(steps)}
         self.process_outputs(
             [
                 SimpleNamespace(
@@ -237,21 +365,20 @@ def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
 
 def prediction_of(usage: RequestUsage | None) -> tuple[int, int]:
     assert usage is not None
-    count = usage.of("prediction")
-    return count.accepted, count.rejected
+    return usage.of_prediction
 
 
 def test_choices_of_one_request_are_added_up(front: FrontEnd) -> None:
     for req_id in ("0_a", "1_a"):
-        front.start(req_id, "tag")
-    front.output("0_a", Verified(1, 8, 8, 5), tokens=6)
-    front.output("1_a", Verified(2, 4, 4, 4), tokens=5, finished=True)
-    front.output("0_a", Verified(1, 3, 3, 0), finished=True)
-    usage = collector.collector.take("tag")
+        front.start(req_id, "http")
+    front.output("0_a", Step(1, 8, 8, 5), tokens=6)
+    front.output("1_a", Step(2, 4, 4, 4), tokens=5, finished=True)
+    front.output("0_a", Step(1, 3, 3, 0), finished=True)
+    usage = collector.collector.take("http")
     assert prediction_of(usage) == (5, 6)
     assert usage is not None
-    assert (usage.steps, usage.output_tokens, usage.of("context").accepted) == (3, 12, 4)
-    assert collector.collector.take("tag") is None
+    assert (usage.steps, usage.output_tokens, usage.accepted_by[CONTEXT]) == (3, 12, 4)
+    assert collector.collector.take("http") is None
     assert not collector.collector.requests
 
 
@@ -262,16 +389,16 @@ def test_drafts_that_are_not_of_the_prediction_are_counted_under_their_source(
     """From what the worker reports to what the response shows: neither accepted nor rejected of the prediction,
     never billed, and no realignment."""
     settings(bill_rejected=True, usage_details=True)
-    front.start("a", "tag")
-    for position, drafts, kind in ((11, 4, PREDICTION), (12, 6, source), (17, 4, PREDICTION)):
-        message = engine.step(drafts, 5 if kind == source else 1, report=drafted(position - 1, drafts, kind))
-        assert message is not None
-        front.output("a", *message.steps, tokens=5 if kind == source else 1)
-    usage = collector.collector.tags["tag"].usage
-    assert prediction_of(usage) == (0, 8)
-    assert usage.by_source[name] == SourceCount(drafted=6, accepted=4)
+    front.start("a", "http")
+    for position, length, kind in ((11, 4, PREDICTION), (12, 6, source), (17, 4, PREDICTION)):
+        told = engine.step(length, 5 if kind == source else 1, report=drafted(position - 1, length, kind))
+        assert told is not None
+        front.output("a", *told.steps, tokens=5 if kind == source else 1)
+    usage = collector.collector.requests["a"].usage
+    assert usage.of_prediction == (0, 8)
+    assert usage.by_source()[name] == {"drafted": 6, "accepted": 4}
     shown = models().UsageInfo(prompt_tokens=10, completion_tokens=7, total_tokens=17)
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     details = shown.model_dump()["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (0, 8)
     assert details["gpu_align"]["by_source"][name] == {"drafted": 6, "accepted": 4}
@@ -279,19 +406,19 @@ def test_drafts_that_are_not_of_the_prediction_are_counted_under_their_source(
 
 
 def test_tokens_after_a_stop_string_are_not_accepted(front: FrontEnd) -> None:
-    front.start("a", "tag")
+    front.start("a", "http")
     front.stop_after["a"] = 3
-    front.output("a", Verified(1, 8, 8, 7), tokens=8)
-    front.output("a", Verified(1, 8, 8, 8), tokens=9)  # the engine did not know yet
-    assert prediction_of(collector.collector.take("tag")) == (3, 5)
+    front.output("a", Step(1, 8, 8, 7), tokens=8)
+    front.output("a", Step(1, 8, 8, 8), tokens=9)  # the engine did not know yet
+    assert prediction_of(collector.collector.take("http")) == (3, 5)
 
 
 def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
-    front.start("a", "tag")
-    front.output("a", Verified(0, 0, 0, 0))
+    front.start("a", "http")
+    front.output("a", Step(0, 0, 0, 0))
     assert front.headers_seen == [{"traceparent": "t"}]
     output = SimpleNamespace(
-        request_id="a", new_token_ids=[5], trace_headers={HEADER: "0,0,0,0"}, finished=True
+        request_id="a", new_token_ids=[5], trace_headers={HEADER: message([Step(0, 0, 0, 0)])}, finished=True
     )
     front.process_outputs([output])
     assert front.headers_seen[1] is None
@@ -301,17 +428,17 @@ def test_ten_thousand_requests_leave_nothing(front: FrontEnd) -> None:
     """Finished and answered, finished and never asked for, aborted before and after the first token."""
     draw = random.Random(0)
     for index in range(10_000):
-        req_id, tag = f"r{index}", f"t{index}" if index % 5 else None
-        front.start(req_id, tag)
+        req_id, name = f"r{index}", f"t{index}" if index % 5 else None
+        front.start(req_id, name)
         kind = draw.randrange(4)
         if kind:
-            front.output(req_id, Verified(0, 0, 0, 0), finished=kind > 1)
+            front.output(req_id, Step(0, 0, 0, 0), finished=kind > 1)
         if kind < 2:
             front.abort_requests([req_id])
-        elif kind == 2 and tag is not None:
-            assert collector.collector.take(tag) is not None
+        elif kind == 2 and name is not None:
+            assert collector.collector.take(name) is not None
     assert not collector.collector.requests
-    assert len(collector.collector.tags) == len(collector.collector._ended) <= 1000
+    assert len(collector.collector.http_requests) == len(collector.collector._ended) <= 1000
 
 
 def test_a_stream_whose_client_goes_away_leaves_nothing(front: FrontEnd) -> None:
@@ -325,16 +452,16 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(front: FrontEnd) -> None
             closed.append(True)
 
     async def client() -> None:
-        stream = response_usage.with_usage(events(), "tag")
+        stream = response_usage.with_usage(events(), "http")
         await anext(stream)
         await stream.aclose()
 
-    front.start("a", "tag")
-    front.output("a", Verified(0, 0, 0, 0))
+    front.start("a", "http")
+    front.output("a", Step(0, 0, 0, 0))
     asyncio.run(client())
     front.abort_requests(["a"])
     assert closed == [True]
-    assert not collector.collector.tags
+    assert not collector.collector.http_requests
     assert not collector.collector.requests
 
 
@@ -343,11 +470,11 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(front: FrontEnd) -> None
 
 @pytest.fixture
 def finished(front: FrontEnd) -> FrontEnd:
-    """A request `tag` of whose prediction 5 tokens were accepted and 3 rejected."""
-    front.start("a", "tag")
-    front.output("a", Verified(0, 0, 0, 0))
-    front.output("a", Verified(1, 8, 8, 5), tokens=6)
-    front.output("a", Verified(2, 2, 2, 1), tokens=2, finished=True)
+    """A request `http` of whose prediction 5 tokens were accepted and 3 rejected."""
+    front.start("a", "http")
+    front.output("a", Step(0, 0, 0, 0))
+    front.output("a", Step(1, 8, 8, 5), tokens=6)
+    front.output("a", Step(2, 2, 2, 1), tokens=2, finished=True)
     return front
 
 
@@ -370,7 +497,7 @@ WORTH = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
 def test_a_response_object_is_completed(finished: FrontEnd, settings: Any) -> None:
     shown = models().UsageInfo(prompt_tokens=10, completion_tokens=9, total_tokens=19)
     response = SimpleNamespace(usage=shown)
-    assert response_usage.with_usage(response, "tag") is response
+    assert response_usage.with_usage(response, "http") is response
     assert json.loads(shown.model_dump_json()) == {
         "prompt_tokens": 10,
         "completion_tokens": 9,
@@ -388,7 +515,7 @@ def test_rejected_tokens_are_billed_and_details_shown_where_asked_for(
     shown = models().UsageInfo(
         prompt_tokens=10, completion_tokens=9, total_tokens=19, completion_tokens_details=details
     )
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     assert (shown.completion_tokens, shown.total_tokens) == (12, 22)
     by_source = {"prediction": {"drafted": 8, "accepted": 5}, "context": {"drafted": 2, "accepted": 1}}
     assert shown.model_dump()["completion_tokens_details"] == {
@@ -412,7 +539,7 @@ def responses_usage() -> Any:
 def test_a_response_of_the_responses_api_is_completed(finished: FrontEnd, settings: Any) -> None:
     settings(bill_rejected=True)
     shown = responses_usage()
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     dumped = shown.model_dump()
     assert dumped["output_tokens_details"].items() >= WORTH.items()
     assert (dumped["output_tokens"], dumped["total_tokens"]) == (12, 22)
@@ -438,14 +565,14 @@ def test_only_the_last_usage_of_a_stream_is_completed(finished: FrontEnd, settin
         f'data: {{"id":"x","object":"chunk","choices":[],{usage},"model":"é"}}\n\n',
         "data: [DONE]\n\n",
     ]
-    events = drain(response_usage.with_usage(emit(*chunks), "tag"))
+    events = drain(response_usage.with_usage(emit(*chunks), "http"))
     assert [events[0], events[2]] == [chunks[0], chunks[2]]
     last = json.loads(events[1].removeprefix("data: "))
     assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0, **WORTH}
     del last["usage"]["completion_tokens_details"]
     assert last == json.loads(chunks[1].removeprefix("data: "))
     assert events[1].endswith("}\n\n")
-    assert not collector.collector.tags
+    assert not collector.collector.http_requests
 
 
 def test_the_final_event_of_a_responses_stream_is_completed(finished: FrontEnd, settings: Any) -> None:
@@ -455,7 +582,7 @@ def test_the_final_event_of_a_responses_stream_is_completed(finished: FrontEnd, 
         SimpleNamespace(type="response.output_text.delta", delta="x"),
         SimpleNamespace(type="response.completed", response=SimpleNamespace(usage=shown)),
     ]
-    assert drain(response_usage.with_usage(emit(*events), "tag")) == events
+    assert drain(response_usage.with_usage(emit(*events), "http")) == events
     assert shown.model_dump()["output_tokens_details"].items() >= WORTH.items()
 
 
@@ -463,16 +590,16 @@ def test_the_final_event_of_a_responses_stream_is_completed(finished: FrontEnd, 
 def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
     front: FrontEnd, settings: Any, reported: bool
 ) -> None:
-    front.start("a", "tag")
+    front.start("a", "http")
     if reported:
-        front.output("a", Verified(1, 8, 8, 5), finished=True)
+        front.output("a", Step(1, 8, 8, 5), finished=True)
     error = models().ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
-    assert response_usage.with_usage(error, "tag") is error
+    assert response_usage.with_usage(error, "http") is error
     shown = models().UsageInfo(completion_tokens=9, total_tokens=19)
     before = shown.model_dump()
-    response_usage.with_usage(SimpleNamespace(usage=shown), "tag")
+    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     assert shown.model_dump() == before
 
 
-def test_tags_differ() -> None:
-    assert len({response_usage.new_tag() for _ in range(1000)}) == 1000
+def test_ids_of_http_requests_differ() -> None:
+    assert len({response_usage.new_http_request_id() for _ in range(1000)}) == 1000

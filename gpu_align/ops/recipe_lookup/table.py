@@ -11,18 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..draft.tables import SURVIVAL_ONE, survival_units
-from ..layout import HASH
-
-#: Tokens of a context, and of a continuation.
-MAX_CONTEXT, MAX_TOKENS = 8, 8
-#: Places of a bucket.
-RECIPE_WAYS = 8
-#: Keys are non-negative; this one is nobody's.
-NO_KEY = -1
-KEY_BITS = 31
-#: The key of no tokens: large, as a token is small, and short contexts would share their keys with longer ones.
-KEY_SEED = 0x5BD1E995
+from ..constants import (
+    HASH,
+    KEY_BITS,
+    KEY_SEED,
+    MAX_CONTEXT,
+    MAX_TOKENS,
+    NO_KEY,
+    RECIPE_WAYS,
+    SURVIVAL_ONE,
+)
+from ..draft.tables import survival_units
 
 IntArray = npt.NDArray[np.int32]
 
@@ -89,8 +88,8 @@ class RecipeArrays(NamedTuple):
 
     keys: npt.NDArray[np.signedinteger[Any]]
     rows: npt.NDArray[np.signedinteger[Any]]
-    keep: npt.NDArray[np.signedinteger[Any]]
-    gain: npt.NDArray[np.signedinteger[Any]]
+    max_draft_len: npt.NDArray[np.signedinteger[Any]]
+    expected_accepted: npt.NDArray[np.signedinteger[Any]]
     token_ids: npt.NDArray[np.signedinteger[Any]]
     confidence: npt.NDArray[np.float32]
 
@@ -102,10 +101,10 @@ class RecipeTable(NamedTuple):
     keys: torch.Tensor
     #: The same shape: which recipe it is.
     rows: torch.Tensor
-    #: [R] int32, ``0 <= keep <= K``: drafts that are likely enough.
-    keep: torch.Tensor
+    #: [R] int32, 0 to K: drafts that are likely enough.
+    max_draft_len: torch.Tensor
     #: [R] int32 in units of 1/`SURVIVAL_ONE`: how many of them are expected to be accepted.
-    gain: torch.Tensor
+    expected_accepted: torch.Tensor
     #: [R, MAX_TOKENS] int32.
     token_ids: torch.Tensor
     #: [R, MAX_TOKENS] float32: P(token k is accepted | those before it are).
@@ -152,13 +151,13 @@ class RecipeTable(NamedTuple):
         units = np.rint(recipes.survival.astype(np.float64) * SURVIVAL_ONE).astype(np.int32)
         likely = (recipes.token_ids >= 0) & (recipes.token_ids < vocab_size)
         likely &= units >= max(survival_units(min_survival), 1)
-        keep = np.minimum(np.cumprod(likely, axis=1).sum(axis=1), num_draft_tokens).astype(np.int32)
-        within = np.arange(MAX_TOKENS) < keep[:, None]
+        max_draft_len = np.minimum(np.cumprod(likely, axis=1).sum(axis=1), num_draft_tokens).astype(np.int32)
+        within = np.arange(MAX_TOKENS) < max_draft_len[:, None]
         before = np.concatenate([np.full((len(units), 1), SURVIVAL_ONE), units[:, :-1]], axis=1)
         arrays = (
             keys,
             rows,
-            keep,
+            max_draft_len,
             np.where(within, units, 0).sum(axis=1, dtype=np.int32),
             recipes.token_ids,
             np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.ops.draft import SURVIVAL_ONE
-from gpu_align.ops.recipe import MAX_CONTEXT, MAX_TOKENS, Recipes, RecipeTable
-from gpu_align.ops.recipe.reference import find_recipe
-from gpu_align.ops.recipe.table import KEY_BITS, NO_KEY, RECIPE_WAYS, keys_of
+from gpu_align.ops.constants import KEY_BITS, NO_KEY, RECIPE_WAYS, SURVIVAL_ONE
+from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes, RecipeTable
+from gpu_align.ops.recipe_lookup.reference import find_recipe
+from gpu_align.ops.recipe_lookup.table import keys_of
 from tests.gpu_align.step_harness import BACKENDS, Request, flat_curves, recipes_of
 
 
@@ -47,34 +47,34 @@ class TestTable:
             [((1,), (2, 3, 4), (0.75, 0.5, 0.125)), ((2,), (), ()), ((3,), (9,), (0.1,))]
         )
         table = RecipeTable.build(recipes, 64, "cpu", 0.2)
-        assert table.keep.tolist() == [2, 0, 0]
-        assert table.gain.tolist() == [round(1.25 * SURVIVAL_ONE), 0, 0]
+        assert table.max_draft_len.tolist() == [2, 0, 0]
+        assert table.expected_accepted.tolist() == [round(1.25 * SURVIVAL_ONE), 0, 0]
         assert table.confidence[0].tolist() == pytest.approx([0.75, 2 / 3, *[0] * 6])
         assert table.token_ids[0, :3].tolist() == [2, 3, 4]
 
     def test_no_more_than_k(self):
         table = RecipeTable.build(Recipes.from_lists([((1,), range(8), [0.5] * 8)]), 3, "cpu")
-        assert (table.keep.item(), table.gain.item()) == (3, 3 * SURVIVAL_ONE // 2)
+        assert (table.max_draft_len.item(), table.expected_accepted.item()) == (3, 3 * SURVIVAL_ONE // 2)
 
     def test_nothing_from_a_token_on_that_the_model_does_not_have(self):
         """It promises no more than what is drafted of it."""
         recipes = Recipes.from_lists([((1,), (3, 4, 2), (0.75, 0.5, 0.5))])
         for vocab_size, kept in ((4, 1), (5, 3)):
             table = RecipeTable.build(recipes, 64, "cpu", vocab_size=vocab_size)
-            assert table.keep.item() == kept
-            assert table.gain.item() == round(sum([0.75, 0.5, 0.5][:kept]) * SURVIVAL_ONE)
+            assert table.max_draft_len.item() == kept
+            assert table.expected_accepted.item() == round(sum([0.75, 0.5, 0.5][:kept]) * SURVIVAL_ONE)
 
     def test_a_threshold_is_kept_to_the_unit(self):
         survival = np.float32(0.3)
         for threshold, kept in ((0.3, 1), (0.30002, 0)):
             table = RecipeTable.build(Recipes.from_lists([((1,), (2,), (survival,))]), 4, "cpu", threshold)
-            assert table.keep.item() == kept
+            assert table.max_draft_len.item() == kept
 
     def test_none_at_all(self):
         for recipes in (None, Recipes.from_lists([])):
             table = RecipeTable.build(recipes, 4, "cpu")
             assert table.num_recipes == 0
-            assert find_recipe(table.numpy(), np.arange(9), 9) == -1
+            assert find_recipe(table.numpy(), np.arange(9)) == -1
 
     def test_the_key_of_the_readme(self):
         key = 0x5BD1E995
@@ -91,7 +91,7 @@ class TestTable:
         table = RecipeTable.build(Recipes.from_lists([((t,), (t + 1,), (0.5,)) for t in alike]), 4, "cpu")
         assert len(table.keys) > 1 << 10
         arrays = table.numpy()
-        assert [find_recipe(arrays, np.array([t]), 1) for t in alike] == list(range(len(alike)))
+        assert [find_recipe(arrays, np.array([t])) for t in alike] == list(range(len(alike)))
 
     def test_of_two_with_one_key_the_first_is_found(self):
         by_key: dict[int, int] = {}
@@ -108,7 +108,7 @@ class TestTable:
             Recipes.from_lists([(first, (1,), (0.5,)), (second, (2,), (0.5,))]), 4, "cpu"
         )
         assert table.num_recipes == 1
-        assert find_recipe(table.numpy(), np.array(second), 2) == 0
+        assert find_recipe(table.numpy(), np.array(second)) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -124,7 +124,7 @@ def test_the_longest_context_is_found(seed):
         expected = next(
             (number[tokens[-n:]] for n in range(min(8, total), 0, -1) if tokens[-n:] in number), -1
         )
-        assert find_recipe(arrays, context, total) == expected
+        assert find_recipe(arrays, context[:total]) == expected
 
 
 def test_sizes():

@@ -1,0 +1,173 @@
+"""What the plugin adds to a step of vLLM's scheduler and of its front end, in milliseconds of host time. No GPU.
+
+    python -m benchmarks.speed.scheduler_cost [--batch 256 1024] [--draft-tokens 16] [--steps 60]
+
+Every request of the batch has a prediction, a draft of up to K tokens that the worker reports in time, and an
+output of its own HTTP request in every step:
+
+    ledger     taking the report in, `VerificationLedger.begin` and `settle`, forgetting requests that are gone
+    budget     `DraftBudget.grant`, and cutting every request's placeholders
+    decode     reading the steps that came with the outputs
+    front end  taking them off the outputs, decoding, adding up usage and metrics
+
+Printed are the median and the least of all steps; the first ten are left out. On a machine with other work, go
+by the least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from vllm_integration.frontend import usage_collector
+from vllm_integration.scheduler.draft_budget import DraftBudget
+from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.scheduler.verification_ledger import VerificationLedger
+from vllm_integration.wire import prediction as wire
+from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
+from vllm_integration.wire.steps import HEADER, decode
+
+WARM_UP = 10
+
+
+class Request:
+    """As much of a vLLM request as the scheduler's additions read, in the same ways."""
+
+    def __init__(self, number: int) -> None:
+        self.request_id = f"chatcmpl-{number:032x}-{number:08x}"
+        prediction = wire.Prediction(token_ids=b"\1\0\0\0" * 300, http_request_id=str(number))
+        self.sampling_params = SimpleNamespace(extra_args={wire.KEY: prediction})
+        self.max_tokens = 1 << 30
+        self.spec_token_ids: list[int] = []
+        self._tokens, self._output = [1] * 500, [1] * 10
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self._output)
+
+    def append(self, count: int) -> None:
+        self._tokens += [5] * count
+
+
+@dataclass(slots=True)
+class Output:
+    """As much of vLLM's `EngineCoreOutput`."""
+
+    request_id: str
+    new_token_ids: list[int]
+    trace_headers: dict[str, str] | None = None
+
+
+@dataclass
+class Timer:
+    """Milliseconds of every part, step by step."""
+
+    parts: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, part: str, call: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = call()
+        taken = 1e3 * (time.perf_counter() - started)
+        steps = self.parts.setdefault(part, [])
+        steps.append(taken)
+        return result
+
+
+def steps(batch: int, num_draft_tokens: int, count: int) -> Iterator[tuple[list[int], StepDrafts]]:
+    """What the model and the worker do: tokens sampled by each request, and the drafts made after them."""
+    draw = np.random.default_rng(0)
+    for _ in range(count):
+        length = draw.integers(0, num_draft_tokens + 1, batch)
+        survival = np.sort(draw.random((batch, num_draft_tokens)), axis=1)[:, ::-1]
+        source = np.where(length > 0, draw.integers(1, 4, batch), 0)
+        nowhere = np.zeros(batch, dtype=np.int32)
+        sampled = draw.integers(1, 9, batch).tolist()
+        yield sampled, StepDrafts([], 0, nowhere, length, source, survival_levels(survival, length))
+
+
+def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
+    """Run `count` steps of a batch."""
+    timer = Timer()
+    requests = {request.request_id: request for request in map(Request, range(batch))}
+    ids, running = list(requests), list(requests.values())
+    drafted = DraftedRequests(False, num_draft_tokens)
+    ledger, budget = VerificationLedger(drafted), DraftBudget(drafted, num_draft_tokens, 4096)
+    front = usage_collector.collector = usage_collector.Collector()
+    for request in running:
+        front.follow(request.request_id, request.sampling_params.extra_args[wire.KEY])
+    index = {req_id: i for i, req_id in enumerate(ids)}
+    gc.collect()
+    gc.freeze()  # as vLLM does with what is there when it starts
+    for sampled, made in steps(batch, num_draft_tokens, count + WARM_UP):
+        slots = {request.request_id: request.spec_token_ids for request in running if request.spec_token_ids}
+        plan = SimpleNamespace(scheduled_spec_decode_tokens=slots, num_invalid_spec_tokens=None)
+        tokens = [[5] * n for n in sampled]
+        output = SimpleNamespace(req_ids=ids, req_id_to_index=index, sampled_token_ids=tokens)
+        position = np.array([request.num_tokens for request in running]) + sampled
+        report = DraftReport([made._replace(req_ids=ids, position=position)])
+        outputs = [Output(req_id, new) for req_id, new in zip(ids, tokens, strict=True)]
+
+        def begin(plan: Any = plan, output: Any = output, report: DraftReport = report) -> Any:
+            begun = ledger.begin(requests, plan, output, report.trimmed)
+            drafted.take(report)
+            return begun
+
+        begun = timer.time("begin", begin)
+        for request, n in zip(running, sampled, strict=True):
+            request.append(n)
+            request.spec_token_ids = [-1] * num_draft_tokens
+
+        def settle(begun: Any = begun, outputs: list[Output] = outputs) -> None:
+            ledger.settle(begun, outputs)
+            ledger.forget(drafted.keep_only(requests))
+
+        def cut() -> None:
+            for request, n in zip(running, budget.grant(running, exact=True), strict=True):
+                request.spec_token_ids = request.spec_token_ids[:n]
+
+        timer.time("settle", settle)
+        timer.time("budget", cut)
+        texts = [(each.trace_headers or {})[HEADER] for each in outputs]
+        timer.time("decode", lambda texts=texts: decode(texts))
+
+        def read(outputs: list[Output] = outputs) -> None:
+            messages = usage_collector._take_messages(outputs)
+            usage_collector._count_messages(messages, requests)
+
+        timer.time("front end", read)
+    begun_ms, settled_ms = timer.parts.pop("begin"), timer.parts.pop("settle")
+    timer.parts["ledger"] = [a + b for a, b in zip(begun_ms, settled_ms, strict=True)]
+    return timer
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--draft-tokens", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args(arguments)
+    print(f"{'batch':>6} {'part':10} {'median ms':>10} {'least ms':>10}")
+    for batch in options.batch:
+        parts = measure(batch, options.draft_tokens, options.steps).parts
+        for part in ("ledger", "budget", "decode", "front end"):
+            taken = parts[part][WARM_UP:]
+            print(f"{batch:6} {part:10} {statistics.median(taken):10.2f} {min(taken):10.2f}")
+
+
+if __name__ == "__main__":
+    main()

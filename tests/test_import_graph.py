@@ -1,0 +1,225 @@
+"""Who imports whom, by the sources: no circles, wings apart, and a library that knows no engine.
+
+Imports inside functions count like those at the top; those under `TYPE_CHECKING` do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("gpu_align", "vllm_integration")
+_WING = frozenset({"config", "wire", "seams"})
+#: What each room of vllm_integration may import of the package besides itself; rooms not listed: anything.
+MAY_IMPORT = {
+    "frontend": _WING,
+    "scheduler": _WING,
+    "worker": _WING,
+    "config": frozenset({"seams", "wire"}),
+    "wire": frozenset[str](),
+    "seams": frozenset[str](),
+}
+#: What `import gpu_align` may load besides the standard library and itself.
+LOADED = {"torch", "triton", "numpy"}
+#: Optional dependencies that a module tries to import and does without.
+TRIED = {"gpu_align.ops._jit": {"numba"}}
+
+
+class Import(NamedTuple):
+    importer: str
+    imported: str
+    at_top: bool
+
+
+def sources() -> dict[str, str]:
+    """Module → source, of both packages."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text("utf-8")
+    return found
+
+
+def imports(modules: Mapping[str, str]) -> list[Import]:
+    """Every import of every module; of `from package import name` the module `name`, where there is one."""
+    found = []
+    for importer, source in modules.items():
+        is_package = any(name.startswith(importer + ".") for name in modules)
+        for node, at_top in _statements(ast.parse(source).body, at_top=True):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                parts = importer.split(".")
+                base = parts[: len(parts) - node.level + is_package] if node.level else []
+                start = ".".join([*base, *([node.module] if node.module else [])])
+                names = [
+                    name if (name := f"{start}.{alias.name}") in modules else start for alias in node.names
+                ]
+            else:
+                continue
+            found += [Import(importer, name, at_top) for name in names if name != importer]
+    return found
+
+
+def _statements(body: list[ast.stmt], *, at_top: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    for node in body:
+        yield node, at_top
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _statements(node.orelse, at_top=at_top)
+            continue
+        inside = at_top and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for field in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(node, field, []), at_top=inside)
+        for part in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
+            yield from _statements(part.body, at_top=inside)
+
+
+def violations(modules: Mapping[str, str]) -> list[str]:
+    """Each import, or circle of imports, that must not be; empty when all is well."""
+    found = imports(modules)
+    return [*_of_the_library(found), *_of_the_rooms(found), *_circles(found, modules)]
+
+
+def _of_the_library(found: list[Import]) -> Iterator[str]:
+    for importer, imported, _ in found:
+        # The command line hands over to the demo and asks for the seams, if the plugin is installed.
+        engine = {"vllm"} if importer.startswith("gpu_align.cli.") else {"vllm", "vllm_integration"}
+        if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] in engine:
+            yield f"{importer} imports {imported}: the library knows no engine"
+    at_top: dict[str, set[str]] = {}
+    for importer, imported, top in found:
+        if top:
+            at_top.setdefault(importer, set()).add(imported)
+    reached, waiting = set[str](), ["gpu_align"]
+    while waiting:
+        module = waiting.pop()
+        if module in reached:
+            continue
+        reached.add(module)
+        for imported in at_top.get(module, ()):
+            package = imported.split(".")[0]
+            if package == "gpu_align":
+                # Importing a module imports the packages around it.
+                parts = imported.split(".")
+                waiting += [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+            elif package not in LOADED | TRIED.get(module, set()) | set(sys.stdlib_module_names):
+                yield f"{module} imports {imported}: `import gpu_align` loads {', '.join(sorted(LOADED))} only"
+
+
+def _of_the_rooms(found: list[Import]) -> Iterator[str]:
+    for importer, imported, _ in found:
+        if not importer.startswith("vllm_integration.") or imported.split(".")[0] != "vllm_integration":
+            continue
+        room, other = importer.split(".")[1], [*imported.split("."), ""][1]
+        if room in MAY_IMPORT and other not in MAY_IMPORT[room] | {room}:
+            allowed = ", ".join(sorted(MAY_IMPORT[room])) or "nothing of the package"
+            yield f"{importer} imports {imported}: {room} may import {allowed}"
+
+
+def _circles(found: list[Import], modules: Mapping[str, str]) -> Iterator[str]:
+    """One line a strongly connected set of modules, that is a set in which each reaches each."""
+    edges: dict[str, set[str]] = {module: set() for module in modules}
+    for importer, imported, _ in found:
+        if imported in modules:
+            edges[importer].add(imported)
+    reaches = {module: _reached(module, edges) for module in modules}
+    circles = {
+        tuple(sorted(other for other in reaches[module] if module in reaches[other]))
+        for module in modules
+        if module in reaches[module]
+    }
+    for circle in sorted(circles):
+        yield f"{' and '.join(circle)} import each other"
+
+
+def _reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
+    reached, waiting = set[str](), [*edges[start]]
+    while waiting:
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            waiting += edges[module]
+    return reached
+
+
+def test_nothing_imports_what_it_must_not() -> None:
+    assert violations(sources()) == []
+
+
+PLANTED = [
+    ("gpu_align.config", "import vllm", "the library knows no engine"),
+    ("gpu_align.drafter", "def f():\n    from vllm_integration.wire import prediction", "knows no engine"),
+    ("gpu_align.arena", "import pydantic", "`import gpu_align` loads numpy, torch, triton only"),
+    ("gpu_align.arena", "try:\n    import yaml\nexcept ImportError:\n    pass", "`import gpu_align` loads"),
+    ("gpu_align.arena", "from gpu_align.drafter import Drafter", "import each other"),
+    ("gpu_align.arena", "def f():\n    from .drafter import Drafter", "import each other"),
+    (
+        "vllm_integration.frontend.limits",
+        "import vllm_integration.worker.slot_table",
+        "frontend may import config",
+    ),
+    ("vllm_integration.scheduler.draft_budget", "from ..worker import slot_table", "scheduler may import"),
+    (
+        "vllm_integration.worker.slot_table",
+        "from vllm_integration.frontend import limits",
+        "worker may import",
+    ),
+    ("vllm_integration.worker.slot_table", "from vllm_integration import plugin", "worker may import"),
+    ("vllm_integration.config.in_use", "from vllm_integration.frontend import limits", "config may import"),
+    (
+        "vllm_integration.wire.prediction",
+        "from vllm_integration.seams import install",
+        "wire may import nothing",
+    ),
+    (
+        "vllm_integration.seams.seam",
+        "from vllm_integration.wire import prediction",
+        "seams may import nothing",
+    ),
+    ("vllm_integration.seams.table", "from vllm_integration.seams import install", "import each other"),
+]
+
+
+@pytest.mark.parametrize(("module", "line", "words"), PLANTED, ids=lambda value: str(value).split("\n")[-1])
+def test_one_planted_import_is_named(module: str, line: str, words: str) -> None:
+    modules = sources()
+    before = set(violations(modules))
+    modules[module] += f"\n{line}\n"
+    new = set(violations(modules)) - before
+    assert any(words in text and module in text for text in new), new
+
+
+def test_imports_for_type_checkers_do_not_count() -> None:
+    code = "if TYPE_CHECKING:\n    from b import B\nelse:\n    import c\n"
+    assert imports({"a": code, "b": "class B: ...", "c": ""}) == [Import("a", "c", True)]
+
+
+def test_relative_imports_are_followed() -> None:
+    modules = {
+        "p": "from . import a",
+        "p.a": "from .b import c",
+        "p.b": "def f():\n    from .. import x",
+        "x": "",
+    }
+    assert imports(modules) == [
+        Import("p", "p.a", True),
+        Import("p.a", "p.b", True),
+        Import("p.b", "", False),
+    ]
+
+
+def test_rooms_of_the_groups_exist() -> None:
+    """They are named in a table and imported by name, which no import statement shows."""
+    from vllm_integration.seams.table import GROUPS
+
+    for group in GROUPS.values():
+        for room in group.rooms:
+            assert importlib.util.find_spec(room) is not None, room

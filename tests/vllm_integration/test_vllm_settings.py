@@ -1,0 +1,100 @@
+"""Settings are checked where they matter: all at once, before a worker starts, and only where they are used."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm_fakes import config
+
+from vllm_integration.config import engine_config
+from vllm_integration.config.settings import Settings, warn_of_unknown_names
+from vllm_integration.frontend.body_limit import BodyLimit
+
+
+def test_all_that_cannot_be_read_is_told_in_one_line() -> None:
+    wrong = {"GPU_ALIGN_MAX_BODY_BYTES": "4MB", "GPU_ALIGN_SURE": "2", "GPU_ALIGN_STRICT": "1"}
+    with pytest.raises(ValueError, match="GPU_ALIGN") as error:
+        Settings.from_env(wrong)
+    assert sorted(str(error.value).split("; ")) == [
+        "GPU_ALIGN_MAX_BODY_BYTES: expected a positive number of bytes, got '4MB'",
+        "GPU_ALIGN_SURE: expected a number from 0 to 1, got '2'",
+    ]
+
+
+@pytest.mark.parametrize("name", ["GPU_ALIGN_FILL_TOKENS", "GPU_ALIGN_SURE", "GPU_ALIGN_STRICT"])
+def test_a_very_long_value_names_its_variable_too(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: expected .* of 5000 characters$") as error:
+        Settings.from_env({name: "9" * 5000})
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_says_what_it_expects_and_is_in_the_table(name: str) -> None:
+    assert Settings.model_fields[name].description
+    assert f"| `GPU_ALIGN_{name.upper()}` |" in str(Settings.__doc__)
+
+
+def post_init(method: str) -> list[Any]:
+    """The configurations for which vLLM's own `__post_init__` was reached."""
+    made: list[Any] = []
+    vllm_config = config()
+    vllm_config.speculative_config.method = method
+    vllm_config.use_v2_model_runner = False
+    vllm_config.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
+    engine_config.post_init(made.append, vllm_config)
+    return made
+
+
+@pytest.mark.usefixtures("plugin_on")
+def test_the_configuration_fails_before_a_worker_starts_and_only_with_our_drafter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len(post_init("custom_class")) == 1
+    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", "4MB")
+    assert len(post_init("ngram")) == 1
+    with pytest.raises(ValueError, match="GPU_ALIGN_MAX_BODY_BYTES: expected a positive number of bytes"):
+        post_init("custom_class")
+
+
+@pytest.mark.usefixtures("plugin_on")
+def test_a_server_without_our_drafter_does_not_read_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", "4MB")
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    vllm_config = config()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [],
+        "app": SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(vllm_config=vllm_config))),
+    }
+    vllm_config.speculative_config.method = "ngram"
+    asyncio.run(BodyLimit(app)(scope, receive=None, send=None))  # type: ignore[arg-type]
+    assert seen == [scope]
+    vllm_config.speculative_config.method = "custom_class"
+    with pytest.raises(ValueError, match="GPU_ALIGN_MAX_BODY_BYTES"):
+        asyncio.run(BodyLimit(app)(scope, receive=None, send=None))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("plugin_on")
+def test_unknown_names_are_warned_of_once_with_the_nearest_known_one(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    warn_of_unknown_names.cache_clear()
+    monkeypatch.setenv("GPU_ALIGN_DEBUGDIR", "/x")
+    monkeypatch.setenv("GPU_ALIGN_USAGE_DETAILS", "0")
+    post_init("ngram")
+    assert plugin_log == []
+    for _ in range(2):
+        post_init("custom_class")
+    warn_of_unknown_names.cache_clear()
+    assert plugin_log == [
+        "GPU_ALIGN_DEBUGDIR is not a setting of gpu_align; the nearest one is GPU_ALIGN_DEBUG_DIR"
+    ]

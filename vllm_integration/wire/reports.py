@@ -1,0 +1,81 @@
+"""What a worker tells the scheduler about its drafts, and how it travels: on vLLM's `ModelRunnerOutput`.
+
+vLLM brings the output of a step from the worker to the scheduler, in one process as an object and between
+processes pickled. A report is one more attribute of it, made of numpy arrays and plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: The attribute of vLLM's `ModelRunnerOutput` that carries a `DraftReport`.
+ATTRIBUTE = "gpu_align_draft_report"
+#: Why a prediction is not used, or not all of it. The scheduler passes the index of one of these on.
+REFUSALS = ("", "cut", "dropped", "no_room")
+
+Ints = npt.NDArray[np.integer[Any]]
+
+
+class StepDrafts(NamedTuple):
+    """The drafts that one step of a worker made; entry b of each field belongs to request `req_ids[b]`.
+
+    req_ids: B, each request once. age: steps of the worker since then.
+    position: [B] tokens of the request when its draft was made, prompt and output. length: [B] drafts.
+    source: [B] values of `gpu_align.Source`, 0 where the length is 0.
+    survival: [B, K] uint8, see `survival_levels`; [B, 0] on V1, which does not schedule by it.
+    """
+
+    req_ids: Sequence[str]
+    age: int
+    position: Ints
+    length: Ints
+    source: Ints
+    survival: npt.NDArray[np.uint8]
+
+
+class DraftReport(NamedTuple):
+    """What the output of one step carries besides vLLM's own.
+
+    drafts: those whose copies have arrived on the host, the oldest first.
+    trimmed: request → draft slots that this very step verified, where the device trims them.
+    refused: request → why its prediction is not used, or is cut: one of `REFUSALS`.
+    off: the worker drafts no more.
+    """
+
+    drafts: Sequence[StepDrafts] = ()
+    trimmed: Mapping[str, int] = {}
+    refused: Mapping[str, str] = {}
+    off: bool = False
+
+
+def attach(model_runner_output: Any, report: DraftReport) -> None:
+    """Let a step's output carry a report, if there is anything in it."""
+    if model_runner_output is not None and any(report):
+        setattr(model_runner_output, ATTRIBUTE, report)
+
+
+def take(model_runner_output: Any) -> DraftReport:
+    """Take the report off an output; an empty one when there is none.
+
+    It does not stay there: vLLM uses one and the same object for all its empty outputs.
+    """
+    report: DraftReport | None = getattr(model_runner_output, ATTRIBUTE, None)
+    if report is None:
+        return DraftReport()
+    delattr(model_runner_output, ATTRIBUTE)
+    return report
+
+
+def survival_levels(survival: npt.NDArray[np.floating[Any]], length: Ints) -> npt.NDArray[np.uint8]:
+    """Survival as a byte a draft: [B, K] in units of 1/255, rounded down but at least 1; 0 beyond `length`.
+
+    The survival of a draft is the drafter's estimate that it and all drafts before it are accepted: the product
+    of the confidences so far. survival: [B, K], 0 to 1, no row rises. length: [B], 0 ≤ length ≤ K.
+    """
+    levels: npt.NDArray[np.uint8] = np.maximum(survival * 255, 1).astype(np.uint8)
+    levels[np.arange(levels.shape[1]) >= np.asarray(length)[:, None]] = 0
+    return levels
