@@ -15,7 +15,7 @@ DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help demo test clients lint format bench bench-quality serving-model static-check probe docs clean
+.PHONY: help demo test clients lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -75,6 +75,10 @@ bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, wha
 	@$(BIN)/python -m benchmarks.corpus .cache/corpus-tune.jsonl.gz --set tune
 	@$(BIN)/python -m benchmarks.quality --corpus .cache/corpus-test.jsonl.gz --json .cache/quality.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
+
+bench-ablation: $(VENV)/.dev  ## the drafter without each of its mechanisms: the table of docs/quality.md
+	@$(BIN)/python -m benchmarks.quality.ablation --json docs/ablation.json
+	@$(BIN)/python docs/_scripts/fill_numbers.py
 
 serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
 	@mkdir -p .cache

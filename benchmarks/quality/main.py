@@ -256,33 +256,33 @@ def _print(
     if not console.is_terminal:
         console.width = 140  # a pipe has no width of its own
     for k in SIZES:
-        table = _table(
+        table = new_table(
             f"up to {k} drafts a step", "drafter", "tok/step", "rej/acc", "five: tok/step", "five: rej/acc"
         )
         runs = [run for run in test if run.num_draft_tokens == k]
         for run in sorted(runs, key=lambda run: -test[run].tokens_per_step):
             table.add_row(run.name, *_figures(test[run]), *_figures(five[run]))
         console.print(table)
-    table = _table(
+    table = new_table(
         f"by kind of record, up to {K} drafts a step", "kind", "records", *(run.name for run in by_kind)
     )
     for kind in next(iter(by_kind.values()), {}):
         cells = [" at ".join(_figures(kinds[kind])) for kinds in by_kind.values()]
         table.add_row(kind, str(next(iter(by_kind.values()))[kind].records), *cells)
     console.print(table)
-    table = _table("confidence of gpu_align", "decile", "drafts", "share", "promised", "accepted", "gap")
+    table = new_table("confidence of gpu_align", "decile", "drafts", "share", "promised", "accepted", "gap")
     for d in reliability.deciles():
         if d.drafts:
             figures = f"{d.confidence:.3f}", f"{d.accepted:.3f}", f"{d.gap:+.3f}"
             table.add_row(f"{d.low:.1f}–{d.low + 0.1:.1f}", f"{d.drafts:,}", f"{d.share:.1%}", *figures)
     console.print(table)
-    table = _table("what has to hold", "check", "found", "wanted", "")
+    table = new_table("what has to hold", "check", "found", "wanted", "")
     for check in verdicts:
         table.add_row(check.name, check.value, check.wanted, "pass" if check.passed else "FAIL")
     console.print(table)
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)

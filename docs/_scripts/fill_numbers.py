@@ -6,7 +6,8 @@
     python docs/_scripts/fill_numbers.py OUT.json
 
 keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
-argument it rewrites the blocks from docs/quality.json as it is.
+argument it rewrites the blocks from docs/quality.json as it is. The table of the ablation is made from
+docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
 NUMBERS = DOCS / "quality.json"
+ABLATION = DOCS / "ablation.json"
 #: Name of the block in ``<!-- NAME:begin -->``.
 MAIN_BLOCK = "numbers"
 OURS = "gpu_align"
@@ -154,6 +156,29 @@ def checks(numbers: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def ablation(numbers: dict[str, Any]) -> str:
+    """What each mechanism adds: the rows of docs/ablation.json, the baseline first."""
+    stored = json.loads(ABLATION.read_text(encoding="utf-8"))
+    rows = [
+        "| without | instead | test split | five packages | code lines | perfect | unrelated |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in stored["rows"]:
+        changes = (row["change"][group] for group in ("test", "five"))
+        cells = ["–" if c is None else f"{c:+.1%}".replace("-", "−") for c in changes]
+        if row["mechanism"] == "everything":
+            default = row["settings"][0]
+            cells = [" at ".join(_ratios(default[group])) for group in ("test", "five")]
+        perfect, unrelated = row["perfect"], row["unrelated"]
+        share = unrelated["rejected_from_prediction"] / unrelated["output_tokens"]
+        cells += [str(row["lines"] or "–"), f"{perfect['least_steps']}/{perfect['records']}", f"{share:.3f}"]
+        name = "nothing" if row["mechanism"] == "everything" else row["mechanism"]
+        rows.append(f"| {name} | {row['instead']} | {' | '.join(cells)} |")
+    first = stored["rows"][0]["settings"][0]["test"]
+    every = "" if stored["one_in"] == 1 else f" (every {stored['one_in']}th of the corpus, of both splits)"
+    return "\n".join([*rows, "", f"Test split: {first['records']} outputs{every}, K = {K}."])
+
+
 #: Page → its blocks by name.
 Blocks = dict[str, Callable[[dict[str, Any]], str]]
 PAGES: dict[Path, Blocks] = {
@@ -164,6 +189,7 @@ PAGES: dict[Path, Blocks] = {
         "everything": everything,
         "kinds": kinds,
         "confidence": confidence,
+        "ablation": ablation,
     },
 }
 

@@ -1,0 +1,213 @@
+"""What each mechanism of the drafter adds: ``python -m benchmarks.quality.ablation``.
+
+Takes one mechanism away at a time, learns the survival table again without it on the tuning split, and replays the
+test split at K = 64. Compares tokens a step at equal rejections: the curve through the settings without the
+mechanism, read at the rejections per accepted draft that the whole drafter has by default. Each row is measured in
+a process of its own, in which constants and functions of the library are replaced (`mechanisms` has the list).
+Nothing of it is random or depends on time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.corpus import build as corpus
+from benchmarks.quality.checks import point
+from benchmarks.quality.curves import curve, height
+from benchmarks.quality.knowledge import knowledge
+from benchmarks.quality.main import new_table
+from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
+from benchmarks.quality.runs import Counts, read_entries
+from gpu_align.simulate import SWEEP
+
+#: The default, as `SWEEP` has it, and the settings around it: a curve is read at the default's rejections.
+DEFAULT = {"length_factor": 8, "min_survival": 0.05}
+SETTINGS: tuple[dict[str, Any], ...] = ({}, *(setting for setting in SWEEP[6:12] if setting != DEFAULT))
+#: Records over which tokens a step are compared.
+GROUPS = ("test", "five")
+
+#: What was measured without one mechanism, as the JSON file has it.
+Row = dict[str, Any]
+
+
+def counts_of(row: Row, group: str) -> list[Counts]:
+    """A row's counts over a group, one of each setting, the default first."""
+    return [Counts(**setting[group]) for setting in row["settings"]]
+
+
+def change(row: Row, baseline: Row, group: str) -> float | None:
+    """By what part tokens a step change at the rejections per accepted draft of the baseline's default.
+
+    None where no setting without the mechanism rejects as little.
+    """
+    rejected = point(counts_of(baseline, group)[0]).rejected_per_accepted
+    reached, present = (height(curve(map(point, counts_of(r, group))), rejected) for r in (row, baseline))
+    return None if reached is None or present is None else reached / present - 1
+
+
+def measure(name: str, job: Mapping[str, Any], tables: Path) -> Row:
+    """Measure the drafter without one mechanism, or without several, in a process of its own.
+
+    Args:
+        name: of `mechanisms.without`.
+        job: what `benchmarks.quality.ablated` wants to know beside it.
+        tables: folder of learned tables; one that is there is not learned again.
+
+    Raises:
+        subprocess.CalledProcessError: the process failed; it wrote why to the standard error.
+    """
+    missing = without(name)
+    # What is learned is the same where only drafting differs.
+    learned = name if missing.overrides or missing.config else BASELINE
+    table = tables / f"{re.sub('[^a-z0-9]+', '-', learned.lower())}.json"
+    with tempfile.TemporaryDirectory() as numba_cache:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.quality.ablated"],
+            input=json.dumps({**job, "mechanism": name, "table": str(table)}),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            # Numba's disk cache goes by the sources, and with overrides the library is not what its sources say.
+            env={**os.environ, **({"NUMBA_CACHE_DIR": numba_cache} if missing.overrides else {})},
+        )
+    return {"mechanism": name, "instead": missing.instead, **json.loads(done.stdout)}
+
+
+def as_json(rows: Mapping[str, Row], one_in: int) -> dict[str, Any]:
+    """What the documentation is filled from: the rows in the order of `MECHANISMS`, combinations behind them."""
+    baseline = rows.get(BASELINE)
+    order = [name for name in MECHANISMS if name in rows] + [name for name in rows if name not in MECHANISMS]
+    for row in rows.values():
+        row["lines"] = count_lines(without(row["mechanism"]).names)
+        if baseline is not None:
+            found = {group: change(row, baseline, group) for group in GROUPS}
+            row["change"] = {group: c if c is None else round(c, 5) for group, c in found.items()}
+    return {
+        "made_by": "python -m benchmarks.quality.ablation",
+        "one_in": one_in,
+        "rows": [rows[name] for name in order],
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code (0, 1: the corpus could not be made, 2: bad arguments)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality.ablation", description=__doc__.split("\n")[0]
+    )
+    cache = Path(".cache")
+    parser.add_argument(
+        "--corpus", type=Path, default=cache / "corpus-test.jsonl.gz", help="made if not there"
+    )
+    parser.add_argument(
+        "--tune",
+        type=Path,
+        default=cache / "corpus-tune.jsonl.gz",
+        help="to learn tables from; made if not there",
+    )
+    parser.add_argument("--json", type=Path, default=cache / "ablation.json", help="for the documentation")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="rows measured at a time")
+    parser.add_argument(
+        "--one-in", type=int, default=1, metavar="N", help="every Nth record only: a quick look"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        metavar="NAME",
+        help="measure these rows, and keep the others of the JSON file; A+B takes away both",
+    )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        help="keep learned tables in this folder, and use those that are there: of the same code and records only",
+    )
+    options = parser.parse_args(argv)
+    names = list(MECHANISMS) if options.only is None else options.only
+    if unknown := [part for name in names for part in name.split("+") if part not in MECHANISMS]:
+        print(f"error: expected names of {', '.join(MECHANISMS)}; found {unknown[0]}", file=sys.stderr)
+        return 2
+    for split, path in (("test", options.corpus), ("tune", options.tune)):
+        if not path.is_file() and (code := corpus.main([str(path), "--set", split])):
+            return code
+    rows: dict[str, Row] = {}
+    if options.only is not None and options.json.is_file():
+        rows = {row["mechanism"]: row for row in json.loads(options.json.read_text())["rows"]}
+    with tempfile.TemporaryDirectory() as folder:
+        tables = options.tables or Path(folder)
+        tables.mkdir(parents=True, exist_ok=True)
+        job = {
+            "corpus": str(options.corpus),
+            "tune": str(options.tune),
+            "known": str(Path(folder) / "known.pickle"),
+            "one_in": options.one_in,
+            "settings": SETTINGS,
+        }
+        if names:
+            _write_known(options, Path(folder) / "known.pickle")
+        lock = Lock()
+
+        def add(name: str) -> None:
+            row = measure(name, job, tables)
+            with lock:
+                rows[name] = row
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps(as_json(rows, options.one_in), indent=1) + "\n")
+                print(f"{len(rows)} rows: {name}", file=sys.stderr)
+
+        # The baseline's table is that of all rows that learn the same.
+        if BASELINE in names:
+            add(BASELINE)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(add, [name for name in names if name != BASELINE]))
+    options.json.write_text(json.dumps(found := as_json(rows, options.one_in), indent=1) + "\n")
+    _print(found["rows"])
+    return 0
+
+
+def _write_known(options: argparse.Namespace, path: Path) -> None:
+    """The shipped recipes in the tokens of the records; earlier outputs are what other drafters know."""
+    tokens = sorted({entry.tokens for entry in read_entries(options.corpus)[:: options.one_in]})
+    known = knowledge(options.tune, tokens, options.jobs)
+    path.write_bytes(pickle.dumps({name: replace(k, earlier=()) for name, k in known.items()}))
+
+
+def _print(rows: Sequence[Row]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160  # a pipe has no width of its own
+    table = new_table(
+        "without one mechanism, tokens a step at equal rejections",
+        "mechanism", "test split", "five packages", "lines", "default: tok/step", "rej/acc",
+        "perfect at the minimum", "unrelated: rejected a token",
+    )  # fmt: skip
+    for row in rows:
+        changes = row.get("change", dict.fromkeys(GROUPS))
+        default, unrelated, perfect = counts_of(row, "test")[0], Counts(**row["unrelated"]), row["perfect"]
+        table.add_row(
+            f"{row['mechanism']}: {row['instead']}",
+            *("–" if changes[group] is None else f"{changes[group]:+.2%}" for group in GROUPS),
+            str(row["lines"] or "–"),
+            f"{default.tokens_per_step:.2f}",
+            f"{default.rejected_per_accepted:.3f}",
+            f"{perfect['least_steps']} of {perfect['records']}",
+            f"{unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1):.4f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

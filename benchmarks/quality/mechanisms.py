@@ -1,0 +1,182 @@
+"""The drafter's mechanisms, what takes their place without them, and how many lines of code each takes.
+
+Importing this imports nothing of the library: a process that measures an override must install it first.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality.overrides import Overrides
+
+ROOT = Path(__file__).parents[2] / "gpu_align"
+#: What of the library is the drafter: not its simulator, policies, reports and commands.
+DRAFTER = ("ops", "recipes", "drafter.py", "config.py")
+
+_CONSTANTS = "gpu_align.ops.layout"
+_TABLES = "gpu_align.ops.draft.tables"
+_DRAFT = "gpu_align.ops.draft.reference"
+_REALIGN = "gpu_align.ops.realign.reference"
+#: More tokens than any output has.
+_NEVER = 1 << 30
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One thing that the drafter does, and the drafter without it.
+
+    Attributes:
+        instead: what it does then.
+        overrides: of the library's names, in the process that learns and replays.
+        config: fields of `DrafterConfig`, when learning and when drafting.
+        recipes: whether recipes are drafted from.
+        names: a regular expression of what only this mechanism has a name for; "" where it is a number alone.
+    """
+
+    instead: str
+    overrides: Overrides = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    recipes: bool = True
+    names: str = ""
+
+
+def no_exact_prefix(state: Any, slot: int, cursor: int, total: int) -> bool:
+    """In place of `is_whole`."""
+    return False
+
+
+def no_lcs_row(row: Any, window: Any, token: int) -> None:
+    """In place of `_fold_row`: the LCS lengths stay 0, and the cursor at the anchor."""
+
+
+def no_alignment(state: Any, slot: int, position: int, cursor: int, top: int) -> int:
+    """In place of `place_of`: one bucket for all of the prediction."""
+    return 0
+
+
+#: The drafter as it is.
+BASELINE = "everything"
+MECHANISMS: dict[str, Mechanism] = {
+    BASELINE: Mechanism("the drafter as it is"),
+    "own context": Mechanism(
+        "candidates in the prediction alone",
+        config={"use_context": False},
+        names=r"recent|use_?s?_context|CONTEXT_START|context_match|(?<![A-Z]_)WAYS|OWN|_own\b",
+    ),
+    "global resync": Mechanism(
+        "in sync again near the anchor only", {_CONSTANTS: {"FAR_EVERY": _NEVER}}, names="FAR_|_far"
+    ),
+    "global resync at every 8th token": Mechanism("at every token", {_CONSTANTS: {"FAR_EVERY": 1}}),
+    "local resync": Mechanism(
+        "in sync again by the global resync only",
+        {_CONSTANTS: {"NEAR_MATCH": _NEVER}},
+        names=r"NEAR\b|NEAR_MATCH",
+    ),
+    "margin": Mechanism(
+        "one bucket for all margins", {_TABLES: {"MARGIN_EDGES": ()}}, names="margin|MARGIN|rival|leader|reach"
+    ),
+    "four best matches": Mechanism(
+        "the best one of each source", {_TABLES: {"NUM_MATCHES": 1}}, names="NUM_MATCHES|_BEST|_enter|best_matches"
+    ),
+    "alignment buckets": Mechanism(
+        "one bucket for all of the prediction",
+        {_DRAFT: {"place_of": no_alignment}},
+        names="place_of|_places|PLACE|_drops|b_drop|worse",
+    ),
+    "adherence": Mechanism(
+        "one bucket, and no match is ignored",
+        {_DRAFT: {"FOLLOWED": 0}},
+        names="trust|TRUST|heard|FOLLOWED|followed|lost_classes",
+    ),
+    "min_survival_lost": Mechanism(
+        "`min_survival` for all drafts", config={"min_survival_lost": 0.0}, names="min_survival_lost|lost_classes"
+    ),
+    "edit replay": Mechanism(
+        "no edit is replayed",
+        {_CONSTANTS: {"MAX_REPLAYS": 0}},
+        names="edit(?!_script)|EDIT|REPLAY|replay|AT_START|LEFT_AT|left_at|b_(before|at|behind|start|old|new)|_load_key|_same_before",
+    ),
+    "LCS row": Mechanism(
+        "after a divergence the cursor stays at the anchor",
+        {_REALIGN: {"_fold_row": no_lcs_row}},
+        names=r"_row\b|_row_|row_|standing|score|MATCH_WEIGHT|_?WORDS|b_words|_holds|WINDOW\b",
+    ),
+    "LCS window of 256": Mechanism("of 64 tokens", {_CONSTANTS: {"WINDOW": 64}}),
+    "cursor window": Mechanism(
+        "the cursor alone",
+        {_TABLES: {"WINDOW_BEHIND": 0, "WINDOW_AHEAD": 0}},
+        names="_BEHIND|_AHEAD",
+    ),
+    "cursor window of 19": Mechanism(
+        "of 2: the cursor and the next position", {_TABLES: {"WINDOW_BEHIND": 0, "WINDOW_AHEAD": 1}}
+    ),
+    "exact prefix": Mechanism(
+        "an exact prefix is a match like any other",
+        {_DRAFT: {"is_whole": no_exact_prefix}},
+        names="is_whole|_WHOLE|whole",
+    ),
+    "recipes": Mechanism("no recipes", recipes=False, names="recipe|RECIPE|Recipe"),
+}  # fmt: skip
+
+
+def without(name: str) -> Mechanism:
+    """The drafter without the mechanism of this name, or without several joined by ``+``."""
+    parts = [MECHANISMS[part] for part in name.split("+")]
+    overrides: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for module, values in part.overrides.items():
+            overrides.setdefault(module, {}).update(values)
+    return Mechanism(
+        "; ".join(part.instead for part in parts),
+        overrides,
+        {key: value for part in parts for key, value in part.config.items()},
+        all(part.recipes for part in parts),
+        "|".join(part.names for part in parts if part.names),
+    )
+
+
+def count_lines(names: str) -> int:
+    """Code lines of the drafter that have to do with `names`, kernels, references and host code together.
+
+    ::
+
+        every line of a function or class whose name contains one of them,
+        and of all other code each line that contains one of them
+
+    Blank lines, comments and docstrings are no code. "" is 0.
+    """
+    if not names:
+        return 0
+    return sum(_count(path.read_text(encoding="utf-8"), re.compile(names)) for path in _sources())
+
+
+def _sources() -> Iterable[Path]:
+    for part in DRAFTER:
+        path = ROOT / part
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _count(source: str, names: re.Pattern[str]) -> int:
+    tree = ast.parse(source)
+    docstrings, inside = set(), set()
+    for node in ast.walk(tree):
+        lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            docstrings |= {*lines}
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and names.search(node.name):
+            inside |= {*lines}
+    count = 0
+    for number, line in enumerate(source.splitlines(), 1):
+        code = line.partition("#")[0].strip()
+        if code and number not in docstrings:
+            count += number in inside or names.search(code) is not None
+    return count

@@ -1,0 +1,202 @@
+"""The ablation: overrides take effect and nothing else does, lines are counted, changes are read off curves."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rapidfuzz")
+
+from benchmarks.quality import ablated, ablation, mechanisms
+from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
+
+ROOT = Path(__file__).parents[3]
+
+
+def counted(steps: int, accepted: int, rejected: int) -> dict[str, int]:
+    return {
+        "records": 1,
+        "output_tokens": 1000,
+        "steps": steps,
+        "accepted": accepted,
+        "rejected": rejected,
+        "rejected_from_prediction": 0,
+    }
+
+
+def row_of(*settings: tuple[int, int, int]) -> dict[str, Any]:
+    return {"settings": [{"test": counted(*s), "five": counted(*s)} for s in settings]}
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_what_derives_from_an_override_changes_with_it() -> None:
+    code = f"""
+from benchmarks.quality import mechanisms, overrides
+one = mechanisms.without("four best matches+exact prefix")
+overrides.install(one.overrides)
+from gpu_align.ops.draft import reference
+from gpu_align.ops.step import view
+print(reference.NUM_CANDIDATES, view.{exact_prefix_name()}.__name__)
+"""
+    from gpu_align.ops.draft import reference
+
+    assert run_python(code) == f"{reference.NUM_CANDIDATES - 6} {mechanisms.no_exact_prefix.__name__}"
+
+
+def exact_prefix_name() -> str:
+    [names] = MECHANISMS["exact prefix"].overrides.values()
+    [name] = names
+    return name
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import json\ninstall({'json': {'dumps': 1}})", "that are not imported yet, found json"),
+        ("install({'wave': {'dumps': 1}})\nimport wave", "wave: expected the names dumps, found none"),
+    ],
+)
+def test_an_override_that_would_not_take_effect_is_refused(code: str, error: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run_python(f"from benchmarks.quality.overrides import install\n{code}")
+    assert error in failed.value.stderr
+
+
+def test_every_mechanism_takes_something_away() -> None:
+    for name, missing in MECHANISMS.items():
+        if name != BASELINE:
+            assert missing.overrides or missing.config or not missing.recipes, name
+            assert (count_lines(missing.names) > 0) == bool(missing.names), name
+
+
+def test_all_overrides_together_are_found_in_the_library() -> None:
+    """A renamed constant or function would fail here, at the import."""
+    code = """
+from benchmarks.quality import mechanisms, overrides
+overrides.install(mechanisms.without("+".join(mechanisms.MECHANISMS)).overrides)
+import benchmarks.learn.survival, gpu_align.simulate.drafter_policy
+"""
+    run_python(code)
+
+
+def test_lines_are_those_of_named_functions_and_lines_with_a_name() -> None:
+    source = '''
+"""row"""
+import row  # counts
+
+def fold_row(x):
+    """No code."""
+
+    # Nor this.
+    return x
+
+def other(x):
+    return x  # row
+'''
+    assert mechanisms._count(source, re.compile("row")) == 3
+    assert count_lines("") == 0
+
+
+def test_several_mechanisms_at_once() -> None:
+    both = without("own context+edit replay")
+    assert both.config == {"use_context": False}
+    assert both.overrides == MECHANISMS["edit replay"].overrides
+    assert not without("recipes+own context").recipes
+
+
+def test_a_change_is_read_at_the_rejections_of_the_default() -> None:
+    whole = row_of((100, 1000, 500), (125, 1000, 100))
+    assert ablation.change(whole, whole, "test") == 0
+    # 8 tokens a step at 0.3 rejected and 10 at 0.7: 9 in between, where the whole drafter has 10.
+    assert ablation.change(row_of((100, 1000, 700), (125, 1000, 300)), whole, "five") == pytest.approx(-0.1)
+    assert ablation.change(row_of((100, 1000, 700)), whole, "test") is None
+
+
+def records(count: int) -> list[dict[str, Any]]:
+    """Edits of the same kind at four places each, so that each may be replayed."""
+    found = []
+    for seed in range(count):
+        rng = random.Random(seed)
+        blocks = [[rng.randrange(50) for _ in range(25)] for _ in range(5)]
+        before = [token for block in blocks for token in (*block, 60, 61, 62)][:-3]
+        after = [token for block in blocks for token in (*block, 60, 70, 71, 62)][:-4]
+        fields = {
+            "text": "python",
+            "kind": "python",
+            "package": f"p{seed}",
+            "split": "test",
+            "tokens": "tekken",
+        }
+        found.append({"id": str(seed), "prediction": before, "output": after, **fields})
+    return found
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is measured, on a corpus of two records, in plain Python: a compiler takes longer."""
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    monkeypatch.chdir(ROOT)
+    pairs = tmp_path / "pairs.jsonl.gz"
+    pairs.write_bytes(gzip.compress("\n".join(map(json.dumps, records(2))).encode()))
+    known = tmp_path / "known.pickle"
+    known.write_bytes(pickle.dumps({}))
+    return {
+        "corpus": str(pairs),
+        "tune": str(pairs),
+        "known": str(known),
+        "one_in": 1,
+        "settings": [{}, {"length_factor": 1}],
+    }
+
+
+def test_the_baseline_is_the_plain_replay_and_a_mechanism_less_takes_more_steps(
+    job: dict[str, Any], tmp_path: Path
+) -> None:
+    from benchmarks.quality.runs import read_entries
+
+    whole = ablation.measure(BASELINE, job, tmp_path)
+    entries = read_entries(Path(job["corpus"]))
+    for setting, measured in zip(job["settings"], whole["settings"], strict=True):
+        pairs = ablated.replay({**setting, "survival_table": str(tmp_path / "everything.json")}, entries, {})
+        assert measured == {"setting": setting, "test": ablated.counts(pairs), "five": ablated.counts([])}
+    assert whole["perfect"] == {"records": 2, "least_steps": 2}
+
+    (tmp_path / "again").mkdir()
+    assert ablation.measure(BASELINE, job, tmp_path / "again") == whole
+
+    less = ablation.measure("edit replay+exact prefix", job, tmp_path)
+    assert less["settings"][0]["test"]["steps"] > whole["settings"][0]["test"]["steps"]
+    assert (tmp_path / "edit-replay-exact-prefix.json").is_file()
+
+
+def test_rows_of_the_file_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = {**row_of((100, 1000, 500)), "mechanism": BASELINE, "instead": "x"}
+    less = {**row_of((125, 1000, 500)), "mechanism": "margin", "instead": "one bucket"}
+    for row in (whole, less):
+        row |= {"perfect": {"records": 2, "least_steps": 1}, "unrelated": counted(9, 1, 1)}
+    pairs = tmp_path / "pairs.jsonl.gz"
+    pairs.write_bytes(gzip.compress(b""))
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"rows": [less, whole]}))
+    files = ["--corpus", str(pairs), "--tune", str(pairs), "--json", str(path)]
+    assert ablation.main([*files, "--only"]) == 0
+    stored = json.loads(path.read_text())["rows"]
+    assert [row["mechanism"] for row in stored] == [BASELINE, "margin"]
+    assert stored[1]["change"] == {"test": -0.2, "five": -0.2}
+    assert stored[1]["lines"] == count_lines(MECHANISMS["margin"].names)
+    assert "-20.00%" in capsys.readouterr().out
+    assert ablation.main([*files, "--only", "luck"]) == 2
+    assert "found luck" in capsys.readouterr().err
