@@ -174,7 +174,8 @@ class Plugin:
         requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
         self._requests.keep_only(dict.fromkeys(ids))
         self._requests.rows_of(ids, requests)
-        levels = survival_levels(batch.survival / ONE, batch.length)
+        levels = np.zeros((len(ids), self.num_draft_tokens), dtype=np.uint8)
+        levels[:, : batch.survival.shape[1]] = survival_levels(batch.survival / ONE, batch.length)
         unknown = np.zeros_like(batch.length)
         self._told.append(StepDrafts(ids, self.late, unknown, batch.length, unknown, levels))
         told = [self._told.popleft()] if len(self._told) > self.late else []
