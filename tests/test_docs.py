@@ -198,7 +198,7 @@ def test_every_operation_has_its_four_files() -> None:
     assert len(folders) >= 4
     for folder in folders:
         # The parts of a step are launched together, by `step`.
-        launched = [] if folder.name in ("index", "realign", "recipe", "draft") else ["launch.py"]
+        launched = [] if folder.name in ("realign", "recipe_lookup", "draft") else ["launch.py"]
         for name in ("README.md", "reference.py", "kernels.py", *launched):
             assert (folder / name).exists(), f"{folder.name}/{name}"
 
