@@ -9,22 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from .config import DrafterConfig
-from .ops.constants import (
-    ADHERENCE_LOST,
-    ALIGNMENT_FAR,
-    ALIGNMENT_LARGE,
-    ALIGNMENT_MEDIUM,
-    ALIGNMENT_NEAR,
-    ALIGNMENT_SMALL,
-    IN_SYNC,
-    LARGE_DEFICIT,
-    MEDIUM_DEFICIT,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_IN_SYNC,
-    SMALL_DEFICIT,
-    SURVIVAL_ONE,
-)
+from .ops import constants as c
 from .ops.draft.reference import IS_CONTEXT
 from .ops.recipe_lookup import Recipes, RecipeTable
 from .ops.recipe_lookup.table import RecipeArrays
@@ -32,11 +17,11 @@ from .ops.step.view import StepView, View
 
 #: What an alignment bucket says of a candidate in the prediction.
 _WORSE = {
-    ALIGNMENT_SMALL: f"at most {SMALL_DEFICIT} worse by the alignment",
-    ALIGNMENT_MEDIUM: f"{SMALL_DEFICIT + 1} to {MEDIUM_DEFICIT} worse by the alignment",
-    ALIGNMENT_NEAR: f"more than {MEDIUM_DEFICIT} worse by the alignment",
-    ALIGNMENT_LARGE: f"at most {LARGE_DEFICIT} worse by the alignment",
-    ALIGNMENT_FAR: f"more than {LARGE_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_SMALL: f"at most {c.SMALL_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_MEDIUM: f"{c.SMALL_DEFICIT + 1} to {c.MEDIUM_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_NEAR: f"more than {c.MEDIUM_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_LARGE: f"at most {c.LARGE_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_FAR: f"more than {c.LARGE_DEFICIT} worse by the alignment",
 }
 #: Candidates that were not chosen: this many of the best are told.
 _NUM_OTHERS = 3
@@ -158,7 +143,7 @@ class Explainer:
         assert self._recipes is not None
         matched = int((self._recipes.context[recipe] >= 0).sum())
         words = f"the last {matched} tokens" if matched > 1 else "the last token"
-        expected = round(float(self._recipe_table.expected_accepted[recipe]) / SURVIVAL_ONE, 2)
+        expected = round(float(self._recipe_table.expected_accepted[recipe]) / c.SURVIVAL_ONE, 2)
         return Choice("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
 
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int) -> Choice:
@@ -169,7 +154,7 @@ class Explainer:
             int(found.position[0, lane]),
             int(found.matched[0, lane]),
             round(
-                float(self._view.tables.expected_accepted[class_id, min(num, remaining)]) / SURVIVAL_ONE, 2
+                float(self._view.tables.expected_accepted[class_id, min(num, remaining)]) / c.SURVIVAL_ONE, 2
             ),
             "; ".join(self._why(view, lane, num_output, edits)),
         )
@@ -182,7 +167,7 @@ class Explainer:
         if IS_CONTEXT[lane]:
             yield f"{words} occurred before, in the prompt or the output"
             return
-        in_sync, num_in_sync = self._view.state.align_state[0, [IN_SYNC, NUM_IN_SYNC]]
+        in_sync, num_in_sync = self._view.state.align_state[0, [c.IN_SYNC, c.NUM_IN_SYNC]]
         if in_sync and position == cursor == num_in_sync == num_output:
             yield "the output so far is the beginning of the prediction"
             return
@@ -196,11 +181,11 @@ class Explainer:
             yield f"{words} occur{'s' if matched == 1 else ''} in the prediction, {where}"
         else:
             yield f"{where}, where the last token does not occur"
-        bucket, adherence = class_id // NUM_ADHERENCES % NUM_ALIGNMENTS, class_id % NUM_ADHERENCES
+        bucket, adherence = class_id // c.NUM_ADHERENCES % c.NUM_ALIGNMENTS, class_id % c.NUM_ADHERENCES
         # While the output is in sync with the prediction, the alignment knows no more than the distance.
         if bucket in _WORSE and not in_sync:
             yield _WORSE[bucket]
-        if adherence == ADHERENCE_LOST:
+        if adherence == c.ADHERENCE_LOST:
             yield "the output follows little of the prediction"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"

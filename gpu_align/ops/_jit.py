@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from . import constants
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 try:
@@ -81,6 +83,9 @@ def _with_any_strides(kind: Any) -> Any:
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Of the function's file and of all that a reference may be made of."""
+    """Of the function's file, of all that a reference may be made of, and of the constants as they are now."""
     sources = {Path(inspect.getfile(function)), *Path(__file__).parent.rglob("*.py")}
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
+    # Somebody may have set other values than the file has.
+    digest.update(repr({name: value for name, value in vars(constants).items() if name.isupper()}).encode())
+    return digest.hexdigest()[:16]

@@ -9,24 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .constants import (
-    ALIGN_STATE,
-    CONTEXT_START,
-    EDIT,
-    MAX_EDITS,
-    OUTPUT_START,
-    PREDICTION_BASE,
-    PREDICTION_LEN,
-    PREDICTION_SHIFT,
-    SEEN,
-    SLOT_META,
-    VACANT,
-    WAYS,
-    WINDOW,
-    context_index_bits,
-    index_bits,
-    whole_pages,
-)
+from . import constants as c
 from .suffix_match import build_index
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -70,20 +53,20 @@ def allocate_state(
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    slot_meta, align_state = zeros(max_slots, SLOT_META), zeros(max_slots, ALIGN_STATE)
-    slot_meta[:, OUTPUT_START] = slot_meta[:, CONTEXT_START] = VACANT
-    align_state[:, SEEN] = -1
+    slot_meta, align_state = zeros(max_slots, c.SLOT_META), zeros(max_slots, c.ALIGN_STATE)
+    slot_meta[:, c.OUTPUT_START] = slot_meta[:, c.CONTEXT_START] = c.VACANT
+    align_state[:, c.SEEN] = -1
     return StepState(
         zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), slot_meta, align_state,
-        zeros(max_slots, WINDOW, dtype=torch.int16), zeros(max_slots, MAX_EDITS, EDIT),
-        zeros(max_slots, 1 << context_index_bits(max_context_len), WAYS),
+        zeros(max_slots, c.WINDOW, dtype=torch.int16), zeros(max_slots, c.MAX_EDITS, c.EDIT),
+        zeros(max_slots, 1 << c.context_index_bits(max_context_len), c.WAYS),
     )  # fmt: skip
 
 
 def store_prediction(state: StepState, base: int, tokens: npt.NDArray[np.int32]) -> None:
     """Upload a prediction to its pages and index it there. tokens: [n] int32, n >= 1; do not change it after."""
     _upload(tokens, state.prediction_tokens[base : base + len(tokens)])
-    build_index(*state[:3], base, len(tokens), index_bits(whole_pages(len(tokens))))
+    build_index(*state[:3], base, len(tokens), c.index_bits(c.whole_pages(len(tokens))))
 
 
 def occupy_slot(
@@ -99,21 +82,21 @@ def occupy_slot(
         prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
     """
-    shift = 32 - index_bits(whole_pages(num_tokens))
-    _write_meta(state, slot, base, num_tokens, shift, prompt_len, 0 if use_context else VACANT)
-    state.align_state[slot, SEEN] = -1
+    shift = 32 - c.index_bits(c.whole_pages(num_tokens))
+    _write_meta(state, slot, base, num_tokens, shift, prompt_len, 0 if use_context else c.VACANT)
+    state.align_state[slot, c.SEEN] = -1
 
 
 def vacate_slot(state: StepState, slot: int) -> None:
     """Nothing is drafted for the slot any more."""
-    _write_meta(state, slot, 0, 0, 0, VACANT, VACANT)
+    _write_meta(state, slot, 0, 0, 0, c.VACANT, c.VACANT)
 
 
 def state_of(
     predictions: Sequence[Sequence[int]], prompt_lens: Sequence[int], max_context_len: int, use_context: bool
 ) -> StepState:
     """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
-    capacities = [whole_pages(len(prediction)) for prediction in predictions]
+    capacities = [c.whole_pages(len(prediction)) for prediction in predictions]
     state = allocate_state(len(predictions), max_context_len, sum(capacities), "cpu")
     base = 0
     for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
@@ -127,9 +110,9 @@ def state_of(
 def _write_meta(
     state: StepState, slot: int, base: int, num_tokens: int, shift: int, output_start: int, context_start: int
 ) -> None:
-    meta = np.zeros(SLOT_META, dtype=np.int32)
-    meta[[PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT]] = base, num_tokens, shift
-    meta[[OUTPUT_START, CONTEXT_START]] = output_start, context_start
+    meta = np.zeros(c.SLOT_META, dtype=np.int32)
+    meta[[c.PREDICTION_BASE, c.PREDICTION_LEN, c.PREDICTION_SHIFT]] = base, num_tokens, shift
+    meta[[c.OUTPUT_START, c.CONTEXT_START]] = output_start, context_start
     _upload(meta, state.slot_meta[slot])
 
 

@@ -7,48 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .. import constants as c
 from .._jit import njit
-from ..constants import (
-    ADHERENCE_CLOSE,
-    ADHERENCE_LOOSE,
-    ADHERENCE_LOST,
-    ALIGNMENT_CONTEXT,
-    ALIGNMENT_FAR,
-    ALIGNMENT_LARGE,
-    ALIGNMENT_MEDIUM,
-    ALIGNMENT_NEAR,
-    ALIGNMENT_NEXT,
-    ALIGNMENT_SMALL,
-    ANCHOR,
-    AT_CURSOR,
-    BACKWARD_DEFICIT,
-    CURSOR,
-    CURSOR_AHEAD,
-    CURSOR_BEHIND,
-    EDIT_NEW,
-    EDIT_OLD,
-    EDIT_START,
-    EXACT_PREFIX,
-    FIRST_CONTEXT,
-    IN_SYNC,
-    LARGE_DEFICIT,
-    LOOSE_SHARE,
-    LOST_SHARE,
-    MAX_EDITS,
-    MAX_MATCH,
-    MAX_REPLAYS,
-    MEDIUM_DEFICIT,
-    NO_SCORE,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_CANDIDATES,
-    NUM_EDITS,
-    NUM_IN_SYNC,
-    NUM_MARGINS,
-    NUM_MATCHES,
-    SMALL_DEFICIT,
-    WINDOW,
-)
 from ..realign.reference import Alignment, has_key, score
 from ..suffix_match.reference import Context, Prediction, best_matches, find_matches, match_length
 from .tables import TableArrays
@@ -56,7 +16,7 @@ from .tables import TableArrays
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
 #: Which lanes are in the context.
-IS_CONTEXT = np.arange(NUM_CANDIDATES) >= FIRST_CONTEXT
+IS_CONTEXT = np.arange(c.NUM_CANDIDATES) >= c.FIRST_CONTEXT
 
 
 class Candidates(NamedTuple):
@@ -79,7 +39,7 @@ class Candidates(NamedTuple):
 
 def allocate_candidates(*batch: int) -> Candidates:
     """Space for the candidates of one request, or of a batch of them."""
-    return Candidates(*(np.zeros((*batch, NUM_CANDIDATES), dtype=np.int64) for _ in Candidates._fields))
+    return Candidates(*(np.zeros((*batch, c.NUM_CANDIDATES), dtype=np.int64) for _ in Candidates._fields))
 
 
 @njit
@@ -95,14 +55,14 @@ def candidates(
     tokens, total, length = context.tokens, len(context.tokens), len(prediction.tokens)
     find_matches(prediction, context, cursor, min_match, min_context_match, found.key)
     best_matches(found.key, cursor, found.position, found.matched)
-    most = min(max(total - context.output_start, 0), MAX_MATCH)
-    for lane in range(NUM_MATCHES, FIRST_CONTEXT):
-        position = cursor + lane - AT_CURSOR
+    most = min(max(total - context.output_start, 0), c.MAX_MATCH)
+    for lane in range(c.NUM_MATCHES, c.FIRST_CONTEXT):
+        position = cursor + lane - c.AT_CURSOR
         if 0 <= position < length:
             found.position[lane] = position
             found.matched[lane] = match_length(prediction.tokens, position, tokens, most)
-    for lane in range(NUM_CANDIDATES):
-        position, in_context = found.position[lane], lane >= FIRST_CONTEXT
+    for lane in range(c.NUM_CANDIDATES):
+        position, in_context = found.position[lane], lane >= c.FIRST_CONTEXT
         found.remaining[lane] = 0
         if position >= 0:
             found.remaining[lane] = (total if in_context else length) - position
@@ -112,9 +72,9 @@ def candidates(
 @njit
 def adherence_of(num_in_sync: int, num_output: int) -> int:
     """Bucket of the share of the output that was in sync with the prediction."""
-    if LOST_SHARE * num_in_sync < num_output:
-        return ADHERENCE_LOST
-    return ADHERENCE_LOOSE if LOOSE_SHARE * num_in_sync < num_output else ADHERENCE_CLOSE
+    if c.LOST_SHARE * num_in_sync < num_output:
+        return c.ADHERENCE_LOST
+    return c.ADHERENCE_LOOSE if c.LOOSE_SHARE * num_in_sync < num_output else c.ADHERENCE_CLOSE
 
 
 @njit
@@ -123,17 +83,17 @@ def margins(found: Candidates, adherence: int) -> None:
 
     A prediction that the output hardly adheres to is ignored.
     """
-    first = FIRST_CONTEXT if adherence == ADHERENCE_LOST else 0
+    first = c.FIRST_CONTEXT if adherence == c.ADHERENCE_LOST else 0
     reach, leader, runner_up = 0, -1, 0
-    for lane in range(first, NUM_CANDIDATES):
+    for lane in range(first, c.NUM_CANDIDATES):
         if found.remaining[lane] > 0 and (leader < 0 or found.matched[lane] > reach):
             reach, leader = found.matched[lane], lane
     # Where nothing is considered, nothing is ahead of anything.
     token = found.token[leader] if leader >= 0 else 0
-    for lane in range(first, NUM_CANDIDATES):
+    for lane in range(first, c.NUM_CANDIDATES):
         if found.remaining[lane] > 0 and found.token[lane] != token:
             runner_up = max(runner_up, found.matched[lane])
-    for lane in range(NUM_CANDIDATES):
+    for lane in range(c.NUM_CANDIDATES):
         agrees = leader >= 0 and found.token[lane] == token
         found.margin[lane] = found.matched[lane] - (runner_up if agrees else reach)
 
@@ -141,12 +101,12 @@ def margins(found: Candidates, adherence: int) -> None:
 @njit
 def score_deficit(position: int, length: int, alignment: Alignment, cursor: int, top: int) -> int:
     """How much worse than the cursor the alignment finds a position in a prediction of `length` tokens."""
-    if alignment.state[IN_SYNC] > 0:
+    if alignment.state[c.IN_SYNC] > 0:
         ahead = position - cursor
-        return ahead if ahead > 0 else BACKWARD_DEFICIT - ahead
-    anchor = int(alignment.state[ANCHOR])
+        return ahead if ahead > 0 else c.BACKWARD_DEFICIT - ahead
+    anchor = int(alignment.state[c.ANCHOR])
     j = position - anchor
-    return top - score(alignment.row, j) if 0 <= j <= min(WINDOW, length - anchor) else NO_SCORE
+    return top - score(alignment.row, j) if 0 <= j <= min(c.WINDOW, length - anchor) else c.NO_SCORE
 
 
 @njit
@@ -154,14 +114,14 @@ def alignment_bucket(position: int, length: int, alignment: Alignment, cursor: i
     """Alignment bucket of a candidate in the prediction."""
     ahead = position - cursor
     # At the cursor and next to it the distance is the bucket.
-    if ahead == 0 or ahead == ALIGNMENT_NEXT:
+    if ahead == 0 or ahead == c.ALIGNMENT_NEXT:
         return ahead
     deficit = score_deficit(position, length, alignment, cursor, top)
-    if -CURSOR_BEHIND <= ahead <= CURSOR_AHEAD:
-        if deficit <= SMALL_DEFICIT:
-            return ALIGNMENT_SMALL
-        return ALIGNMENT_MEDIUM if deficit <= MEDIUM_DEFICIT else ALIGNMENT_NEAR
-    return ALIGNMENT_LARGE if deficit <= LARGE_DEFICIT else ALIGNMENT_FAR
+    if -c.CURSOR_BEHIND <= ahead <= c.CURSOR_AHEAD:
+        if deficit <= c.SMALL_DEFICIT:
+            return c.ALIGNMENT_SMALL
+        return c.ALIGNMENT_MEDIUM if deficit <= c.MEDIUM_DEFICIT else c.ALIGNMENT_NEAR
+    return c.ALIGNMENT_LARGE if deficit <= c.LARGE_DEFICIT else c.ALIGNMENT_FAR
 
 
 @njit
@@ -176,25 +136,25 @@ def classes(
 ) -> None:
     """Write the class of every candidate."""
     num_output = max(len(context.tokens) - context.output_start, 0)
-    adherence = adherence_of(int(alignment.state[NUM_IN_SYNC]), num_output)
+    adherence = adherence_of(int(alignment.state[c.NUM_IN_SYNC]), num_output)
     length = len(prediction.tokens)
     margins(found, adherence)
-    for lane in range(NUM_CANDIDATES):
+    for lane in range(c.NUM_CANDIDATES):
         found.class_id[lane] = -1
         if found.remaining[lane] > 0:
-            bucket = ALIGNMENT_CONTEXT
-            if lane < FIRST_CONTEXT:
+            bucket = c.ALIGNMENT_CONTEXT
+            if lane < c.FIRST_CONTEXT:
                 bucket = alignment_bucket(found.position[lane], length, alignment, cursor, top)
-            class_id = tables.length_bucket[found.matched[lane]] * NUM_MARGINS
-            class_id += tables.margin_bucket[found.margin[lane] + MAX_MATCH]
-            found.class_id[lane] = (class_id * NUM_ALIGNMENTS + bucket) * NUM_ADHERENCES + adherence
+            class_id = tables.length_bucket[found.matched[lane]] * c.NUM_MARGINS
+            class_id += tables.margin_bucket[found.margin[lane] + c.MAX_MATCH]
+            found.class_id[lane] = (class_id * c.NUM_ALIGNMENTS + bucket) * c.NUM_ADHERENCES + adherence
 
 
 @njit
 def is_exact_prefix(alignment: Alignment, num_output: int) -> bool:
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction."""
     state = alignment.state
-    return bool(state[IN_SYNC] > 0 and state[CURSOR] == num_output == state[NUM_IN_SYNC] <= MAX_MATCH)
+    return bool(state[c.IN_SYNC] > 0 and state[c.CURSOR] == num_output == state[c.NUM_IN_SYNC] <= c.MAX_MATCH)
 
 
 @njit
@@ -204,7 +164,7 @@ def worth(matched: int, class_id: int, tables: TableArrays, length_quarters: int
     How many tokens of its text remain does not limit either.
     """
     K = tables.expected_accepted.shape[1] - 1
-    num = K if matched >= MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
+    num = K if matched >= c.MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
     num = min(num, int(tables.max_draft_len[class_id]))
     # Most candidates are worth nothing, and a table is more than a cache holds.
     return num, int(tables.expected_accepted[class_id, num]) if num > 0 else 0
@@ -218,10 +178,10 @@ def choose(
 
     num and expected are 0 where no candidate is. An exact prefix goes before all.
     """
-    if exact_prefix and found.remaining[AT_CURSOR] > 0:
-        return AT_CURSOR, tables.expected_accepted.shape[1] - 1, EXACT_PREFIX
+    if exact_prefix and found.remaining[c.AT_CURSOR] > 0:
+        return c.AT_CURSOR, tables.expected_accepted.shape[1] - 1, c.EXACT_PREFIX
     best, best_num, best_expected = 0, 0, 0
-    for lane in range(NUM_CANDIDATES):
+    for lane in range(c.NUM_CANDIDATES):
         if found.remaining[lane] > 0:
             num, expected = worth(found.matched[lane], found.class_id[lane], tables, length_quarters)
             if expected > best_expected:
@@ -237,15 +197,15 @@ def compose(
     tokens = prediction.tokens
     length, replays = 0, 0
     while length < num and position < len(tokens):
-        i = _latest_edit(prediction, alignment, position) if replays < MAX_REPLAYS else -1
+        i = _latest_edit(prediction, alignment, position) if replays < c.MAX_REPLAYS else -1
         if i >= 0:
             replays += 1
             edit = alignment.edits[i]
-            for k in range(edit[EDIT_NEW]):
+            for k in range(edit[c.EDIT_NEW]):
                 if length < num:
-                    draft[length] = context.tokens[context.output_start + edit[EDIT_START] + k]
+                    draft[length] = context.tokens[context.output_start + edit[c.EDIT_START] + k]
                     length += 1
-            position += int(edit[EDIT_OLD])
+            position += int(edit[c.EDIT_OLD])
         # The token behind an edit is copied as it is.
         if length < num and position < len(tokens):
             draft[length] = tokens[position]
@@ -257,9 +217,9 @@ def compose(
 @njit
 def _latest_edit(prediction: Prediction, alignment: Alignment, position: int) -> int:
     """The latest edit that has the key of a position and whose old tokens are all there, or -1."""
-    count = int(alignment.state[NUM_EDITS])
-    for number in range(count - 1, max(count - MAX_EDITS, 0) - 1, -1):
-        edit = alignment.edits[number % MAX_EDITS]
-        if has_key(prediction, edit, position) and position + edit[EDIT_OLD] <= len(prediction.tokens):
-            return number % MAX_EDITS
+    count = int(alignment.state[c.NUM_EDITS])
+    for number in range(count - 1, max(count - c.MAX_EDITS, 0) - 1, -1):
+        edit = alignment.edits[number % c.MAX_EDITS]
+        if has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= len(prediction.tokens):
+            return number % c.MAX_EDITS
     return -1

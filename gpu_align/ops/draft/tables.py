@@ -16,17 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..constants import (
-    ADHERENCE_LOST,
-    ALIGNMENT_CONTEXT,
-    LENGTH_EDGES,
-    MARGIN_EDGES,
-    MAX_MATCH,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_CLASSES,
-    SURVIVAL_ONE,
-)
+from .. import constants as c
 
 #: Numbers of drafts that the file holds survival for; in between it is interpolated.
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -39,25 +29,27 @@ IntArray = npt.NDArray[np.int32]
 
 def length_buckets() -> IntArray:
     """[MAX_MATCH + 1] int32: matched length -> bucket, ``0 <= bucket < NUM_LENGTHS``."""
-    return np.searchsorted(LENGTH_EDGES, np.arange(MAX_MATCH + 1), side="right").astype(np.int32)
+    return np.searchsorted(c.LENGTH_EDGES, np.arange(c.MAX_MATCH + 1), side="right").astype(np.int32)
 
 
 def margin_buckets() -> IntArray:
     """[2 * MAX_MATCH + 1] int32: margin + MAX_MATCH -> bucket, ``0 <= bucket < NUM_MARGINS``."""
-    return np.searchsorted(MARGIN_EDGES, np.arange(-MAX_MATCH, MAX_MATCH + 1), side="right").astype(np.int32)
+    return np.searchsorted(c.MARGIN_EDGES, np.arange(-c.MAX_MATCH, c.MAX_MATCH + 1), side="right").astype(
+        np.int32
+    )
 
 
 def lost_classes() -> npt.NDArray[np.bool_]:
     """[NUM_CLASSES]: candidates in a prediction that the output hardly adheres to."""
-    classes = np.arange(NUM_CLASSES)
-    in_prediction = classes // NUM_ADHERENCES % NUM_ALIGNMENTS != ALIGNMENT_CONTEXT
-    lost: npt.NDArray[np.bool_] = in_prediction & (classes % NUM_ADHERENCES == ADHERENCE_LOST)
+    classes = np.arange(c.NUM_CLASSES)
+    in_prediction = classes // c.NUM_ADHERENCES % c.NUM_ALIGNMENTS != c.ALIGNMENT_CONTEXT
+    lost: npt.NDArray[np.bool_] = in_prediction & (classes % c.NUM_ADHERENCES == c.ADHERENCE_LOST)
     return lost
 
 
 def survival_units(probability: float) -> int:
     """A probability as the tables hold it."""
-    return round(probability * SURVIVAL_ONE)
+    return round(probability * c.SURVIVAL_ONE)
 
 
 class TableArrays(NamedTuple):
@@ -130,10 +122,10 @@ class SurvivalTables(NamedTuple):
         for name, value in (("min_survival", min_survival), ("min_survival_lost", min_survival_lost)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
-        threshold = np.full(NUM_CLASSES, survival_units(min_survival))
+        threshold = np.full(c.NUM_CLASSES, survival_units(min_survival))
         threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
-        zero = np.zeros((NUM_CLASSES, 1), dtype=np.int32)
-        before = np.concatenate([zero + SURVIVAL_ONE, survival[:, :-1]], axis=1)
+        zero = np.zeros((c.NUM_CLASSES, 1), dtype=np.int32)
+        before = np.concatenate([zero + c.SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
@@ -155,12 +147,12 @@ def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...
     if table.get("knots") != list(KNOTS):
         raise ValueError(f"{path}: expected the knots {list(KNOTS)}, found {table.get('knots')}")
     curves = np.array(table.get("survival", []), dtype=np.float64)
-    if curves.shape != (NUM_CLASSES, len(KNOTS)):
+    if curves.shape != (c.NUM_CLASSES, len(KNOTS)):
         raise ValueError(
-            f"{path}: expected survival [{NUM_CLASSES}, {len(KNOTS)}], found {list(curves.shape)}"
+            f"{path}: expected survival [{c.NUM_CLASSES}, {len(KNOTS)}], found {list(curves.shape)}"
         )
-    if not (curves.min() >= 0 and curves.max() <= SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
-        raise ValueError(f"{path}: expected survival from 0 to {SURVIVAL_ONE} that never rises along a row")
+    if not (curves.min() >= 0 and curves.max() <= c.SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
+        raise ValueError(f"{path}: expected survival from 0 to {c.SURVIVAL_ONE} that never rises along a row")
     calibration = table.get("calibration", [0.0] * NUM_BINS)
     if len(calibration) != NUM_BINS or not all(-1 <= offset <= 1 for offset in calibration):
         raise ValueError(f"{path}: expected a calibration of {NUM_BINS} numbers, found {calibration}")

@@ -11,16 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..constants import (
-    HASH,
-    KEY_BITS,
-    KEY_SEED,
-    MAX_CONTEXT,
-    MAX_TOKENS,
-    NO_KEY,
-    RECIPE_WAYS,
-    SURVIVAL_ONE,
-)
+from .. import constants as c
 from ..draft.tables import survival_units
 
 IntArray = npt.NDArray[np.int32]
@@ -54,17 +45,17 @@ class Recipes:
                 token that is no id; survival that is not from 0 to 1, rises, or of another length.
         """
         rows = list(recipes)
-        context = np.full((len(rows), MAX_CONTEXT), -1, dtype=np.int32)
-        token_ids = np.full((len(rows), MAX_TOKENS), -1, dtype=np.int32)
-        survival = np.zeros((len(rows), MAX_TOKENS), dtype=np.float32)
+        context = np.full((len(rows), c.MAX_CONTEXT), -1, dtype=np.int32)
+        token_ids = np.full((len(rows), c.MAX_TOKENS), -1, dtype=np.int32)
+        survival = np.zeros((len(rows), c.MAX_TOKENS), dtype=np.float32)
         taken = set()
         for i, (before, after, alive) in enumerate(rows):
-            if not 1 <= len(before) <= MAX_CONTEXT:
+            if not 1 <= len(before) <= c.MAX_CONTEXT:
                 raise ValueError(
-                    f"recipe {i}: expected a context of 1 to {MAX_CONTEXT} tokens, found {len(before)}"
+                    f"recipe {i}: expected a context of 1 to {c.MAX_CONTEXT} tokens, found {len(before)}"
                 )
-            if len(after) > MAX_TOKENS:
-                raise ValueError(f"recipe {i}: expected at most {MAX_TOKENS} tokens, found {len(after)}")
+            if len(after) > c.MAX_TOKENS:
+                raise ValueError(f"recipe {i}: expected at most {c.MAX_TOKENS} tokens, found {len(after)}")
             if bad := [t for t in (*before, *after) if not 0 <= t < 1 << 31]:
                 raise ValueError(f"recipe {i}: expected token ids, found {bad[0]}")
             if tuple(before) in taken:
@@ -113,12 +104,12 @@ class RecipeTable(NamedTuple):
     @property
     def num_recipes(self) -> int:
         """How many can be found."""
-        return int((self.keys != NO_KEY).sum())
+        return int((self.keys != c.NO_KEY).sum())
 
     @property
     def shift(self) -> int:
         """A key's upper bits are its bucket."""
-        return KEY_BITS + 1 - len(self.keys).bit_length()
+        return c.KEY_BITS + 1 - len(self.keys).bit_length()
 
     def numpy(self) -> RecipeArrays:
         """The same memory as arrays; on the CPU only."""
@@ -148,12 +139,12 @@ class RecipeTable(NamedTuple):
         else:
             held = np.arange(len(recipes))
         keys, rows = _hash(keys_of(recipes.context[held]), held)
-        units = np.rint(recipes.survival.astype(np.float64) * SURVIVAL_ONE).astype(np.int32)
+        units = np.rint(recipes.survival.astype(np.float64) * c.SURVIVAL_ONE).astype(np.int32)
         likely = (recipes.token_ids >= 0) & (recipes.token_ids < vocab_size)
         likely &= units >= max(survival_units(min_survival), 1)
         max_draft_len = np.minimum(np.cumprod(likely, axis=1).sum(axis=1), num_draft_tokens).astype(np.int32)
-        within = np.arange(MAX_TOKENS) < max_draft_len[:, None]
-        before = np.concatenate([np.full((len(units), 1), SURVIVAL_ONE), units[:, :-1]], axis=1)
+        within = np.arange(c.MAX_TOKENS) < max_draft_len[:, None]
+        before = np.concatenate([np.full((len(units), 1), c.SURVIVAL_ONE), units[:, :-1]], axis=1)
         arrays = (
             keys,
             rows,
@@ -173,9 +164,9 @@ def keys_of(context: IntArray) -> npt.NDArray[np.int64]:
         key = KEY_SEED
         for token in context:    key = (key ^ token) * HASH mod 2**31
     """
-    key = np.full(len(context), KEY_SEED, dtype=np.int64)
+    key = np.full(len(context), c.KEY_SEED, dtype=np.int64)
     for column in context.T.astype(np.int64):
-        key = np.where(column < 0, key, ((key ^ column) * HASH) & 0x7FFFFFFF)
+        key = np.where(column < 0, key, ((key ^ column) * c.HASH) & 0x7FFFFFFF)
     return key
 
 
@@ -188,12 +179,12 @@ def _hash(keys: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> tuple[Int
     keys, rows = keys[np.sort(first)], rows[np.sort(first)]
     bits = max(len(keys), 1).bit_length()
     while True:
-        bucket = keys >> (KEY_BITS - bits)
+        bucket = keys >> (c.KEY_BITS - bits)
         order = np.argsort(bucket, kind="stable")
         way = np.arange(len(keys)) - np.searchsorted(bucket[order], bucket[order])
-        if not (way >= RECIPE_WAYS).any():
+        if not (way >= c.RECIPE_WAYS).any():
             break
         bits += 1
-    table = np.full((2, 1 << bits, RECIPE_WAYS), NO_KEY, dtype=np.int32)
+    table = np.full((2, 1 << bits, c.RECIPE_WAYS), c.NO_KEY, dtype=np.int32)
     table[0, bucket[order], way], table[1, bucket[order], way] = keys[order], rows[order]
     return table[0], table[1]

@@ -49,7 +49,7 @@ class StepLaunch:
     the kernel takes any alignment and any strides.
 
     Args:
-        state: `StepState`, written in place; the host writes ``slot_meta`` and the predictions, the kernel the rest.
+        state: `StepState`, written in place: the host writes ``slot_meta`` and predictions, the kernel the rest.
         tables: `SurvivalTables` for K.
         recipes: `RecipeTable` for K; the kernel of an empty one is compiled without the lookup.
         out: `Draft` for the largest batch and K drafts, ``1 <= K <= 256``; a step of B requests writes the first B

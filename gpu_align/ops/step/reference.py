@@ -8,21 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .. import constants as c
 from .._jit import Entry, njit
-from ..constants import (
-    CONTEXT_START,
-    FIRST_CONTEXT,
-    OUTPUT_START,
-    PREDICTION_BASE,
-    PREDICTION_LEN,
-    PREDICTION_SHIFT,
-    SEEN,
-    SOURCE_CONTEXT,
-    SOURCE_NONE,
-    SOURCE_PREDICTION,
-    SOURCE_RECIPE,
-    VACANT,
-)
 from ..draft import Draft, SurvivalTables
 from ..draft.reference import (
     Candidates,
@@ -117,20 +104,20 @@ class StepReference:
 def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
     """The request in a slot, with all its tokens so far."""
     meta, index = state.slot_meta[slot], state.context_index[slot]
-    base, length = int(meta[PREDICTION_BASE]), int(meta[PREDICTION_LEN])
+    base, length = int(meta[c.PREDICTION_BASE]), int(meta[c.PREDICTION_LEN])
     return Request(
         Prediction(
             state.prediction_tokens[base : base + length],
             state.positions[base:],
             state.offsets[base:],
-            int(meta[PREDICTION_SHIFT]),
+            int(meta[c.PREDICTION_SHIFT]),
         ),
         Context(
             tokens,
-            int(meta[OUTPUT_START]),
+            int(meta[c.OUTPUT_START]),
             index,
             shift_of(len(index), 32),
-            bool(meta[CONTEXT_START] != VACANT),
+            bool(meta[c.CONTEXT_START] != c.VACANT),
         ),
         Alignment(state.align_state[slot], state.lcs_row[slot], state.edits[slot]),
     )
@@ -140,7 +127,7 @@ def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
 def update_state(request: Request) -> None:
     """Bring what is known of a request up to date: the index of its context, and where it stands."""
     prediction, context, alignment = request
-    total, seen = len(context.tokens), int(alignment.state[SEEN])
+    total, seen = len(context.tokens), int(alignment.state[c.SEEN])
     if seen < 0 or total < seen:
         start_over(alignment)
         context.ways[:] = -1
@@ -148,7 +135,7 @@ def update_state(request: Request) -> None:
     if context.is_used:
         insert_context(context, seen)
     realign(prediction, context, alignment, seen)
-    alignment.state[SEEN] = total
+    alignment.state[c.SEEN] = total
 
 
 @njit
@@ -174,7 +161,7 @@ def write_draft(
     prediction, context, alignment = request
     if choice.recipe >= 0:
         return copy_recipe(recipes, choice.recipe, draft), 0
-    if choice.lane < FIRST_CONTEXT:
+    if choice.lane < c.FIRST_CONTEXT:
         return compose(prediction, context, alignment, position, choice.num, draft)
     length = min(choice.num, len(context.tokens) - position)
     for k in range(length):
@@ -204,8 +191,8 @@ def _step(
     for b in range(len(slots)):
         slot, total, draft = slots[b], max(int(total_len[slots[b]]), 0), out.token_ids[b]
         tokens = token_ids[slot, :total]
-        length, class_id, recipe, source = 0, 0, -1, SOURCE_NONE
-        if num_sampled[b] > 0 and state.slot_meta[slot, OUTPUT_START] != VACANT:
+        length, class_id, recipe, source = 0, 0, -1, c.SOURCE_NONE
+        if num_sampled[b] > 0 and state.slot_meta[slot, c.OUTPUT_START] != c.VACANT:
             request = load_request(state, slot, tokens)
             update_state(request)
             choice = choose_draft(request, tables, recipes, found, settings)
@@ -219,8 +206,8 @@ def _step(
                     length = k
                     break
             if length > 0:
-                source = SOURCE_CONTEXT if lane >= FIRST_CONTEXT else SOURCE_PREDICTION
-                source = SOURCE_RECIPE if recipe >= 0 else source
+                source = c.SOURCE_CONTEXT if lane >= c.FIRST_CONTEXT else c.SOURCE_PREDICTION
+                source = c.SOURCE_RECIPE if recipe >= 0 else source
         last = int(tokens[total - 1]) if total > 0 else 0
         draft[length:] = last if 0 <= last < settings.vocab_size else 0
         out.length[b] = length

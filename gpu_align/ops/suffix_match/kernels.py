@@ -241,8 +241,8 @@ def _scan(
 ):  # fmt: skip
     """Keys of the two best matches over all positions of one text; -1 where there is none.
 
-    The order of two matches is one int64 key: length in the upper half, tie order in the lower. With an anchor that
-    falls with the rank; without, it is the position itself. Keys are unique and tell their position. Each lane
+    The order of two matches is one int64 key: length in the upper half, tie order in the lower. With an anchor the
+    tie order falls with the rank; without, it is the position. Keys are unique and tell their position. Each lane
     keeps its two largest keys. p_context points behind the context.
     """
     o_block = tl.arange(0, BLOCK_N)

@@ -84,6 +84,14 @@ class TestLeave:
         assert (found.in_sync, found.anchor, found.diverged_at) == (False, 5, 5)
         assert found.row == common_lengths(output[5:], prediction[5 : 5 + WINDOW])
 
+    @pytest.mark.parametrize("written", [[1, 3, 1, 3, 0, 2, 3], [3, 3, 2, 0, 3, 1, 3]])
+    def test_a_carry_passes_over_words_without_a_match(self, backend, written):
+        """A word of ones without a match passes on the carry that comes in, and none where none comes in."""
+        prediction = [token for token in range(8) for _ in range(32)]
+        found = after(backend, prediction, [NOVEL, *written])
+        assert (found.in_sync, found.anchor) == (False, 0)
+        assert found.row == common_lengths(written, prediction)
+
     @pytest.mark.parametrize("token", [-1, -3, 2**31 - 1, -(2**31)])
     def test_any_int32_may_be_written(self, backend, token):
         """No token of the output is taken for one that the prediction does not have."""
