@@ -48,8 +48,8 @@ from benchmarks.quality import mechanisms, overrides
 one = mechanisms.without("four best matches+exact prefix")
 overrides.install(one.overrides)
 from gpu_align.ops.draft import reference
-from gpu_align.ops.step import view
-print(reference.NUM_CANDIDATES, view.{exact_prefix_name()}.__name__)
+from gpu_align.ops.step import reference as step
+print(reference.NUM_CANDIDATES, step.{exact_prefix_name()}.__name__)
 """
     from gpu_align.ops.draft import reference
 
