@@ -18,10 +18,9 @@ ROOT = Path(__file__).parents[2] / "gpu_align"
 #: What of the library is the drafter: not its simulator, policies, reports and commands.
 DRAFTER = ("ops", "recipes", "drafter.py", "config.py")
 
-_CONSTANTS = "gpu_align.ops.layout"
-_TABLES = "gpu_align.ops.draft.tables"
+_CONSTANTS = "gpu_align.ops.constants"
 _DRAFT = "gpu_align.ops.draft.reference"
-_REALIGN = "gpu_align.ops.realign.reference"
+_LCS = "gpu_align.ops.lcs.reference"
 #: More tokens than any output has.
 _NEVER = 1 << 30
 
@@ -45,18 +44,23 @@ class Mechanism:
     names: str = ""
 
 
-def no_exact_prefix(state: Any, slot: int, cursor: int, total: int) -> bool:
-    """In place of `is_whole`."""
+def no_exact_prefix(alignment: Any, num_output: int) -> bool:
+    """In place of `is_exact_prefix`."""
     return False
 
 
 def no_lcs_row(row: Any, window: Any, token: int) -> None:
-    """In place of `_fold_row`: the LCS lengths stay 0, and the cursor at the anchor."""
+    """In place of `extend_row`: the LCS lengths stay 0, and the cursor at the anchor."""
 
 
-def no_alignment(state: Any, slot: int, position: int, cursor: int, top: int) -> int:
-    """In place of `place_of`: one bucket for all of the prediction."""
+def one_alignment_bucket(position: int, length: int, alignment: Any, cursor: int, top: int) -> int:
+    """In place of `alignment_bucket`: one for all of the prediction."""
     return 0
+
+
+def one_adherence(num_in_sync: int, num_output: int) -> int:
+    """In place of `adherence_of`: `ADHERENCE_CLOSE`."""
+    return 2
 
 
 #: The drafter as it is.
@@ -66,32 +70,35 @@ MECHANISMS: dict[str, Mechanism] = {
     "own context": Mechanism(
         "candidates in the prediction alone",
         config={"use_context": False},
-        names=r"recent|use_?s?_context|CONTEXT_START|context_match|(?<![A-Z]_)WAYS|OWN|_own\b",
+        names=r"context_index|insert_context|uses?_context|in_context|IS_CONTEXT|CONTEXT_START|FIRST_CONTEXT"
+        r"|min_context_match|(?<![A-Z]_)WAYS",
     ),
     "global resync": Mechanism(
-        "in sync again near the anchor only", {_CONSTANTS: {"FAR_EVERY": _NEVER}}, names="FAR_|_far"
+        "in sync again near the anchor only", {_CONSTANTS: {"GLOBAL_EVERY": _NEVER}}, names="GLOBAL_"
     ),
-    "global resync at every 8th token": Mechanism("at every token", {_CONSTANTS: {"FAR_EVERY": 1}}),
+    "global resync at every 8th token": Mechanism("at every token", {_CONSTANTS: {"GLOBAL_EVERY": 1}}),
     "local resync": Mechanism(
         "in sync again by the global resync only",
-        {_CONSTANTS: {"NEAR_MATCH": _NEVER}},
-        names=r"NEAR\b|NEAR_MATCH",
+        {_CONSTANTS: {"LOCAL_MATCH": _NEVER}},
+        names="LOCAL_",
     ),
     "margin": Mechanism(
-        "one bucket for all margins", {_TABLES: {"MARGIN_EDGES": ()}}, names="margin|MARGIN|rival|leader|reach"
+        "one bucket for all margins",
+        {_CONSTANTS: {"MARGIN_EDGES": ()}},
+        names=r"margin|MARGIN|runner_up|leader|reach\b",
     ),
     "four best matches": Mechanism(
-        "the best one of each source", {_TABLES: {"NUM_MATCHES": 1}}, names="NUM_MATCHES|_BEST|_enter|best_matches"
+        "the best one of each source", {_CONSTANTS: {"NUM_MATCHES": 1}}, names="NUM_MATCHES|_enter|best_matches"
     ),
     "alignment buckets": Mechanism(
         "one bucket for all of the prediction",
-        {_DRAFT: {"place_of": no_alignment}},
-        names="place_of|_places|PLACE|_drops|b_drop|worse",
+        {_DRAFT: {"alignment_bucket": one_alignment_bucket}},
+        names="alignment_bucket|deficit|DEFICIT|ALIGNMENT_|NUM_ALIGNMENTS",
     ),
     "adherence": Mechanism(
         "one bucket, and no match is ignored",
-        {_DRAFT: {"FOLLOWED": 0}},
-        names="trust|TRUST|heard|FOLLOWED|followed|lost_classes",
+        {_DRAFT: {"adherence_of": one_adherence}},
+        names="adherence|ADHERENCE|LOST_SHARE|LOOSE_SHARE|num_in_sync|NUM_IN_SYNC|lost_classes",
     ),
     "min_survival_lost": Mechanism(
         "`min_survival` for all drafts", config={"min_survival_lost": 0.0}, names="min_survival_lost|lost_classes"
@@ -99,26 +106,26 @@ MECHANISMS: dict[str, Mechanism] = {
     "edit replay": Mechanism(
         "no edit is replayed",
         {_CONSTANTS: {"MAX_REPLAYS": 0}},
-        names="edit(?!_script)|EDIT|REPLAY|replay|AT_START|LEFT_AT|left_at|b_(before|at|behind|start|old|new)|_load_key|_same_before",
+        names="edit(?!_script)|EDIT|Edit|REPLAY|replay|AT_START|DIVERGED_AT|diverged_at|has_key|common_end",
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
-        {_REALIGN: {"_fold_row": no_lcs_row}},
-        names=r"_row\b|_row_|row_|standing|score|MATCH_WEIGHT|_?WORDS|b_words|_holds|WINDOW\b",
+        {_LCS: {"extend_row": no_lcs_row}},
+        names=r"extend_row|lcs_row|_row\(|standing|\bscore\b|MATCH_WEIGHT|WORD|b_words|holds|WINDOW",
     ),
     "LCS window of 256": Mechanism("of 64 tokens", {_CONSTANTS: {"WINDOW": 64}}),
     "cursor window": Mechanism(
         "the cursor alone",
-        {_TABLES: {"WINDOW_BEHIND": 0, "WINDOW_AHEAD": 0}},
-        names="_BEHIND|_AHEAD",
+        {_CONSTANTS: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 0}},
+        names="CURSOR_BEHIND|CURSOR_AHEAD",
     ),
     "cursor window of 19": Mechanism(
-        "of 2: the cursor and the next position", {_TABLES: {"WINDOW_BEHIND": 0, "WINDOW_AHEAD": 1}}
+        "of 2: the cursor and the next position", {_CONSTANTS: {"CURSOR_BEHIND": 0, "CURSOR_AHEAD": 1}}
     ),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",
-        {_DRAFT: {"is_whole": no_exact_prefix}},
-        names="is_whole|_WHOLE|whole",
+        {_DRAFT: {"is_exact_prefix": no_exact_prefix}},
+        names="exact_prefix|EXACT_PREFIX",
     ),
     "recipes": Mechanism("no recipes", recipes=False, names="recipe|RECIPE|Recipe"),
 }  # fmt: skip

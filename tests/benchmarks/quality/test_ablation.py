@@ -48,8 +48,8 @@ from benchmarks.quality import mechanisms, overrides
 one = mechanisms.without("four best matches+exact prefix")
 overrides.install(one.overrides)
 from gpu_align.ops.draft import reference
-from gpu_align.ops.step import view
-print(reference.NUM_CANDIDATES, view.{exact_prefix_name()}.__name__)
+from gpu_align.ops.step import reference as step
+print(reference.NUM_CANDIDATES, step.{exact_prefix_name()}.__name__)
 """
     from gpu_align.ops.draft import reference
 
@@ -146,8 +146,7 @@ def records(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is measured, on a corpus of two records, in plain Python: a compiler takes longer."""
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    """What is measured, on a corpus of two records."""
     monkeypatch.chdir(ROOT)
     pairs = tmp_path / "pairs.jsonl.gz"
     pairs.write_bytes(gzip.compress("\n".join(map(json.dumps, records(2))).encode()))
@@ -162,12 +161,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
+def measure(name: str, job: dict[str, Any], tables: Path) -> dict[str, Any]:
+    """In plain Python there: a compiler takes longer. Numba in this process must not see the variable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_DISABLE_JIT", "1")
+        return ablation.measure(name, job, tables)
+
+
 def test_the_baseline_is_the_plain_replay_and_a_mechanism_less_takes_more_steps(
     job: dict[str, Any], tmp_path: Path
 ) -> None:
     from benchmarks.quality.runs import read_entries
 
-    whole = ablation.measure(BASELINE, job, tmp_path)
+    whole = measure(BASELINE, job, tmp_path)
     entries = read_entries(Path(job["corpus"]))
     for setting, measured in zip(job["settings"], whole["settings"], strict=True):
         pairs = ablated.replay({**setting, "survival_table": str(tmp_path / "everything.json")}, entries, {})
@@ -175,9 +181,9 @@ def test_the_baseline_is_the_plain_replay_and_a_mechanism_less_takes_more_steps(
     assert whole["perfect"] == {"records": 2, "least_steps": 2}
 
     (tmp_path / "again").mkdir()
-    assert ablation.measure(BASELINE, job, tmp_path / "again") == whole
+    assert measure(BASELINE, job, tmp_path / "again") == whole
 
-    less = ablation.measure("edit replay+exact prefix", job, tmp_path)
+    less = measure("edit replay+exact prefix", job, tmp_path)
     assert less["settings"][0]["test"]["steps"] > whole["settings"][0]["test"]["steps"]
     assert (tmp_path / "edit-replay-exact-prefix.json").is_file()
 
