@@ -64,8 +64,8 @@ CONFIGS: dict[str, list[Config]] = {
     "lcs._lcs_wavefront_kernel": _lcs_wavefront(),
     "lcs._lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
     "suffix_match._suffix_match_kernel": [
-        Config("match prediction", {**_MATCH, "HAS_ANCHOR": True, "FROM_START": True, "HAS_SECOND": True}, 4),
-        Config("match context", {**_MATCH, "HAS_ANCHOR": False, "FROM_START": False, "HAS_SECOND": True}, 4),
+        Config("match prediction", {**_MATCH, "HAS_ANCHOR": True}, 4),
+        Config("match context", {**_MATCH, "HAS_ANCHOR": False}, 4),
     ],
     "step._step_kernel": [
         Config(

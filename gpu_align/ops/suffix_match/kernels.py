@@ -237,53 +237,31 @@ def _insert_context(context, seen):
 @triton.jit
 def _scan(
     p_text, text_len, p_context, num_context, anchor,
-    MAX_LENGTH: tl.constexpr, HAS_ANCHOR: tl.constexpr, FROM_START: tl.constexpr, BLOCK_N: tl.constexpr,
+    MAX_LENGTH: tl.constexpr, HAS_ANCHOR: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Keys of the two best matches over all positions of one text; -1 where there is none.
+    """``(end, length)`` of the best match over all positions of one text; length 0 where there is none.
 
-    The order of two matches is one int64 key: length in the upper half, tie order in the lower. With an anchor the
-    tie order falls with the rank; without, it is the position. Keys are unique and tell their position. Each lane
-    keeps its two largest keys. p_context points behind the context.
+    The order of two matches is one int64 key: length in the upper half, tie order in the lower. With an anchor
+    that falls with the rank; without, it is the position itself. Keys are unique and tell their position. Each
+    lane keeps its largest key. p_context points behind the context.
     """
     o_block = tl.arange(0, BLOCK_N)
     b_best = tl.full([BLOCK_N], -1, tl.int64)
-    b_second = tl.full([BLOCK_N], -1, tl.int64)
     for i_block in range(0, text_len, BLOCK_N):
         o_position = i_block + o_block
         b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
         b_most = tl.where(o_position < text_len, b_most, 0)
         b_length = _match_lengths(p_text + o_position, b_most, p_context, num_context, 1)
-        if FROM_START:
-            m_whole = (b_length > 0) & (b_length == num_context) & (o_position == num_context)
-            b_length = tl.where(m_whole, MAX_LENGTH, b_length)
         b_tie = o_position
         if HAS_ANCHOR:
             b_tie = -_rank(o_position, anchor) + NOWHERE
         b_key = tl.where(b_length > 0, (b_length.to(tl.int64) << 32) | b_tie.to(tl.int64), -1)
-        b_second = tl.maximum(b_second, tl.minimum(b_best, b_key))
         b_best = tl.maximum(b_best, b_key)
-    first_key = tl.max(b_best, axis=0)
-    second_key = tl.max(tl.where(b_best == first_key, b_second, b_best), axis=0)
-    if FROM_START:
-        # An empty context stands at the beginning of the text; there is no other match.
-        at_start = (num_context == 0) & (text_len > 0)
-        tie = 0
-        if HAS_ANCHOR:
-            tie = -_rank(tl.zeros([], tl.int32), anchor) + NOWHERE
-        first_key = tl.where(at_start, tl.zeros([], tl.int64) + MAX_LENGTH * 0x100000000 + tie, first_key)
-    return first_key, second_key
-
-
-@triton.jit
-def _store_match(key, anchor, min_match, p_end, p_length, HAS_ANCHOR: tl.constexpr):
-    """Unpack one key; ``(-1, 0)`` for none, or one that is too short."""
-    length = tl.where(key >= 0, (key >> 32).to(tl.int32), 0)
-    position = (key & NOWHERE).to(tl.int32)
+    key = tl.max(b_best, axis=0)
+    end = (key & NOWHERE).to(tl.int32)
     if HAS_ANCHOR:
-        position = _position_of(-position + NOWHERE, anchor)
-    found = length >= min_match
-    tl.store(p_end, tl.where(found, position, -1))
-    tl.store(p_length, tl.where(found, length, 0))
+        end = _position_of(-end + NOWHERE, anchor)
+    return end, tl.where(key >= 0, (key >> 32).to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["min_match"])
@@ -300,31 +278,27 @@ def _suffix_match_kernel(
     active_ptr,  # [B] int32
     end_ptr,  # [B] int32
     length_ptr,  # [B] int32
-    second_end_ptr,  # [B] int32
-    second_length_ptr,  # [B] int32
     min_match,
     MAX_LENGTH: tl.constexpr,
     HAS_ANCHOR: tl.constexpr,
-    FROM_START: tl.constexpr,
-    HAS_SECOND: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Grid (B,). See `gpu_align.ops.suffix_match.suffix_match` for the loop that this computes."""
     i_b = tl.program_id(0)
-    first_key = tl.full([], -1, tl.int64)
-    second_key = tl.full([], -1, tl.int64)
-    anchor = 0
+    end = tl.zeros([], tl.int32)
+    length = tl.zeros([], tl.int32)
     if tl.load(active_ptr + i_b) > 0:
         i_slot = tl.load(slots_ptr + i_b)
+        anchor = 0
         if HAS_ANCHOR:
             anchor = tl.load(anchor_ptr + i_b)
         context_end = tl.load(context_len_ptr + i_slot)
-        first_key, second_key = _scan(
+        end, length = _scan(
             text_ptr + i_slot * stride_text_b, tl.load(text_len_ptr + i_slot),
             context_ptr + i_slot * stride_context_b + context_end,
             context_end - tl.load(context_start_ptr + i_slot),
-            anchor, MAX_LENGTH, HAS_ANCHOR, FROM_START, BLOCK_N,
+            anchor, MAX_LENGTH, HAS_ANCHOR, BLOCK_N,
         )  # fmt: skip
-    _store_match(first_key, anchor, min_match, end_ptr + i_b, length_ptr + i_b, HAS_ANCHOR)
-    if HAS_SECOND:
-        _store_match(second_key, anchor, min_match, second_end_ptr + i_b, second_length_ptr + i_b, HAS_ANCHOR)
+    found = length >= min_match
+    tl.store(end_ptr + i_b, tl.where(found, end, -1))
+    tl.store(length_ptr + i_b, tl.where(found, length, 0))

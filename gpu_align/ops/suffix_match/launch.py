@@ -43,9 +43,7 @@ def suffix_match(
     anchor: torch.Tensor | None = None,
     min_match: int = 1,
     max_match: int = 64,
-    from_start: bool = False,
     out: SuffixMatch | None = None,
-    runner_up: SuffixMatch | None = None,
     backend: Backend = "auto",
 ) -> SuffixMatch:
     """Find, for each request, the longest suffix of its context that occurs in a text.
@@ -58,13 +56,10 @@ def suffix_match(
             length = 0
             while length < min(max_match, end, len(c)) and t[end - 1 - length] == c[-1 - length]:
                 length += 1
-            if from_start and length == end == len(c):
-                length = max_match                    # all of c is the beginning of t
             best = the better of best and (end, length)
         (end[b], length[b]) = best if best.length >= min_match else (-1, 0)
 
-    An empty context has no suffix; with ``from_start`` it stands at the beginning of a text that is not
-    empty: ``(0, max_match)``.
+    An empty context has no suffix.
 
     Ties: the longer match is better. Of equally long ones, with an `anchor` the one whose end is nearest
     to it, and at the same distance the one ahead of it (``end > anchor``); without, the latest. So
@@ -82,10 +77,7 @@ def suffix_match(
         anchor: [B] int32 or None: the end that ties prefer; any value whose distance to an end is below 2^30.
         min_match: shortest match that counts, ``1 <= min_match <= max_match``.
         max_match: longest match that is told apart; longer ones count as this long.
-        from_start: whether a match of the whole context at the beginning of the text counts as `max_match`.
         out: where to write, from `allocate_suffix_match`; allocated if None.
-        runner_up: where to write the second best match of each request, at another end and by the same order;
-            ``(-1, 0)`` where there is none. Not looked for if None.
         backend: "auto" runs the kernel on CUDA tensors and the reference on CPU tensors.
 
     Returns:
@@ -126,16 +118,23 @@ def suffix_match(
         out = allocate_suffix_match(batch_size, context.device)
     for name, tensor in zip(("out.end", "out.length"), out, strict=True):
         check_tensor(name, tensor, dtype=torch.int32, shape=(batch_size,), device=device)
-    second: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-    if runner_up is not None:
-        for name, tensor in zip(("runner_up.end", "runner_up.length"), runner_up, strict=True):
-            check_tensor(name, tensor, dtype=torch.int32, shape=(batch_size,), device=device)
-        second = runner_up.end, runner_up.length
-    args = (context, context_start, context_len, text, text_len, slots, active, anchor, *out, *second)
+    args = (
+        context,
+        context_start,
+        context_len,
+        text,
+        text_len,
+        slots,
+        active,
+        anchor,
+        *out,
+        min_match,
+        max_match,
+    )
     if resolve_backend(backend, context) == "triton":
-        launch_suffix_match(*args, min_match, max_match, from_start)
+        launch_suffix_match(*args)
     else:
-        suffix_match_reference(*args, min_match, max_match, from_start)
+        suffix_match_reference(*args)
     return out
 
 
@@ -150,11 +149,8 @@ def launch_suffix_match(
     anchor: torch.Tensor | None,
     end: torch.Tensor,
     length: torch.Tensor,
-    second_end: torch.Tensor | None,
-    second_length: torch.Tensor | None,
     min_match: int,
     max_match: int,
-    from_start: bool,
 ) -> None:
     """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `suffix_match`."""
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
@@ -166,9 +162,7 @@ def launch_suffix_match(
         context, context.stride(0), context_start, context_len,
         text, text.stride(0), text_len,
         slots if anchor is None else anchor, slots, active,
-        end, length, end if second_end is None else second_end, length if second_length is None else second_length,
-        min_match,
-        MAX_LENGTH=max_match, HAS_ANCHOR=anchor is not None, FROM_START=from_start,
-        HAS_SECOND=second_end is not None, BLOCK_N=BLOCK_N,
+        end, length, min_match,
+        MAX_LENGTH=max_match, HAS_ANCHOR=anchor is not None, BLOCK_N=BLOCK_N,
         num_warps=4,
     )  # fmt: skip

@@ -161,30 +161,22 @@ def insert_context(context: Context, seen: int) -> None:
         context.ways[bucket_of(context.tokens[position - 1], context.shift), position % WAYS] = position
 
 
-def scan(
-    text: np.ndarray, context: np.ndarray, anchor: int | None, max_match: int, from_start: bool
-) -> list[tuple[int, int]]:
-    """``[(end, length), …]``: the best two matches of one request, or as many as there are."""
-    num_context, num_text = len(context), len(text)
-    if from_start and num_context == 0 and num_text > 0:
-        return [(0, max_match)]
-    limit = min(max_match, num_context)
-    if limit == 0:
-        return []
-    ends = np.flatnonzero(text[: max(num_text - 1, 0)] == context[-1]) + 1
+def scan(text: IntArray, context: IntArray, anchor: int | None, max_match: int) -> tuple[int, int]:
+    """``(end, length)`` of the best match over all positions of one text; ``(-1, 0)`` where there is none."""
+    limit = min(max_match, len(context))
+    ends = np.flatnonzero(text[:-1] == context[-1]) + 1 if limit else np.zeros(0, dtype=np.int64)
     if ends.size == 0:
-        return []
+        return -1, 0
     back = np.arange(limit)
-    same = text[np.maximum(ends[:, None] - 1 - back, 0)] == context[num_context - 1 - back]
+    same = text[np.maximum(ends[:, None] - 1 - back, 0)] == context[len(context) - 1 - back]
     same &= ends[:, None] > back
     lengths = np.where(same.all(axis=1), limit, same.argmin(axis=1))
-    if from_start:
-        lengths[(ends == num_context) & (lengths == num_context)] = max_match
     # Ties: the lowest `rank`; without an anchor the latest.
-    ranks = (
-        -ends if anchor is None else np.where(ends >= anchor, 2 * (ends - anchor), 2 * (anchor - ends) + 1)
-    )
-    return [(int(ends[i]), int(lengths[i])) for i in np.lexsort((ranks, -lengths))[:2]]
+    ranks = -ends
+    if anchor is not None:
+        ranks = np.where(ends >= anchor, 2 * (ends - anchor), 2 * (anchor - ends) + 1)
+    best = np.lexsort((ranks, -lengths))[0]
+    return int(ends[best]), int(lengths[best])
 
 
 def suffix_match_reference(
@@ -198,29 +190,15 @@ def suffix_match_reference(
     anchor: torch.Tensor | None,
     end: torch.Tensor,
     length: torch.Tensor,
-    second_end: torch.Tensor | None,
-    second_length: torch.Tensor | None,
     min_match: int,
     max_match: int,
-    from_start: bool,
 ) -> None:
     """Same arguments, same results and same order of axes as the kernel's launcher; all on the CPU."""
     starts, context_lens, text_lens = (t.numpy() for t in (context_start, context_len, text_len))
-    contexts, texts = context.numpy(), text.numpy()
+    contexts, texts, ends, lengths = context.numpy(), text.numpy(), end.numpy(), length.numpy()
     anchors = None if anchor is None else anchor.tolist()
-    outputs = [(end.numpy(), length.numpy())]
-    if second_end is not None and second_length is not None:
-        outputs.append((second_end.numpy(), second_length.numpy()))
     for b, (slot, is_active) in enumerate(zip(slots.tolist(), active.tolist(), strict=True)):
-        found: list[tuple[int, int]] = []
-        if is_active > 0:
-            found = scan(
-                texts[slot, : text_lens[slot]],
-                contexts[slot, starts[slot] : context_lens[slot]],
-                None if anchors is None else anchors[b],
-                max_match,
-                from_start,
-            )
-        found = [match for match in found if match[1] >= min_match]
-        for (ends, lengths), match in zip(outputs, [*found, (-1, 0), (-1, 0)], strict=False):
-            ends[b], lengths[b] = match
+        tokens = texts[slot, : text_lens[slot]]
+        last = contexts[slot, starts[slot] : context_lens[slot]]
+        found = scan(tokens, last, None if anchors is None else anchors[b], max_match)
+        ends[b], lengths[b] = found if is_active > 0 and found[1] >= min_match else (-1, 0)

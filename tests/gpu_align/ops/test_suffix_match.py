@@ -12,10 +12,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POISON = -(2**31) + 17
 
 
-def oracle(context, text, anchor, min_match, max_match, from_start):
-    """The loop of the docstring, with ties spelled out: the best match and the runner-up."""
-    if from_start and not context and text:
-        return (0, max_match), (-1, 0)
+def oracle(context, text, anchor, min_match, max_match):
+    """The loop of the docstring, with ties spelled out."""
     found = []
     for end in range(1, len(text)):
         length = 0
@@ -23,15 +21,13 @@ def oracle(context, text, anchor, min_match, max_match, from_start):
             length += 1
         if length == 0:
             continue
-        if from_start and length == end == len(context):
-            length = max_match
         nearest = end if anchor is None else -2 * abs(end - anchor) + (1 if end >= anchor else 0)
         found.append((length, nearest, end))
-    found = [(end, length) for length, _, end in sorted(found, reverse=True) if length >= min_match]
-    return tuple([*found, (-1, 0), (-1, 0)][:2])
+    length, _, end = max(found, default=(0, 0, -1))
+    return (end, length) if length >= min_match else (-1, 0)
 
 
-def run(backend, requests, slots, active, anchors, min_match, max_match, from_start, width=1):
+def run(backend, requests, slots, active, anchors, min_match, max_match, width=1):
     """Pack requests (context prefix, context, text) into poisoned slots and call the operation."""
     num_slots = max(slots, default=0) + 2
     widest_context = max((len(p) + len(c) for p, c, _ in requests), default=0)
@@ -45,9 +41,8 @@ def run(backend, requests, slots, active, anchors, min_match, max_match, from_st
         text[slot, : len(t)] = torch.tensor(t, dtype=torch.int32)
         start[slot], context_len[slot], text_len[slot] = len(prefix), len(prefix) + len(suffix), len(t)
     device = DEVICE if backend == "triton" else "cpu"
-    out, second = (
-        SuffixMatch(*(torch.full((len(slots),), POISON, dtype=torch.int32, device=device) for _ in range(2)))
-        for _ in range(2)
+    out = SuffixMatch(
+        *(torch.full((len(slots),), POISON, dtype=torch.int32, device=device) for _ in range(2))
     )
     result = suffix_match(
         context[:, : widest_context + 1].to(device),
@@ -60,14 +55,11 @@ def run(backend, requests, slots, active, anchors, min_match, max_match, from_st
         anchor=None if anchors is None else torch.tensor(anchors, dtype=torch.int32, device=device),
         min_match=min_match,
         max_match=max_match,
-        from_start=from_start,
         out=out,
-        runner_up=second,
         backend=backend,
     )
     assert result is out
-    pairs = (zip(m.end.tolist(), m.length.tolist(), strict=True) for m in (result, second))
-    return list(zip(*pairs, strict=True))
+    return list(zip(result.end.tolist(), result.length.tolist(), strict=True))
 
 
 EDGES = [0, 1, 2, 31, 32, 33, 63, 64, 65]
@@ -103,7 +95,6 @@ def batches(draw):
         "anchors": anchors,
         "max_match": max_match,
         "min_match": draw(st.integers(1, min(max_match, 3))),
-        "from_start": draw(st.booleans()),
     }
 
 
@@ -112,15 +103,15 @@ def batches(draw):
 @example(
     {
         "requests": [([9], [], [1])], "slots": [0], "active": [1], "anchors": None,
-        "max_match": 64, "min_match": 1, "from_start": True,
+        "max_match": 64, "min_match": 1,
     }
 )  # fmt: skip
 def test_three_oracles_agree(batch):
     expected = []
     for i, (_, context, text) in enumerate(batch["requests"]):
         anchor = None if batch["anchors"] is None else batch["anchors"][i]
-        settings_ = (anchor, batch["min_match"], batch["max_match"], batch["from_start"])
-        expected.append(oracle(context, text, *settings_) if batch["active"][i] else ((-1, 0), (-1, 0)))
+        settings_ = (anchor, batch["min_match"], batch["max_match"])
+        expected.append(oracle(context, text, *settings_) if batch["active"][i] else (-1, 0))
     for backend in BACKENDS:
         assert run(backend, **batch) == expected, backend
 
@@ -132,27 +123,19 @@ def test_texts_beyond_one_block(backend, size):
     text = torch.randint(0, 3, (size,), generator=generator).tolist()
     context = text[size // 2 : size // 2 + 40]
     for anchors in (None, [0], [size]):
-        expected = oracle(context, text, anchors and anchors[0], 1, 64, False)
-        found = run(backend, [([], context, text)], [1], [1], anchors, 1, 64, False)
+        expected = oracle(context, text, anchors and anchors[0], 1, 64)
+        found = run(backend, [([], context, text)], [1], [1], anchors, 1, 64)
         assert found == [expected]
-        assert expected[0][1] >= 40
+        assert expected[1] >= 40
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ties_go_to_the_nearest_and_ahead_before_behind(backend):
     text = [1, 9, 1, 9, 1, 9, 1, 9]  # a 1 ends at 1, 3, 5, 7
-    for anchor, want, then in [
-        (None, 7, 5),
-        (0, 1, 3),
-        (4, 5, 3),
-        (3, 3, 5),
-        (2, 3, 1),
-        (6, 7, 5),
-        (100, 7, 5),
-    ]:
+    for anchor, want in [(None, 7), (0, 1), (4, 5), (3, 3), (2, 3), (6, 7), (100, 7)]:
         anchors = None if anchor is None else [anchor]
-        found = run(backend, [([], [1], text)], [0], [1], anchors, 1, 64, False)
-        assert found == [((want, 1), (then, 1))]
+        found = run(backend, [([], [1], text)], [0], [1], anchors, 1, 64)
+        assert found == [(want, 1)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -168,8 +151,8 @@ def test_the_context_is_no_match_of_itself(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_batch_order_and_slots_do_not_matter(backend):
     requests = [([], [1, 2], [1, 2, 1, 2, 3]), ([7], [3], [3, 3]), ([], [5], [6]), ([], [], [1])]
-    straight = run(backend, requests, [0, 1, 2, 3], [1] * 4, None, 1, 64, True)
-    turned = run(backend, requests[::-1], [5, 0, 2, 1], [1] * 4, None, 1, 64, True)
+    straight = run(backend, requests, [0, 1, 2, 3], [1] * 4, None, 1, 64)
+    turned = run(backend, requests[::-1], [5, 0, 2, 1], [1] * 4, None, 1, 64)
     assert straight == turned[::-1]
 
 
@@ -200,7 +183,6 @@ def good_arguments():
         ({"min_match": 5, "max_match": 4}, ValueError, ["min_match=5", "max_match=4"]),
         ({"backend": "cuda"}, ValueError, ["backend", "cuda"]),
         ({"out": allocate_suffix_match(2, "cpu")}, ValueError, ["out.end", "[1]", "[2]"]),
-        ({"runner_up": allocate_suffix_match(2, "cpu")}, ValueError, ["runner_up.end", "[1]", "[2]"]),
     ],
 )
 def test_bad_input_is_named(change, error, words):
