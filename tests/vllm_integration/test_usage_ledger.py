@@ -199,6 +199,12 @@ def test_requests_that_nobody_drafts_for_and_those_that_are_gone_are_not_counted
     assert everybody.step(req_id="plain") is not None
 
 
+def test_a_request_that_is_aborted_while_its_step_runs_is_not_counted(engine: Engine) -> None:
+    engine.step(report=drafted(11, 8))
+    engine.requests.clear()
+    assert engine.step(8, 4) is None
+
+
 def test_nothing_is_kept_of_requests_that_are_gone(engine: Engine) -> None:
     for index in range(10_000):
         req_id = f"r{index}"

@@ -65,7 +65,9 @@ class VerificationLedger:
             slots[output.req_id_to_index[req_id]] -= invalid
         if trimmed:
             slots = [min(n, trimmed.get(req_id, n)) for req_id, n in zip(req_ids, slots, strict=True)]
-        counted = [bool(row and n) for row, n in zip(rows.tolist(), sampled, strict=True)]
+        # A request may have been aborted while its step ran.
+        columns = zip(found, rows.tolist(), sampled, strict=True)
+        counted = [request is not None and bool(row and n) for request, row, n in columns]
         positions = [request.num_tokens if c else 0 for request, c in zip(found, counted, strict=True)]
         place = {req_id: i for i, (req_id, c) in enumerate(zip(req_ids, counted, strict=True)) if c}
         return Begun(place, np.array([rows, positions, slots, sampled], dtype=np.int64))
