@@ -121,7 +121,7 @@ def main() -> None:
     assert len(ours) == len(theirs) == len(calls)
     for number, pair in enumerate(zip(ours, theirs, strict=True)):
         for i, (mine, other) in enumerate(zip(*pair, strict=True)):
-            # Tensors are the same ones; what is told to profilers is put together for each launch.
+            # Tensors are the same ones; only what profilers get is made for each launch.
             same = mine is other or (not isinstance(mine, torch.Tensor) and mine == other)
             assert same or i == LAUNCH_METADATA, f"call {number}: expected {other}, found {mine}"
     print(f"{len(calls)} calls launch what Triton launches: the same kernel, grid and arguments")

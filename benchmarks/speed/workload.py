@@ -112,7 +112,7 @@ class Steps:
         self.num_sampled = torch.full((batch,), texts.step_tokens, dtype=torch.int32, device=device)
         for slot, prediction in enumerate(texts.predictions):
             self.drafter.add(slot, prediction, 0)
-        self.propose()  # compiles, and takes in the first half
+        self.propose()  # compiles, and processes the first half
 
     def advance(self) -> None:
         """Write a step's tokens of every output; at the end, begin again in the middle."""

@@ -21,8 +21,8 @@ PREFIX = "GPU_ALIGN_"
 ARENA_TOKENS = 4 * 2**20
 #: Tokens of a step up to which verifying drafts counts as free: docs/serving-model.md.
 FILL_TOKENS = 128
-#: Survival from which a draft is verified in any batch, told in time and told late. With these useless
-#: predictions cost no batch more than 1 %: `benchmarks.serving` checks it.
+#: Survival from which a draft is verified in any batch, for a report about this very step and for an older one.
+#: With these, useless predictions cost no batch more than 1 %: `benchmarks.serving` checks it.
 SURE, SURE_LATE = 0.9, 0.92
 #: Characters of a prediction that are tokenised, for each token that is kept.
 CHARS_PER_TOKEN = 16
@@ -64,7 +64,7 @@ class Settings(BaseModel):
     | `GPU_ALIGN_ARENA_TOKENS` | 4194304, or less where less can hold all | tokens of all predictions together |
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
     | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
-    | `GPU_ALIGN_SURE` | 0.9, 0.92 where told late | drafts as likely as that are verified in any batch, V2 |
+    | `GPU_ALIGN_SURE` | 0.9, 0.92 for older drafts | drafts as likely as that are verified in any batch, V2 |
     | `GPU_ALIGN_RECIPES` | base | a pack to draft from: `base` is the library's own, `off` none, else a file |
     | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
     | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |

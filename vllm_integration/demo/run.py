@@ -28,7 +28,7 @@ _STEPS = 5
 
 @dataclass(frozen=True)
 class _Served:
-    """The model as the server is told about it."""
+    """What the server needs to know about the model."""
 
     path: str
     name: str
