@@ -27,7 +27,7 @@ from ..recipe_lookup.reference import copy_recipe, find_recipe, likelier
 from ..recipe_lookup.table import RecipeArrays
 from ..state import StepArrays, StepState
 from ..suffix_match.reference import Context, Prediction, insert_context, shift_of
-from .launch import StepSettings
+from .settings import StepSettings
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 

@@ -49,11 +49,11 @@ one = mechanisms.without("four best matches+exact prefix")
 overrides.install(one.overrides)
 from gpu_align.ops.draft import reference
 from gpu_align.ops.step import reference as step
-print(reference.NUM_CANDIDATES, step.{exact_prefix_name()}.__name__)
+print(len(reference.IS_CONTEXT), step.{exact_prefix_name()}.__name__)
 """
     from gpu_align.ops.draft import reference
 
-    assert run_python(code) == f"{reference.NUM_CANDIDATES - 6} {mechanisms.no_exact_prefix.__name__}"
+    assert run_python(code) == f"{len(reference.IS_CONTEXT) - 6} {mechanisms.no_exact_prefix.__name__}"
 
 
 def exact_prefix_name() -> str:
