@@ -87,8 +87,8 @@ def _candidates(prediction, context, cursor, min_match, min_context_match):
     b_matched += _match_lengths(prediction.p_tokens + o_near, b_most, p_last, num_output, 16)
     b_position = tl.where(m_near, o_near, b_position)
     m_live = b_position >= 0
-    p_prediction, p_context = prediction.p_tokens + b_position, context.p_tokens + b_position
-    b_token = tl.load(p_context, mask=m_live & (o_c >= FIRST_CONTEXT), other=0)
+    b_token = tl.load(context.p_tokens + b_position, mask=m_live & (o_c >= FIRST_CONTEXT), other=0)
+    p_prediction = prediction.p_tokens + b_position
     b_token = tl.load(p_prediction, mask=m_live & (o_c < FIRST_CONTEXT), other=0) + b_token
     return Candidates(b_position, b_matched, b_token)
 

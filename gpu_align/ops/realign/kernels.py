@@ -57,22 +57,21 @@ class Edits(NamedTuple):
     """What the output put in place of what: edit number i is in lane i % MAX_EDITS."""
 
     count: Any  # edits recorded
-    is_changed: Any  # whether the lanes are to be written back
     b_before: Any  # [MAX_EDITS] int32: token before the edit; NO_EDIT: there is none in this lane
     b_at: Any  # ... at its position
     b_behind: Any  # ... and behind that
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
     b_new: Any  # new tokens
+    is_changed: Any  # whether a lane has changed since they were loaded
 
 
 @triton.jit
 def _load_key(prediction, o_position, m_position):
     """Tokens before, at and behind each position: the key of an edit."""
-    p_at = prediction.p_tokens + o_position
-    before = tl.load(p_at - 1, mask=m_position & (o_position > 0), other=AT_START)
-    at = tl.load(p_at, mask=m_position, other=0)
-    return before, at, tl.load(p_at + 1, mask=m_position, other=0)
+    before = tl.load(prediction.p_tokens + o_position - 1, mask=m_position & (o_position > 0), other=AT_START)
+    at = tl.load(prediction.p_tokens + o_position, mask=m_position, other=0)
+    return before, at, tl.load(prediction.p_tokens + o_position + 1, mask=m_position, other=0)
 
 
 @triton.jit
@@ -104,7 +103,7 @@ def _invalidate_edits(edits, prediction, cursor, run):
         b_before = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, NO_EDIT, b_before)
     is_changed = edits.is_changed | tl.max((b_before != edits.b_before).to(tl.int32), axis=0)
     return Edits(
-        edits.count, is_changed, b_before, edits.b_at, edits.b_behind, edits.b_start, edits.b_old, edits.b_new
+        edits.count, b_before, edits.b_at, edits.b_behind, edits.b_start, edits.b_old, edits.b_new, is_changed
     )
 
 
@@ -164,13 +163,13 @@ def _record_edit(edits, prediction, alignment, old, new):
         m_way = tl.arange(0, MAX_EDITS) == edits.count % MAX_EDITS
         edits = Edits(
             edits.count + 1,
-            1,
             tl.where(m_way, before, edits.b_before),
             tl.where(m_way, at, edits.b_at),
             tl.where(m_way, behind, edits.b_behind),
             tl.where(m_way, alignment.diverged_at, edits.b_start),
             tl.where(m_way, old, edits.b_old),
             tl.where(m_way, new, edits.b_new),
+            1,
         )
     return edits
 
@@ -197,15 +196,14 @@ def _fold(prediction, p_output, done, num_output, a, edits):
             if edits.count > 0:
                 edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            a = Alignment(1, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, a.b_words)
+            a = Alignment(a.in_sync, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, a.b_words)
             if (run < RUN) & (done < num_output):
                 a = Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, tl.full([_WORDS], -1, tl.int32))
         if a.in_sync == 0:
             token = tl.load(p_output + done)
             done += 1
-            p_window, num_window = prediction.p_tokens + a.anchor, prediction.length - a.anchor
-            b_words = _extend_row(a.b_words, p_window, num_window, token)
-            a = Alignment(0, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, b_words)
+            b_words = _extend_row(a.b_words, prediction.p_tokens, prediction.length, a.anchor, token)
+            a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, b_words)
             position = _resync(prediction, a.anchor, p_output, done, token)
             if position != NOWHERE:
                 common = _common_end(prediction, a, position, p_output, done)
@@ -227,8 +225,8 @@ def _load_state(p_align, p_row, p_edits, is_fresh):
     p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
     b_before = tl.where(is_fresh, NO_EDIT, tl.load(p_ways + EDIT_BEFORE))
     edits = Edits(
-        count, is_fresh.to(tl.int32), b_before, tl.load(p_ways + EDIT_AT), tl.load(p_ways + EDIT_BEHIND),
-        tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD), tl.load(p_ways + EDIT_NEW),
+        count, b_before, tl.load(p_ways + EDIT_AT), tl.load(p_ways + EDIT_BEHIND),
+        tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD), tl.load(p_ways + EDIT_NEW), 0,
     )  # fmt: skip
     b_words = tl.full([_WORDS], -1, tl.int32)
     if in_sync == 0:
@@ -237,8 +235,8 @@ def _load_state(p_align, p_row, p_edits, is_fresh):
 
 
 @triton.jit
-def _store_state(a, edits, p_align, p_edits, total):
-    """Write back what `_load_state` loads, but for the row."""
+def _store_state(a, edits, p_align, p_edits, is_fresh, total):
+    """Write back what `_load_state` loads, but for the row; the edits where there is something new in them."""
     tl.store(p_align + SEEN, total)
     tl.store(p_align + IN_SYNC, a.in_sync)
     tl.store(p_align + CURSOR, a.cursor)
@@ -246,7 +244,8 @@ def _store_state(a, edits, p_align, p_edits, total):
     tl.store(p_align + DIVERGED_AT, a.diverged_at)
     tl.store(p_align + NUM_IN_SYNC, a.num_in_sync)
     tl.store(p_align + NUM_EDITS, edits.count)
-    if edits.is_changed > 0:
+    # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
+    if is_fresh | (edits.is_changed > 0):
         p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
         tl.store(p_ways + EDIT_BEFORE, edits.b_before)
         tl.store(p_ways + EDIT_AT, edits.b_at)
@@ -280,10 +279,11 @@ def _realign(prediction, context, p_align, p_row, p_edits):
     a, edits = _load_state(p_align, p_row, p_edits, is_fresh)
     # An output is neither in sync with an empty prediction nor diverged from it.
     num_output = tl.where(prediction.length > 0, context.total - context.output_start, 0)
+    p_output = context.p_tokens + context.output_start
     done = tl.maximum(seen - context.output_start, 0)
-    a, edits = _fold(prediction, context.p_tokens + context.output_start, done, num_output, a, edits)
+    a, edits = _fold(prediction, p_output, done, num_output, a, edits)
     tl.debug_barrier()  # all threads have read what is written now
-    _store_state(a, edits, p_align, p_edits, context.total)
+    _store_state(a, edits, p_align, p_edits, is_fresh, context.total)
     top = 0
     if a.in_sync == 0:
         b_row = _row_lengths(a.b_words)

@@ -141,13 +141,15 @@ def _step_kernel(
     recipe = tl.full([], -1, tl.int32)
     if (tl.load(num_sampled_ptr + i_b) > 0) & (output_start != VACANT):
         base = tl.load(p_meta + PREDICTION_BASE)
+        prediction_len = tl.load(p_meta + PREDICTION_LEN)
+        shift = tl.load(p_meta + PREDICTION_SHIFT)
+        uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
         prediction = Prediction(
-            prediction_tokens_ptr + base, tl.load(p_meta + PREDICTION_LEN),
-            positions_ptr + base, offsets_ptr + base, tl.load(p_meta + PREDICTION_SHIFT),
-        )  # fmt: skip
+            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift
+        )
         context = Context(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
-            stride_context_index_s, context_shift, tl.load(p_meta + CONTEXT_START) != VACANT,
+            stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip
         p_align = align_state_ptr + i_slot * ALIGN_STATE
         p_row = lcs_row_ptr + i_slot * WINDOW

@@ -149,10 +149,11 @@ def _find_matches(prediction, context, cursor, min_match, min_context_match):
     num_output = context.total - context.output_start
     token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
     # Before the first output token there is nothing to look for in the prediction.
-    begin = 0
-    end = 0
-    if num_output > 0:
-        begin, end = _nearest(prediction, token, cursor)
+    searched = Prediction(
+        prediction.p_tokens, tl.where(num_output > 0, prediction.length, 0),
+        prediction.p_positions, prediction.p_offsets, prediction.shift,
+    )  # fmt: skip
+    begin, end = _nearest(searched, token, cursor)
     p_ways = context.p_index + _bucket(token, context.shift) * WAYS
     m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
     o_latest = tl.load(p_ways + o_c - NEAREST, mask=m_context, other=0)
@@ -163,9 +164,10 @@ def _find_matches(prediction, context, cursor, min_match, min_context_match):
     b_most = tl.maximum(tl.minimum(tl.minimum(o_position, num_last), MAX_MATCH), 0)
     p_end = tl.where(m_context, context.p_tokens + o_position, prediction.p_tokens + o_position)
     b_matched = _match_lengths(p_end, b_most, context.p_tokens + context.total, context.total, 8)
-    b_tie = tl.where(m_context, o_position, -_rank(o_position, cursor) + (TIE - 1))
+    b_rank = _rank(o_position, cursor)
+    b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
     b_least = tl.where(m_context, min_context_match, min_match)
-    return tl.where(b_matched >= b_least, (b_matched - 1) * TIE + b_tie, -1)
+    return tl.where(b_matched >= b_least, b_key, -1)
 
 
 @triton.jit
