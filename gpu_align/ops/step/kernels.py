@@ -44,7 +44,7 @@ def _update_context(context, p_align):
 def _read_drafts(
     prediction, context, recipes, recipe, o_source, m_context, length, o_k, HAS_RECIPES: tl.constexpr
 ):
-    """The first `length` drafts, [BLOCK_K] int32: of the recipe if there is one, else at the offsets"""
+    """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`."""
     p_source = tl.where(m_context, context.p_tokens + o_source, prediction.p_tokens + o_source)
     b_tokens = tl.load(p_source, mask=o_k < tl.where(recipe < 0, length, 0), other=0)
     if HAS_RECIPES:
