@@ -67,6 +67,18 @@ def _table_of(recipes: Recipes | None, num_draft_tokens: int, min_survival: floa
     return RecipeTable.build(recipes, num_draft_tokens, "cpu", min_survival).numpy()
 
 
+def warm_up(
+    num_draft_tokens: int,
+    config: DrafterConfig | None = None,
+    *,
+    recipes: Recipes | None = None,
+    max_context_len: int,
+) -> None:
+    """Compile, or load, what an `Explainer` of these arguments runs, and make its tables: none does it later."""
+    explainer = Explainer([0], 0, num_draft_tokens, config, recipes=recipes, max_context_len=max_context_len)
+    explainer.at([0])
+
+
 class Explainer:
     """Recomputes one request's drafts with the references of a `Drafter`'s operations.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,9 @@ from typing import Any, TypeVar
 from . import constants
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: Held while an entry is compiled: a thread that needs what another one compiles waits for it.
+_COMPILING = threading.Lock()
 
 try:
     import numba
@@ -56,14 +60,19 @@ class Entry:
         return self.prepare(*args)(*args)
 
     def prepare(self, *args: Any) -> Callable[..., Any]:
-        """What runs for arguments of these types; compiled, or loaded, by now."""
+        """What runs for arguments of these types; compiled, or loaded, by now. Any thread may call it."""
         if self._run is None:
-            signature = tuple(_with_any_strides(numba.typeof(arg)) for arg in args)
-            try:
-                self._run = self._compile(signature, cache=True)
-            except Exception:  # no sources, no place to write, a full disk, a file cut short: do without
-                self._run = self._compile(signature, cache=False)
+            with _COMPILING:
+                if self._run is None:
+                    self._run = self._compiled_for(args)
         return self._run
+
+    def _compiled_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        signature = tuple(_with_any_strides(numba.typeof(arg)) for arg in args)
+        try:
+            return self._compile(signature, cache=True)
+        except Exception:  # no sources, no place to write, a full disk, a file cut short: do without
+            return self._compile(signature, cache=False)
 
     def _compile(self, signature: tuple[Any, ...], cache: bool) -> Callable[..., Any]:
         if cache:

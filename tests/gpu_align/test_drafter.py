@@ -315,3 +315,19 @@ def test_version_matches_the_package():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["version"] == gpu_align.__version__
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_warming_up_changes_no_slot_and_holds_no_prediction(backend):
+    cold, warm = Engine(backend), Engine(backend)
+    slots, stats = snapshot(warm.drafter)[3:], warm.drafter.prediction_stats
+    warm.drafter.warm_up(warm.token_ids, warm.total_len)
+    assert all(torch.equal(*pair) for pair in zip(slots, snapshot(warm.drafter)[3:], strict=True))
+    assert warm.drafter.prediction_stats == stats
+    for engine in (cold, warm):
+        engine.add(0, distinct(60), [900, 901], distinct(3))
+    assert warm.propose([0]) == cold.propose([0])
+    # With requests under way, too.
+    before = snapshot(warm.drafter)
+    warm.drafter.warm_up(warm.token_ids, warm.total_len)
+    assert same(before, warm.drafter)

@@ -74,6 +74,7 @@ class Settings(BaseModel):
     | `GPU_ALIGN_MAX_PREDICTION_PARTS` | 1000 | parts of a prediction given as an array |
     | `GPU_ALIGN_MAX_PREDICTION_DEPTH` | 8 | nesting of the field; without unknown keys it is 3 |
     | `GPU_ALIGN_MAX_BODY_BYTES` | 4194304 | a longer request body that brings a prediction is refused |
+    | `GPU_ALIGN_MAX_BODY_ITEMS` | 40000 | and one with more keys, arrays and objects; 4 values count as one |
 
     White space around a value counts for nothing, and an empty value is the default.
     """
@@ -90,6 +91,7 @@ class Settings(BaseModel):
     max_prediction_parts: Annotated[int, _count("parts")] = 1000
     max_prediction_depth: Annotated[int, _count("levels")] = 8
     max_body_bytes: Annotated[int, _count("bytes")] = 4 * 2**20
+    max_body_items: Annotated[int, _count("keys, arrays and objects")] = 40_000
     bill_rejected: _Flag = False
     usage_details: _Flag = False
     fill_tokens: Annotated[int, _count("tokens", least=0)] = FILL_TOKENS

@@ -1,22 +1,23 @@
-"""Refuses a request body that brings a prediction and is too long to be parsed on the event loop.
+"""Refuses a request body that brings a prediction and is too large to be parsed on the event loop.
 
-vLLM parses JSON on the event loop, where every other request waits for it: about 4 ms for a megabyte of
-text. No limit on the prediction can help after that, so this one is on the bytes, before anything is parsed.
-Bodies without a prediction pass, whatever their length.
+vLLM parses JSON on the event loop, where every other request waits for it: a few milliseconds for a megabyte of
+text, up to a microsecond for each key, array and object. A thread does not help, because the parser holds
+Python's lock. No limit on the prediction can help after that, so these two are on the body, before anything is
+parsed. Bodies without a prediction pass, whatever their size.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import limits, redaction
+from vllm_integration.frontend.body_scan import VALUES_PER_ITEM, BodyScan
 from vllm_integration.seams.install import seam
-from vllm_integration.wire import prediction as wire
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -31,15 +32,17 @@ ENDPOINTS = (
     "/invocations",  # the same requests, as SageMaker sends them
 )
 
-_KEY = re.compile(rb'"(?:prediction|%s)"\s*:' % wire.KEY.encode())
-_OVERLAP = 64  # a key may lie across two chunks; one with more white space before its colon is let through
+#: Bytes that are looked at without letting others run.
+_SLICE = 65536
 
 
 class BodyLimit:
-    """ASGI middleware: HTTP 413 for a body over `GPU_ALIGN_MAX_BODY_BYTES` that has the key `prediction`.
+    """ASGI middleware: HTTP 413 for a body over `GPU_ALIGN_MAX_BODY_BYTES` or `GPU_ALIGN_MAX_BODY_ITEMS` that has
+    the key `prediction`.
 
-    A body whose content-length is within the limit passes at once. Any other is read to its end, also one that is
-    refused, because some clients read the answer only after they have sent everything; a refused body is not kept.
+    A body whose content-length is too short for either passes at once. Any other is read to its end, also one that
+    is refused, because some clients read the answer only after they have sent everything; a refused body is not
+    kept.
     """
 
     def __init__(self, app: App) -> None:
@@ -50,14 +53,16 @@ class BodyLimit:
             return await self._app(scope, receive, send)
         if not _in_use(scope):
             return await self._app(scope, receive, send)
-        limit = Settings.from_env().max_body_bytes
-        if _content_length(scope) <= limit:
+        settings = Settings.from_env()
+        if _content_length(scope) <= min(settings.max_body_bytes, settings.max_body_items):
             return await self._app(scope, receive, send)
-        messages = await _read(receive, limit)
-        if messages is not None:
+        body = _Body(settings)
+        messages = await body.read(receive)
+        if (found := body.exceeds()) is None:
             return await self._app(scope, _replay(messages, receive), send)
-        limits.count_refused("bytes")
-        await _refuse(send, limit)
+        reason, message = found
+        limits.count_refused(reason)
+        await _refuse(send, message)
 
 
 def _content_length(scope: Message) -> float:
@@ -73,25 +78,49 @@ def _in_use(scope: Message) -> bool:
     return engine_client is not None and drafts_predictions(engine_client.vllm_config)
 
 
-async def _read(receive: Receive, limit: int) -> list[Message] | None:
-    """All messages of the body; None when it is longer than `limit` and brings a prediction."""
-    messages: list[Message] = []
-    size, found, tail = 0, False, b""
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":  # the client has gone
-            return [*messages, message]
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if not found:
-            window = tail + chunk
-            found = _KEY.search(window) is not None
-            tail = window[-_OVERLAP:]
-        messages.append(message)
-        if found and size > limit:
-            messages.clear()
-        if not message.get("more_body", False):
-            return None if found and size > limit else messages
+class _Body:
+    """One request's body on its way in."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._scan = BodyScan()
+        self._is_whole = False
+
+    async def read(self, receive: Receive) -> list[Message]:
+        """All its messages; not those of a body that is refused."""
+        messages: list[Message] = []
+        while not self._is_whole:
+            message = await receive()
+            if message["type"] != "http.request":  # the client has gone
+                return [*messages, message]
+            chunk = message.get("body", b"")
+            for start in range(0, len(chunk), _SLICE):
+                if start:
+                    await asyncio.sleep(0)
+                self._scan.feed(chunk[start : start + _SLICE])
+            self._is_whole = not message.get("more_body", False)
+            messages.append(message)
+            if self._is_over() and self._scan.brings_prediction:
+                messages.clear()
+        return messages
+
+    def _is_over(self) -> bool:
+        scan, settings = self._scan, self._settings
+        return scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
+
+    def exceeds(self) -> tuple[limits.Reason, str] | None:
+        """The limit that the whole body is over, and what to tell the client; None if it is served."""
+        scan, settings = self._scan, self._settings
+        if not (self._is_whole and scan.brings_prediction and self._is_over()):
+            return None
+        if scan.size > settings.max_body_bytes:
+            limit = f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES), got {scan.size}"
+            return "bytes", f"prediction: expected a request body of at most {limit}"
+        limit = (
+            f"{settings.max_body_items} keys, arrays and objects, {VALUES_PER_ITEM} plain values counting as one "
+            f"(GPU_ALIGN_MAX_BODY_ITEMS), got {scan.items}"
+        )
+        return "items", f"prediction: expected a request body of at most {limit}"
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
@@ -104,9 +133,9 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
     return replay
 
 
-async def _refuse(send: Send, limit: int) -> None:
+async def _refuse(send: Send, message: str) -> None:
     error = {
-        "message": f"prediction: expected a request body of at most {limit} bytes, got more",
+        "message": message,
         "type": "BadRequestError",
         "param": "prediction",
         "code": 413,

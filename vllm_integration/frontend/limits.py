@@ -13,7 +13,7 @@ from vllm_integration.config.settings import CHARS_PER_TOKEN, Settings
 logger = logging.getLogger("vllm.gpu_align")
 
 #: Which limit it was; or the field was "malformed", or of a request that cannot have one ("unsupported").
-Reason = Literal["characters", "tokens", "parts", "nesting", "bytes", "malformed", "unsupported"]
+Reason = Literal["characters", "tokens", "parts", "nesting", "bytes", "items", "malformed", "unsupported"]
 #: "truncated": served with what fits. "refused": an HTTP error, or an exception of the offline API.
 Action = Literal["truncated", "refused"]
 

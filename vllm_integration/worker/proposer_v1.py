@@ -24,8 +24,9 @@ from vllm_integration.worker.accept import accept_prediction, found_no_room, tak
 from vllm_integration.worker.debug_log import open_debug_log
 from vllm_integration.worker.draft_reporter import when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
-from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
+from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule, warm_up_log
 from vllm_integration.worker.slot_table import SlotTable
+from vllm_integration.worker.warm_up import compiling
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -62,10 +63,19 @@ class PredictedOutputs:
         self._drafts: list[StepDrafts] = []
         self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
-        self.drafter = make_drafter(self, max_slots)
+        with compiling("the drafter's step"):
+            self.drafter = make_drafter(self, max_slots)
+        self._warm_up = (
+            None
+            if self._log is None
+            else warm_up_log(self.num_draft_tokens, self.max_model_len, self.recipes)
+        )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load; the CPU model runner calls this on every drafter."""
+        """Nothing to load. The model runner calls this on every drafter when it has loaded the model, so by then
+        everything has to be compiled."""
+        if self._warm_up is not None:
+            self._warm_up.finish()
 
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """What `_update_states` has just made of the scheduler's output: called once a step, before the

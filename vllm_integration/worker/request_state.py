@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_align import Recipes
+from gpu_align import Recipes, explain
 from gpu_align.explain import Explainer, Explanation
 from gpu_align.step_log import SOURCES, Step
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.steps import count_verified
+from vllm_integration.worker.warm_up import WarmUp
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,14 @@ class RequestState:
         if self.stop.max_tokens is not None:
             left = min(left, self.stop.max_tokens - (total_len - self.prompt_len))
         return max(0, min(num_draft_tokens, left - 1))
+
+
+def warm_up_log(num_draft_tokens: int, max_context_len: int, recipes: Recipes | None) -> WarmUp:
+    """Compile in the background what `RequestState` explains drafts with; arguments as those of the drafter."""
+    return WarmUp(
+        "what the step log explains drafts with",
+        lambda: explain.warm_up(num_draft_tokens, recipes=recipes, max_context_len=max_context_len),
+    )
 
 
 def stop_rule(sampling_params: Any) -> StopRule:

@@ -23,7 +23,9 @@ from vllm_integration.seams.install import install, off_reason, seam, turn_off
 from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
 from vllm_integration.worker.draft_reporter import DraftReporter, when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
+from vllm_integration.worker.request_state import warm_up_log
 from vllm_integration.worker.step_log import open_step_log
+from vllm_integration.worker.warm_up import compiling
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -78,14 +80,34 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         # vLLM's row numbers are int32; widened in place, so that a step allocates nothing.
         self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        self._warm_up = (
+            None if self.log is None else warm_up_log(self.num_draft_tokens, max_context_len, recipes)
+        )
+        self._compile()
 
     @property
     def enable_adaptive_verification(self) -> bool:
         """Whether vLLM shall trim our drafts; by the time it asks, that may have been refused."""
         return bool(self._speculative.enable_adaptive_verification)
 
+    def _compile(self) -> None:
+        """Compile the step now: nothing but this makes sure that a dummy run comes before the first request."""
+        if off_reason() is not None:
+            return
+        try:
+            with compiling("the drafter's kernel"):
+                self.drafter.warm_up(self.req_states.all_token_ids.gpu, self.req_states.total_len.gpu)
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            turn_off(f"drafting failed, {type(error).__name__}: {error}")
+
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing to set up: the step is one launch outside the model's graphs."""
+        """Nothing to set up: the step is one launch outside the model's graphs. The runner calls this last before
+        it may serve, when it has loaded the model and knows its memory, so by then everything has to be compiled.
+        """
+        if self._warm_up is not None:
+            self._warm_up.finish()
 
     def capture(self) -> None:
         """Nothing to capture."""
