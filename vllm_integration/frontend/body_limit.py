@@ -15,6 +15,7 @@ from typing import Any
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import limits, redaction
+from vllm_integration.frontend.faults import unless_it_fails
 from vllm_integration.seams.install import seam
 from vllm_integration.wire import prediction as wire
 
@@ -127,6 +128,6 @@ def init_entrypoints_middleware(
     """
     from starlette.middleware import Middleware
 
-    redaction.install()
+    unless_it_fails("keep predictions out of tracebacks", redaction.install)
     app.user_middleware.append(Middleware(BodyLimit))
     return original(args, app, *more, **kwargs)
