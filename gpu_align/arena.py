@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -23,6 +24,15 @@ def tokens_for_all(max_predictions: int, max_len: int, page: int = PAGE) -> int:
     """
     pages = -(-max_len // page)
     return ((2 * max_predictions - 1) * pages - max_predictions + 1) * page
+
+
+def check_sharing_key(sharing_key: Hashable) -> None:
+    """Raise `TypeError` unless it is hashable."""
+    try:
+        hash(sharing_key)
+    except TypeError:
+        found = type(sharing_key).__name__
+        raise TypeError(f"sharing_key: expected a hashable value, found {found}") from None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +62,7 @@ class ArenaStats:
         used_tokens: of predictions that requests use.
         cached_tokens: of predictions that no request uses any more, kept for one that comes back.
         free_tokens: of no prediction. ``used_tokens + cached_tokens + free_tokens == num_tokens`` of the arena.
-        num_predictions: different predictions, used and cached; empty ones take no part.
+        num_predictions: different pairs of prediction and sharing key, used and cached; empty ones do not count.
         reused: acquires that found their prediction there.
         evicted: cached predictions dropped to make room.
         refused: acquires that found no room.
@@ -85,19 +95,21 @@ class PredictionArena:
         arena.release(extent)
 
     A prediction gets ``ceil(len / page)`` consecutive pages: the lowest run of free pages that is long enough.
-    Equal predictions share their pages, whoever brings them (n samples of one prompt), and are counted. When the
-    last request lets go of one it stays, for a request that was preempted and comes back. If no free run is long
-    enough, such unused predictions are dropped, the one released longest ago first, until one is.
+    Equal predictions with equal sharing keys share their pages (n samples of one prompt), and are counted. Equal
+    predictions with different keys have nothing in common: each gets pages of its own and is fresh, as any two
+    predictions are, so that neither the result nor the work of a call tells what is held under other keys. When
+    the last request lets go of a prediction it stays, for a request that was preempted and comes back. If no free
+    run is long enough, such unused predictions are dropped, the one released longest ago first, until one is.
 
     A prediction is refused only if dropping all unused ones would not make room, and then none is dropped. Pages
     in use are never moved, so free pages may add up to enough and still not lie together. With at most S
     predictions of at most n pages each in use, an arena of ``(2 S - 1) n - S + 1`` pages refuses none: fewer than
     S others are in use, and they and the S gaps of ``n - 1`` pages between them do not fill it.
 
-    Predictions are found by the BLAKE2b-256 digest of their tokens and their length; the tokens are not kept.
-    Placement depends on the sequence of calls alone (no hash seeds, no addresses, no time), so ranks that are told
-    the same do the same. Whether a prediction was there before shows in `Extent.base` and `Extent.fresh` only, and
-    what is drafted must depend on neither.
+    Predictions are found by the BLAKE2b-256 digest of their tokens, their length and the sharing key. The tokens
+    are not kept. Placement depends on the sequence of calls alone (no hash seeds, no addresses, no time), so ranks
+    that are told the same do the same. Whether a prediction was there before shows in `Extent.base` and
+    `Extent.fresh` only, and what is drafted must depend on neither.
 
     One CUDA stream: a step launched before `release` may still be reading pages that the next `acquire` hands
     out. This is safe because the upload and the index go on the same stream behind that step. Whoever uploads on
@@ -141,17 +153,19 @@ class PredictionArena:
         self._extents: dict[Extent, _Entry | None] = {}  # in use; None: of an empty prediction
         self._reused = self._evicted = self._refused = 0
 
-    def acquire(self, tokens: npt.NDArray[np.int32]) -> Extent | None:
+    def acquire(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> Extent | None:
         """Find or make a place for a prediction, until `release`.
 
         Args:
             tokens: [n] int32, may be empty. Read only, and not kept.
+            sharing_key: pages are shared with equal predictions of this key alone. The arena keeps it with the
+                prediction and compares it; None is a key like any other.
 
         Returns:
             An `Extent` of the caller's own, or None if there is no room.
 
         Raises:
-            TypeError: not an array of int32.
+            TypeError: not an array of int32, or a sharing key that is not hashable.
             ValueError: not one-dimensional.
         """
         if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32:
@@ -159,11 +173,13 @@ class PredictionArena:
             raise TypeError(f"tokens: expected an array of int32, found {found}")
         if tokens.ndim != 1:
             raise ValueError(f"tokens: expected 1 dimension, found {tokens.ndim}")
+        check_sharing_key(sharing_key)
         if not tokens.size:
             extent = Extent(base=0, num_tokens=0, capacity=0, fresh=False)
             self._extents[extent] = None
             return extent
-        key = tokens.size, blake2b(np.ascontiguousarray(tokens).data, digest_size=32).digest()
+        digest = blake2b(np.ascontiguousarray(tokens).data, digest_size=32).digest()
+        key = tokens.size, digest, sharing_key
         entry = self._entries.get(key)
         fresh = entry is None
         if entry is None:
@@ -249,8 +265,8 @@ class PredictionArena:
         return self._free.give(entry.start, entry.num_pages)
 
 
-#: Length and digest of a prediction.
-_Key = tuple[int, bytes]
+#: Length and digest of a prediction, and its sharing key.
+_Key = tuple[int, bytes, Hashable]
 
 
 @dataclass(slots=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .arena import ArenaStats, Extent, PredictionArena, tokens_for_all
+from .arena import ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
 from .config import DrafterConfig
 from .ops._check import Backend, check_tensor, resolve_backend
 from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
@@ -124,7 +124,14 @@ class Drafter:
             self._state, self._tables, self._recipes, self._draft, self._settings,
         )  # fmt: skip
 
-    def add(self, slot: int, prediction: Sequence[int] | npt.NDArray[np.integer], prompt_len: int) -> bool:
+    def add(
+        self,
+        slot: int,
+        prediction: Sequence[int] | npt.NDArray[np.integer],
+        prompt_len: int,
+        *,
+        sharing_key: Hashable = None,
+    ) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
 
         Args:
@@ -132,17 +139,20 @@ class Drafter:
             prediction: token ids of the predicted output, ``0 <= id < vocab_size``; may be empty.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
+            sharing_key: who may share the memory of this prediction: requests that bring an equal one with an
+                equal key. Without keys all requests share. Drafts do not depend on it.
 
         Returns:
             Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
             own context alone (`prediction_stats` counts these).
 
         On CUDA the prediction is copied once, asynchronously on the current stream, from pinned memory, and
-        indexed there; one that is held already, of another request or of the same one before it was preempted, is
-        shared.
+        indexed there. One that is held already with the same `sharing_key`, of another request or of the same one
+        before it was preempted, is shared: `add` then takes less time. Held with another key, it is uploaded and
+        indexed as if it were not there.
 
         Raises:
-            TypeError: the prediction holds something else than integers.
+            TypeError: the prediction holds something else than integers, or `sharing_key` is not hashable.
             ValueError: an argument outside its domain; the slot is left as it was.
         """
         self._check_slot(slot)
@@ -158,8 +168,9 @@ class Drafter:
             raise ValueError(
                 f"prediction[{wrong[0]}]: expected 0 <= id < {self.vocab_size}, found {tokens[wrong[0]]}"
             )
+        check_sharing_key(sharing_key)
         self._release(slot)
-        extent = self._arena.acquire(tokens)
+        extent = self._arena.acquire(tokens, sharing_key)
         if extent is not None:
             if extent.fresh:
                 self._store(slot, extent, tokens)

@@ -23,8 +23,8 @@ class Engine:
         self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
         self.prompt_len = [0] * max_slots
 
-    def add(self, slot, prediction, prompt, output=()):
-        held = self.drafter.add(slot, prediction, len(prompt))
+    def add(self, slot, prediction, prompt, output=(), **key):
+        held = self.drafter.add(slot, prediction, len(prompt), **key)
         self.prompt_len[slot] = len(prompt)
         self.total_len[slot] = 0
         self.write(slot, [*prompt, *output])

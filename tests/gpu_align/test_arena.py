@@ -65,6 +65,31 @@ def test_equal_predictions_in_use_share_their_pages() -> None:
     assert arena.stats() == ArenaStats(0, 2 * P, P, 1, 1, 0, 1)
 
 
+def test_equal_predictions_with_different_keys_have_nothing_in_common() -> None:
+    arena = PredictionArena(4 * P, page=P)
+    keys = [None, "a", b"a", ("a",)]
+    extents = [arena.acquire(text(7, P), key) for key in keys]
+    assert [(e.base // P, e.fresh) for e in extents if e is not None] == [(i, True) for i in range(4)]
+    assert arena.stats() == ArenaStats(4 * P, 0, 0, 4, 0, 0, 0)
+    again = [arena.acquire(text(7, P), key) for key in keys]
+    assert [(e.base // P, e.fresh) for e in again if e is not None] == [(i, False) for i in range(4)]
+    # Kept for those who come back with the key, and for nobody else.
+    for extent in (extents[1], again[1]):
+        assert extent is not None
+        arena.release(extent)
+    other = arena.acquire(text(7, P), "b")
+    assert other is not None
+    assert (other.base // P, other.fresh, arena.stats().evicted) == (1, True, 1)
+
+
+def test_another_key() -> None:
+    arena = PredictionArena(PAGE)
+    for tokens in (text(1, 3), text(1, 0)):
+        with pytest.raises(TypeError, match="sharing_key: expected a hashable value, found list"):
+            arena.acquire(tokens, ["a"])  # type: ignore[arg-type]
+    assert arena.stats().free_tokens == PAGE
+
+
 def test_a_released_prediction_is_found_again() -> None:
     arena = PredictionArena(4 * P, page=P)
     take(arena, 0, 1)
@@ -311,10 +336,16 @@ class ArenaMachine(RuleBasedStateMachine):
         self.returned: list[Extent] = []
 
     # Few names, so that most come back; lengths on both sides of a page's end.
-    @rule(name=st.integers(0, 2), num_tokens=st.sampled_from([1, 3, 4, 5, 8, 9, 13, 20, 33]))
-    def acquire(self, name: int, num_tokens: int) -> None:
+    @rule(
+        text_of=st.integers(0, 1),
+        key=st.sampled_from([None, "a"]),
+        num_tokens=st.sampled_from([1, 3, 4, 5, 8, 9, 13, 20, 33]),
+    )
+    def acquire(self, text_of: int, key: str | None, num_tokens: int) -> None:
         before = self.arena.stats()
-        extent = self.arena.acquire(text(name, num_tokens))
+        extent = self.arena.acquire(text(text_of, num_tokens), key)
+        # To the model, one text under two keys is two names: what is shared is equal in both.
+        name = 2 * text_of + (key is not None)
         expected = self.model.acquire((name, num_tokens))
         if expected is None:
             assert extent is None

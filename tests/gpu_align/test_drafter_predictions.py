@@ -57,6 +57,24 @@ class TestPredictions:
         assert engine.propose([3])[0] == together[3]
         assert engine.propose([2])[0][0] == distinct(16, 201)
 
+    def test_requests_with_different_keys_share_nothing_and_draft_the_same(self, backend, monkeypatch):
+        from gpu_align import drafter as module
+
+        stored = []
+        store = module.store_prediction
+        monkeypatch.setattr(module, "store_prediction", lambda *args: stored.append(args[1]) or store(*args))
+        engine, prediction = Engine(backend), distinct(90)
+        for slot, key in enumerate(["a", "a", "b", None]):
+            assert engine.add(slot, prediction, [900], distinct(10), sharing_key=key)
+        stats = engine.drafter.prediction_stats
+        assert (stats.num_predictions, stats.reused, stats.used_tokens) == (3, 1, 3 * PAGE)
+        assert stored == [0, PAGE, 2 * PAGE], "a second copy is uploaded and indexed like the first"
+        first, *others = engine.propose([0, 1, 2, 3])
+        assert others == [first] * 3
+        with pytest.raises(TypeError, match="sharing_key: expected a hashable value, found dict"):
+            engine.drafter.add(1, prediction, 1, sharing_key={})
+        assert engine.propose([1])[0] == first, "a refused add leaves the slot as it was"
+
     def test_a_prediction_comes_back(self, backend):
         """After a preemption, in another slot, and with more tokens than its prompt."""
         prediction, output = distinct(90), [*distinct(30), 500, *distinct(5, 31)]
@@ -99,7 +117,7 @@ class TestPredictions:
             raise RuntimeError("out of memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr("gpu_align.drafter.build_index", fail)
+            patch.setattr("gpu_align.ops.state.build_index", fail)
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.add(0, distinct(60, 200), [])
         assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]

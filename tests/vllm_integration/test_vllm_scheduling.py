@@ -263,7 +263,21 @@ def test_no_slots_where_the_worker_drafts_no_more(name: str, monkeypatch: pytest
     assert request.spec_token_ids == []
 
 
-@pytest.mark.parametrize("broken", ["begin", "settle", "take", "grant", "keep_only", "forget"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "begin",
+        "settle",
+        "take",
+        "grant",
+        "keep_only",
+        "forget",
+        "report",
+        "short",
+        "_settle",
+        "_cut_to_slots",
+    ],
+)
 def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
     broken: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
@@ -282,16 +296,40 @@ def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
     monkeypatch.setattr(sync.Scheduler, "update_from_output", update_from_output)
     monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", update_draft_token_ids)
     parts = {"grant": scheduler.draft_budget, "take": scheduler.drafted_requests}
-    owner = parts.get(broken, scheduler.drafted_requests if broken == "keep_only" else scheduler.ledger)
-    monkeypatch.setattr(owner, broken, lambda *_, **__: 1 / 0)
+    parts |= {"keep_only": scheduler.drafted_requests, "_settle": scheduler, "_cut_to_slots": scheduler}
+    if broken == "report":
+        scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
+        monkeypatch.setattr(scheduling.reports, "take", lambda _: 1 / 0)
+    elif broken == "short":  # slots of another number of requests than there are
+        monkeypatch.setattr(scheduler.draft_budget, "grant", lambda *_, **__: [])
+    else:
+        monkeypatch.setattr(parts.get(broken, scheduler.ledger), broken, lambda *_, **__: 1 / 0)
     scheduled = SimpleNamespace(scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None)
     for _ in range(2):
         output = SimpleNamespace(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[[5]])
         reports.attach(output, report_of({"a": (0.99, 0.98)}))
         (client,) = scheduler.update_from_output(scheduled, output).values()
         scheduler.update_draft_token_ids(None)
-    counts, drafts = broken == "grant", broken in ("begin", "settle")
+    counts = broken in ("grant", "short", "_cut_to_slots")
+    drafts = broken in ("begin", "settle", "_settle")
     assert (client.outputs[0].trace_headers is not None) == counts
     assert len(request.spec_token_ids) == (2 if drafts else 0)
-    assert len(plugin_log) == (1 if counts or drafts else 2)
-    assert all("ZeroDivisionError" in line for line in plugin_log)
+    assert len(plugin_log) == 1
+    assert ("ValueError" if broken == "short" else "ZeroDivisionError") in plugin_log[0]
+
+
+def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    scheduling = pytest.importorskip("vllm_integration.scheduler.schedulers")
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    monkeypatch.setattr(sync.Scheduler, "__init__", lambda self: None)
+    monkeypatch.setattr(sync.Scheduler, "update_from_output", lambda *_: "outputs")
+    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
+    scheduler = scheduling.PredictedOutputsScheduler()  # without even a configuration
+    scheduler.running, scheduler.requests = [running("a", [-1] * K)], {}
+    assert scheduler.update_from_output(SimpleNamespace(), SimpleNamespace()) == "outputs"
+    scheduler.update_draft_token_ids(None)
+    assert scheduler.running[0].spec_token_ids == []
+    (line,) = plugin_log
+    assert line.startswith("gpu_align counts no usage and schedules no drafts any more: AttributeError")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +184,7 @@ def test_a_plain_request_id_is_its_file_name() -> None:
 
 
 def write(log: DebugLog) -> None:
-    state = RequestState("r", np.zeros(9, np.int32), StopRule(), keep_steps=True, prompt_len=5)
+    state = RequestState("r", np.zeros(9, np.int32), StopRule(), prompt_len=5)
     state.steps = [Step(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7], 0, 0)]
     state.tokens = [9, 9, 9, 9, 3, 1, 7]
     log.write(state)
@@ -220,6 +222,63 @@ def test_texts_are_what_tokens_add_to_those_before(tmp_path: Path) -> None:
     write(DebugLog(str(tmp_path), 4, decode))
     (step,) = yaml.safe_load((tmp_path / "r.yaml").read_text())["steps"]
     assert (step["accepted_text"], step["own_text"], step["proposed_text"]) == ("é", "!", "éx")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_the_servers_user_reads_the_log(tmp_path: Path, plugin_log: list[str]) -> None:
+    directory = tmp_path / "new" / "logs"
+    umask = os.umask(0)
+    try:
+        write(DebugLog(str(directory), 4))
+    finally:
+        os.umask(umask)
+    assert (mode_of(directory), mode_of(directory / "r.yaml")) == (0o700, 0o600)
+    (line,) = plugin_log
+    assert "writes the texts of requests and answers to disk" in line
+    assert str(directory) in line
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o700, False), (0o755, True), (0o710, True), (0o704, True)])
+def test_a_directory_that_is_there_stays_as_it_is(
+    tmp_path: Path, plugin_log: list[str], mode: int, warned: bool
+) -> None:
+    tmp_path.chmod(mode)
+    write(DebugLog(str(tmp_path), 4))
+    assert (mode_of(tmp_path), mode_of(tmp_path / "r.yaml")) == (mode, 0o600)
+    assert [f"mode {mode:04o}: other users can see into it" in line for line in plugin_log] == [True, False][
+        not warned :
+    ]
+
+
+def test_the_log_follows_no_link(tmp_path: Path) -> None:
+    """In a directory that others can write to, a link in the place of the file must not be written through."""
+    logs, victim = tmp_path / "logs", tmp_path / "victim"
+    logs.mkdir()
+    victim.write_text("mine")
+    for name in ("r.yaml", f".r.yaml.{os.getpid()}.part"):
+        (logs / name).symlink_to(victim)
+    write(DebugLog(str(logs), 4))
+    assert victim.read_text() == "mine"
+    assert [path.name for path in logs.iterdir()] == ["r.yaml"]
+    assert not (logs / "r.yaml").is_symlink()
+
+
+def test_a_full_disk_turns_the_log_off_and_leaves_no_half_file(
+    tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = DebugLog(str(tmp_path), 4)
+    plugin_log.clear()
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    write(log)
+    write(log)
+    assert not log.on
+    assert list(tmp_path.iterdir()) == []
+    (line,) = plugin_log
+    assert "writes no step logs any more" in line
+    assert "No space left" in line
 
 
 def test_a_directory_that_cannot_be_written_turns_the_log_off(tmp_path: Path, plugin_log: list[str]) -> None:

@@ -37,6 +37,10 @@ class DenseTensor:
 
 @pytest.fixture
 def make_speculator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    return speculators(monkeypatch)
+
+
+def speculators(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`make(rank, ranks, recipes)`: a speculator over a table of 4 rows, as that rank's runner would make it."""
     from vllm_integration.worker import speculator as module
 
@@ -84,6 +88,7 @@ def batch_of(rows: list[int]) -> Any:
         req_ids=[f"r{row}" for row in rows],
         idx_mapping=torch.tensor(rows, dtype=torch.int64, device=DEVICE),
         idx_mapping_np=np.array(rows, dtype=np.int32),
+        num_draft_tokens_per_req=None,
     )
 
 

@@ -220,6 +220,42 @@ def test_what_cannot_be_compiled_in_the_background_is_a_warning(plugin_log: list
     assert plugin_log == ["gpu_align could not compile the step log: OSError: the disk is full"]
 
 
+def test_without_threads_everything_is_compiled_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    def fails(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    ran: list[int] = []
+    with warm_up.compiling("the step"):
+        ran.append(1)
+    warm_up.WarmUp("the step log", lambda: ran.append(2)).finish()
+    assert ran == [1]
+    assert plugin_log == ["gpu_align could not compile the step log: RuntimeError: can't start new thread"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_rank_goes_on_without_the_kernel_that_others_have(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when drafting fails: one rank alone turns drafting off, one of several ends the start."""
+    pytest.importorskip("vllm")
+    from test_vllm_speculator import speculators
+
+    def fails(self: StepLaunch, *args: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    make = speculators(monkeypatch)
+    monkeypatch.setattr(StepLaunch, "__call__", fails)
+    if ranks == 1:
+        make()
+        assert compat.off_reason() is not None
+    else:
+        with pytest.raises(RuntimeError, match="no compiler"):
+            make(0, ranks)
+
+
 @compiled_only
 def test_who_needs_what_is_being_compiled_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = _jit.Entry(lambda value: value)

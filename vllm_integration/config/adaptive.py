@@ -17,6 +17,7 @@ import numpy as np
 
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.seams.install import install, seam
+from vllm_integration.seams.log_text import shown_reason
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -32,7 +33,9 @@ def do_without(vllm_config: Any, reason: object) -> None:
     """Turn adaptive verification off in this process; the first rank says so."""
     vllm_config.speculative_config.enable_adaptive_verification = False
     level = logging.DEBUG if getattr(vllm_config.parallel_config, "rank", 0) else logging.WARNING
-    logger.log(level, "gpu_align schedules draft slots without adaptive verification: %s", reason)
+    logger.log(
+        level, "gpu_align schedules draft slots without adaptive verification: %s", shown_reason(reason)
+    )
 
 
 def prepare(vllm_config: Any) -> None:
@@ -111,7 +114,9 @@ def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwarg
     except RuntimeError as error:
         states = self.req_states
         self.cost_tables = np.zeros(states.max_num_reqs + 1), np.ones(states.max_num_batched_tokens + 1)
-        logger.warning("gpu_align lets adaptive verification trim drafts without a price: %s", error)
+        logger.warning(
+            "gpu_align lets adaptive verification trim drafts without a price: %s", shown_reason(error)
+        )
 
 
 def as_verified(input_batch: Any) -> Any:

@@ -17,6 +17,7 @@ from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import limits, redaction
 from vllm_integration.frontend.body_scan import VALUES_PER_ITEM, BodyScan
+from vllm_integration.frontend.faults import unless_it_fails
 from vllm_integration.seams.install import seam
 
 Message = MutableMapping[str, Any]
@@ -156,6 +157,6 @@ def init_entrypoints_middleware(
     """
     from starlette.middleware import Middleware
 
-    redaction.install()
+    unless_it_fails("keep predictions out of tracebacks", redaction.install)
     app.user_middleware.append(Middleware(BodyLimit))
     return original(args, app, *more, **kwargs)

@@ -24,10 +24,12 @@ from pydantic_core import SchemaSerializer, core_schema
 
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend import limits, response_usage
+from vllm_integration.frontend.faults import unless_it_fails
 from vllm_integration.frontend.input_processor import as_prediction, tokenize_params
 from vllm_integration.frontend.limits import Limits, PredictionError
 from vllm_integration.frontend.prediction_field import checked_text, parse_prediction, type_name
 from vllm_integration.seams.install import seam, strict
+from vllm_integration.seams.log_text import shown_id
 from vllm_integration.wire import prediction as wire
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -60,25 +62,29 @@ async def serve(
     that do not draft from predictions, are passed on untouched.
     """
     prediction = None
-    if _brings_prediction(request) and drafts_predictions(self.engine_client.vllm_config):
-        try:
+    try:
+        if _brings_prediction(request) and drafts_predictions(self.engine_client.vllm_config):
             prediction = await take_prediction(self, request, plain_text=plain_text)
-        except PredictionError as error:
-            limits.count_refused(error.reason)
-            return self.create_error_response(str(error), param=FIELD)
-        except Exception as error:
-            if strict():
-                raise
-            # The prediction is a hint: failing to use it must not cost the client the answer.
-            logger.warning(
-                "Request %s is served without its prediction: %s", request.request_id, type(error).__name__
-            )
+        if prediction is not None and not many_conversations:
+            attach(request, prediction)
+    except PredictionError as error:
+        limits.count_refused(error.reason)
+        return self.create_error_response(str(error), param=FIELD)
+    except Exception as error:
+        if strict():
+            raise
+        # The prediction is a hint: failing to use it must not cost the client the answer. The message of the error
+        # is not shown, it might repeat the prediction.
+        logger.warning(
+            "Request %s is served without its prediction: %s",
+            shown_id(getattr(request, "request_id", "")),
+            type(error).__name__,
+        )
+        prediction = None
     if prediction is None:
         return await original(self, request, raw_request, *args, **kwargs)
     if many_conversations:
         _of_every_conversation.set(prediction)  # in the context of this request's own task
-    else:
-        attach(request, prediction)
     result = await original(self, request, raw_request, *args, **kwargs)
     return response_usage.with_usage(result, prediction.http_request_id or "")
 
@@ -100,7 +106,7 @@ def to_chat_completion_request(original: Callable[..., Any], self: Any, *args: A
     request = original(self, *args, **kwargs)
     prediction = _of_every_conversation.get()
     if prediction is not None:
-        attach(request, prediction)
+        unless_it_fails("give a prediction to a conversation", attach, request, prediction)
     return request
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend.limits import Limits, PredictionError, count_refused
-from vllm_integration.seams.install import seam
+from vllm_integration.seams.install import seam, strict
+from vllm_integration.seams.log_text import shown_id
 from vllm_integration.wire import prediction as wire
+
+logger = logging.getLogger("vllm.gpu_align")
 
 
 def tokenize_params(limit: int) -> Any:
@@ -51,8 +55,24 @@ def process_inputs(
     """
     extra_args = getattr(params, "extra_args", None)
     if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
-        params = _with_token_ids(self, params)
+        try:
+            params = _with_token_ids(self, params)
+        except Exception as error:
+            if strict() or _is_the_callers(error):
+                raise
+            # The message is not shown, it might repeat the prediction.
+            logger.warning(
+                "Request %s is served without its prediction: %s", shown_id(request_id), type(error).__name__
+            )
+            params = params.clone()
+            params.extra_args = {name: extra_args[name] for name in extra_args if name != wire.KEY}
     return original(self, request_id, prompt, params, *args, **kwargs)
+
+
+def _is_the_callers(error: Exception) -> bool:
+    from vllm.exceptions import VLLMValidationError
+
+    return isinstance(error, VLLMValidationError)
 
 
 def _with_token_ids(processor: Any, params: Any) -> Any:

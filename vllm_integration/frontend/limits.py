@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vllm_integration.config.settings import CHARS_PER_TOKEN, Settings
+from vllm_integration.frontend.faults import unless_it_fails
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -19,7 +20,7 @@ Action = Literal["truncated", "refused"]
 
 #: Predictions of this front end that were cut or refused, by (reason, action).
 counts: Counter[tuple[Reason, Action]] = Counter()
-#: Called with (reason, action) after each count; must not raise. Any thread may call it.
+#: Called with (reason, action) after each count. Any thread may call it.
 on_count: list[Callable[[Reason, Action], None]] = []
 
 
@@ -27,7 +28,7 @@ def count_refused(reason: Reason, action: Action = "refused") -> None:
     """Count a prediction that was cut or refused."""
     counts[reason, action] += 1
     for callback in on_count:
-        callback(reason, action)
+        unless_it_fails("count a refused prediction", callback, reason, action)
 
 
 class PredictionError(ValueError):

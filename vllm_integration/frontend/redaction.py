@@ -17,7 +17,11 @@ class WithoutPredictions(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if _brings_prediction(getattr(error, "body", None)):
+        try:
+            brings_prediction = _brings_prediction(getattr(error, "body", None))
+        except Exception:  # of a filter it would reach whoever logs
+            brings_prediction = True
+        if brings_prediction:
             record.exc_info = record.exc_text = None
             record.msg = f"{record.msg} (no traceback: the request brings a prediction)"
         return True

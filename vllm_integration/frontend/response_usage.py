@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from vllm_integration.config.settings import Settings
+from vllm_integration.frontend.faults import unless_it_fails
 from vllm_integration.frontend.usage_collector import collector
 from vllm_integration.wire.usage import RequestUsage
 
@@ -38,18 +39,25 @@ def with_usage(result: Any, http_request_id: str) -> Any:
     """
     if hasattr(result, "__aiter__"):
         return _stream(result, http_request_id)
+    unless_it_fails("complete the usage of a response", _complete_result, result, http_request_id)
+    return result
+
+
+def _complete_result(result: Any, http_request_id: str) -> None:
     usage = collector.take(http_request_id)
     if usage is not None:
         _complete_object(getattr(result, "usage", None), usage)
-    return result
 
 
 async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
     try:
         async for event in events:
-            yield _complete_event(event, http_request_id)
+            completed = unless_it_fails(
+                "complete the usage of a stream", _complete_event, event, http_request_id
+            )
+            yield event if completed is None else completed
     finally:
-        collector.take(http_request_id)
+        unless_it_fails("forget a request", collector.take, http_request_id)
         close = getattr(events, "aclose", None)
         if close is not None:  # the client may have gone away in the middle
             await close()

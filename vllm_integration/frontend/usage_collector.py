@@ -7,7 +7,6 @@ for it.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,12 @@ import numpy as np
 
 from vllm_integration.config.in_use import configured_here
 from vllm_integration.frontend import metrics
-from vllm_integration.seams.install import seam, strict
+from vllm_integration.frontend.faults import unless_it_fails
+from vllm_integration.seams.install import seam
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.reports import REFUSALS
 from vllm_integration.wire.steps import HEADER, Messages, decode
 from vllm_integration.wire.usage import PREDICTION, RequestUsage
-
-logger = logging.getLogger("vllm.gpu_align")
 
 #: HTTP requests whose engine requests have all ended and which no response has asked for: clients that went away.
 _MAX_ENDED = 1000
@@ -143,17 +141,21 @@ collector = Collector()
 def start(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """`OutputProcessor.__init__`: metrics are there from the start, at 0."""
     original(self, *args, **kwargs)
-    _guarded(metrics.create_if_expected)
+    unless_it_fails("create metrics", metrics.create_if_expected)
 
 
 @seam("usage.add_request")
 def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """`OutputProcessor.add_request`, after which a request with a prediction is followed."""
     result = original(self, request, *args, **kwargs)
+    unless_it_fails("follow a request", _follow, request)
+    return result
+
+
+def _follow(request: Any) -> None:
     extra_args = getattr(request.sampling_params, "extra_args", None)
     if extra_args and wire.KEY in extra_args and configured_here():
-        _guarded(collector.follow, request.request_id, extra_args[wire.KEY])
-    return result
+        collector.follow(request.request_id, extra_args[wire.KEY])
 
 
 @seam("usage.process_outputs")
@@ -166,10 +168,10 @@ def process_outputs(
     when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
     tasks of the same event loop.
     """
-    messages = _guarded(_take_messages, engine_core_outputs) or []
+    messages = unless_it_fails("read what was verified", _take_messages, engine_core_outputs) or []
     result = original(self, engine_core_outputs, *args, **kwargs)
     if messages:
-        _guarded(_count_messages, messages, self.request_states)
+        unless_it_fails("count what was verified", _count_messages, messages, self.request_states)
     return result
 
 
@@ -180,7 +182,7 @@ def abort_requests(
     """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
     aborted = original(self, request_ids, *args, **kwargs)
     for req_id in aborted:
-        _guarded(collector.end, req_id)
+        unless_it_fails("forget an aborted request", collector.end, req_id)
     return aborted
 
 
@@ -212,14 +214,3 @@ def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None
     for output, _ in messages:
         if output.request_id not in open_requests:
             collector.end(output.request_id)
-
-
-def _guarded(step: Callable[..., Any], *args: Any) -> Any:
-    """Counting must never cost anybody an answer."""
-    try:
-        return step(*args)
-    except Exception as error:
-        if strict():
-            raise
-        logger.warning("gpu_align did not count an output: %s: %s", type(error).__name__, error)
-        return None

@@ -17,15 +17,20 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_integration.config.settings import SURE, SURE_LATE, Settings
+from vllm_integration.scheduler.crash_dump import put_back, without_prediction
 from vllm_integration.scheduler.draft_budget import DraftBudget
 from vllm_integration.scheduler.drafted_requests import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
+from vllm_integration.seams.install import strict
+from vllm_integration.seams.log_text import shown_error
 from vllm_integration.wire import reports
+from vllm_integration.wire.reports import DraftReport
 
 logger = logging.getLogger("vllm.gpu_align")
 
 #: What ends when it fails, and what the log then says.
 _USAGE, _DRAFTS = "counts no usage", "schedules no drafts"
+_ALL = (_USAGE, _DRAFTS)
 
 
 class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
@@ -33,34 +38,47 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     need no slots.
 
     Nothing of ours may cost anybody an answer. Where counting fails it ends, and where scheduling drafts fails
-    there are none any more, each with one ERROR line. (With `GPU_ALIGN_STRICT=1` the error is raised.)
+    there are none any more, with one ERROR line. (With `GPU_ALIGN_STRICT=1` the error is raised.)
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._ended: set[str] = set()
+        self._unless_ended(_ALL, self._begin)
+
+    def _begin(self) -> None:
         self._use(Settings.from_env())
 
     def _use(self, settings: Settings, num_draft_tokens: int = 0) -> None:
-        self._settings = settings
-        self._ended: set[str] = set()
+        self._ended = set()
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens)
         self.ledger = VerificationLedger(self.drafted_requests)
 
+    def add_request(self, request: Any) -> None:
+        try:
+            put_back(request)
+        except Exception as error:
+            if strict():
+                raise
+            # It is served without its prediction: what cannot be made printable must not be printed.
+            logger.error("gpu_align cannot pass a prediction on: %s", type(error).__name__)
+            without_prediction(request)
+        super().add_request(request)
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        report = reports.take(model_runner_output)
-        begun = self._unless_ended(
-            (_USAGE,),
-            self.ledger.begin,
-            self.requests,
-            scheduler_output,
-            model_runner_output,
-            report.trimmed,
-        )
-        self._unless_ended((_USAGE, _DRAFTS), self.drafted_requests.take, report)
+        report = self._unless_ended(_ALL, reports.take, model_runner_output) or DraftReport()
+        begun = self._unless_ended((_USAGE,), self._begin_step, scheduler_output, model_runner_output, report)
+        self._unless_ended(_ALL, self._take, report)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._unless_ended((_USAGE,), self._settle, begun, outputs)
-        self._unless_ended((_USAGE, _DRAFTS), self._forget)
+        self._unless_ended(_ALL, self._forget)
         return outputs
+
+    def _begin_step(self, scheduler_output: Any, output: Any, report: DraftReport) -> Any:
+        return self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
+
+    def _take(self, report: DraftReport) -> None:
+        self.drafted_requests.take(report)
 
     def _settle(self, begun: Any, outputs: Any) -> None:
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
@@ -75,10 +93,10 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         try:
             return step(*args)
         except Exception as error:
-            if self._settings.strict:
+            if strict():
                 raise
-            for part in parts:
-                logger.error("gpu_align %s any more: %s: %s", part, type(error).__name__, error)
+            ended = [part for part in parts if part not in self._ended]
+            logger.error("gpu_align %s any more: %s", " and ".join(ended), shown_error(error))
             self._ended.update(parts)
             return None
 
@@ -103,16 +121,21 @@ class _WithDraftBudget(PredictedOutputsV1Scheduler):
 
     def _cut(self, *, exact: bool) -> None:
         """Cut the placeholders of all running requests to their slots; none where nobody drafts any more."""
+        if not self._unless_ended((_DRAFTS,), self._cut_to_slots, exact):
+            for request in self.running:
+                if request.spec_token_ids:
+                    request.spec_token_ids = []
+
+    def _cut_to_slots(self, exact: bool) -> bool:
+        """False where the worker drafts no more."""
+        if self.drafted_requests.off:
+            return False
         requests = [request for request in self.running if request.spec_token_ids]
-        slots = None
-        if not self.drafted_requests.off:
-            slots = self._unless_ended((_DRAFTS,), self._grant, requests, exact)
-        for request, count in zip(requests, slots or [0] * len(requests), strict=True):
+        slots = self.draft_budget.grant(requests, exact=exact, batch_size=len(self.running))
+        for request, count in zip(requests, slots, strict=True):
             # A new list: asynchronous scheduling shares one list of placeholders between requests.
             request.spec_token_ids = request.spec_token_ids[:count]
-
-    def _grant(self, requests: list[Any], exact: bool) -> list[int]:
-        return self.draft_budget.grant(requests, exact=exact, batch_size=len(self.running))
+        return True
 
 
 class PredictedOutputsScheduler(_WithDraftBudget):

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from vllm_integration.seams import source_probe
 from vllm_integration.seams.after_import import when_imported
+from vllm_integration.seams.log_text import shown_error, shown_reason
 from vllm_integration.seams.seam import TESTED, Seam, SeamStatus, signature_difference
 from vllm_integration.seams.table import GROUPS, SEAMS
 
@@ -116,11 +117,13 @@ def install(name: str) -> str:
     except Exception as error:
         if strict():
             raise
-        reason = f"{type(error).__name__}: {error}"
+        reason = shown_error(error)
         if group.turns_off == "plugin":
             turn_off(reason)
         elif group.turns_off == "usage":
             logger.error("gpu_align reports no usage: %s", reason)
+        elif group.turns_off == "dump":
+            logger.error("gpu_align does not keep draft tokens out of vLLM's crash dump: %s", reason)
         return reason
     return ""
 
@@ -166,7 +169,7 @@ def are_whole(groups: tuple[str, ...], otherwise: str) -> bool:
     except SeamError as error:
         if strict():
             raise
-        logger.warning("%s: %s", otherwise, error)
+        logger.warning("%s: %s", otherwise, shown_reason(error))
     return not bad
 
 

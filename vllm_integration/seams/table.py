@@ -20,6 +20,7 @@ SCHEDULED = "vllm.v1.core.sched.output"
 REQUEST = "vllm.v1.request"
 OUTPUTS = "vllm.v1.engine.output_processor"
 INPUTS = "vllm.v1.engine.input_processor"
+DUMP = "vllm.logging_utils.dump_input"
 RENDERER = "vllm.renderers.base"
 CONFIG = "vllm.config.vllm"
 APP = "vllm.entrypoints.launchers.app"
@@ -44,6 +45,7 @@ GROUPS: dict[str, Group] = {
     "batch": Group("plugin", BATCH, _ENDPOINTS),
     "app": Group("plugin", APP, ("vllm_integration.frontend.body_limit",)),
     "usage": Group("usage", OUTPUTS, ("vllm_integration.frontend.usage_collector",)),
+    "dump": Group("dump", DUMP, ("vllm_integration.scheduler.crash_dump",)),
     "v1": Group(
         "plugin", "", ("vllm_integration.worker.proposer_v1", "vllm_integration.worker.rejection_v1")
     ),
@@ -151,6 +153,18 @@ SEAMS: tuple[Seam, ...] = (
         }),
     *_seams("app", "vllm.entrypoints.serve.exception_handling.handlers.validation",
         names={"logger": "a traceback there can end with the request's body: not with a prediction in it"}),
+    # What vLLM prints of a step that has failed.
+    *_seams("dump", DUMP,
+        wrap={
+            "_dump_engine_exception(config, scheduler_output, scheduler_stats)":
+                "draft tokens and predictions are printed as their number",
+        }),
+    *_seams("dump", SCHEDULED,
+        fields={
+            "SchedulerOutput.scheduled_spec_decode_tokens": "draft tokens of a step",
+            "SchedulerOutput.scheduled_new_reqs": "new requests",
+            "NewRequestData.sampling_params": "extra_args with the prediction",
+        }),
     # Usage and metrics.
     *_seams("usage", OUTPUTS,
         wrap={
@@ -177,6 +191,7 @@ SEAMS: tuple[Seam, ...] = (
         wrap={"GPUModelRunner.sample_tokens(self)": "the draft report leaves with the step's output"}),
     *_seams("usage_v1", SCHEDULER,
         implement={
+            "Scheduler.add_request(self, request)": "predictions print as their size, and know who may share them",
             "Scheduler.update_from_output(self, scheduler_output, model_runner_output)":
                 "count what a step verified",
         },
@@ -185,7 +200,11 @@ SEAMS: tuple[Seam, ...] = (
         fields={
             "SchedulerOutput.num_invalid_spec_tokens": "drafts that a grammar has ruled out",
         }),
-    *_seams("usage_v1", REQUEST, fields={"Request.num_tokens": "where a draft was made"}),
+    *_seams("usage_v1", REQUEST,
+        fields={
+            "Request.num_tokens": "where a draft was made",
+            "Request.cache_salt": "who may share the memory of equal predictions",
+        }),
     *_seams("usage_v1", "vllm.v1.outputs",
         fields={
             "ModelRunnerOutput.req_ids": "the requests of a step",
@@ -269,6 +288,7 @@ SEAMS: tuple[Seam, ...] = (
         }),
     *_seams("v2", SCHEDULER,
         implement={
+            "Scheduler.add_request(self, request)": "predictions print as their size, and know who may share them",
             "Scheduler.update_from_output(self, scheduler_output, model_runner_output)":
                 "read the draft report that came with a step's output",
             "Scheduler.update_draft_token_ids(self, draft_token_ids)":
@@ -287,6 +307,7 @@ SEAMS: tuple[Seam, ...] = (
         fields={
             "Request.spec_token_ids": "a request's placeholders",
             "Request.sampling_params": "whether it has a prediction",
+            "Request.cache_salt": "who may share the memory of equal predictions",
             "Request.max_tokens": "no drafts past the end",
             "Request.num_output_tokens": "no drafts past the end",
         }),

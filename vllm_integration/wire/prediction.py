@@ -1,15 +1,16 @@
 """How a prediction travels: one value under one key of `SamplingParams.extra_args`.
 
-vLLM copies `extra_args` from the front end to the engine core as MessagePack and from there to the
-workers. Token ids travel as int32 little-endian bytes: a quarter of the size of a list, and one object
-instead of thousands. The value's `repr` shows its size and never its content, because
-`--enable-log-requests` prints `SamplingParams`.
+vLLM copies `extra_args` from the front end to the engine core as MessagePack, which makes a dict of the value,
+and from there to the workers; our schedulers put the type back in between. Token ids travel as int32
+little-endian bytes: a quarter of the size of a list, and one object instead of thousands. The value's `repr`
+shows its size and never its content, because `--enable-log-requests` and vLLM's crash dump print
+`SamplingParams`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ class Prediction:
     """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised.
 
     http_request_id: of the HTTP request it came with: the usage of all its choices is added up by it.
+    sharing_key: requests with equal keys may share the memory of equal predictions; None: with nobody. The
+        scheduler sets it.
 
     A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
     `bytes`); on the other side of the process boundary it is a dict of the fields.
@@ -34,6 +37,7 @@ class Prediction:
     token_ids: bytes | None = None
     text: str | None = None
     http_request_id: str | None = None
+    sharing_key: bytes | None = None
 
     def __repr__(self) -> str:
         if self.token_ids is not None:
@@ -153,14 +157,25 @@ def read(value: object) -> Prediction:
         raise ValueError(
             f"prediction: expected the keys {', '.join(Prediction.__dataclass_fields__)}, got others"
         )
-    token_ids, text, request_id = map(fields.get, Prediction.__dataclass_fields__)
+    token_ids, text, request_id, sharing_key = map(fields.get, Prediction.__dataclass_fields__)
     if not isinstance(request_id, (str, type(None))):
         raise TypeError(f"prediction.http_request_id: expected a string, got {type(request_id).__name__}")
+    if not isinstance(sharing_key, (bytes, type(None))):
+        raise TypeError(f"prediction.sharing_key: expected bytes, got {type(sharing_key).__name__}")
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
         check_text("prediction", text)
-        return Prediction(None, normalise_newlines(text), request_id)
+        return Prediction(None, normalise_newlines(text), request_id, sharing_key)
     if not isinstance(token_ids, (bytes, bytearray, memoryview)):
         token_ids = encode_token_ids("prediction", token_ids, tell=False)
-    return Prediction(bytes(token_ids), None, request_id)
+    return Prediction(bytes(token_ids), None, request_id, sharing_key)
+
+
+def printable(value: object, sharing_key: bytes | None = None) -> Prediction:
+    """Whatever arrived under `KEY`, as a `Prediction` with this key. What is none becomes one that `read` refuses:
+    its content is in no place where it could be printed."""
+    try:
+        return replace(read(value), sharing_key=sharing_key)
+    except (TypeError, ValueError):
+        return Prediction(sharing_key=sharing_key)

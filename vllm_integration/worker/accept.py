@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
+from vllm_integration.seams.log_text import shown_id, shown_reason
 from vllm_integration.wire import prediction as wire
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -34,9 +36,17 @@ def found_no_room(req_id: str) -> None:
     """The drafter could not hold a request's prediction: warn and count."""
     logger.warning(
         "Request %s is served without its prediction: no room for it among the others (GPU_ALIGN_ARENA_TOKENS)",
-        req_id,
+        shown_id(req_id),
     )
     _refuse(req_id, "no_room")
+
+
+def sharing_key_of(req_id: str, sampling_params: Any) -> Hashable:
+    """Who may share the memory of this request's prediction: see `wire.prediction.Prediction.sharing_key`. Where
+    no scheduler of ours said who, this request alone, which finds its prediction again after a preemption."""
+    extra_args = getattr(sampling_params, "extra_args", None) or {}
+    key: bytes | None = getattr(extra_args.get(wire.KEY), "sharing_key", None)
+    return req_id if key is None else key
 
 
 def accept_prediction(
@@ -62,8 +72,8 @@ def accept_prediction(
         _refuse(req_id, "dropped")
         logger.warning(
             "Request %s is served without its prediction: %s (%d dropped so far)",
-            req_id,
-            error,
+            shown_id(req_id),
+            shown_reason(error),
             refused["dropped"],
         )
         return None
@@ -73,7 +83,7 @@ def accept_prediction(
         _refuse(req_id, "cut")
         logger.warning(
             "The prediction of request %s was cut: expected at most %d tokens, got %d",
-            req_id,
+            shown_id(req_id),
             capacity,
             token_ids.size,
         )

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from vllm_integration.seams.install import off_reason, strict, turn_off
+from vllm_integration.seams.log_text import shown_error
 from vllm_integration.wire.reports import DraftReport, StepDrafts, attach, survival_levels
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
@@ -153,7 +155,7 @@ class DraftReporter:
         except Exception as error:
             if strict():
                 raise
-            turn_off(f"drafts are not reported, {type(error).__name__}: {error}")
+            turn_off(f"drafts are not reported, {shown_error(error)}")
             drafts, trimmed = [], {}
         report = DraftReport(drafts, trimmed, refused or {}, off=off_reason() is not None)
         attach(model_runner_output, report)
@@ -180,12 +182,32 @@ def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:
     """`output` of a model runner's step, for which `then(ModelRunnerOutput)` is called before it goes to the
     scheduler: at once, or, where vLLM still waits for the device, when it has.
 
-    vLLM asks an `AsyncModelRunnerOutput` for nothing but `get_output()`.
+    vLLM asks an `AsyncModelRunnerOutput` for nothing but `get_output()`. Where `then` fails, drafting is turned
+    off and the output goes as it is.
     """
     if not hasattr(output, "get_output"):
-        then(output)
+        _tell(then, output)
         return output
-    return _async_output_class()(output, then)
+    try:
+        return _async_output_class()(output, then)
+    except Exception as error:
+        _no_report(error)
+        return output
+
+
+def _tell(then: Callable[[Any], None], output: Any) -> None:
+    try:
+        then(output)
+    except Exception as error:
+        _no_report(error)
+        with suppress(Exception):  # so that the scheduler grants no slots any more
+            attach(output, DraftReport(off=True))
+
+
+def _no_report(error: Exception) -> None:
+    if strict():
+        raise error
+    turn_off(f"drafts are not reported, {shown_error(error)}")
 
 
 @functools.cache
@@ -199,7 +221,7 @@ def _async_output_class() -> Any:
 
         def get_output(self) -> Any:
             finished = self._output.get_output()
-            self._then(finished)
+            _tell(self._then, finished)
             return finished
 
     return OutputWithReport

@@ -19,14 +19,15 @@ import torch
 from gpu_align.step_log import SOURCES
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install, off_reason, seam, turn_off, watch
+from vllm_integration.seams.log_text import shown_error, shown_id
 from vllm_integration.wire.reports import DraftReport, StepDrafts, attach
-from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
+from vllm_integration.worker.accept import accept_prediction, found_no_room, sharing_key_of, take_refusals
 from vllm_integration.worker.debug_log import open_debug_log
 from vllm_integration.worker.draft_reporter import when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule, warm_up_log
 from vllm_integration.worker.slot_table import SlotTable
-from vllm_integration.worker.warm_up import compiling
+from vllm_integration.worker.warm_up import WarmUp, compiling
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -63,13 +64,15 @@ class PredictedOutputs:
         self._drafts: list[StepDrafts] = []
         self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
-        with compiling("the drafter's step"):
-            self.drafter = make_drafter(self, max_slots)
-        self._warm_up = (
-            None
-            if self._log is None
-            else warm_up_log(self.num_draft_tokens, self.max_model_len, self.recipes)
-        )
+        self.drafter: Any = None
+        self._warm_up: WarmUp | None = None
+        try:
+            with compiling("the drafter's step"):
+                self.drafter = make_drafter(self, max_slots)
+        except Exception as error:
+            self.give_up(error)
+        if self._log is not None and off_reason() is None:
+            self._warm_up = warm_up_log(self.num_draft_tokens, self.max_model_len, self.recipes)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load. The model runner calls this on every drafter when it has loaded the model, so by then
@@ -85,7 +88,7 @@ class PredictedOutputs:
         try:
             self._observe(runner, scheduler_output)
         except Exception as error:
-            self._give_up(error)
+            self.give_up(error)
 
     def propose(
         self,
@@ -104,7 +107,7 @@ class PredictedOutputs:
             try:
                 return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:
-                self._give_up(error)
+                self.give_up(error)
         return [[] for _ in sampled_token_ids]
 
     def take_report(self) -> DraftReport:
@@ -139,7 +142,7 @@ class PredictedOutputs:
             req_id,
             prediction,
             stop_rule(sampling_params),
-            keep_steps=self._log is not None,
+            sharing_key_of(req_id, sampling_params),
             recipes=self.recipes,
         )
 
@@ -178,12 +181,9 @@ class PredictedOutputs:
                 continue
             total_len = int(num_tokens_no_spec[row])
             state.prompt_len = int(self._batch.num_prompt_tokens[row])
-            if state.keep_steps:
-                before = total_len - len(sampled)
-                state.know_prompt(
-                    token_ids_cpu[row, :before].tolist, self.num_draft_tokens, self.max_model_len
-                )
-            state.settle(sampled, self._scheduled.get(req_id, ()), total_len)
+            if self._log is not None:
+                self._log.guard(self._record, state, token_ids_cpu[row], sampled, total_len)
+            state.settle(sampled, total_len)
             room = state.room(total_len, self.num_draft_tokens, self.max_model_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
                 rows.append(row)
@@ -197,6 +197,13 @@ class PredictedOutputs:
                 drafts[row] = proposal.token_ids
             self._drafts = [_step_drafts(states, proposals)]
         return drafts
+
+    def _record(
+        self, state: RequestState, row: npt.NDArray[np.int32], sampled: list[int], total_len: int
+    ) -> None:
+        before = total_len - len(sampled)
+        state.know_prompt(row[:before].tolist, self.num_draft_tokens, self.max_model_len)
+        state.record(sampled, self._scheduled.get(state.req_id, ()), total_len)
 
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
         slots = torch.tensor([self.slots.get(state.req_id) for state in states], dtype=torch.int64)
@@ -230,11 +237,19 @@ class PredictedOutputs:
             slot = self.slots.acquire(state.req_id)
             prediction: Sequence[int] = [] if state.prediction is None else state.prediction.tolist()
             try:
-                if not self.drafter.add(slot, prediction, state.prompt_len):
+                held = self.drafter.add(slot, prediction, state.prompt_len, sharing_key=state.sharing_key)
+                if not held:
                     found_no_room(state.req_id)
                     state.prediction = None
-            except (TypeError, ValueError) as error:
-                logger.warning("Request %s is served without its prediction: %s", state.req_id, error)
+            except Exception as error:
+                # A prediction that the drafter refuses, or memory that is not to be had.
+                if self.settings.strict and not isinstance(error, (TypeError, ValueError)):
+                    raise
+                logger.warning(
+                    "Request %s is served without its prediction: %s",
+                    shown_id(state.req_id),
+                    shown_error(error),
+                )
                 self.slots.release(state.req_id)
                 del self.requests[state.req_id]
                 return False
@@ -243,11 +258,13 @@ class PredictedOutputs:
         state.synced = total_len
         return True
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
+        """Turn drafting off; raises the error when strict."""
         if self.settings.strict:
             raise error
-        turn_off(f"drafting failed, {type(error).__name__}: {error}")
+        turn_off(f"drafting failed, {shown_error(error)}")
         self.requests.clear()
+        self._drafts = []
 
 
 def _step_drafts(states: list[RequestState], proposals: list[Proposal]) -> StepDrafts:
@@ -315,5 +332,9 @@ def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     proposer = _ours(self)
     if proposer is None or output is None:
         return output
-    report = proposer.take_report()
+    try:
+        report = proposer.take_report()
+    except Exception as error:
+        proposer.give_up(error)
+        report = DraftReport(off=True)
     return when_it_leaves(output, lambda finished: attach(finished, report))

@@ -15,6 +15,7 @@ import numpy as np
 from gpu_align import RecipePack, Recipes
 from vllm_integration.config.settings import NO_RECIPES, SHIPPED_RECIPES, Settings
 from vllm_integration.seams.install import install
+from vllm_integration.seams.log_text import shown_error
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -64,7 +65,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
         tokenizer = cached_tokenizer_from_config(model_config)
         recipes = in_tokens(pack, tokenizer, int(model_config.get_vocab_size()))
     except Exception as error:  # a tokenizer may bring code of its own
-        _go_without(settings, f"{type(error).__name__}: {error}")
+        _go_without(settings, shown_error(error))
         return None
     if not len(recipes):
         _go_without(

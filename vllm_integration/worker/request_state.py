@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,11 +52,12 @@ class StopRule:
 
 @dataclass
 class RequestState:
-    """One request: its prediction, where it stands, and where its steps are kept, what they did.
+    """One request: its prediction, where it stands, and where a log keeps its steps, what they did.
 
     prediction: int32 [N], or None for a request that is drafted from its context only.
     prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
     ended: it has met a stop token or `max_tokens`; nothing more is proposed.
+    sharing_key: who may share the memory of the prediction.
     tokens: prompt and output, of requests whose steps are kept.
     recipes: of the drafter, to explain its drafts by.
     """
@@ -64,7 +65,7 @@ class RequestState:
     req_id: str
     prediction: wire.TokenIds | None
     stop: StopRule
-    keep_steps: bool
+    sharing_key: Hashable = None
     prompt_len: int = 0
     synced: int = 0
     ended: bool = False
@@ -90,34 +91,40 @@ class RequestState:
                 max_context_len=max_context_len,
             )
 
-    def settle(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
-        """Record one step: `sampled` (accepted drafts and one more) after verifying `verified`.
+    def record(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
+        """Keep one step for the log, before it is settled: `sampled` (accepted drafts and one more) after
+        verifying `verified`. Steps after the end, which asynchronous scheduling had already started, are left out.
 
         total_len: tokens of the request after the step. −1 in `verified` are placeholders that vLLM
-        schedules to keep the batch uniform; nobody proposed them. Steps after the end, which asynchronous
-        scheduling had already started, are left out.
+        schedules to keep the batch uniform; nobody proposed them.
         """
         if self.ended:
             return
         before = total_len - len(sampled)
         kept = self.stop.kept(sampled, before - self.prompt_len)
-        if self.keep_steps:
-            proposal = self.proposal
-            slots = sum(1 for token in verified if token >= 0)
-            num_verified, accepted = count_verified(slots, len(proposal.token_ids), len(sampled), kept)
-            self.steps.append(
-                self._explained(
-                    step=len(self.steps),
-                    position=before,
-                    source=proposal.source if num_verified else SOURCES[0],
-                    proposed=proposal.token_ids,
-                    confidence=proposal.confidence,
-                    duration_us=proposal.duration_us,
-                    verified=int(num_verified),
-                    accepted=int(accepted),
-                    new=sampled[:kept],
-                )
+        proposal = self.proposal
+        slots = sum(1 for token in verified if token >= 0)
+        num_verified, accepted = count_verified(slots, len(proposal.token_ids), len(sampled), kept)
+        self.steps.append(
+            self._explained(
+                step=len(self.steps),
+                position=before,
+                source=proposal.source if num_verified else SOURCES[0],
+                proposed=proposal.token_ids,
+                confidence=proposal.confidence,
+                duration_us=proposal.duration_us,
+                verified=int(num_verified),
+                accepted=int(accepted),
+                new=sampled[:kept],
             )
+        )
+
+    def settle(self, sampled: list[int], total_len: int) -> None:
+        """Take in one step that sampled these tokens: it used the proposal up, and may have ended the request."""
+        if self.ended:
+            return
+        before = total_len - len(sampled)
+        kept = self.stop.kept(sampled, before - self.prompt_len)
         self.proposal = Proposal()
         self.ended = self.stop.ends(sampled[:kept], before - self.prompt_len)
 

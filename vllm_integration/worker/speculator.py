@@ -20,12 +20,14 @@ from gpu_align import Drafter
 from vllm_integration.config import adaptive
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install, off_reason, seam, turn_off
-from vllm_integration.worker.accept import accept_prediction, found_no_room, take_refusals
+from vllm_integration.seams.log_text import shown_error, shown_id
+from vllm_integration.wire.reports import DraftReport, attach
+from vllm_integration.worker.accept import accept_prediction, found_no_room, sharing_key_of, take_refusals
 from vllm_integration.worker.draft_reporter import DraftReporter, when_it_leaves
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import warm_up_log
-from vllm_integration.worker.step_log import open_step_log
-from vllm_integration.worker.warm_up import compiling
+from vllm_integration.worker.step_log import StepLog, open_step_log
+from vllm_integration.worker.warm_up import WarmUp, compiling
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -40,7 +42,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
     Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's
     index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
     recipes about 150 bytes each.
-    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
+    A failure turns drafting off with one ERROR line, while the drafter is made too; but see
+    `_raise_if_others_go_on`. Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
     """
 
     supports_mm_inputs = False
@@ -52,8 +55,30 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.req_states = req_states
         self.num_draft_tokens = int(speculative.num_speculative_tokens)
         self.vocab_size = int(vllm_config.model_config.get_vocab_size())
-        max_slots, max_context_len = _make_dense(req_states, device)
+        self._num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        max_slots, max_context_len = req_states.all_token_ids.gpu.shape
         self.capacity = self.settings.prediction_capacity(max_context_len)
+        # What vLLM's adaptive verification trims by.
+        self._speculative = speculative
+        self.draft_token_confidence_probs = torch.zeros(
+            (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
+        )
+        self._occupied = np.zeros(max_slots, dtype=np.bool_)
+        self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
+        self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
+        # vLLM's row numbers are int32; widened in place, so that a step allocates nothing.
+        self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        self.log: StepLog | None = None
+        self.reporter: Any = None
+        self.drafter: Any = None
+        self._warm_up: WarmUp | None = None
+        self._unless_it_fails(self._make_drafter, vllm_config, device)
+        if off_reason() is None:
+            self._unless_it_fails(self._compile)
+
+    def _make_drafter(self, vllm_config: Any, device: torch.device) -> None:
+        """What only drafting needs; a server whose drafter cannot be made serves without drafts."""
+        max_slots, max_context_len = _make_dense(self.req_states, device)
         recipes = load_recipes(self.settings, vllm_config)
         self.drafter = Drafter(
             max_slots=max_slots,
@@ -69,21 +94,31 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.reporter = DraftReporter(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
         )
-        # What vLLM's adaptive verification trims by.
-        self._speculative = speculative
-        self.draft_token_confidence_probs = torch.zeros(
-            (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
-        )
         self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config, recipes)
-        self._occupied = np.zeros(max_slots, dtype=np.bool_)
-        self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
-        self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        # vLLM's row numbers are int32; widened in place, so that a step allocates nothing.
-        self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        self._warm_up = (
-            None if self.log is None else warm_up_log(self.num_draft_tokens, max_context_len, recipes)
-        )
-        self._compile()
+        if self.log is not None and off_reason() is None:
+            self._warm_up = warm_up_log(self.num_draft_tokens, max_context_len, recipes)
+
+    def _unless_it_fails(self, step: Callable[..., Any], *args: Any) -> None:
+        """`step(*args)`; if it fails, drafting is off."""
+        try:
+            step(*args)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._raise_if_others_go_on(error)
+        turn_off(f"drafting failed, {shown_error(error)}")
+
+    def _raise_if_others_go_on(self, error: Exception) -> None:
+        """Raise where turning off would be wrong: when strict, and where a failure may have hit this rank alone.
+
+        On this runner each tensor-parallel rank verifies the drafts that it made itself. A rank without drafts
+        beside others with them would compute another sequence, and the output would be wrong. A `TypeError` or
+        `ValueError` comes from arguments, which are the same on all ranks; others may come from the machine.
+        """
+        alone = self._num_ranks > 1 and not isinstance(error, (TypeError, ValueError))
+        if self.settings.strict or alone:
+            raise error
 
     @property
     def enable_adaptive_verification(self) -> bool:
@@ -92,15 +127,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     def _compile(self) -> None:
         """Compile the step now: nothing but this makes sure that a dummy run comes before the first request."""
-        if off_reason() is not None:
-            return
-        try:
-            with compiling("the drafter's kernel"):
-                self.drafter.warm_up(self.req_states.all_token_ids.gpu, self.req_states.total_len.gpu)
-        except Exception as error:
-            if self.settings.strict:
-                raise
-            turn_off(f"drafting failed, {type(error).__name__}: {error}")
+        with compiling("the drafter's kernel"):
+            self.drafter.warm_up(self.req_states.all_token_ids.gpu, self.req_states.total_len.gpu)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing to set up: the step is one launch outside the model's graphs. The runner calls this last before
@@ -112,25 +140,57 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
     def capture(self) -> None:
         """Nothing to capture."""
 
+    def observe_new(self, scheduler_output: Any) -> None:
+        """The runner has given rows to the new requests of a step, and to those that resume."""
+        if off_reason() is None:
+            self._unless_it_fails(self._observe_new, scheduler_output)
+
+    def _observe_new(self, scheduler_output: Any) -> None:
+        states = self.req_states
+        for new in scheduler_output.scheduled_new_reqs:
+            slot = states.req_id_to_index[new.req_id]
+            self.add_request(new.req_id, slot, int(states.prompt_len.np[slot]), new.sampling_params)
+
+    def observe_gone(self, req_id: str) -> None:
+        """The runner is about to free the row of a request: finished, aborted or preempted."""
+        if off_reason() is None:
+            self._unless_it_fails(self._observe_gone, req_id)
+
+    def _observe_gone(self, req_id: str) -> None:
+        slot = self.req_states.req_id_to_index.get(req_id)
+        if slot is not None:
+            self._remove_slot(slot)
+
     def add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
         """A request got row `slot`: upload its prediction, once.
 
         Also called when a preempted request returns, in whatever row and with more tokens than its prompt:
         the next step rebuilds what is known of it from its tokens.
         """
-        self.remove_slot(slot)
-        if sampling_params is None or off_reason() is not None:
+        if off_reason() is None:
+            self._unless_it_fails(self._add_request, req_id, slot, prompt_len, sampling_params)
+
+    def _add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
+        self._remove_slot(slot)
+        if sampling_params is None:
             return
         prediction = accept_prediction(
             req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity
         )
         if prediction is None and not self.settings.draft_without_prediction:
             return
+        key = sharing_key_of(req_id, sampling_params)
         try:
-            held = self.drafter.add(slot, [] if prediction is None else prediction, prompt_len)
+            held = self.drafter.add(
+                slot, [] if prediction is None else prediction, prompt_len, sharing_key=key
+            )
         except Exception as error:
             # A prediction that the drafter refuses, or memory that is not to be had.
-            logger.warning("Request %s is served without its prediction: %s", req_id, error)
+            if not isinstance(error, (TypeError, ValueError)):
+                self._raise_if_others_go_on(error)
+            logger.warning(
+                "Request %s is served without its prediction: %s", shown_id(req_id), shown_error(error)
+            )
             return
         if not held:
             found_no_room(req_id)
@@ -140,9 +200,20 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
+        if off_reason() is None:
+            self._unless_it_fails(self._remove_slot, slot)
+
+    def _remove_slot(self, slot: int) -> None:
         if self._occupied[slot]:
             self._occupied[slot] = False
             self.drafter.remove(slot)
+
+    def leaves(self, output: Any) -> Any:
+        """The output of a step of the runner, with a draft report."""
+        if self.reporter is None:
+            return when_it_leaves(output, lambda finished: attach(finished, DraftReport(off=True)))
+        reporter, step, refused = self.reporter, self.reporter.step, take_refusals()
+        return when_it_leaves(output, lambda finished: reporter.attach(finished, step, refused))
 
     @torch.inference_mode()
     def propose(
@@ -167,44 +238,46 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             run (and compile), no state changes.
         """
         num_reqs = int(input_batch.num_reqs)
+        drafts = None
+        if off_reason() is None:
+            try:
+                drafts = self._propose(input_batch, num_reqs, num_sampled, dummy_run)
+            except Exception as error:
+                self._give_up(error)
+        return self._no_drafts(num_reqs) if drafts is None else drafts
+
+    def _propose(
+        self, input_batch: Any, num_reqs: int, num_sampled: Any, dummy_run: bool
+    ) -> torch.Tensor | None:
         self.reporter.begin_step()
-        if off_reason() is not None:
-            return self._no_drafts(num_reqs)
         if dummy_run:
             num_sampled = self._idle[:num_reqs]
         elif not self._occupied[input_batch.idx_mapping_np].any():
-            return self._no_drafts(num_reqs)
-        log = None if dummy_run else self.log
+            return None
+        log = None if dummy_run or self.log is None or not self.log.on else self.log
         started = time.perf_counter_ns()
-        try:
-            if log is not None:
-                verified = (
-                    adaptive.as_verified(input_batch) if self.enable_adaptive_verification else input_batch
-                )
-                log.settle(verified, num_sampled, self.req_states)
-            draft = self.drafter.propose(
-                self.req_states.all_token_ids.gpu,
+        if log is not None:
+            trimmed = self.enable_adaptive_verification
+            log.settle(input_batch, num_sampled, self.req_states, trimmed=trimmed)
+        draft = self.drafter.propose(
+            self.req_states.all_token_ids.gpu,
+            self.req_states.total_len.gpu,
+            self._slots[:num_reqs].copy_(input_batch.idx_mapping),
+            num_sampled,
+        )
+        if log is not None:
+            log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
+        if not dummy_run:
+            self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
+            self.reporter.copy(
+                input_batch.req_ids,
+                input_batch.idx_mapping_np,
+                draft,
                 self.req_states.total_len.gpu,
-                self._slots[:num_reqs].copy_(input_batch.idx_mapping),
-                num_sampled,
+                input_batch.cu_num_logits if self.enable_adaptive_verification else None,
             )
-            if log is not None:
-                log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
-            if not dummy_run:
-                self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-                self.reporter.copy(
-                    input_batch.req_ids,
-                    input_batch.idx_mapping_np,
-                    draft,
-                    self.req_states.total_len.gpu,
-                    input_batch.cu_num_logits if self.enable_adaptive_verification else None,
-                )
-        except Exception as error:
-            if self.settings.strict:
-                raise
-            turn_off(f"drafting failed, {type(error).__name__}: {error}")
-            return self._no_drafts(num_reqs)
-        return draft.token_ids
+        token_ids: torch.Tensor = draft.token_ids
+        return token_ids
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
         self.draft_token_confidence_probs[:num_reqs].zero_()
@@ -246,11 +319,7 @@ def add_requests(
     result = original(self, scheduler_output, *args, **kwargs)
     speculator = _ours(self)
     if speculator is not None:
-        for new in scheduler_output.scheduled_new_reqs:
-            slot = self.req_states.req_id_to_index[new.req_id]
-            speculator.add_request(
-                new.req_id, slot, int(self.req_states.prompt_len.np[slot]), new.sampling_params
-            )
+        speculator.observe_new(scheduler_output)
     return result
 
 
@@ -259,9 +328,7 @@ def remove_request(original: Callable[..., Any], self: Any, req_id: str, *args: 
     """`GPUModelRunner._remove_request` (finished, aborted, preempted), which also frees our slot."""
     speculator = _ours(self)
     if speculator is not None:
-        slot = self.req_states.req_id_to_index.get(req_id)
-        if slot is not None:
-            speculator.remove_slot(slot)
+        speculator.observe_gone(req_id)
     return original(self, req_id, *args, **kwargs)
 
 
@@ -281,7 +348,4 @@ def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     """`GPUModelRunner.sample_tokens`, whose output then carries draft lengths to the scheduler."""
     output = original(self, *args, **kwargs)
     speculator = _ours(self)
-    if speculator is None or output is None:
-        return output
-    reporter, step, refused = speculator.reporter, speculator.reporter.step, take_refusals()
-    return when_it_leaves(output, lambda finished: reporter.attach(finished, step, refused))
+    return output if speculator is None or output is None else speculator.leaves(output)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpu_align import Recipes
 from gpu_align.step_log import SOURCES
+from vllm_integration.config import adaptive
 from vllm_integration.wire import prediction as wire
 from vllm_integration.worker.debug_log import DebugLog, open_debug_log
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
@@ -27,21 +28,47 @@ class StepLog:
         self._num_draft_tokens = num_draft_tokens
         self._requests: dict[str, RequestState] = {}
 
+    @property
+    def on(self) -> bool:
+        """Whether the log has not failed."""
+        return self._files.on
+
     def add(
         self, req_id: str, prediction: wire.TokenIds | None, prompt_len: int, sampling_params: Any
     ) -> None:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
+        self._files.guard(self._add, req_id, prediction, prompt_len, sampling_params)
+
+    def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
+        """Record what each request of the batch has just sampled; the arguments are those of `propose`.
+
+        trimmed: whether the device may have kept fewer drafts than were scheduled.
+        """
+        self._files.guard(self._settle, batch, num_sampled, req_states, trimmed)
+
+    def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
+        """Keep what the drafter proposes for the next step."""
+        self._files.guard(self._proposed, batch, draft, duration_us)
+
+    def finish(self, req_ids: Iterable[str]) -> None:
+        """Write the files of requests that have finished."""
+        self._files.guard(self._finish, req_ids)
+        if not self._files.on:
+            self._requests.clear()
+
+    def _add(
+        self, req_id: str, prediction: wire.TokenIds | None, prompt_len: int, sampling_params: Any
+    ) -> None:
         state = self._requests.get(req_id)
         if state is None:
-            state = RequestState(
-                req_id, prediction, stop_rule(sampling_params), keep_steps=True, recipes=self._recipes
-            )
+            state = RequestState(req_id, prediction, stop_rule(sampling_params), recipes=self._recipes)
             self._requests[req_id] = state
         state.prompt_len = prompt_len
         state.proposal = Proposal()
 
-    def settle(self, batch: Any, num_sampled: Any, req_states: Any) -> None:
-        """Record what each request of the batch has just sampled; the arguments are those of `propose`."""
+    def _settle(self, batch: Any, num_sampled: Any, req_states: Any, trimmed: bool) -> None:
+        if trimmed:
+            batch = adaptive.as_verified(batch)
         verified = batch.num_draft_tokens_per_req
         for index, (req_id, sampled) in enumerate(zip(batch.req_ids, num_sampled.tolist(), strict=True)):
             state = self._requests.get(req_id)
@@ -54,10 +81,10 @@ class StepLog:
             tokens = ids[row, before:total_len].tolist()
             # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
             drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
-            state.settle(tokens, drafts, total_len)
+            state.record(tokens, drafts, total_len)
+            state.settle(tokens, total_len)
 
-    def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
-        """Keep what the drafter proposes for the next step."""
+    def _proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
         columns = (draft.token_ids, draft.confidence, draft.length, draft.source)
         rows = zip(batch.req_ids, *(column.tolist() for column in columns), strict=True)
         for req_id, token_ids, confidence, length, source in rows:
@@ -66,8 +93,7 @@ class StepLog:
                 name = SOURCES[source] if length else SOURCES[0]
                 state.proposal = Proposal(token_ids[:length], confidence[:length], name, duration_us)
 
-    def finish(self, req_ids: Iterable[str]) -> None:
-        """Write the files of requests that have finished."""
+    def _finish(self, req_ids: Iterable[str]) -> None:
         for req_id in req_ids:
             state = self._requests.pop(req_id, None)
             if state is not None:

@@ -13,7 +13,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from vllm_integration.seams.log_text import shown_error
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -33,7 +35,8 @@ def compiling(what: str) -> Iterator[None]:
     timer = threading.Timer(QUIET, say)
     timer.daemon = True
     started = time.perf_counter()
-    timer.start()
+    with suppress(RuntimeError):  # no more threads: what is compiled matters more than that it is said
+        timer.start()
     try:
         yield
     finally:
@@ -50,16 +53,26 @@ class WarmUp:
 
     def __init__(self, what: str, function: Callable[[], None]) -> None:
         self._what, self._function = what, function
-        self._thread = threading.Thread(target=self._run, name="gpu_align-warm-up", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        thread = threading.Thread(target=self._run, name="gpu_align-warm-up", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            self._failed(error)
+        else:
+            self._thread = thread
 
     def finish(self) -> None:
         """Wait until it is done."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         try:
             with compiling(self._what):
                 self._function()
         except Exception as error:
-            logger.warning("gpu_align could not compile %s: %s: %s", self._what, type(error).__name__, error)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        logger.warning("gpu_align could not compile %s: %s", self._what, shown_error(error))

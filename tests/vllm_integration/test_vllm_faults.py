@@ -1,0 +1,393 @@
+"""A fault is injected into each place of ours that vLLM calls: it costs drafts, counts or the log, one log line is
+written, and the engine goes on. (The schedulers: `test_vllm_scheduling`.)"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_vllm_speculator import K, params_of, propose, speculators, write
+from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+
+from vllm_integration import PredictedOutputParams
+from vllm_integration.frontend import (
+    body_limit,
+    endpoints,
+    faults,
+    input_processor,
+    limits,
+    redaction,
+    response_usage,
+    usage_collector,
+)
+from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import wrapped_by
+from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import reports
+from vllm_integration.worker import debug_log, draft_reporter, proposer_v1, request_state
+from vllm_integration.worker.proposer_v1 import PredictedOutputs
+
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+
+@pytest.fixture(autouse=True)
+def _as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_told", set())
+    for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
+        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("injected\nfault")
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    monkeypatch.setattr(owner, name, broken)
+
+
+def named(value: Any) -> str | None:
+    """The name of a place in a test's id."""
+    if not isinstance(value, tuple):
+        return None
+    return f"{getattr(value[0], '__name__', value[0])}.{value[1]}"
+
+
+LOG = [
+    (request_state.RequestState, "record"),
+    (request_state.RequestState, "know_prompt"),
+    (debug_log.DebugLog, "_write"),
+    (debug_log.step_log, "dump"),
+    (debug_log.os, "open"),
+]
+
+# What the log would have compiled in the background: it is compiled with the first step, or fails there.
+WARM_UP = (request_state.explain, "warm_up")
+
+# What is broken, and whether all drafts are lost.
+V1 = [
+    *[((proposer_v1, name), True) for name in ("make_drafter", "accept_prediction", "RequestState")],
+    *[((FakeDrafter, name), True) for name in ("remove", "propose")],
+    ((FakeDrafter, "add"), False),
+    *[((proposer_v1.SlotTable, name), True) for name in ("acquire", "release", "holders")],
+    *[((request_state.RequestState, name), True) for name in ("settle", "room")],
+    ((PredictedOutputs, "_draft"), True),
+    ((proposer_v1, "_step_drafts"), True),
+    *[(place, False) for place in (*LOG, WARM_UP)],
+]
+
+
+@pytest.mark.parametrize(("place", "ends_drafts"), V1, ids=named)
+def test_v1_goes_on(
+    place: tuple[Any, str],
+    ends_drafts: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    plugin_log: list[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
+    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
+    monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
+    break_at(monkeypatch, *place)
+    ours = PredictedOutputs(config())
+    ours.load_model()
+    engine = FakeEngine(ours)
+    texts = {"a": list(range(10, 30)), "b": list(range(40, 60))}
+    for name, text in texts.items():
+        params = sampling(PredictedOutputParams(token_ids=text).to_extra_args())
+        engine.submit(name, [1, 2], text, params)
+    done: tuple[str, ...] = ()
+    for _ in range(40):
+        engine.step(finished=done)
+        done = tuple(name for name in engine.rows if engine.written[name] == texts[name])
+        if not engine.rows:
+            break
+    assert {name: engine.written[name] for name in texts} == texts
+    if ends_drafts:
+        assert compat.off_reason() is not None
+        assert engine.report.off, "so that the scheduler grants no slots any more"
+        assert not any(engine.drafts.values())
+    else:
+        assert compat.off_reason() is None
+    lines = [line for line in plugin_log if "writes the texts of requests" not in line]
+    assert len(lines) == (2 if place[1] == "add" else 1), "one a request where each request fails by itself"
+    assert all(r"injected\nfault" in line for line in lines)
+    if place in LOG:
+        assert "writes no step logs any more" in lines[0]
+        assert sum(usage.accepted for usage in engine.usage.values()) > 20, "drafts go on"
+
+
+@pytest.mark.parametrize("place", [(PredictedOutputs, "take_report"), (proposer_v1, "attach")])
+def test_v1_an_output_leaves_without_its_report(
+    place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
+    monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
+    runner = SimpleNamespace(drafter=PredictedOutputs(config()))
+    break_at(monkeypatch, *place)
+    for output in (SimpleNamespace(), SimpleNamespace()):
+        sample_tokens = wrapped_by(proposer_v1.sample_tokens)(lambda self, sampled: sampled)
+        assert sample_tokens(runner, output) is output
+        assert reports.take(output).off
+    assert len(plugin_log) == 1
+
+
+class Runner:
+    """As much of the V2 model runner as is wrapped."""
+
+    def __init__(self, speculator: Any) -> None:
+        self.speculator, self.req_states = speculator, speculator.req_states
+
+    def add_requests(self, scheduler_output: Any) -> str:
+        for new in scheduler_output.scheduled_new_reqs:
+            self.req_states.req_id_to_index[new.req_id] = new.row
+            self.req_states.prompt_len.np[new.row] = 2
+        return "added"
+
+    def _remove_request(self, req_id: str) -> bool:
+        return self.req_states.req_id_to_index.pop(req_id, None) is not None
+
+    def finish_requests(self, scheduler_output: Any) -> str:
+        return "finished"
+
+    def sample_tokens(self, output: Any) -> Any:
+        return output
+
+
+@pytest.fixture
+def runner_class(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
+    module = pytest.importorskip("vllm_integration.worker.speculator")
+
+    class Wrapped(Runner):
+        add_requests = wrapped_by(module.add_requests)(Runner.add_requests)
+        _remove_request = wrapped_by(module.remove_request)(Runner._remove_request)
+        finish_requests = wrapped_by(module.finish_requests)(Runner.finish_requests)
+        sample_tokens = wrapped_by(module.sample_tokens)(Runner.sample_tokens)
+
+    return Wrapped
+
+
+# "module" is `worker.speculator`, which imports vLLM.
+V2: list[tuple[tuple[Any, str], bool]] = [
+    *[(("module", name), True) for name in ("_make_dense", "Drafter", "DraftReporter", "open_step_log")],
+    (("Drafter", "warm_up"), True),
+    *[(("module", name), True) for name in ("accept_prediction", "sharing_key_of")],
+    (("Drafter", "add"), False),
+    *[(("Drafter", name), True) for name in ("remove", "propose")],
+    *[
+        ((draft_reporter.DraftReporter, name), True)
+        for name in ("begin_step", "copy", "attach", "_arrived_by")
+    ],
+    *[(("StepLog", name), False) for name in ("_add", "_settle", "_proposed", "_finish")],
+    *[(place, False) for place in (*LOG, WARM_UP)],
+]
+
+
+@pytest.mark.parametrize(("place", "ends_drafts"), V2, ids=named)
+def test_v2_goes_on(
+    place: tuple[Any, str],
+    ends_drafts: bool,
+    runner_class: type[Runner],
+    monkeypatch: pytest.MonkeyPatch,
+    plugin_log: list[str],
+    tmp_path: Path,
+) -> None:
+    from vllm_integration.worker import speculator as module
+
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
+    make = speculators(monkeypatch)
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
+    names = {"module": module, "Drafter": module.Drafter, "StepLog": module.StepLog}
+    owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
+    if name != "propose":  # which the start runs, too: see "warm_up"
+        break_at(monkeypatch, owner, name)
+    runner = runner_class(make())
+    speculator = runner.speculator
+    speculator.init_cudagraph_manager(None)
+    if name == "propose":
+        assert compat.off_reason() is None
+        break_at(monkeypatch, owner, name)
+    texts = {0: list(range(100, 130)), 1: list(range(300, 330))}
+    params = {row: SimpleNamespace(**vars(params_of(text)), **STOP) for row, text in texts.items()}
+    new = [SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params[row]) for row in texts]
+    assert runner.add_requests(SimpleNamespace(scheduled_new_reqs=new)) == "added"
+    for length in (1, 5, 9):
+        for row, text in texts.items():
+            write(speculator, row, [7, 8, *text[:length]])
+        drafts = propose(speculator, [0, 1])
+        assert drafts.shape == (2, K)
+        assert 0 <= int(drafts.min()) <= int(drafts.max()) < 1000
+        output = SimpleNamespace()
+        assert runner.sample_tokens(output) is output
+    for row in texts:
+        assert runner.finish_requests(SimpleNamespace(finished_req_ids={f"r{row}"})) == "finished"
+        assert runner._remove_request(f"r{row}") is True
+    after = SimpleNamespace()
+    runner.sample_tokens(after)
+    if ends_drafts:
+        assert compat.off_reason() is not None
+        assert reports.take(after).off, "so that the scheduler grants no slots any more"
+        assert propose(speculator, [0, 1]).tolist() == [[0] * K] * 2
+        assert not bool(speculator.draft_token_confidence_probs[:2].any())
+    else:
+        assert compat.off_reason() is None
+        assert not reports.take(after).off
+    if place in LOG or place[0] == "StepLog":
+        assert [draft[0] for draft in drafts.tolist()] == [109, 309], "drafts go on"
+    lines = [line for line in plugin_log if "writes the texts of requests" not in line]
+    assert len(lines) == (2 if name == "add" else 1), "one a request where each request fails by itself"
+    assert all(r"injected\nfault" in line for line in lines)
+
+
+STOP = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None}
+
+
+@pytest.mark.parametrize("name", ["add", "propose"])
+def test_v2_no_rank_goes_on_alone(
+    name: str, runner_class: type[Runner], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    """Where ranks verify their own drafts, one without drafts beside others with them would write another text."""
+    speculator = speculators(monkeypatch)(0, 2)
+    write(speculator, 0, [7, 8, 100])
+    if name == "propose":
+        speculator.add_request("r0", 0, 2, params_of([100, 101]))
+    break_at(monkeypatch, speculator.drafter, name)
+    step = {
+        "add": lambda: speculator.add_request("r0", 0, 2, params_of([100, 101])),
+        "propose": lambda: propose(speculator, [0]),
+    }[name]
+    with pytest.raises(RuntimeError, match="injected"):
+        step()
+    # What comes from the arguments is the same on all ranks.
+    monkeypatch.setattr(speculator.drafter, name, lambda *_, **__: [].index(1))
+    speculator.add_request("r0", 0, 2, params_of([100, 101]))
+    assert propose(speculator, [0]).shape == (1, K)
+
+
+# The front end. An "original" is vLLM's function.
+def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    collector = usage_collector.collector
+    for owner, name in (
+        (collector, "follow"),
+        (collector, "count"),
+        (collector, "end"),
+        (usage_collector, "_take_messages"),
+        (usage_collector.metrics, "create_if_expected"),
+    ):
+        plugin_log.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(faults, "_told", set())
+            patch.setattr(usage_collector, "configured_here", lambda: True)
+            break_at(patch, owner, name)
+            for _ in range(3):
+                request = SimpleNamespace(
+                    request_id="r", sampling_params=SimpleNamespace(extra_args={wire.KEY: None})
+                )
+                output = SimpleNamespace(
+                    request_id="r", trace_headers={usage_collector.HEADER: "18851"}, new_token_ids=[1]
+                )
+                processor = SimpleNamespace(request_states={"r": None})
+                usage_collector.start(lambda self: None, processor)
+                assert usage_collector.add_request(lambda self, request: 1, processor, request) == 1
+                assert usage_collector.process_outputs(lambda self, outputs: 2, processor, [output]) == 2
+                assert usage_collector.abort_requests(lambda self, ids: ["r"], processor, ["r"]) == ["r"]
+        assert [r"injected\nfault" in line for line in plugin_log] == [True], name
+
+
+@pytest.mark.parametrize("name", ["_complete_object", "_complete_chunk", "_fields"])
+def test_responses_go_on(name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    usage = usage_collector.RequestUsage(output_tokens=1, steps=1)
+    monkeypatch.setattr(response_usage.collector, "take", lambda _: usage)
+    break_at(monkeypatch, response_usage, name)
+    shown = lambda: SimpleNamespace(completion_tokens_details=SimpleNamespace(), completion_tokens=1)  # noqa: E731
+    result = SimpleNamespace(usage=shown())
+    assert response_usage.with_usage(result, "h") is result
+    sent = [
+        "data: {}",
+        'data: {"choices":[],"usage":{"completion_tokens":1}}',
+        SimpleNamespace(response=result),
+    ]
+
+    async def stream() -> Any:
+        for event in sent:
+            yield event
+
+    async def received() -> list[Any]:
+        return [event async for event in response_usage.with_usage(stream(), "h")]
+
+    got = asyncio.run(received())
+    assert len(got) == 3
+    assert [event for event in got if event not in sent] == [got[1]] * (name == "_complete_object")
+    assert 1 <= len(plugin_log) <= 2
+    assert all("could not complete the usage" in line for line in plugin_log)
+
+
+@pytest.mark.parametrize("name", ["_brings_prediction", "drafts_predictions", "take_prediction", "attach"])
+@pytest.mark.parametrize("serve", [endpoints.serve, endpoints.serve_completion, endpoints.serve_batch])
+def test_endpoints_go_on(
+    name: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    async def taken(*_: Any, **__: Any) -> wire.Prediction:
+        return wire.Prediction(b"\1\0\0\0", http_request_id="h")
+
+    async def original(self: Any, request: Any, raw_request: Any = None) -> Any:
+        if many:
+            endpoints.to_chat_completion_request(lambda self: request, self)
+        return "answer"
+
+    many = serve is endpoints.serve_batch
+    monkeypatch.setattr(endpoints, "_brings_prediction", lambda _: True)
+    monkeypatch.setattr(endpoints, "drafts_predictions", lambda _: True)
+    monkeypatch.setattr(endpoints, "take_prediction", taken)
+    break_at(monkeypatch, endpoints, name)
+    serving = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=None))
+    request = SimpleNamespace(request_id="r\n", vllm_xargs=None)
+    assert asyncio.run(serve(original, serving, request)) == "answer"
+    (line,) = plugin_log
+    assert "RuntimeError" in line
+    assert line.isprintable()
+
+
+def test_a_count_that_fails_leaves_the_400(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    monkeypatch.setattr(limits, "on_count", [broken])
+    limits.count_refused("bytes")
+    limits.count_refused("bytes")
+    assert [r"injected\nfault" in line for line in plugin_log] == [True]
+
+
+def test_the_offline_api_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    sampling_params = pytest.importorskip("vllm.sampling_params")
+    monkeypatch.setattr(input_processor, "drafts_predictions", lambda _: True)
+    processor = SimpleNamespace(vllm_config=None, renderer=SimpleNamespace(tokenizer=object()))
+    extra_args = {**PredictedOutputParams(prediction="SECRET").to_extra_args(), "other": 1}
+    params = sampling_params.SamplingParams(extra_args=extra_args)
+    monkeypatch.setattr(input_processor.Limits, "of", broken)
+    given = input_processor.process_inputs(
+        lambda self, name, prompt, params: params, processor, "r", "p", params
+    )
+    assert given.extra_args == {"other": 1}
+    assert params.extra_args == extra_args
+    assert plugin_log == ["Request r is served without its prediction: RuntimeError"]
+
+
+def test_a_server_starts_without_the_filter_of_its_log(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    break_at(monkeypatch, redaction, "install")
+    app = SimpleNamespace(user_middleware=[])
+    assert body_limit.init_entrypoints_middleware(lambda args, app: "done", None, app) == "done"
+    assert len(plugin_log) == len(app.user_middleware) == 1
+
+
+def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_at(monkeypatch, redaction, "_brings_prediction")
+    record = logging.LogRecord(
+        "vllm", logging.ERROR, "", 1, "refused", None, (ValueError, ValueError(), None)
+    )
+    assert redaction.WithoutPredictions().filter(record)
+    assert record.exc_info is None

@@ -1,0 +1,82 @@
+"""Nothing that a client chooses breaks a log line: request ids and messages of errors."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import vllm_integration
+from vllm_integration.seams import install as compat
+from vllm_integration.seams.log_text import shown_error, shown_id
+from vllm_integration.wire import prediction as wire
+from vllm_integration.worker.accept import accept_prediction, found_no_room
+
+HOSTILE = {
+    "chatcmpl-8f-1a2b3c4d": "chatcmpl-8f-1a2b3c4d",
+    "grüße-字": "grüße-字",
+    "a\nERROR all is lost": r"a\nERROR all is lost",
+    "a\r\x1b[31mred": r"a\r\x1b[31mred",
+    "a\x00\x7f\x85": r"a\x00\x7f\x85",
+    "\u2028\u202eabc\ud800": r"\u2028\u202eabc\ud800",
+    r"a\n": r"a\\n",
+    "x" * 100: "x" * 100,
+    "x" * 5000: "x" * 100 + "… of 5000 characters",
+}
+
+
+@pytest.mark.parametrize("req_id", HOSTILE)
+def test_an_id_is_one_line_of_bounded_length(req_id: str) -> None:
+    assert shown_id(req_id) == HOSTILE[req_id]
+    assert shown_id(req_id).isprintable()
+
+
+def test_a_message_is_one_line_and_may_fail() -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert shown_error(RuntimeError("CUDA error\nat line 7")) == r"RuntimeError: CUDA error\nat line 7"
+    assert shown_error(ValueError("y" * 1000)) == "ValueError: " + "y" * 400 + "… of 1000 characters"
+    assert shown_error(SilentError()) == "SilentError: "
+
+
+@pytest.mark.parametrize("req_id", HOSTILE)
+def test_log_lines_about_requests(req_id: str, plugin_log: list[str]) -> None:
+    for value, capacity in (({"x": 1}, 9), ([1, 2, 3], 2)):
+        params = SimpleNamespace(extra_args={wire.KEY: value})
+        accept_prediction(req_id, params, vocab_size=9, capacity=capacity)
+    found_no_room(req_id)
+    assert len(plugin_log) == 3
+    assert all(HOSTILE[req_id] in line and line.isprintable() and len(line) < 400 for line in plugin_log)
+
+
+def test_the_line_of_a_turn_off(plugin_on: None, plugin_log: list[str]) -> None:
+    from vllm_integration.worker.slot_table import SlotTable
+
+    slots = SlotTable(1)
+    slots.acquire("a")
+    with pytest.raises(ValueError, match="no slot left") as caught:
+        slots.acquire("b\n" * 5000)
+    compat.turn_off(f"drafting failed, {shown_error(caught.value)}")
+    (line,) = plugin_log
+    assert line.isprintable()
+    assert len(line) < 600
+
+
+def test_every_log_line_shows_ids_and_errors_by_these_functions() -> None:
+    """No call of a logger is given a request id or an exception as it is."""
+    bad = []
+    for path in Path(vllm_integration.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                continue
+            if not (isinstance(call.func.value, ast.Name) and call.func.value.id == "logger"):
+                continue
+            for argument in call.args[1:]:
+                name = ast.unparse(argument)
+                if name in ("error", "req_id", "request_id") or name.endswith(("_id", ".req_id")):
+                    bad.append(f"{path.name}:{call.lineno} {name}")
+    assert bad == []
