@@ -291,3 +291,18 @@ def test_a_prediction_longer_than_the_context_is_cut(
     assert answer.token_ids == greedy(prompt, 40)
     assert answer.log["prediction_tokens"] == MAX_MODEL_LEN
     assert any("expected at most 512 tokens, got more" in message for message in plugin_log)
+
+
+def test_requests_share_a_prediction_within_one_cache_salt(engine: OfflineEngine) -> None:
+    """On its way through a real engine: equal predictions of two salts are stored twice."""
+    prediction = list(range(40, 90))
+    salts = ["one", "one", "two", None, None]
+    before = engine.proposer.drafter.prediction_stats
+    prompts = [{"prompt_token_ids": [7, 8, 9], **({"cache_salt": salt} if salt else {})} for salt in salts]
+    params = [engine.params(prediction, max_tokens=3) for _ in salts]
+    answers = engine.llm.generate(prompts, params, use_tqdm=False)
+    engine.flush()
+    assert len({tuple(answer.outputs[0].token_ids) for answer in answers}) == 1
+    after = engine.proposer.drafter.prediction_stats
+    assert after.num_predictions - before.num_predictions == 3
+    assert after.reused - before.reused == 2
