@@ -16,8 +16,8 @@ from ..draft.reference import Candidates, allocate_candidates, worth
 from ..draft.tables import TableArrays
 from ..recipe_lookup.table import RecipeArrays
 from ..state import StepArrays, state_of
-from .launch import StepSettings
 from .reference import choose_draft, load_request, update_state, write_draft
+from .settings import StepSettings
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
