@@ -99,7 +99,7 @@ class TestPredictions:
             raise RuntimeError("out of memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr("gpu_align.drafter.build_index", fail)
+            patch.setattr("gpu_align.ops.state.build_index", fail)
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.add(0, distinct(60, 200), [])
         assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]
