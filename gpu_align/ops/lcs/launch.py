@@ -8,7 +8,6 @@ import torch
 import triton
 
 from gpu_align.ops._check import Backend, check_tensor, resolve_backend
-from gpu_align.ops.lcs import reference
 
 # Words a program holds at once, a lane each: past these the registers of a thread no longer hold the 32
 # tokens of its word and everything else. Wider predictions go through in panels.
@@ -91,7 +90,9 @@ def lcs_length(
     block_words = _choose_block_words(prediction.shape[1], block_words)
     carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
-        return reference.lcs_length_reference(*inputs, out=out)
+        from .reference import lcs_length_reference  # late: it brings Numba, where that is installed
+
+        return lcs_length_reference(*inputs, out=out)
     _launch_wavefront(*inputs, length=out, carry=carry, block_words=block_words)
     return out
 
@@ -138,7 +139,9 @@ def lcs_prefix_row(
     block_words = _choose_block_words(N, block_words)
     carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
-        reference.lcs_prefix_row_reference(*inputs, out=out)
+        from .reference import lcs_prefix_row_reference  # late: it brings Numba, where that is installed
+
+        lcs_prefix_row_reference(*inputs, out=out)
         length.copy_(out[:, -1])
         return out
     _launch_wavefront(*inputs, length=length, row=out, carry=carry, block_words=block_words)
@@ -199,7 +202,9 @@ def lcs_edit_script(
     block_words = _choose_block_words(N, block_words)
     carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
-        reference.lcs_edit_script_reference(*inputs, op=out.op, length=out.length)
+        from .reference import lcs_edit_script_reference  # late: it brings Numba, where that is installed
+
+        lcs_edit_script_reference(*inputs, op=out.op, length=out.length)
         return out
     if history is None:
         history = torch.empty(B, M, W, dtype=int32, device=device)

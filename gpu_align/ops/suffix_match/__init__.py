@@ -2,7 +2,6 @@
 
 from .index import build_index
 from .launch import SuffixMatch, allocate_suffix_match, launch_suffix_match, suffix_match
-from .reference import suffix_match_reference
 
 __all__ = [
     "SuffixMatch",
@@ -10,5 +9,4 @@ __all__ = [
     "build_index",
     "launch_suffix_match",
     "suffix_match",
-    "suffix_match_reference",
 ]

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 
 from .._check import Backend, check_tensor, resolve_backend
-from .reference import suffix_match_reference
 
 #: Ends that one program looks at together.
 BLOCK_N = 1024
@@ -134,6 +133,8 @@ def suffix_match(
     if resolve_backend(backend, context) == "triton":
         launch_suffix_match(*args)
     else:
+        from .reference import suffix_match_reference  # late: it brings Numba, where that is installed
+
         suffix_match_reference(*args)
     return out
 
