@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend.limits import Limits, PredictionError, count_refused
 from vllm_integration.seams.install import seam
 from vllm_integration.wire import prediction as wire
+
+#: The configuration of the engine that a request goes to, while it is checked; None where it is not one of ours.
+engine_of_request: ContextVar[Any] = ContextVar("engine_of_request", default=None)
 
 
 def tokenize_params(limit: int) -> Any:
@@ -49,10 +53,16 @@ def process_inputs(
 
     The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
     """
+    if not drafts_predictions(self.vllm_config):
+        return original(self, request_id, prompt, params, *args, **kwargs)
     extra_args = getattr(params, "extra_args", None)
-    if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
+    if extra_args and wire.KEY in extra_args:
         params = _with_token_ids(self, params)
-    return original(self, request_id, prompt, params, *args, **kwargs)
+    outer = engine_of_request.set(self.vllm_config)
+    try:
+        return original(self, request_id, prompt, params, *args, **kwargs)
+    finally:
+        engine_of_request.reset(outer)
 
 
 def _with_token_ids(processor: Any, params: Any) -> Any:

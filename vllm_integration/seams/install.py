@@ -121,6 +121,8 @@ def install(name: str) -> str:
             turn_off(reason)
         elif group.turns_off == "usage":
             logger.error("gpu_align reports no usage: %s", reason)
+        elif group.turns_off == "parameters":
+            logger.error("gpu_align leaves min_p and logit_bias to vLLM, which refuses them: %s", reason)
         return reason
     return ""
 
