@@ -155,6 +155,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("plugin", ["gpu_align is off, vLLM serves without predicted outputs: "]),
         ("usage", ["gpu_align reports no usage: "] * 2),
+        ("parameters", ["gpu_align leaves min_p and logit_bias to vLLM, which refuses them: "] * 2),
         ("caller", []),
     ],
 )
@@ -173,7 +174,7 @@ def test_a_missing_seam_costs_what_its_group_says(
         assert "no_such_module_of_vllm" in line
 
 
-@pytest.mark.parametrize("turns_off", ["plugin", "usage", "caller"])
+@pytest.mark.parametrize("turns_off", ["plugin", "usage", "parameters", "caller"])
 @pytest.mark.usefixtures("plugin_on", "strict")
 def test_strict_raises_instead(monkeypatch: pytest.MonkeyPatch, turns_off: str) -> None:
     use(monkeypatch, [BROKEN], turns_off)

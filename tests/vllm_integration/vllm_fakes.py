@@ -109,7 +109,16 @@ def config(**overrides: Any) -> Any:
 
 def sampling(extra_args: dict[str, Any] | None = None, **overrides: Any) -> Any:
     """As much of `SamplingParams` as the proposer reads."""
-    values = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None, **overrides}
+    values = {
+        "stop_token_ids": [],
+        "eos_token_id": None,
+        "max_tokens": None,
+        "min_tokens": 0,
+        "min_p": 0.0,
+        "logit_bias": None,
+        "thinking_token_budget": None,
+        **overrides,
+    }
     return SimpleNamespace(extra_args=extra_args, **values)
 
 

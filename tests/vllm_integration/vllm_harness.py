@@ -48,11 +48,13 @@ class Server:
 
 @dataclass
 class Answer:
-    """One finished request: its tokens, its text, and its step log where it had a prediction."""
+    """One finished request: its tokens, its text, its step log where it had a prediction, and the log
+    probabilities of each of its tokens where it asked for them."""
 
     token_ids: list[int]
     text: str
     log: dict[str, Any] | None
+    logprobs: list[dict[int, float]] | None = None
 
 
 class OfflineEngine:
@@ -63,13 +65,13 @@ class OfflineEngine:
         self.logs = logs
 
     def params(self, prediction: str | Sequence[int] | None = None, *, max_tokens: int, **more: Any) -> Any:
-        """Greedy sampling parameters, with a prediction as text or as token ids."""
+        """Sampling parameters, greedy unless `more` says otherwise, with a prediction as text or as token ids."""
         from vllm import SamplingParams
 
         if prediction is not None:
             given = {"prediction" if isinstance(prediction, str) else "token_ids": prediction}
             more["extra_args"] = PredictedOutputParams(**given).to_extra_args()
-        return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
+        return SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, **more})
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[Any]) -> list[Answer]:
         """All requests in one batch; the answers in their order."""
@@ -82,7 +84,9 @@ class OfflineEngine:
                 path for path in self.logs.glob("*.yaml") if path.name.startswith(f"{output.request_id}-")
             ]
             log = yaml.safe_load(logs[0].read_text()) if logs else None
-            answers.append(Answer(list(output.outputs[0].token_ids), output.outputs[0].text, log))
+            first = output.outputs[0]
+            logprobs = first.logprobs and [{t: v.logprob for t, v in each.items()} for each in first.logprobs]
+            answers.append(Answer(list(first.token_ids), first.text, log, logprobs))
         return answers
 
     def flush(self) -> None:

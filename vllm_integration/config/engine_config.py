@@ -6,6 +6,7 @@ our class is named and everything is found that the V2 part wraps, the configura
 
 from __future__ import annotations
 
+import ast
 import functools
 import logging
 import os
@@ -16,8 +17,9 @@ from typing import Any, Literal
 from vllm_integration.config import adaptive
 from vllm_integration.config.in_use import drafts_predictions, note_configured
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
+from vllm_integration.seams import source_probe
 from vllm_integration.seams.install import are_whole, seam
-from vllm_integration.seams.table import CONFIG
+from vllm_integration.seams.table import CONFIG, REJECTION
 from vllm_integration.wire import prediction as wire
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -26,7 +28,9 @@ _SCHEDULERS = {
     False: "vllm_integration.scheduler.schedulers.PredictedOutputsScheduler",
     True: "vllm_integration.scheduler.schedulers.PredictedOutputsAsyncScheduler",
 }
-_V1_SCHEDULER = "vllm_integration.scheduler.schedulers.PredictedOutputsV1Scheduler"
+V1_SCHEDULER = "vllm_integration.scheduler.schedulers.PredictedOutputsV1Scheduler"
+#: Drafts of a request that the V1 sampler verifies in a step where its own constant is not found.
+_MAX_SPEC_LEN = 128
 
 
 @seam("config._get_v2_model_runner_unsupported_features")
@@ -43,7 +47,7 @@ def unsupported_features(original: Callable[..., Any], self: Any, *args: Any, **
 @seam("config.__post_init__")
 def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`VllmConfig.__post_init__`: our scheduler is used and, on V2, asynchronous scheduling is allowed; V1 does
-    without adaptive verification.
+    without adaptive verification and without more drafts than its sampler takes.
 
     vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
     own check our method counts as one of them. On V1 our scheduler only counts what was verified.
@@ -58,10 +62,11 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     if not self.use_v2_model_runner:
         if adaptive.is_on(self):
             adaptive.do_without(self, "the V1 model runner has none")
+        _cap_draft_tokens(self)
         result = original(self, *args, **kwargs)
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
         if counts and not self.scheduler_config.async_scheduling:
-            _use_our_scheduler(self.scheduler_config, _V1_SCHEDULER)
+            _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
         return result
     module: Any = sys.modules[CONFIG]
     on_device = module.NgramGPUTypes
@@ -85,13 +90,39 @@ def _warn_of_rust_front_end() -> None:
         )
 
 
+def _cap_draft_tokens(vllm_config: Any) -> None:
+    """At most as many drafts as the V1 sampler verifies; it ends the engine on a request that has more. Not only
+    ours: vLLM's scheduler pads with as many placeholders as the configuration says."""
+    speculative, most = vllm_config.speculative_config, max_spec_len()
+    if speculative.num_speculative_tokens > most:
+        logger.warning(
+            "num_speculative_tokens is %d; gpu_align uses %d, the most that vLLM's V1 sampler verifies",
+            speculative.num_speculative_tokens,
+            most,
+        )
+        speculative.num_speculative_tokens = most
+
+
+@functools.cache
+def max_spec_len() -> int:
+    """`MAX_SPEC_LEN` of vLLM's V1 rejection sampler, read from its source: importing it here would be early."""
+    root = source_probe.installed_root()
+    if root is None or not are_whole(("draft_limit",), f"gpu_align uses at most {_MAX_SPEC_LEN} drafts"):
+        return _MAX_SPEC_LEN
+    found = source_probe.Sources(root).find(REJECTION, "MAX_SPEC_LEN")
+    try:
+        return int(ast.literal_eval(found.node.value))  # type: ignore[union-attr]
+    except (AttributeError, TypeError, ValueError):
+        return _MAX_SPEC_LEN
+
+
 def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:
     given = scheduler_config.scheduler_cls
-    if given is None or given in (*_SCHEDULERS.values(), _V1_SCHEDULER):
+    if given is None or given in (*_SCHEDULERS.values(), V1_SCHEDULER):
         scheduler_config.scheduler_cls = ours
         return
     message = "scheduler_cls is %s: responses tell no accepted and rejected prediction tokens"
-    if ours != _V1_SCHEDULER:
+    if ours != V1_SCHEDULER:
         message += (
             ", and every decoding request is scheduled with all draft slots, also those without a prediction"
         )

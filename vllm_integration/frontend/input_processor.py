@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from vllm_integration.config.in_use import drafts_predictions
@@ -13,6 +14,8 @@ from vllm_integration.seams.log_text import shown_id
 from vllm_integration.wire import prediction as wire
 
 logger = logging.getLogger("vllm.gpu_align")
+#: The configuration of the engine that a request goes to, while it is checked; None where it is not one of ours.
+engine_of_request: ContextVar[Any] = ContextVar("engine_of_request", default=None)
 
 
 def tokenize_params(limit: int) -> Any:
@@ -53,8 +56,10 @@ def process_inputs(
 
     The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
     """
+    if not drafts_predictions(self.vllm_config):
+        return original(self, request_id, prompt, params, *args, **kwargs)
     extra_args = getattr(params, "extra_args", None)
-    if extra_args and wire.KEY in extra_args and drafts_predictions(self.vllm_config):
+    if extra_args and wire.KEY in extra_args:
         try:
             params = _with_token_ids(self, params)
         except Exception as error:
@@ -66,7 +71,11 @@ def process_inputs(
             )
             params = params.clone()
             params.extra_args = {name: extra_args[name] for name in extra_args if name != wire.KEY}
-    return original(self, request_id, prompt, params, *args, **kwargs)
+    outer = engine_of_request.set(self.vllm_config)
+    try:
+        return original(self, request_id, prompt, params, *args, **kwargs)
+    finally:
+        engine_of_request.reset(outer)
 
 
 def _is_the_callers(error: Exception) -> bool:

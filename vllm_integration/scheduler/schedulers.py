@@ -1,5 +1,5 @@
-"""vLLM's schedulers with two things added: an exact count of what was verified (`verification_ledger`), and on V2
-draft slots only where they pay (`draft_budget`).
+"""vLLM's schedulers with three things added: an exact count of what was verified (`verification_ledger`), on V2
+draft slots only where they pay (`draft_budget`), and no drafts beside requests whose answers they would change.
 
 vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. The V2 schedulers
 give each request those of its drafts that are likely or that the step has room for, none to a request that has no
@@ -41,20 +41,27 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     there are none any more, with one ERROR line. (With `GPU_ALIGN_STRICT=1` the error is raised.)
     """
 
+    num_spec_tokens: int  # vLLM's
+    #: Whether vLLM may pad a request with placeholders for drafts.
+    _pads = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ended: set[str] = set()
+        #: Requests that have `logprob_token_ids`.
+        self._scored: set[str] = set()
         self._unless_ended(_ALL, self._begin)
 
     def _begin(self) -> None:
         self._use(Settings.from_env())
 
     def _use(self, settings: Settings, num_draft_tokens: int = 0) -> None:
-        self._ended = set()
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens)
         self.ledger = VerificationLedger(self.drafted_requests)
 
     def add_request(self, request: Any) -> None:
+        if getattr(request.sampling_params, "logprob_token_ids", None):
+            self._scored.add(request.request_id)
         try:
             put_back(request)
         except Exception as error:
@@ -64,6 +71,26 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             logger.error("gpu_align cannot pass a prediction on: %s", type(error).__name__)
             without_prediction(request)
         super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """No drafts in a step that may hold a request with `logprob_token_ids`: the samplers that verify drafts
+        answer none of these, and V1's ends the engine where another request has `logprobs`.
+
+        And no placeholders where vLLM pads a request whose prompt is cached but for one token: on V1 always, which
+        would verify them as drafts; on V2, which rejects them, in such a step.
+        """
+        self._scored &= self.requests.keys()
+        if self._scored:
+            for request in self.running:
+                request.spec_token_ids = []
+        if not self._scored and self._pads:
+            return super().schedule(*args, **kwargs)
+        placeholders: int = self.num_spec_tokens
+        self.num_spec_tokens = 0
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.num_spec_tokens = placeholders
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report = self._unless_ended(_ALL, reports.take, model_runner_output) or DraftReport()
@@ -103,6 +130,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
 
 class _WithDraftBudget(PredictedOutputsV1Scheduler):
     """Adds the budget, for the V2 runner."""
+
+    _pads = True
 
     def _use(self, settings: Settings, num_draft_tokens: int = 0) -> None:
         """The budget of a batch is `GPU_ALIGN_MAX_DRAFT_TOKENS`, or half of what a step may hold: the other half

@@ -124,6 +124,8 @@ def install(name: str) -> str:
             logger.error("gpu_align reports no usage: %s", reason)
         elif group.turns_off == "dump":
             logger.error("gpu_align does not keep draft tokens out of vLLM's crash dump: %s", reason)
+        elif group.turns_off == "parameters":
+            logger.error("gpu_align leaves min_p and logit_bias to vLLM, which refuses them: %s", reason)
         return reason
     return ""
 

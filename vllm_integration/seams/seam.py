@@ -53,14 +53,14 @@ class Group:
     """Seams that are installed together: all of them or none.
 
     turns_off: what a seam that is missing costs. "plugin": vLLM serves as without this package. "usage": no usage
-        and no metrics. "dump": vLLM's dump of a failed step shows draft tokens. "caller": whoever installs the
-        group does without it, and says so.
+        and no metrics. "dump": vLLM's dump of a failed step shows draft tokens. "parameters": vLLM refuses `min_p`
+        and `logit_bias`. "caller": whoever installs the group does without it, and says so.
     after: the vLLM module after whose import the group is installed; empty where the drafter installs it, so that
         an engine that does not draft from predictions never sees it.
     rooms: our modules that define the wrappers, imported when the group is installed.
     """
 
-    turns_off: Literal["plugin", "usage", "dump", "caller"]
+    turns_off: Literal["plugin", "usage", "dump", "parameters", "caller"]
     after: str = ""
     rooms: tuple[str, ...] = ()
 

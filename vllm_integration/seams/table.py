@@ -9,6 +9,7 @@ from vllm_integration.seams.seam import Group, Kind, Seam
 V1_RUNNER = "vllm.v1.worker.gpu_model_runner"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 REJECTION = "vllm.v1.sample.rejection_sampler"
+PROCESSORS = "vllm.v1.sample.logits_processor"
 STATES = "vllm.v1.worker.gpu.states"
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
@@ -47,11 +48,19 @@ GROUPS: dict[str, Group] = {
     "usage": Group("usage", OUTPUTS, ("vllm_integration.frontend.usage_collector",)),
     "dump": Group("dump", DUMP, ("vllm_integration.scheduler.crash_dump",)),
     "v1": Group(
-        "plugin", "", ("vllm_integration.worker.proposer_v1", "vllm_integration.worker.rejection_v1")
+        "plugin",
+        "",
+        (
+            "vllm_integration.worker.proposer_v1",
+            "vllm_integration.worker.rejection_v1",
+            "vllm_integration.worker.parameters_v1",
+        ),
     ),
     "usage_v1": Group("usage", "", ("vllm_integration.worker.proposer_v1",)),
     "v2_start": Group("plugin", V2_RUNNER, ("vllm_integration.plugin",)),
     "v2": Group("plugin", "", ("vllm_integration.worker.speculator",)),
+    "parameters": Group("parameters", INPUTS, ("vllm_integration.frontend.parameters",)),
+    "draft_limit": Group("caller"),
     "adaptive": Group("caller", "", ("vllm_integration.config.adaptive",)),
     "recipes": Group("caller"),
 }
@@ -194,8 +203,13 @@ SEAMS: tuple[Seam, ...] = (
             "Scheduler.add_request(self, request)": "predictions print as their size, and know who may share them",
             "Scheduler.update_from_output(self, scheduler_output, model_runner_output)":
                 "count what a step verified",
+            "Scheduler.schedule(self)": "plan no drafts beside `logprob_token_ids`, and no placeholders that nobody proposed",
         },
-        fields={"Scheduler.requests": "request id → request"}),
+        fields={
+            "Scheduler.requests": "request id → request",
+            "Scheduler.running": "the requests of the next step",
+            "Scheduler.num_spec_tokens": "placeholders of a request whose prompt is cached; 0 for a step without",
+        }),
     *_seams("usage_v1", SCHEDULED,
         fields={
             "SchedulerOutput.num_invalid_spec_tokens": "drafts that a grammar has ruled out",
@@ -204,6 +218,7 @@ SEAMS: tuple[Seam, ...] = (
         fields={
             "Request.num_tokens": "where a draft was made",
             "Request.cache_salt": "who may share the memory of equal predictions",
+            "Request.spec_token_ids": "a request's drafts",
         }),
     *_seams("usage_v1", "vllm.v1.outputs",
         fields={
@@ -244,6 +259,36 @@ SEAMS: tuple[Seam, ...] = (
                 "fails on a step without drafts in which a request has top_k",
             "expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to)":
                 "on the CPU the temperature, top_k and top_p of drafts are uninitialised",
+        }),
+    *_seams("v1", V1_RUNNER,
+        wrap={
+            "GPUModelRunner._sample(self, logits, spec_decode_metadata)":
+                "the sampler of drafts, which also samples steps without any, does not answer logprob_token_ids",
+            "build_logitsprocs(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)":
+                "with any drafter vLLM leaves out those of min_p and logit_bias",
+        }),
+    *_seams("v1", PROCESSORS,
+        call={"LogitsProcessors(logitsprocs)": "vLLM's own, and those that it leaves out"},
+        names={"BUILTIN_LOGITS_PROCESSORS": "those that an engine without drafts has"}),
+    *_seams("v1", "vllm.v1.sample.logits_processor.state",
+        fields={"LogitsProcessors.all": "those that vLLM has made"}),
+    *_seams("v1", "vllm.v1.sample.thinking_budget_state",
+        wrap={
+            "ThinkingBudgetStateHolder.apply_to_logits(self, logits, predict_bonus_token, spec_token_ids)":
+                "in a step of the ordinary sampler it forces the end of one request's thinking on another",
+        },
+        fields={"ThinkingBudgetStateHolder.in_spec_mode": "whether it counts rows by drafts"}),
+    *_seams("draft_limit", REJECTION,
+        names={"MAX_SPEC_LEN": "drafts of a request in one step; with more the V1 sampler ends the engine"}),
+    # Sampling parameters that vLLM refuses on any server that drafts.
+    *_seams("parameters", "vllm.sampling_params",
+        wrap={
+            "SamplingParams._validate_spec_decode(self, speculative_config)":
+                "min_p and logit_bias are served all the same",
+        },
+        fields={
+            "SamplingParams.min_p": "whether a request has it",
+            "SamplingParams.logit_bias": "whether a request has it",
         }),
     # Drafting on the V2 model runner, its schedulers included.
     *_seams("v2_start", V2_RUNNER,

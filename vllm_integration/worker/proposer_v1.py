@@ -24,6 +24,7 @@ from vllm_integration.wire.reports import DraftReport, StepDrafts, attach
 from vllm_integration.worker.accept import accept_prediction, found_no_room, sharing_key_of, take_refusals
 from vllm_integration.worker.debug_log import open_debug_log
 from vllm_integration.worker.draft_reporter import when_it_leaves
+from vllm_integration.worker.parameters_v1 import without_drafts
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule, warm_up_log
 from vllm_integration.worker.slot_table import SlotTable
@@ -97,7 +98,8 @@ class PredictedOutputs:
         token_ids_cpu: npt.NDArray[np.int32],
         **kwargs: Any,
     ) -> list[list[int]]:
-        """One list of at most K drafts a row; empty for a row without prediction or still prefilling.
+        """One list of at most K drafts a row; empty for a row without prediction, with parameters that V1 does not
+        apply to drafts, or still prefilling.
 
         sampled_token_ids: what each row sampled this step, accepted drafts first; [] while prefilling.
         num_tokens_no_spec: [≥ rows] tokens of each row, those just sampled included.
@@ -131,7 +133,7 @@ class PredictedOutputs:
     def _admit(self, req_id: str, sampling_params: Any) -> None:
         if req_id in self.requests:  # a streaming-input request is sent again with a longer prompt
             self._finish(req_id)
-        if sampling_params is None:
+        if sampling_params is None or without_drafts(sampling_params):
             return
         prediction = accept_prediction(
             req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity

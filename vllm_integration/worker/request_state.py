@@ -30,10 +30,13 @@ class StopRule:
 
     Stop strings are found by the front end, after detokenising: tokens of the last step that follow one
     are still counted here.
+
+    min_tokens: the first token of the output that may be a stop token.
     """
 
     stop_token_ids: frozenset[int] = frozenset()
     max_tokens: int | None = None
+    min_tokens: int = 0
 
     def kept(self, sampled: list[int], output_len: int) -> int:
         """How many of `sampled` belong to the output that has `output_len` tokens before them."""
@@ -146,12 +149,19 @@ class RequestState:
         )
 
     def room(self, total_len: int, num_draft_tokens: int, max_model_len: int) -> int:
-        """How many drafts can still become output: verifying d of them yields at most d + 1 tokens."""
+        """How many drafts can still become output: verifying d of them yields at most d + 1 tokens.
+
+        No draft reaches over `min_tokens`: V1 masks stop tokens in the last of the d + 1 by the tokens before the
+        step, as if the drafts that come before it were not there.
+        """
         if self.ended:
             return 0
         left = max_model_len - total_len
+        written = total_len - self.prompt_len
         if self.stop.max_tokens is not None:
-            left = min(left, self.stop.max_tokens - (total_len - self.prompt_len))
+            left = min(left, self.stop.max_tokens - written)
+        if written < self.stop.min_tokens:
+            left = min(left, self.stop.min_tokens - written)
         return max(0, min(num_draft_tokens, left - 1))
 
 
@@ -168,4 +178,4 @@ def stop_rule(sampling_params: Any) -> StopRule:
     stop_ids = set(sampling_params.stop_token_ids or ())
     if sampling_params.eos_token_id is not None:
         stop_ids.add(sampling_params.eos_token_id)
-    return StopRule(frozenset(stop_ids), sampling_params.max_tokens)
+    return StopRule(frozenset(stop_ids), sampling_params.max_tokens, sampling_params.min_tokens)

@@ -1,0 +1,315 @@
+"""What vLLM does differently with a speculative configuration, undone for ours: without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+
+from vllm_integration import PredictedOutputParams
+from vllm_integration.config import engine_config
+from vllm_integration.frontend.input_processor import engine_of_request, process_inputs
+from vllm_integration.seams.install import wrapped_by
+from vllm_integration.worker import parameters_v1, proposer_v1
+from vllm_integration.worker.proposer_v1 import PredictedOutputs
+
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+
+def engine_config_of(
+    *, v2: bool = False, scheduler: Any = engine_config.V1_SCHEDULER, method: str = "custom_class"
+) -> Any:
+    vllm_config = config()
+    vllm_config.speculative_config.method = method
+    vllm_config.use_v2_model_runner = v2
+    vllm_config.scheduler_config = SimpleNamespace(
+        scheduler_cls=scheduler, async_scheduling=False, max_num_seqs=4
+    )
+    return vllm_config
+
+
+# More drafts than V1's sampler takes.
+
+
+@pytest.mark.parametrize(("asked", "used"), [(1, 1), (127, 127), (128, 128), (129, 128), (1000, 128)])
+def test_v1_drafts_no_more_than_its_sampler_verifies(asked: int, used: int, plugin_log: list[str]) -> None:
+    vllm_config = engine_config_of()
+    vllm_config.speculative_config.num_speculative_tokens = asked
+    seen: list[int] = []
+    for _ in range(2):  # vLLM may make a configuration again
+        engine_config.post_init(
+            lambda made: seen.append(made.speculative_config.num_speculative_tokens), vllm_config
+        )
+    assert seen == [used, used]
+    said = [line for line in plugin_log if "num_speculative_tokens" in line]
+    assert len(said) == (asked > used)
+    assert all(f"is {asked}; gpu_align uses {used}" in line for line in said)
+
+
+def test_v2_and_other_drafters_keep_their_drafts() -> None:
+    for vllm_config in (engine_config_of(v2=True), engine_config_of(method="ngram")):
+        vllm_config.speculative_config.num_speculative_tokens = 200
+        if vllm_config.use_v2_model_runner:
+            pytest.importorskip("vllm.config.vllm")
+        engine_config.post_init(lambda _: None, vllm_config)
+        assert vllm_config.speculative_config.num_speculative_tokens == 200
+
+
+def test_the_most_drafts_are_read_from_vllm() -> None:
+    sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
+    assert engine_config.max_spec_len() == sampler.MAX_SPEC_LEN
+
+
+# min_p and logit_bias.
+
+
+@pytest.fixture
+def verify() -> Callable[[Any, Any], Any]:
+    """`verify(params, vllm_config)`: vLLM's check of a request, within our wrapped `process_inputs`."""
+    sampling_params = pytest.importorskip("vllm.sampling_params")
+    from vllm_integration.frontend import parameters
+
+    check = sampling_params.SamplingParams._validate_spec_decode
+    check = wrapped_by(parameters.validate)(getattr(check, "__wrapped__", check))
+
+    def verified(params: Any, vllm_config: Any) -> Any:
+        def original(self: Any, request_id: str, prompt: Any, params: Any) -> Any:
+            check(params, self.vllm_config.speculative_config)
+            return params
+
+        return process_inputs(original, SimpleNamespace(vllm_config=vllm_config), "r", "prompt", params)
+
+    return verified
+
+
+PARAMETERS = [{"min_p": 0.2}, {"logit_bias": {3: 5.0}}, {"min_p": 0.2, "logit_bias": {3: 5.0}}]
+
+
+@pytest.mark.parametrize("given", PARAMETERS, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "served"),
+    [
+        ({}, True),
+        ({"v2": True, "scheduler": None}, True),
+        ({"scheduler": "someone.ElsesScheduler"}, False),  # may plan placeholders, which V1 verifies
+        ({"method": "ngram"}, False),
+    ],
+    ids=["V1", "V2", "another scheduler", "another drafter"],
+)
+def test_what_vllm_refuses_is_served_where_it_can_be(
+    verify: Callable[[Any, Any], Any], given: dict[str, Any], settings: dict[str, Any], served: bool
+) -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    params = SamplingParams(**given)
+    if not served:
+        with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
+            verify(params, engine_config_of(**settings))
+    else:
+        assert verify(params, engine_config_of(**settings)) is params
+    assert (params.min_p, params.logit_bias) == (given.get("min_p", 0.0), given.get("logit_bias"))
+    assert engine_of_request.get() is None
+
+
+def test_with_the_plugin_off_vllm_refuses_them(
+    verify: Callable[[Any, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    from vllm_integration.seams import install
+
+    monkeypatch.setattr(install, "_off_reason", "a seam is missing")
+    with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
+        verify(SamplingParams(min_p=0.5), engine_config_of())
+
+
+@pytest.fixture
+def build() -> Callable[..., Any]:
+    processors = pytest.importorskip("vllm.v1.sample.logits_processor")
+    return wrapped_by(parameters_v1.build_processors)(processors.build_logitsprocs)
+
+
+def names(processors: Any) -> set[str]:
+    return {type(each).__name__ for each in processors.all}
+
+
+def test_v1_has_the_processors_of_an_engine_without_drafts(build: Callable[..., Any]) -> None:
+    all_of_them = {"MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"}
+    device = torch.device("cpu")
+    ours = build(engine_config_of(), device, False, False)
+    assert names(ours) == all_of_them
+    assert [type(each).__name__ for each in ours.argmax_invariant] == ["MinPLogitsProcessor"]
+    assert names(build(engine_config_of(method="ngram"), device, False, False)) == {
+        "MinTokensLogitsProcessor"
+    }
+    assert names(build(engine_config_of(), device, False, True)) == set()
+    with pytest.raises(ValueError, match="Custom logits processors are not supported"):
+        build(engine_config_of(), device, False, False, ("module:Processor",))
+
+
+def test_the_log_corrects_what_vllm_says_of_them(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(parameters_v1.logger, "info", lambda line, *args: lines.append(line % args))
+    build(engine_config_of(), torch.device("cpu"), False, False)
+    assert lines == ["gpu_align: requests with min_p or logit_bias are served, without drafts"]
+
+
+@pytest.fixture
+def proposer(monkeypatch: pytest.MonkeyPatch) -> PredictedOutputs:
+    """K = 4, without vLLM."""
+    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
+    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
+    monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
+    return PredictedOutputs(config(K=4))
+
+
+def predicted(output: list[int], **more: Any) -> Any:
+    return sampling(PredictedOutputParams(token_ids=output).to_extra_args(), **more)
+
+
+@pytest.mark.parametrize("given", [*PARAMETERS, {"min_p": 1e-6}, {"thinking_token_budget": 0}], ids=str)
+@pytest.mark.parametrize("everybody", ["0", "1"])
+def test_v1_drafts_for_no_request_that_has_them(
+    proposer: PredictedOutputs, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], everybody: str
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_DRAFT_WITHOUT_PREDICTION", everybody)
+    ours = PredictedOutputs(config(K=4))
+    engine = FakeEngine(ours)
+    engine.submit("with", [1], [5, 6, 7, 8], predicted([5, 6, 7, 8], **given))
+    engine.submit("without", [1], [5, 6, 7, 8], predicted([5, 6, 7, 8]))
+    engine.step()
+    assert engine.drafts == {"with": [], "without": [6, 7, 8]}
+    engine.step(finished=("with", "without"))
+
+
+# thinking_token_budget on V1.
+
+START, END, BUDGET = 1, 2, 3
+
+
+def served(drafts: int, *, mended: bool = True) -> list[list[int]]:
+    """What two requests write in plain steps, with a model that always prefers token 7; the second one has a
+    budget, and thinks from its prompt on."""
+    state = pytest.importorskip("vllm.v1.sample.thinking_budget_state")
+    Holder = state.ThinkingBudgetStateHolder
+    original = getattr(Holder.apply_to_logits, "__wrapped__", Holder.apply_to_logits)
+    apply = wrapped_by(parameters_v1.apply_budget)(original) if mended else original
+    reasoning = SimpleNamespace(
+        reasoning_start_token_ids=[START],
+        reasoning_end_token_ids=[END],
+        natural_reasoning_end_token_ids=[END],
+    )
+    holder = Holder(reasoning, 2, drafts, torch.device("cpu"), False)
+    params = [SimpleNamespace(thinking_token_budget=budget) for budget in (None, BUDGET)]
+    written: list[list[int]] = [[], []]
+    added = [(row, params[row], [START], written[row]) for row in range(2)]
+    holder.sync_batch(SimpleNamespace(removed=[], added=added, moved=[]))
+    for _ in range(8):
+        logits = torch.zeros((2, 9))
+        logits[:, 7] = 1
+        holder.update_state(written, [[], []])
+        apply(holder, logits, False, [[], []])
+        for row, token in enumerate(logits.argmax(dim=-1).tolist()):
+            written[row].append(token)
+    assert holder.in_spec_mode == (drafts > 0)
+    return written
+
+
+def test_thinking_ends_where_it_ends_without_drafts() -> None:
+    expected = [[7] * 8, [7] * BUDGET + [END] + [7] * 4]
+    assert served(0) == served(4) == expected
+    assert served(0, mended=False) == expected
+    assert served(4, mended=False)[0] != expected[0], "vLLM has mended it: the wrapper can go"
+
+
+# min_tokens on V1.
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 2, 3, 5, 6, 7, 11, 30])
+def test_no_draft_reaches_over_min_tokens(proposer: PredictedOutputs, min_tokens: int) -> None:
+    """V1 masks the stop tokens of a step's last token by the tokens before the step. So the last token must be
+    on the same side of `min_tokens` as the first."""
+    engine = FakeEngine(proposer)
+    output = list(range(10, 40))
+    engine.submit("a", [1, 2], output, predicted(output, min_tokens=min_tokens))
+    drafted = 0
+    while len(engine.written["a"]) < len(output):
+        engine.step()
+        written, drafts = len(engine.written["a"]), len(engine.drafts["a"])
+        assert (written < min_tokens) == (written + drafts < min_tokens)
+        drafted += drafts
+    assert drafted > 15
+
+
+# Requests with `logprob_token_ids`, and vLLM's padding.
+
+
+def scheduler_of(name: str, monkeypatch: pytest.MonkeyPatch, running: list[Any]) -> tuple[Any, list[Any]]:
+    """A scheduler of ours whose base notes, at each step, its placeholders and the drafts of what is running."""
+    schedulers = pytest.importorskip("vllm_integration.scheduler.schedulers")
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from vllm_integration.config.settings import Settings
+
+    planned: list[Any] = []
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> None:
+        planned.append((self.num_spec_tokens, [len(request.spec_token_ids) for request in self.running]))
+
+    def add_request(self: Any, request: Any) -> None:
+        self.requests[request.request_id] = request
+
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    monkeypatch.setattr(Scheduler, "add_request", add_request)
+    scheduler = object.__new__(getattr(schedulers, name))
+    scheduler.vllm_config = config(K=4)
+    scheduler.vllm_config.scheduler_config.max_num_batched_tokens = 2048
+    scheduler.requests, scheduler.running, scheduler.num_spec_tokens = {}, running, 4
+    scheduler._use(Settings())
+    for request in running:
+        scheduler.add_request(request)
+    return scheduler, planned
+
+
+def request(req_id: str, **params: Any) -> Any:
+    extra = PredictedOutputParams(token_ids=[1] * 9).to_extra_args()
+    return SimpleNamespace(
+        request_id=req_id,
+        sampling_params=SimpleNamespace(extra_args=extra, **params),
+        spec_token_ids=[-1] * 4,
+        max_tokens=50,
+        num_output_tokens=3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "pads"),
+    [
+        ("PredictedOutputsV1Scheduler", 0),
+        ("PredictedOutputsScheduler", 4),
+        ("PredictedOutputsAsyncScheduler", 4),
+    ],
+)
+def test_no_drafts_beside_a_request_that_the_samplers_of_drafts_do_not_answer(
+    name: str, pads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted = request("a")
+    scheduler, planned = scheduler_of(name, monkeypatch, [drafted])
+    scheduler.schedule()
+    scheduler.add_request(request("pooling"))
+    scheduler.requests["pooling"].sampling_params = None
+    scheduler.add_request(request("scored", logprob_token_ids=[3, 4]))
+    scheduler.schedule()
+    drafted.spec_token_ids = [-1] * 4
+    del scheduler.requests["scored"]
+    scheduler.schedule()
+    assert planned == [(pads, [4]), (0, [0]), (pads, [4])]
+    assert scheduler.num_spec_tokens == 4
