@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .ops.constants import PAGE
 
 #: ``PREDICTION_BASE`` and what is computed from it are int32.
-_MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 
 
 def tokens_for_all(max_predictions: int, max_len: int, page: int = PAGE) -> int:
@@ -140,8 +140,8 @@ class PredictionArena:
         if page < 1:
             raise ValueError(f"page: expected 1 or more, found {page}")
         num_pages = _ceil_div(num_tokens, page)
-        if num_tokens < page or num_pages * page > _MAX_TOKENS:
-            most = _MAX_TOKENS // page * page
+        if num_tokens < page or num_pages * page > MAX_TOKENS:
+            most = MAX_TOKENS // page * page
             raise ValueError(f"num_tokens: expected {page} (one page) to {most}, found {num_tokens}")
         self.page = page
         self.num_tokens = num_pages * page
@@ -292,7 +292,7 @@ class _Runs:
 
     def take(self, start: int, num_pages: int) -> None:
         """Remove pages, all of which are in one run."""
-        i = bisect_right(self._runs, (start, _MAX_TOKENS)) - 1
+        i = bisect_right(self._runs, (start, MAX_TOKENS)) - 1
         first, end = self._runs[i]
         rest = (first, start), (start + num_pages, end)
         self._runs[i : i + 1] = [run for run in rest if run[0] < run[1]]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
+from .ops._check import check_int
 from .ops.draft import MAX_MATCH, length_quarters
 
 
@@ -16,6 +19,7 @@ class DrafterConfig:
     more rejected drafts, and work best together.
 
     Raises:
+        TypeError: a setting of another type.
         ValueError: a setting outside its domain.
     """
 
@@ -38,10 +42,22 @@ class DrafterConfig:
     survival_table: Path | str | None = None
 
     def __post_init__(self) -> None:
+        probabilities = "min_survival", "min_survival_lost", "min_survival_recipe"
+        for name in ("length_factor", *probabilities):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name}: expected a number, found {type(value).__name__}")
         length_quarters(self.length_factor)
-        for name in ("min_survival", "min_survival_lost", "min_survival_recipe"):
+        for name in probabilities:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: expected 0 <= p <= 1, found {getattr(self, name)}")
         for name in ("min_match", "min_context_match"):
-            if not 1 <= getattr(self, name) <= MAX_MATCH:
-                raise ValueError(f"{name}: expected 1 to {MAX_MATCH}, found {getattr(self, name)}")
+            check_int(name, getattr(self, name), 1, MAX_MATCH)
+        kinds: dict[str, tuple[Any, str]] = {
+            "use_context": (bool, "a bool"),
+            "survival_table": ((str, Path, type(None)), "a str or Path"),
+        }
+        for name, (kind, expected) in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}")

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .arena import ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
+from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
 from .config import DrafterConfig
-from .ops._check import Backend, check_tensor, resolve_backend
+from .ops._check import Backend, check_batch, check_int, check_tensor, resolve_backend
 from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.recipe_lookup import Recipes, RecipeTable
 from .ops.state import allocate_state, occupy_slot, store_prediction, vacate_slot
 from .ops.step import StepLaunch, StepSettings, make_step
 
-#: What the kernel can count: lanes of a draft, and positions as parts of 32-bit keys.
+#: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
-    "num_draft_tokens": MOST_DRAFTS,
-    "max_prediction_len": MOST_PREDICTION,
+    "max_slots": 2**31 - 1,
     "max_context_len": MOST_CONTEXT,
+    "max_prediction_len": MOST_PREDICTION,
+    "num_draft_tokens": MOST_DRAFTS,
+    "vocab_size": 2**31 - 1,
+    "max_prediction_tokens": MAX_TOKENS // PAGE * PAGE,
+}
+
+#: Of the tensors that `Drafter.add` takes.
+_INTEGERS = {
+    getattr(torch, name)
+    for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+    if hasattr(torch, name)
 }
 
 
@@ -67,7 +78,9 @@ class Drafter:
     8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 150 bytes a recipe.
 
     Raises:
-        ValueError: a size below 1 or above what the kernel can count, or a backend that cannot run on the device.
+        TypeError: an argument of another type.
+        ValueError: a size below 1 or above what the kernel can count, a device that is not there, or a backend
+            that cannot run on it.
     """
 
     def __init__(
@@ -84,26 +97,19 @@ class Drafter:
         backend: Backend = "auto",
         max_prediction_tokens: int | None = None,
     ) -> None:
-        for name, size in (
-            ("max_slots", max_slots),
-            ("max_context_len", max_context_len),
-            ("max_prediction_len", max_prediction_len),
-            ("num_draft_tokens", num_draft_tokens),
-            ("vocab_size", vocab_size),
-            ("max_prediction_tokens", 1 if max_prediction_tokens is None else max_prediction_tokens),
-        ):
-            if not 1 <= size <= _MOST.get(name, size):
-                limit = f"1 to {_MOST[name]}" if name in _MOST else "1 or more"
-                raise ValueError(f"{name}: expected {limit}, found {size}")
-        self.max_slots = max_slots
-        self.max_context_len = max_context_len
-        self.max_prediction_len = max_prediction_len
-        self.num_draft_tokens = num_draft_tokens
-        self.vocab_size = vocab_size
-        self.config = config if config is not None else DrafterConfig()
-
+        self.max_slots = max_slots = _check_size("max_slots", max_slots)
+        self.max_context_len = max_context_len = _check_size("max_context_len", max_context_len)
+        self.max_prediction_len = max_prediction_len = _check_size("max_prediction_len", max_prediction_len)
+        self.num_draft_tokens = num_draft_tokens = _check_size("num_draft_tokens", num_draft_tokens)
+        self.vocab_size = vocab_size = _check_size("vocab_size", vocab_size)
         if max_prediction_tokens is None:
             max_prediction_tokens = tokens_for_all(max_slots, max_prediction_len)
+        max_prediction_tokens = _check_size("max_prediction_tokens", max_prediction_tokens)
+        _check_type("config", config, DrafterConfig, "a DrafterConfig")
+        _check_type("recipes", recipes, Recipes, "Recipes")
+        self.config = config if config is not None else DrafterConfig()
+        device = _check_device(device)
+
         self._arena = PredictionArena(max(max_prediction_tokens, PAGE))
         self._extents: dict[int, Extent] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
@@ -124,10 +130,16 @@ class Drafter:
             self._state, self._tables, self._recipes, self._draft, self._settings,
         )  # fmt: skip
 
+    def __repr__(self) -> str:
+        """One line: sizes, and nothing of any request."""
+        names = "max_slots", "max_context_len", "max_prediction_len", "num_draft_tokens", "vocab_size"
+        sizes = ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        return f"Drafter({sizes}, device={str(self.device)!r})"
+
     def add(
         self,
         slot: int,
-        prediction: Sequence[int] | npt.NDArray[np.integer],
+        prediction: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor,
         prompt_len: int,
         *,
         sharing_key: Hashable = None,
@@ -136,7 +148,8 @@ class Drafter:
 
         Args:
             slot: ``0 <= slot < max_slots``; an occupied slot is overwritten.
-            prediction: token ids of the predicted output, ``0 <= id < vocab_size``; may be empty.
+            prediction: token ids of the predicted output, ``0 <= id < vocab_size``; may be empty. A sequence of
+                integers, an array or a CPU tensor with one dimension.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
             sharing_key: who may share the memory of this prediction: requests that bring an equal one with an
@@ -152,23 +165,26 @@ class Drafter:
         indexed as if it were not there.
 
         Raises:
-            TypeError: the prediction holds something else than integers, or `sharing_key` is not hashable.
-            ValueError: an argument outside its domain; the slot is left as it was.
+            TypeError: an argument is no integer, the prediction holds something else than integers, or
+                `sharing_key` is not hashable.
+            ValueError: an argument outside its domain, or a tensor that is not on the CPU.
+
+        After an error in an argument the slot is as it was.
         """
-        self._check_slot(slot)
-        if not 0 <= prompt_len <= self.max_context_len:
-            raise ValueError(f"prompt_len: expected 0 to {self.max_context_len}, found {prompt_len}")
-        tokens = _as_token_array(prediction)
-        if len(tokens) > self.max_prediction_len:
+        slot = self._check_slot(slot)
+        prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
+        ids = _as_integers(prediction)
+        if len(ids) > self.max_prediction_len:
             raise ValueError(
-                f"prediction: expected at most {self.max_prediction_len} tokens, found {len(tokens)}"
+                f"prediction: expected at most {self.max_prediction_len} tokens, found {len(ids)}"
             )
-        wrong = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
+        wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
         if wrong.size:
             raise ValueError(
-                f"prediction[{wrong[0]}]: expected 0 <= id < {self.vocab_size}, found {tokens[wrong[0]]}"
+                f"prediction[{wrong[0]}]: expected 0 <= id < {self.vocab_size}, found {ids[wrong[0]]}"
             )
         check_sharing_key(sharing_key)
+        tokens = ids.astype(np.int32)  # a copy: of our own
         self._release(slot)
         extent = self._arena.acquire(tokens, sharing_key)
         if extent is not None:
@@ -195,7 +211,7 @@ class Drafter:
         Raises:
             ValueError: no such slot.
         """
-        self._check_slot(slot)
+        slot = self._check_slot(slot)
         self._release(slot)
         vacate_slot(self._state, slot)
 
@@ -221,10 +237,15 @@ class Drafter:
         Args:
             token_ids: [max_slots, max_context_len] int32, rows contiguous: prompt and output so far, one row a
                 slot. Read only.
-            total_len: [max_slots] int32: tokens valid in each row, ``<= max_context_len``.
-            slots: [B] int64: batch position -> slot, distinct, ``B <= max_slots``.
+            total_len: [max_slots] int32: tokens valid in each row, ``0 <= total_len <= max_context_len``.
+            slots: [B] int64: batch position -> slot, ``0 <= slot < max_slots``, ``B <= max_slots``; no slot twice
+                where num_sampled > 0.
             num_sampled: [B] int32: tokens sampled this step; 0 means that the request is still in its prefill:
                 nothing about it changes and its draft has length 0.
+
+        A request's output is ``token_ids[slot, prompt_len:total_len]``, with the `prompt_len` of `add`, and empty
+        where ``total_len <= prompt_len``. An empty output is the beginning of every prediction: if num_sampled > 0
+        even so, the draft is the first tokens of the prediction, or, without one, from the context or a recipe.
 
         Returns:
             `Draft` for B requests: views of the drafter's own buffers, which the next call rewrites. A slot that
@@ -232,12 +253,13 @@ class Drafter:
 
         On CUDA nothing is allocated, copied to the host or waited for after the first call, which compiles the
         kernels; the call can be captured in a CUDA graph, one for each B. Values inside the tensors are only
-        checked on the CPU.
+        checked on the CPU. On CUDA a `total_len` outside its domain counts as the nearest one inside; of a slot
+        that is there twice with num_sampled > 0 no draft means anything until its next `add`; with a slot outside
+        its domain memory outside of the drafter's is read and written.
 
         Raises:
             TypeError: an argument is no tensor or has another dtype.
-            ValueError: a shape, device or layout differs from the above; on the CPU also an unknown slot, or more
-                tokens than a row holds.
+            ValueError: a shape, device or layout differs from the above; on the CPU also a value.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
         self._step(token_ids, total_len, slots, num_sampled)
@@ -282,11 +304,8 @@ class Drafter:
         self._check_step(token_ids, total_len, slots, num_sampled)
         return CapturedStep(self, token_ids, total_len, slots, num_sampled)
 
-    def _check_slot(self, slot: int) -> None:
-        if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)):
-            raise TypeError(f"slot: expected an int, found {type(slot).__name__}")
-        if not 0 <= slot < self.max_slots:
-            raise ValueError(f"slot: expected 0 <= slot < {self.max_slots}, found {slot}")
+    def _check_slot(self, slot: int) -> int:
+        return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")
 
     def _check_step(
         self,
@@ -306,13 +325,9 @@ class Drafter:
         check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
         if batch_size > self.max_slots:
             raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
-        if self.device.type == "cpu" and batch_size and isinstance(self._step, StepLaunch):
+        if self.device.type == "cpu" and isinstance(self._step, StepLaunch):
             # Under Triton's interpreter; the reference looks itself.
-            low, high = int(slots.min()), int(slots.max())
-            if low < 0 or high >= self.max_slots:
-                raise ValueError(
-                    f"slots: expected 0 <= slot < {self.max_slots}, found {low if low < 0 else high}"
-                )
+            check_batch(*size, total_len, slots, num_sampled)
         return batch_size
 
 
@@ -349,18 +364,65 @@ class CapturedStep:
         return self.draft
 
 
-def _as_token_array(prediction: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-    """[n] int32 of our own, from any sequence of integers; ids beyond int32 are clipped out of the vocabulary."""
+def _check_size(name: str, size: int) -> int:
+    return check_int(name, size, 1, _MOST[name])
+
+
+def _check_type(name: str, value: object, kind: type, expected: str) -> None:
+    """Raise if it is neither of this kind nor None."""
+    if value is not None and not isinstance(value, kind):
+        # A pack is text, and becomes recipes for one model.
+        advice = "; call its tokenize(encode)" if hasattr(value, "tokenize") else ""
+        raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}{advice}")
+
+
+def _check_device(device: object) -> torch.device:
+    """The device, if it is the CPU or a GPU that is there."""
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
+        raise TypeError(f"device: expected a str or torch.device, found {type(device).__name__}")
+    try:
+        found = torch.device(device)
+    except RuntimeError:  # of several lines
+        found = torch.device("meta")
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise ValueError(f"device: expected 'cpu' or 'cuda', found {str(device)!r}")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (found.index or 0) >= num_gpus:
+        there = f"'cpu' or one of {num_gpus} GPUs" if num_gpus else "'cpu', for PyTorch sees no GPU"
+        raise ValueError(f"device: expected {there}, found {str(device)!r}")
+    return found
+
+
+def _as_integers(prediction: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor) -> npt.NDArray[Any]:
+    """[n] of some integer dtype, from anything that `Drafter.add` takes; it may share memory."""
+    if isinstance(prediction, torch.Tensor):
+        return _array_of(prediction)
     if not isinstance(prediction, (Sequence, np.ndarray)):
         raise TypeError(f"prediction: expected a sequence of integers, found {type(prediction).__name__}")
-    if len(prediction) == 0:
-        return np.zeros(0, dtype=np.int32)
     try:
-        tokens = np.asarray(prediction)
+        ids = np.asarray(prediction)
     except (ValueError, OverflowError) as error:
         raise TypeError(f"prediction: expected a flat sequence of integers ({error})") from error
-    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+    if ids.ndim == 1 and ids.size == 0:
+        return np.zeros(0, dtype=np.int32)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
         raise TypeError(
-            f"prediction: expected a flat sequence of integers, found {tokens.ndim} dimensions of {tokens.dtype}"
+            f"prediction: expected a flat sequence of integers, found {ids.ndim} dimensions of {ids.dtype}"
         )
-    return np.clip(tokens, -1, 2**31 - 1).astype(np.int32)
+    return ids
+
+
+def _array_of(prediction: torch.Tensor) -> npt.NDArray[Any]:
+    if prediction.device.type != "cpu":
+        raise ValueError(f"prediction: expected a tensor on the CPU, found device {prediction.device}")
+    if prediction.shape == (0,):
+        return np.zeros(0, dtype=np.int32)
+    if prediction.ndim != 1 or prediction.dtype not in _INTEGERS or prediction.layout != torch.strided:
+        raise TypeError(
+            "prediction: expected a flat, dense tensor of integers, "
+            f"found {prediction.ndim} dimensions of {prediction.dtype}, {prediction.layout}"
+        )
+    ids: npt.NDArray[Any] = prediction.numpy()
+    return ids

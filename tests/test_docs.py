@@ -16,13 +16,13 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from benchmarks.quality.runs import BOUNDS, CACHED
-from gpu_align import Drafter
+from gpu_align import Drafter, RecipePack
 from gpu_align.explain import Explainer
 from gpu_align.ops.constants import (
     LENGTH_EDGES,
@@ -268,21 +268,27 @@ def test_numbers_are_not_written_where_there_is_no_place(page: str) -> None:
         filler.fill(page, "x")
 
 
-def test_bad_input_reads_as_the_page_says() -> None:
+def test_bad_input_reads_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "own-engine.md").read_text(encoding="utf-8")
-    drafter = Drafter(
-        max_slots=256, max_context_len=8, max_prediction_len=8192, num_draft_tokens=4, vocab_size=131072,
-        device="cpu",
-    )  # fmt: skip
-    token_ids, total_len = torch.zeros(256, 8, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
-    slots, sampled = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    sizes: dict[str, Any] = {
+        "max_slots": 256, "max_context_len": 8192, "max_prediction_len": 8192, "num_draft_tokens": 4,
+        "vocab_size": 131072,
+    }  # fmt: skip
+    drafter = Drafter(**sizes, device="cpu")
+    token_ids, total_len = torch.zeros(256, 8192, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
+    slots, sampled = torch.zeros(1, dtype=torch.int64), torch.ones(3, dtype=torch.int32)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     calls = [
         lambda: drafter.add(0, [1] * 9000, 0),
         lambda: drafter.add(0, [1, 2, 3, -1], 0),
         lambda: drafter.add(256, [], 0),
         lambda: drafter.add(0, [1.0], 0),  # type: ignore[list-item]
-        lambda: drafter.propose(token_ids.long(), total_len, slots, sampled),
-        lambda: drafter.propose(token_ids, total_len[:255], slots, sampled),
+        lambda: drafter.propose(token_ids.long(), total_len, slots, sampled[:1]),
+        lambda: drafter.propose(token_ids, total_len[:255], slots, sampled[:1]),
+        lambda: Drafter(**sizes, recipes=RecipePack({}, [])),  # type: ignore[arg-type]
+        lambda: Drafter(**sizes, device="cuda"),
+        lambda: drafter.propose(token_ids, total_len + 9000, slots + 3, sampled[:1]),
+        lambda: drafter.propose(token_ids, total_len, torch.tensor([7, 1, 7]), sampled),
     ]
     for call in calls:
         with pytest.raises((TypeError, ValueError)) as error:

@@ -1,7 +1,7 @@
 """Checks that every operation's boundary shares: metadata only, so that none of them ever waits for a device.
 
-A message names the argument, what was expected and what was found; both backends of an operation are
-checked by the same code and so refuse bad input with the same words.
+`check_batch` alone reads values, of tensors on the CPU. A message names the argument, what was expected and what
+was found; both backends of an operation are checked by the same code and so refuse bad input with the same words.
 """
 
 from __future__ import annotations
@@ -10,9 +10,52 @@ import os
 from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
+import numpy as np
 import torch
 
 Backend = Literal["auto", "triton", "reference"]
+
+
+def check_int(name: str, value: object, low: int, high: int, domain: str = "") -> int:
+    """Return `value` as an int if it is an integer from `low` to `high`; raise otherwise.
+
+    domain: how the message writes the domain, if not as "low to high".
+
+    Raises:
+        TypeError: `value` is no int and no NumPy integer; a bool is none.
+        ValueError: it is outside the domain.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
+    if not low <= value <= high:
+        raise ValueError(f"{name}: expected {domain or f'{low} to {high}'}, found {value}")
+    return int(value)
+
+
+def check_batch(
+    max_slots: int,
+    max_context_len: int,
+    total_len: torch.Tensor,
+    slots: torch.Tensor,
+    num_sampled: torch.Tensor,
+) -> None:
+    """Raise where a step over these tensors, all on the CPU, would read outside of them or change a slot twice.
+
+    ::
+
+        for b, slot in enumerate(slots):
+            0 <= slot < max_slots and 0 <= total_len[slot] <= max_context_len
+            slot not in the slots before, both with num_sampled > 0
+
+    Raises:
+        ValueError: one of these does not hold.
+    """
+    first: dict[int, int] = {}
+    for b, (slot, sampled) in enumerate(zip(slots.tolist(), num_sampled.tolist(), strict=True)):
+        check_int(f"slots[{b}]", slot, 0, max_slots - 1, f"0 <= slot < {max_slots}")
+        check_int(f"total_len[{slot}]", int(total_len[slot]), 0, max_context_len)
+        if sampled > 0 and first.setdefault(slot, b) != b:
+            raise ValueError(f"slots[{b}]: expected each slot once, found {slot}, as in slots[{first[slot]}]")
 
 
 def check_tensor(

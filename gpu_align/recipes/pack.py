@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from ..ops.recipe_lookup import Recipes
@@ -25,13 +29,17 @@ MIN_LIKELY = 0.3
 SAME = 0.1
 #: The calibration has one offset for each of so many bins of equal width, by the probability that the counts give.
 NUM_BINS = 20
+#: A file is not read further: its text is 30 times as long as that of the pack that comes with the library.
+MAX_BYTES = 1 << 25
+#: The largest count: floats hold all up to here.
+MAX_COUNT = 1 << 53
 
 
 class PackError(ValueError):
     """A file is not a recipe pack."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecipePack:
     """What usually follows what.
 
@@ -46,6 +54,10 @@ class RecipePack:
     recipes: Sequence[Recipe]
     calibration: Sequence[float] = (0.0,) * NUM_BINS
     made_by: str = ""
+
+    def __repr__(self) -> str:
+        """One line: how many words and recipes."""
+        return f"RecipePack(num_words={len(self.words)}, num_recipes={len(self.recipes)})"
 
     @classmethod
     def learn(cls, texts: Iterable[tuple[str, str]], made_by: str = "") -> RecipePack:
@@ -85,20 +97,25 @@ class RecipePack:
     def load(cls, path: Path | str | None = None) -> RecipePack:
         """Read a pack; None stands for the one that comes with the library.
 
+        A file is trusted with nothing: at most `MAX_BYTES` of it and of its text are read, whatever it says.
+
         Raises:
+            TypeError: no path.
             PackError: the file is not a pack; the message says why.
             OSError: the file cannot be read.
         """
+        if path is not None and not isinstance(path, (str, Path)):
+            raise TypeError(f"path: expected a str or Path, found {type(path).__name__}")
         path = SHIPPED if path is None else Path(path)
+        with path.open("rb") as file:
+            packed = file.read(MAX_BYTES + 1)
         try:
-            data = json.loads(gzip.decompress(path.read_bytes()))
-        except (OSError, EOFError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
+            data = json.loads(_unpack(packed))
+        except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
             raise PackError(f"{path}: expected gzipped JSON ({error})") from error
         try:
             return _parse(data)
-        except (PackError, KeyError, TypeError, ValueError, IndexError) as error:
+        except PackError as error:
             raise PackError(f"{path}: expected a recipe pack of format {FORMAT} ({error})") from error
 
     def save(self, path: Path | str) -> None:
@@ -160,26 +177,83 @@ def _followed(words: list[str]) -> Iterator[tuple[tuple[str, ...], str]]:
             yield tuple(words[i - length : i]), word
 
 
+def _unpack(packed: bytes) -> bytes:
+    """The text of a gzip file."""
+    text = b""
+    if len(packed) <= MAX_BYTES:
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+            text = file.read(MAX_BYTES + 1)
+    if max(len(packed), len(text)) > MAX_BYTES:
+        raise PackError(f"expected at most {MAX_BYTES} bytes, found more")
+    return text
+
+
 def _parse(data: Any) -> RecipePack:
-    if data["format"] != FORMAT:
-        raise PackError(f"found format {data['format']!r}")
-    words = {str(word): _count(count) for word, count in data["words"]}
+    if type(data) is not dict:
+        raise PackError(f"expected an object, found {_shown(data)}")
+    if data.get("format") != FORMAT:
+        raise PackError(f"found format {_shown(data.get('format'))}")
+    words: dict[str, int] = {}
+    for i, entry in enumerate(_list(data, "words")):
+        if not (type(entry) is list and len(entry) == 2 and _is_text(entry[0]) and entry[0]):
+            raise PackError(f"words[{i}]: expected a word and a count, found {_shown(entry)}")
+        word, count = entry
+        if word in words:
+            raise PackError(f"words[{i}]: expected each word once, found {_shown(word)} again")
+        words[word] = _count(f"words[{i}]", count)
     names = list(words)
-    recipes: list[Recipe] = []
-    for hits, seen, *numbers in data["recipes"]:
-        if not (2 <= len(numbers) <= MAX_WORDS + 1 and all(0 <= n < len(names) for n in numbers)):
-            raise PackError(f"recipe {len(recipes)}: words {numbers}")
-        *context, word = (names[number] for number in numbers)
-        if not 1 <= _count(hits) <= _count(seen):
-            raise PackError(f"recipe {len(recipes)}: {hits} of {seen}")
-        recipes.append(Recipe(tuple(context), word, hits, seen))
-    calibration = tuple(float(offset) for offset in data["calibration"])
-    if len(calibration) != NUM_BINS or not all(-1 <= offset <= 1 for offset in calibration):
-        raise PackError(f"calibration: expected {NUM_BINS} numbers from -1 to 1, found {calibration}")
-    return RecipePack(words, recipes, calibration, str(data["made_by"]))
+    recipes = [_recipe(f"recipe {i}", names, entry) for i, entry in enumerate(_list(data, "recipes"))]
+    calibration = _list(data, "calibration")
+    if len(calibration) != NUM_BINS or not all(map(_is_offset, calibration)):
+        raise PackError(f"calibration: expected {NUM_BINS} numbers from -1 to 1, found {_shown(calibration)}")
+    if not _is_text(data.get("made_by")):
+        raise PackError(f"made_by: expected a text, found {_shown(data.get('made_by'))}")
+    return RecipePack(words, recipes, tuple(map(float, calibration)), data["made_by"])
 
 
-def _count(number: Any) -> int:
-    if type(number) is not int or number < 1:
-        raise PackError(f"expected a count, found {number!r}")
+def _recipe(name: str, names: Sequence[str], entry: Any) -> Recipe:
+    if type(entry) is not list or len(entry) < 2:
+        raise PackError(f"{name}: expected two counts and words, found {_shown(entry)}")
+    hits, seen, *numbers = entry
+    is_known = all(type(number) is int and 0 <= number < len(names) for number in numbers)
+    if not (2 <= len(numbers) <= MAX_WORDS + 1 and is_known):
+        raise PackError(
+            f"{name}: expected 2 to {MAX_WORDS + 1} numbers of the {len(names)} words, found {_shown(numbers)}"
+        )
+    if _count(name, hits) > _count(name, seen):
+        raise PackError(f"{name}: expected no more hits than it was seen, found {hits} of {seen}")
+    *context, word = (names[number] for number in numbers)
+    return Recipe(tuple(context), word, hits, seen)
+
+
+def _list(data: dict[str, Any], name: str) -> list[Any]:
+    found = data.get(name)
+    if type(found) is not list:
+        raise PackError(f"{name}: expected a list, found {_shown(found)}")
+    return found
+
+
+def _count(name: str, number: Any) -> int:
+    if type(number) is not int or not 1 <= number <= MAX_COUNT:
+        raise PackError(f"{name}: expected a count, found {_shown(number)}")
     return number
+
+
+def _is_text(found: Any) -> bool:
+    """Whether it is a text that a tokenizer can read: JSON can write halves of characters."""
+    return type(found) is str and not _HALF.search(found)
+
+
+def _is_offset(number: Any) -> bool:
+    return type(number) in (int, float) and -1 <= number <= 1
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
+
+
+def _shown(found: Any) -> str:
+    """One short line, however large it is."""
+    shown = _REPR.repr(found)
+    return shown if len(shown) <= 120 else f"{shown[:117]}..."

@@ -207,7 +207,7 @@ class Oracle:
 
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
         following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
-        num_output = len(tokens) - self.prompt_len
+        num_output = max(len(tokens) - self.prompt_len, 0)
         adherence = 0 if 8 * self.num_in_sync < num_output else 1 if 2 * self.num_in_sync < num_output else 2
         # Of a prediction that the output does not follow nothing is heard.
         heard = [
@@ -285,7 +285,7 @@ class Oracle:
         self.update_state(tokens)
         found, cursor = self.candidates(tokens)
         classes = self.classes(found, tokens)
-        num_output = len(tokens) - self.prompt_len
+        num_output = max(len(tokens) - self.prompt_len, 0)  # a prompt that is not all there: no output yet
         best, best_value, best_num = None, 0, 0
         for i, (c, class_id) in enumerate(zip(found, classes, strict=True)):
             if c is None or c.room <= 0:

@@ -1,23 +1,45 @@
 """`Drafter`: bad input is refused by name, and nothing is lost."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
-from gpu_align import Drafter, DrafterConfig
+from gpu_align import Drafter, DrafterConfig, RecipePack, Recipes
 from tests.gpu_align.engine import Engine, distinct, same, snapshot
+from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, device_of
 
 
+class Half:
+    """Neither a number nor a sequence."""
+
+
+def make(backend="reference", **change):
+    sizes = {
+        "max_slots": 2,
+        "max_context_len": 8,
+        "max_prediction_len": 4,
+        "num_draft_tokens": 3,
+        "vocab_size": 9,
+        "device": device_of(backend),
+    }
+    return Drafter(**{**sizes, **change}, backend=backend)
+
+
+def inputs(backend):
+    """What a step of `make`'s drafter takes: one request, nothing in its row."""
+    device = device_of(backend)
+    return {
+        "token_ids": torch.zeros((2, 8), dtype=torch.int32, device=device),
+        "total_len": torch.zeros(2, dtype=torch.int32, device=device),
+        "slots": torch.zeros(1, dtype=torch.int64, device=device),
+        "num_sampled": torch.ones(1, dtype=torch.int32, device=device),
+    }
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 class TestBadInput:
-    def make(self, **change):
-        sizes = {
-            "max_slots": 2,
-            "max_context_len": 8,
-            "max_prediction_len": 4,
-            "num_draft_tokens": 3,
-            "vocab_size": 9,
-        }
-        return Drafter(**{**sizes, **change}, device="cpu")
-
     @pytest.mark.parametrize(
         ("args", "error", "words"),
         [
@@ -28,7 +50,8 @@ class TestBadInput:
             ((0, [1] * 5, 0), ValueError, ["prediction", "4", "5"]),
             ((0, [1, 9], 0), ValueError, ["prediction[1]", "9"]),
             ((0, [-1], 0), ValueError, ["prediction[0]", "-1"]),
-            ((0, [2**40], 0), ValueError, ["prediction[0]"]),
+            ((0, [2**40], 0), ValueError, ["prediction[0]", str(2**40)]),
+            ((0, [2**63 + 5], 0), ValueError, ["prediction[0]", str(2**63 + 5)]),
             ((0, [2**70], 0), (ValueError, TypeError), ["prediction"]),
             ((0, [1.5], 0), TypeError, ["prediction", "float"]),
             ((0, [True], 0), TypeError, ["prediction", "bool"]),
@@ -36,12 +59,29 @@ class TestBadInput:
             ((0, [[1]], 0), TypeError, ["prediction", "2 dimensions"]),
             ((0, [[1], [1, 2]], 0), TypeError, ["prediction"]),
             ((0, None, 0), TypeError, ["prediction", "NoneType"]),
+            ((0, np.array(1), 0), TypeError, ["prediction", "0 dimensions"]),
+            ((0, torch.tensor([1.5]), 0), TypeError, ["prediction", "float32"]),
+            ((0, torch.tensor([True]), 0), TypeError, ["prediction", "bool"]),
+            ((0, torch.tensor([[1]]), 0), TypeError, ["prediction", "2 dimensions"]),
+            ((0, torch.tensor(1), 0), TypeError, ["prediction", "0 dimensions"]),
+            ((0, torch.tensor([0, 1]).to_sparse(), 0), TypeError, ["prediction", "sparse"]),
+            ((0, torch.tensor([3, 9]), 0), ValueError, ["prediction[1]", "9"]),
+            # The one device besides the CPU that is on every machine.
+            (
+                (0, torch.zeros(2, dtype=torch.int64, device="meta"), 0),
+                ValueError,
+                ["prediction", "CPU", "meta"],
+            ),
             ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
             ((0, [1], -1), ValueError, ["prompt_len", "-1"]),
+            ((0, [1], 2.0), TypeError, ["prompt_len", "int", "float"]),
+            ((0, [1], True), TypeError, ["prompt_len", "int", "bool"]),
+            ((0, [1], "1"), TypeError, ["prompt_len", "int", "str"]),
+            ((0, [1], None), TypeError, ["prompt_len", "int", "NoneType"]),
         ],
     )
-    def test_add(self, args, error, words):
-        drafter = self.make()
+    def test_add(self, backend, args, error, words):
+        drafter = make(backend)
         drafter.add(0, [1, 2], 1)
         before, stats = snapshot(drafter), drafter.prediction_stats
         with pytest.raises(error) as caught:
@@ -50,9 +90,9 @@ class TestBadInput:
         assert same(before, drafter)
         assert drafter.prediction_stats == stats
 
-    def test_remove(self):
+    def test_remove(self, backend):
         with pytest.raises(ValueError, match=r"slot: expected 0 <= slot < 2, found 7"):
-            self.make().remove(7)
+            make(backend).remove(7)
 
     @pytest.mark.parametrize(
         ("change", "error", "words"),
@@ -70,14 +110,7 @@ class TestBadInput:
                 ["cpu", "meta"],
             ),
             ({"total_len": torch.zeros(2)}, TypeError, ["total_len", "float32"]),
-            (
-                {"total_len": torch.tensor([9, 0], dtype=torch.int32)},
-                ValueError,
-                ["total_len[0]", "at most 8", "9"],
-            ),
             ({"slots": torch.zeros(1, dtype=torch.int32)}, TypeError, ["slots", "int64", "int32"]),
-            ({"slots": torch.tensor([5])}, ValueError, ["slots", "5"]),
-            ({"slots": torch.tensor([-1])}, ValueError, ["slots", "-1"]),
             ({"num_sampled": torch.zeros(2, dtype=torch.int32)}, ValueError, ["num_sampled", "[1]", "[2]"]),
             (
                 {
@@ -90,64 +123,199 @@ class TestBadInput:
             ({"num_sampled": [1]}, TypeError, ["num_sampled", "list"]),
         ],
     )
-    def test_propose(self, change, error, words):
-        good = {
-            "token_ids": torch.zeros((2, 8), dtype=torch.int32),
-            "total_len": torch.zeros(2, dtype=torch.int32),
-            "slots": torch.zeros(1, dtype=torch.int64),
-            "num_sampled": torch.ones(1, dtype=torch.int32),
+    def test_propose(self, backend, change, error, words):
+        drafter, good = make(backend), inputs(backend)
+        # On the drafter's device, but for what stands for another one.
+        change = {
+            name: tensor.to(drafter.device)
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta
+            else tensor
+            for name, tensor in change.items()
         }
-        drafter = self.make()
+        if drafter.device.type != "cpu":
+            words = [word for word in words if word != "cpu"]
         with pytest.raises(error) as caught:
             drafter.propose(**{**good, **change})
         assert all(word in str(caught.value) for word in words), str(caught.value)
         drafter.propose(**good)
 
     @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"total_len": [9, 0]}, "total_len[0]: expected 0 to 8, found 9"),
+            ({"total_len": [-1, 0]}, "total_len[0]: expected 0 to 8, found -1"),
+            ({"total_len": [2**31 - 1, 0]}, f"total_len[0]: expected 0 to 8, found {2**31 - 1}"),
+            ({"total_len": [-(2**31), 0]}, f"total_len[0]: expected 0 to 8, found {-(2**31)}"),
+            # Its last token is read even so.
+            ({"total_len": [9, 0], "num_sampled": [0]}, "total_len[0]: expected 0 to 8, found 9"),
+            ({"slots": [2]}, "slots[0]: expected 0 <= slot < 2, found 2"),
+            ({"slots": [-1]}, "slots[0]: expected 0 <= slot < 2, found -1"),
+            ({"slots": [2**62]}, f"slots[0]: expected 0 <= slot < 2, found {2**62}"),
+            (
+                {"slots": [1, 1], "num_sampled": [1, 2]},
+                "slots[1]: expected each slot once, found 1, as in slots[0]",
+            ),
+        ],
+    )
+    def test_values(self, backend, change, message):
+        """What a row or the state does not hold is refused where that costs no sync, before anything is done."""
+        if device_of(backend) != "cpu":
+            pytest.skip("values on a GPU are not looked at")
+        drafter, good = make(backend), inputs(backend)
+        for slot in (0, 1):
+            drafter.add(slot, [1, 2, 3], 0)
+        before = snapshot(drafter)
+        wrong = {name: torch.tensor(values, dtype=good[name].dtype) for name, values in change.items()}
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            drafter.propose(**{**good, **wrong})
+        assert same(before, drafter)
+        drafter.propose(**good)
+
+    def test_only_slots_of_the_batch_and_only_what_was_sampled_counts(self, backend):
+        """A batch may be filled up with any slot that nothing was sampled for, and other rows hold anything."""
+        drafter, good = make(backend), inputs(backend)
+        drafter.add(1, [1, 2, 3], 0)
+        good["total_len"][0] = -77
+        good["slots"], good["num_sampled"] = (
+            torch.tensor(values, dtype=good[name].dtype, device=drafter.device)
+            for name, values in (("slots", [1, 1]), ("num_sampled", [0, 1]))
+        )
+        assert drafter.propose(**good).length.tolist() == [0, 3]
+
+    @pytest.mark.parametrize(
         ("name", "most"),
         [
-            ("max_slots", None),
+            ("max_slots", 2**31 - 1),
             ("max_context_len", 2**25 - 1),
             ("max_prediction_len", 2**24 - 1),
             ("num_draft_tokens", 256),
-            ("vocab_size", None),
-            ("max_prediction_tokens", None),
+            ("vocab_size", 2**31 - 1),
+            ("max_prediction_tokens", 2**31 - 256),
         ],
     )
-    def test_sizes(self, name, most):
-        domain = "1 or more" if most is None else f"1 to {most}"
-        with pytest.raises(ValueError, match=rf"^{name}: expected {domain}, found 0"):
-            self.make(**{name: 0})
-        if most is not None:
-            with pytest.raises(ValueError, match=rf"^{name}: expected {domain}, found {most + 1}"):
-                self.make(**{name: most + 1})
+    def test_sizes(self, backend, name, most):
+        for size in (0, -1, most + 1, 10**30):
+            with pytest.raises(ValueError, match=rf"^{name}: expected 1 to {most}, found {size}$"):
+                make(backend, **{name: size})
+        for size, kind in (("a", "str"), (2.0, "float"), (True, "bool"), (Half(), "Half")):
+            with pytest.raises(TypeError, match=rf"^{name}: expected an int, found {kind}$"):
+                make(backend, **{name: size})
+        if name != "max_prediction_tokens":
+            with pytest.raises(TypeError, match=rf"^{name}: expected an int, found NoneType$"):
+                make(backend, **{name: None})
 
-    def test_backend(self):
-        with pytest.raises(ValueError, match="backend"):
-            Drafter(
-                max_slots=1, max_context_len=1, max_prediction_len=1, num_draft_tokens=1, vocab_size=1,
-                device="cpu", backend="fast",
-            )  # fmt: skip
+    def test_more_predictions_than_can_be_addressed(self, backend):
+        with pytest.raises(ValueError, match=r"^max_prediction_tokens: expected 1 to \d+, found \d+$"):
+            make(backend, max_slots=2**20, max_prediction_len=2**20)
 
     @pytest.mark.parametrize(
-        "setting",
+        ("change", "error", "message"),
         [
-            {"length_factor": -1},
-            {"length_factor": 0.3},
-            {"min_survival": 2},
-            {"min_survival_lost": -0.5},
-            {"min_match": 0},
-            {"min_context_match": 65},
+            ({"config": {"min_match": 2}}, TypeError, "config: expected a DrafterConfig, found dict"),
+            ({"config": Half()}, TypeError, "config: expected a DrafterConfig, found Half"),
+            (
+                {"recipes": RecipePack({}, [])},
+                TypeError,
+                "recipes: expected Recipes, found RecipePack; call its tokenize(encode)",
+            ),
+            ({"recipes": []}, TypeError, "recipes: expected Recipes, found list"),
+            ({"device": None}, TypeError, "device: expected a str or torch.device, found NoneType"),
+            ({"device": "gpu"}, ValueError, "device: expected 'cpu' or 'cuda', found 'gpu'"),
+            ({"device": ""}, ValueError, "device: expected 'cpu' or 'cuda', found ''"),
+            ({"device": "meta"}, ValueError, "device: expected 'cpu' or 'cuda', found 'meta'"),
         ],
     )
-    def test_config(self, setting):
-        with pytest.raises(ValueError, match=next(iter(setting))):
-            DrafterConfig(**setting)
+    def test_the_rest_of_the_arguments(self, backend, change, error, message):
+        with pytest.raises(error, match=f"^{re.escape(message)}$"):
+            make(backend, **change)
+
+    @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])
+    def test_a_gpu_that_is_not_there(self, backend, device, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        expected = f"device: expected 'cpu', for PyTorch sees no GPU, found '{device}'"
+        with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+            make(backend, device=device)
+
+    def test_a_gpu_that_is_one_too_many(self, backend, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        expected = "device: expected 'cpu' or one of 2 GPUs, found 'cuda:2'"
+        with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+            make(backend, device="cuda:2")
 
 
-def test_predictions_may_be_numpy_arrays():
-    numpy = pytest.importorskip("numpy")
+def test_backend():
+    with pytest.raises(ValueError, match="backend"):
+        make("fast", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"length_factor": -1},
+        {"length_factor": 0.3},
+        {"length_factor": float("nan")},
+        {"length_factor": float("inf")},
+        {"min_survival": 2},
+        {"min_survival": float("nan")},
+        {"min_survival_lost": -0.5},
+        {"min_match": 0},
+        {"min_context_match": 65},
+    ],
+)
+def test_config(setting):
+    with pytest.raises(ValueError, match=f"^{next(iter(setting))}: expected .*, found"):
+        DrafterConfig(**setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"length_factor": "8"}, "length_factor: expected a number, found str"),
+        ({"min_survival": True}, "min_survival: expected a number, found bool"),
+        ({"min_survival_recipe": None}, "min_survival_recipe: expected a number, found NoneType"),
+        ({"min_match": 2.0}, "min_match: expected an int, found float"),
+        ({"use_context": "no"}, "use_context: expected a bool, found str"),
+        ({"survival_table": 5}, "survival_table: expected a str or Path, found int"),
+    ],
+)
+def test_types_in_a_config(setting, message):
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        DrafterConfig(**setting)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_predictions_may_be_arrays_and_tensors(backend, dtype):
+    array = np.arange(20, dtype=dtype)
+    for prediction in (array, array[::-1][::-1], torch.from_numpy(array), torch.from_numpy(array)[::1]):
+        engine = Engine(backend)
+        engine.add(np.int64(0), prediction, [])
+        array[5:] = 3  # it is the caller's
+        engine.write(0, [0])
+        assert engine.propose([0])[0][0] == distinct(16, 1)
+        array[:] = np.arange(20)
+        if INTERPRETED and backend == "triton":
+            break
+
+
+def test_a_tensor_of_every_other_element():
     engine = Engine("reference")
-    engine.add(0, numpy.arange(20, dtype=numpy.int64), [])
-    engine.write(0, [0])
-    assert engine.propose([0])[0][0] == distinct(16, 1)
+    engine.add(0, torch.arange(0, 40)[::2], [])
+    assert engine.propose([0])[0][0] == list(range(0, 32, 2))
+
+
+@pytest.mark.parametrize("empty", [[], (), np.array([]), np.zeros(0, dtype=str), torch.tensor([])])
+def test_an_empty_prediction_is_one_of_any_kind(empty):
+    drafter = make()
+    assert drafter.add(0, empty, 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_repr_is_one_line_without_contents(backend):
+    drafter = make(backend)
+    drafter.add(0, [5, 6, 7], 0)
+    sizes = "max_slots=2, max_context_len=8, max_prediction_len=4, num_draft_tokens=3, vocab_size=9"
+    assert repr(drafter) == f"Drafter({sizes}, device='{drafter.device}')"
+    recipes = Recipes.from_lists([([1], [2, 3], [0.5, 0.4]), ([2], [3], [0.5])])
+    assert repr(recipes) == "Recipes(num_recipes=2)"

@@ -3,12 +3,13 @@
 import gzip
 import json
 import random
+import tracemalloc
 
 import pytest
 
 from gpu_align import RecipePack
 from gpu_align.recipes import PackError, Recipe
-from gpu_align.recipes.pack import NUM_BINS, SHIPPED
+from gpu_align.recipes.pack import MAX_BYTES, NUM_BINS, SHIPPED
 from gpu_align.recipes.words import words_of
 
 TEXTS = [
@@ -16,6 +17,8 @@ TEXTS = [
     ("two", "def b(self):\n    return self.b\n" * 3),
     ("two", "only here, only here, only here, only here\n"),
 ]
+#: The file of a pack.
+PACKED = SHIPPED.read_bytes()
 
 
 def characters(texts):
@@ -138,16 +141,36 @@ class TestFile:
         ("change", "said"),
         [
             ({"format": 2}, "found format 2"),
-            ({"recipes": [[1, 2, 0, 99_999]]}, r"recipe 0: words \[0, 99999\]"),
-            ({"recipes": [[1, 2, 0]]}, r"recipe 0: words \[0\]"),
-            ({"recipes": [[3, 2, 0, 1]]}, "recipe 0: 3 of 2"),
-            ({"recipes": [[0, 2, 0, 1]]}, "expected a count, found 0"),
+            ({"recipes": [[1, 2, 0, 99_999]]}, r"recipe 0: expected 2 to 4 .* \d+ words, found \[0, 99999\]"),
+            ({"recipes": [[1, 2, 0]]}, r"recipe 0: expected 2 to 4 .* \d+ words, found \[0\]"),
+            ({"recipes": [[3, 2, 0, 1]]}, "recipe 0: expected no more hits than it was seen, found 3 of 2"),
+            ({"recipes": [[0, 2, 0, 1]]}, "recipe 0: expected a count, found 0"),
             ({"recipes": [[1, 2, "a", 1]]}, ""),
-            ({"words": [["a", "b"]]}, "expected a count, found 'b'"),
+            ({"words": [["a", "b"]]}, r"words\[0\]: expected a count, found 'b'"),
             ({"words": 3}, ""),
             ({"calibration": [0.0]}, "calibration: expected 20 numbers"),
             ({"calibration": [float("nan")] * NUM_BINS}, "calibration"),
-            ({"made_by": None, "recipes": None}, ""),
+            ({"made_by": None, "recipes": None}, "recipes: expected a list, found None"),
+            ({"made_by": 5}, "made_by: expected a text, found 5"),
+            ({"format": "1\n" * 10**6}, "found format '1"),
+            ({"words": {"a": 1}}, "words: expected a list, found {'a': 1}"),
+            ({"words": ["a1"]}, r"words\[0\]: expected a word and a count, found 'a1'"),
+            ({"words": [[1, 1]]}, r"words\[0\]: expected a word and a count, found \[1, 1\]"),
+            ({"words": [["", 1]]}, r"words\[0\]: expected a word and a count, found \['', 1\]"),
+            ({"words": [["\ud800", 1]]}, r"words\[0\]: expected a word and a count"),
+            ({"words": [["a", 1], ["a", 2]]}, r"words\[1\]: expected each word once, found 'a' again"),
+            ({"words": [["a", 10**4000]]}, r"words\[0\]: expected a count, found 1000"),
+            ({"words": [["a", True]]}, r"words\[0\]: expected a count, found True"),
+            ({"words": [["a", 1.0]]}, r"words\[0\]: expected a count, found 1.0"),
+            ({"recipes": ["1234"]}, "recipe 0: expected two counts and words, found '1234'"),
+            ({"recipes": [[1]]}, r"recipe 0: expected two counts and words, found \[1\]"),
+            ({"recipes": [[1, 2, 0, 1.0]]}, r"recipe 0: expected 2 to 4 .* found \[0, 1.0\]"),
+            ({"recipes": [[1, 2, 0, True]]}, r"recipe 0: expected 2 to 4 .* found \[0, True\]"),
+            ({"recipes": [[1, 2, 0, -1]]}, r"recipe 0: expected 2 to 4 .* found \[0, -1\]"),
+            ({"recipes": [[1, 10**400, 0, 1]]}, "recipe 0: expected a count, found 1000"),
+            ({"recipes": [[1, 2, *[0] * 10**5]]}, r"recipe 0: expected 2 to 4 .* found \[0, 0, 0"),
+            ({"calibration": [10**400] * NUM_BINS}, "calibration: expected 20 numbers"),
+            ({"calibration": ["0.1"] * NUM_BINS}, "calibration: expected 20 numbers"),
         ],
     )
     def test_a_file_that_is_no_pack(self, tmp_path, change, said):
@@ -155,19 +178,115 @@ class TestFile:
         RecipePack.learn(TEXTS).save(path)
         data = json.loads(gzip.decompress(path.read_bytes())) | change
         path.write_bytes(gzip.compress(json.dumps(data).encode()))
-        with pytest.raises(PackError, match=f"{path}: expected a recipe pack of format 1.*{said}"):
+        with pytest.raises(
+            PackError, match=rf"^{path}: expected a recipe pack of format 1 \(.*{said}.*\)$"
+        ) as caught:
             RecipePack.load(path)
+        assert len(str(caught.value)) < len(str(path)) + 300
 
     @pytest.mark.parametrize(
-        "raw",
-        [b"", b"plain", gzip.compress(b"{"), gzip.compress(b"[1]"), gzip.compress(b"x")[:9]],
-        ids=["empty", "plain", "torn-json", "list", "torn-gzip"],  # the bytes hold the time of day
-    )
-    def test_other_files(self, tmp_path, raw):
+        ("raw", "said"),
+        [
+            (b"", "gzipped JSON"),
+            (b"plain", "gzipped JSON"),
+            (PACKED[:9], "gzipped JSON"),
+            (PACKED[:-5], "gzipped JSON"),
+            (PACKED[:12] + b"\xff" * 40 + PACKED[52:], "gzipped JSON"),
+            (PACKED[:-8] + bytes(8), "gzipped JSON"),
+            (PACKED + b"more", "gzipped JSON"),
+            (gzip.compress(b"{"), "gzipped JSON"),
+            (gzip.compress(b"\xff\xfe\xfd"), "gzipped JSON"),
+            (gzip.compress(b"[" * 10**6), "gzipped JSON"),
+            (gzip.compress(b'{"words":' * 10**5), "gzipped JSON"),
+            (gzip.compress(b'{"words":' + b"9" * 10**5), "gzipped JSON"),
+            (gzip.compress(b"[1]"), r"a recipe pack of format 1 \(expected an object, found \[1\]\)"),
+            (gzip.compress(b"null"), r"a recipe pack of format 1 \(expected an object, found None\)"),
+            (gzip.compress(b"{}"), r"a recipe pack of format 1 \(found format None\)"),
+        ],
+        ids=[
+            "empty", "plain", "torn-header", "torn", "broken", "wrong-sum", "more", "torn-json", "no-text",
+            "deep-lists", "deep-objects", "a-long-number", "list", "null", "object",
+        ],  # the bytes hold the time of day
+    )  # fmt: skip
+    def test_other_files(self, tmp_path, raw, said):
         path = tmp_path / "pack.json.gz"
         path.write_bytes(raw)
-        with pytest.raises(PackError, match=str(path)):
+        with pytest.raises(PackError, match=f"^{path}: expected {said}[^\n]*$"):
             RecipePack.load(path)
+
+    def test_a_file_that_becomes_a_gigabyte_is_not_unpacked(self, tmp_path):
+        path = tmp_path / "pack.json.gz"
+        # A gigabyte of spaces, as a thousand members.
+        path.write_bytes(gzip.compress(b" " * 2**20) * 2**10)
+        tracemalloc.start()
+        with pytest.raises(PackError, match=f"{path}.*expected at most {MAX_BYTES} bytes, found more"):
+            RecipePack.load(path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 3 * MAX_BYTES
+
+    def test_a_large_file_is_not_read(self, tmp_path):
+        path = tmp_path / "pack.json.gz"
+        with path.open("wb") as file:
+            file.truncate(2**40)  # takes no place on the disk
+        with pytest.raises(PackError, match=f"{path}.*expected at most {MAX_BYTES} bytes, found more"):
+            RecipePack.load(path)
+
+    def test_whatever_stands_in_the_place_of_whatever(self, tmp_path):
+        """A pack, or a `PackError`: each value of a pack becomes each of these."""
+        path = tmp_path / "pack.json.gz"
+        RecipePack({"ab": 4, " c": 3}, [Recipe(("ab",), " c", 3, 4)]).save(path)
+        pack = json.loads(gzip.decompress(path.read_bytes()))
+        odd = [
+            None,
+            True,
+            -1,
+            0,
+            1,
+            2,
+            10**30,
+            0.5,
+            1e999,
+            float("nan"),
+            "",
+            "ab",
+            "\ud800",
+            [],
+            [[]],
+            {},
+            {"a": 1},
+        ]
+
+        def places(value):
+            keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+            for key in keys:
+                yield value, key
+                yield from places(value[key])
+
+        loaded = refused = 0
+        for holder, key in list(places(pack)):
+            was = holder[key]
+            for value in odd:
+                holder[key] = value
+                path.write_bytes(gzip.compress(json.dumps(pack).encode(), 1))
+                try:
+                    recipes = RecipePack.load(path).tokenize(characters)
+                except PackError:
+                    refused += 1
+                else:
+                    loaded += len(recipes) >= 0
+            holder[key] = was
+        assert (loaded > 30, refused > 300) == (True, True)
+
+    @pytest.mark.parametrize("path", [5, b"pack", ["pack"]])
+    def test_no_path(self, path):
+        with pytest.raises(TypeError, match=f"^path: expected a str or Path, found {type(path).__name__}$"):
+            RecipePack.load(path)
+
+    def test_repr_is_one_line_without_contents(self):
+        assert repr(RecipePack({"a\n": 4, "b": 3}, [Recipe(("a",), "b", 3, 4)])) == (
+            "RecipePack(num_words=2, num_recipes=1)"
+        )
 
     def test_no_file(self, tmp_path):
         with pytest.raises(FileNotFoundError):

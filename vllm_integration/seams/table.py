@@ -203,7 +203,8 @@ SEAMS: tuple[Seam, ...] = (
             "Scheduler.add_request(self, request)": "predictions print as their size, and know who may share them",
             "Scheduler.update_from_output(self, scheduler_output, model_runner_output)":
                 "count what a step verified",
-            "Scheduler.schedule(self)": "plan no drafts beside `logprob_token_ids`, and no placeholders that nobody proposed",
+            "Scheduler.schedule(self)":
+                "plan no drafts beside `logprob_token_ids`, and no placeholders that nobody proposed",
         },
         fields={
             "Scheduler.requests": "request id → request",

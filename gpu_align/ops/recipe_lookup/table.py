@@ -17,7 +17,7 @@ from ..draft.tables import survival_units
 IntArray = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recipes:
     """R recipes: what to draft after which tokens. Two are equal only if they are the same one.
 
@@ -35,6 +35,10 @@ class Recipes:
 
     def __len__(self) -> int:
         return len(self.context)
+
+    def __repr__(self) -> str:
+        """One line: how many."""
+        return f"Recipes(num_recipes={len(self)})"
 
     @classmethod
     def from_lists(cls, recipes: Iterable[tuple[Sequence[int], Sequence[int], Sequence[float]]]) -> Recipes:

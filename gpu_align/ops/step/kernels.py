@@ -124,7 +124,8 @@ def _step_kernel(
     """Grid (B,). The loop over the requests that this computes is in README.md and in `reference._step`."""
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
-    total = tl.load(total_len_ptr + i_slot)
+    # On a GPU nobody looks at what an engine wrote there: no row is read beyond its end.
+    total = tl.minimum(tl.maximum(tl.load(total_len_ptr + i_slot), 0), max_context_len)
     p_tokens = token_ids_ptr + i_slot * stride_token_ids_s
     p_meta = slot_meta_ptr + i_slot * SLOT_META
     output_start = tl.load(p_meta + OUTPUT_START)
@@ -164,7 +165,7 @@ def _step_kernel(
 
         found = _candidates(prediction, context, alignment.cursor, min_match, min_context_match)
         b_class = _classes(prediction, context, found, alignment, p_row, top, tables)
-        exact_prefix = _is_exact_prefix(alignment, total - output_start)
+        exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0))
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:
             recipe = _likelier(recipes, recipe, expected)

@@ -63,8 +63,8 @@ class StepLaunch:
 
         Args:
             token_ids: [S, T] int32, rows contiguous: prompt and output so far.
-            total_len: [S] int32, ``<= T``: tokens valid in each row.
-            slots: [B] int64, distinct: batch position -> slot.
+            total_len: [S] int32: tokens valid in each row; below 0 is 0, above T is T.
+            slots: [B] int64, ``0 <= slot < S``, distinct where num_sampled > 0: batch position -> slot.
             num_sampled: [B] int32: 0 leaves the slot's state alone and drafts nothing.
         """
         if slots.shape[0] == 0:

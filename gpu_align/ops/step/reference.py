@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from .. import constants as c
+from .._check import check_batch
 from .._jit import Entry, njit
 from ..draft import Draft, SurvivalTables
 from ..draft.reference import (
@@ -30,6 +31,7 @@ from ..suffix_match.reference import Context, Prediction, insert_context, shift_
 from .settings import StepSettings
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
+BoolArray = npt.NDArray[np.bool_]
 
 
 class DraftArrays(NamedTuple):
@@ -82,6 +84,7 @@ class StepReference:
             recipes.numpy(),
             DraftArrays(*(tensor.numpy() for tensor in out)),
             allocate_candidates(),
+            np.zeros(len(state.slot_meta), dtype=np.bool_),
             settings,
         )
         inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
@@ -90,14 +93,11 @@ class StepReference:
     def __call__(
         self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
     ) -> None:
-        bad = self._run(
-            *self._bound, token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy()
-        )
-        if bad >= 0:
-            slot, (num_slots, width) = int(slots[bad]), token_ids.shape
-            if not 0 <= slot < num_slots:
-                raise ValueError(f"slots: expected 0 <= slot < {num_slots}, found {slot}")
-            raise ValueError(f"total_len[{slot}]: expected at most {width}, found {int(total_len[slot])}")
+        arrays = token_ids.numpy(), total_len.numpy(), slots.numpy(), num_sampled.numpy()
+        if not self._run(*self._bound, *arrays):
+            # It has done nothing; this says why.
+            num_slots, width = token_ids.shape
+            check_batch(num_slots, width, total_len, slots, num_sampled)
 
 
 @njit
@@ -169,6 +169,26 @@ def write_draft(
     return length, 0
 
 
+@njit
+def is_valid_batch(
+    num_slots: int, width: int, total_len: IntArray, slots: IntArray, num_sampled: IntArray, taken: BoolArray
+) -> bool:
+    """Whether `check_batch` has nothing to say. taken: [num_slots], scratch.
+
+    What is compiled would read on outside of the arrays.
+    """
+    for b in range(len(slots)):
+        if not 0 <= slots[b] < num_slots or not 0 <= total_len[slots[b]] <= width:
+            return False
+        taken[slots[b]] = False
+    for b in range(len(slots)):
+        if num_sampled[b] > 0:
+            if taken[slots[b]]:
+                return False
+            taken[slots[b]] = True
+    return True
+
+
 @Entry
 def _step(
     state: StepArrays,
@@ -176,20 +196,19 @@ def _step(
     recipes: RecipeArrays,
     out: DraftArrays,
     found: Candidates,
+    taken: BoolArray,
     settings: StepSettings,
     token_ids: IntArray,
     total_len: IntArray,
     slots: IntArray,
     num_sampled: IntArray,
-) -> int:
-    """-1; or where in the batch is no slot, or one with more tokens than a row holds, with nothing done."""
+) -> bool:
+    """Whether the batch `is_valid_batch`; if not, nothing is done."""
     (num_slots, width), K = token_ids.shape, out.token_ids.shape[1]
+    if not is_valid_batch(num_slots, width, total_len, slots, num_sampled, taken):
+        return False
     for b in range(len(slots)):
-        # What is compiled would read on outside of the arrays.
-        if not 0 <= slots[b] < num_slots or total_len[slots[b]] > width:
-            return b
-    for b in range(len(slots)):
-        slot, total, draft = slots[b], max(int(total_len[slots[b]]), 0), out.token_ids[b]
+        slot, total, draft = slots[b], int(total_len[slots[b]]), out.token_ids[b]
         tokens = token_ids[slot, :total]
         length, class_id, recipe, source = 0, 0, -1, c.SOURCE_NONE
         if num_sampled[b] > 0 and state.slot_meta[slot, c.OUTPUT_START] != c.VACANT:
@@ -219,4 +238,4 @@ def _step(
                 out.confidence[b, k] = recipes.confidence[recipe, k]
             else:
                 out.confidence[b, k] = tables.confidence[class_id, k]
-    return -1
+    return True

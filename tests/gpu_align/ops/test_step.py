@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align import Drafter, DrafterConfig
+from gpu_align import Drafter, DrafterConfig, Source
 from gpu_align.ops.constants import MAX_EDITS
 from gpu_align.ops.draft import SURVIVAL_ONE, SurvivalTables
 from gpu_align.ops.recipe_lookup import Recipes
@@ -15,6 +15,7 @@ from tests.gpu_align.step_harness import (
     INTERPRETED,
     POISON,
     Edit,
+    Request,
     device_of,
     edited,
     flat_curves,
@@ -130,6 +131,35 @@ def test_a_batch_of_edits(backend, seed):
             right = [a == b for a, b in zip(expected, tokens[done[slot] :], strict=False)]
             accepted = [*right, False].index(False)
             done[slot] = min(done[slot] + accepted + 1, len(tokens))
+
+
+@pytest.mark.parametrize("num_prediction", [0, 1, 5, 90])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_prompt_that_is_not_all_there(backend, num_prediction):
+    """Whatever was sampled: an output that has not begun, and is the beginning of every prediction."""
+    prediction, prompt = list(range(100, 100 + num_prediction)), [7, 8, 100, 101, 7, 8, 100, 9, 7, 8]
+    request = Request(backend, prediction, prompt, vocab=300, capacity=64)
+    request.prompt = []  # `step` gets all tokens
+    tokens = [*prompt, *range(100, 104), 7, 8]
+    drafted, seen = {}, -1
+    # From nothing to the first tokens of the output, and back into the prompt.
+    for total in (0, 1, 3, 7, 9, 10, 11, 13, 16, 4, 12):
+        if total < seen or seen < 0:
+            tables = request.drafter._tables
+            oracle = Oracle(prediction, 10, tables, K=8, quarters=32, vocab_size=300, capacity=64)
+        seen = total
+        found = request.step(tokens[:total])
+        expected, class_id, source = oracle.step(tokens[:total])
+        assert (found.tokens, found.source) == (expected, source), total
+        promised = request.drafter._tables.confidence[class_id, : len(expected)].tolist()
+        assert found.confidence == promised, total
+        check_state(request.drafter, Request.SLOT, oracle, f"after {total} tokens")
+        drafted[total] = found.tokens, found.source
+    for total in (0, 1, 3, 7, 9, 10, 4):
+        if prediction:
+            assert drafted[total] == (prediction[:8], Source.PREDICTION)
+    if not prediction:
+        assert drafted[7] == ([101, 7, 8, 100], Source.CONTEXT)
 
 
 def check_state(drafter, slot, oracle, note):

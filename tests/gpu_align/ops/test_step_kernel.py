@@ -134,6 +134,10 @@ class Batch:
         self.token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=DEVICE)
         self.total_len[slot] = len(tokens)
 
+    def total(self, slot: int) -> int:
+        """What counts of a row, whatever the engine says: what is in it."""
+        return min(max(int(self.total_len[slot]), 0), self.how.capacity)
+
     def step(self, slots: list[int], sampled: list[int]) -> dict[int, list[int]]:
         """Launch for these slots and compare everything; returns each one's drafts."""
         how, B = self.how, len(slots)
@@ -151,7 +155,7 @@ class Batch:
         drafts = {}
         active = [s for s, n in zip(slots, sampled, strict=True) if n > 0 and s in self.running]
         for b, slot in enumerate(slots):
-            tokens = self.token_ids[slot, : int(self.total_len[slot])].tolist()
+            tokens = self.token_ids[slot, : self.total(slot)].tolist()
             # Nothing is drafted for a slot without a request; the last token it has pads.
             draft, class_id, source = (
                 self.running[slot].oracle.step(tokens) if slot in active else ([], -1, 0)
@@ -182,7 +186,7 @@ class Batch:
         oracle, state = self.running[slot].oracle, self.state
         aligned = state.align_state[slot].tolist()
         assert aligned[:6] == [
-            int(self.total_len[slot]), int(oracle.in_sync), oracle.cursor,
+            self.total(slot), int(oracle.in_sync), oracle.cursor,
             oracle.anchor, oracle.diverged_at, oracle.num_in_sync,
         ]  # fmt: skip
         if not oracle.in_sync:
@@ -437,6 +441,26 @@ def test_a_vacant_slot_and_an_empty_batch() -> None:
     batch.total_len[2] = 2
     assert batch.step([2, 1, 0], [1, 1, 1])[2] == []
     assert batch.step([], []) == {}
+
+
+@pytest.mark.parametrize("total", [-(2**31), -1, 101, 116, 10**6, 2**31 - 1])
+@pytest.mark.parametrize("prompt_len", [0, 3, 100])
+def test_no_row_is_read_beyond_its_ends(total: int, prompt_len: int) -> None:
+    """On a GPU nobody looks at `total_len`: as an empty row, or as a full one."""
+    rng = random.Random(12)
+    text = [rng.randrange(4) for _ in range(90)]
+    row = [rng.randrange(4) for _ in range(100)]
+    requests = {s: Request(text, row[:prompt_len], row[prompt_len:]) for s in (1, 4)}
+    batch = Batch(requests, Settings(capacity=100))
+    for slot, r in batch.running.items():
+        r.tokens = row
+        batch.write(slot)
+    batch.total_len[4] = total
+    drafts = batch.step([4, 1, 0], [1, 1, 1])
+    assert drafts[4] == (text[:16] if total < 0 else [])
+    # Nothing is sampled, or there is no request: its last token is read even so.
+    batch.total_len[:] = total
+    assert batch.step([1, 0], [0, 1]) == {1: [], 0: []}
 
 
 def test_the_end_of_the_context_and_of_the_vocabulary_cut_a_draft() -> None:
