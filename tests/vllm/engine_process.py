@@ -239,6 +239,8 @@ class Engine:
         given = {"temperature": 0, "ignore_eos": True, **request["params"]}
         if "structured_outputs" in given:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        if "logit_bias" in given:  # JSON has names only
+            given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
         params = SamplingParams(**given)
         params.extra_args = extra or None
         params.output_kind = RequestOutputKind.FINAL_ONLY  # with all of its choices

@@ -88,12 +88,41 @@ def test_penalties_and_token_lists(features: V2Engine, greedy: Greedy) -> None:
             {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.7},
             {"allowed_token_ids": list(range(100, 200))},
             {"bad_words": ["w120", "w130"]},
+            {"logit_bias": dict.fromkeys(output[:4], -100.0)},
+            {"logit_bias": {17: 100.0}},
+            {"min_p": 0.5, "temperature": 0},
         )
     ]
     answers = same_with_predictions(features, cases)
     outputs = [answer["token_ids"] for answer in answers]
     assert outputs[2] != output
     assert set(outputs[4]) <= set(range(100, 200))
+    assert not set(outputs[6]) & set(output[:4])
+    assert set(outputs[7]) == {17}
+    assert outputs[8] == output
+
+
+def test_the_probabilities_of_given_tokens_are_answered_beside_drafts(
+    features: V2Engine, greedy: Greedy
+) -> None:
+    """`logprob_token_ids`, which the sampler that verifies drafts leaves out."""
+    output, n = greedy(PROMPT, N), 6
+    params = {"logprob_token_ids": [5, 6, 7]}
+    (alone,) = features.run([Request(PROMPT, None, n, params=params)]).answers
+    run = features.run(
+        [
+            Request(PROMPT, output, N),
+            Request(PROMPT, None, n, arrives=2, params=params),
+            Request(PROMPT, output, N, arrives=2),
+        ]
+    )
+    assert all({5, 6, 7} <= set(map(int, position)) for position in alone["logprobs"])
+    assert run.answers[1] == approx(alone)
+    assert run.outputs[0] == run.outputs[2] == output
+    beside = [step for step in run.steps if 1 in step]
+    assert len(beside) >= n
+    assert all(drafts == 0 for step in beside for _, drafts, _ in step.values())
+    assert run.accepted > 0
 
 
 def test_log_probabilities(features: V2Engine) -> None:

@@ -304,5 +304,7 @@ def test_requests_share_a_prediction_within_one_cache_salt(engine: OfflineEngine
     engine.flush()
     assert len({tuple(answer.outputs[0].token_ids) for answer in answers}) == 1
     after = engine.proposer.drafter.prediction_stats
-    assert after.num_predictions - before.num_predictions == 3
+    # The arena may be full: older ones go.
+    stored = after.num_predictions + after.evicted - before.num_predictions - before.evicted
+    assert stored == 3
     assert after.reused - before.reused == 2
