@@ -74,17 +74,19 @@ def _at(b_values, lane):
 
 
 @triton.jit
-def _candidates(prediction, context, cursor, min_match, min_context_match):
-    """All candidates of a request that stands at `cursor`."""
+def _candidates(prediction, context, cursor, num_common, min_match, min_context_match):
+    """All candidates of a request that stands at `cursor`, with `num_common` tokens before it that agree."""
     o_c = tl.arange(0, LANES)
-    b_key = _find_matches(prediction, context, cursor, min_match, min_context_match)
+    b_key = _find_matches(prediction, context, cursor, num_common, min_match, min_context_match)
     b_position, b_matched = _best_matches(b_key, cursor)
     o_near = cursor + o_c - AT_CURSOR
     m_near = (o_c >= NUM_MATCHES) & (o_c < FIRST_CONTEXT) & (o_near >= 0) & (o_near < prediction.length)
     num_output = context.total - context.output_start
-    b_most = tl.where(m_near, tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0)
+    b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
+    b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
     p_last = context.p_tokens + context.total
-    b_matched += _match_lengths(prediction.p_tokens + o_near, b_most, p_last, num_output, 16)
+    b_matched += b_known
+    b_matched += _match_lengths(prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16)
     b_position = tl.where(m_near, o_near, b_position)
     m_live = b_position >= 0
     b_token = tl.load(context.p_tokens + b_position, mask=m_live & (o_c >= FIRST_CONTEXT), other=0)

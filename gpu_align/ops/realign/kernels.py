@@ -26,9 +26,11 @@ from ..constexprs import (
     MATCH_WEIGHT,
     MAX_EDIT_LEN,
     MAX_EDITS,
+    MAX_MATCH,
     NEAREST,
     NO_EDIT,
     NOWHERE,
+    NUM_COMMON,
     NUM_EDITS,
     NUM_IN_SYNC,
     RUN,
@@ -50,6 +52,7 @@ class Alignment(NamedTuple):
     anchor: Any  # position of the prediction where the output diverged
     diverged_at: Any  # and of the output
     num_in_sync: Any  # output tokens that were in sync
+    num_common: Any  # tokens before the cursor that are known to be the last of the output, while in sync
     b_words: Any  # [words] int32: bits of the LCS row behind the anchor
 
 
@@ -196,20 +199,25 @@ def _fold(prediction, p_output, done, num_output, a, edits):
             if edits.count > 0:
                 edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            a = Alignment(a.in_sync, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, a.b_words)
+            common = tl.minimum(a.num_common + run, MAX_MATCH)
+            a = Alignment(
+                a.in_sync, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, common, a.b_words
+            )
             if (run < RUN) & (done < num_output):
-                a = Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, tl.full([_WORDS], -1, tl.int32))
+                a = Alignment(
+                    0, a.cursor, a.cursor, done, a.num_in_sync, common, tl.full([_WORDS], -1, tl.int32)
+                )
         if a.in_sync == 0:
             token = tl.load(p_output + done)
             done += 1
             b_words = _extend_row(a.b_words, prediction.p_tokens, prediction.length, a.anchor, token)
-            a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, b_words)
+            a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
             position = _resync(prediction, a.anchor, p_output, done, token)
             if position != NOWHERE:
                 common = _common_end(prediction, a, position, p_output, done)
                 old, new = position - common - a.anchor, done - common - a.diverged_at
                 edits = _record_edit(edits, prediction, a, old, new)
-                a = Alignment(1, position, a.anchor, a.diverged_at, a.num_in_sync + common, a.b_words)
+                a = Alignment(1, position, a.anchor, a.diverged_at, a.num_in_sync + common, common, a.b_words)
     return a, edits
 
 
@@ -221,6 +229,7 @@ def _load_state(p_align, p_row, p_edits, is_fresh):
     anchor = tl.where(is_fresh, 0, tl.load(p_align + ANCHOR))
     diverged_at = tl.where(is_fresh, 0, tl.load(p_align + DIVERGED_AT))
     num_in_sync = tl.where(is_fresh, 0, tl.load(p_align + NUM_IN_SYNC))
+    num_common = tl.where(is_fresh, 0, tl.load(p_align + NUM_COMMON))
     count = tl.where(is_fresh, 0, tl.load(p_align + NUM_EDITS))
     p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
     b_before = tl.where(is_fresh, NO_EDIT, tl.load(p_ways + EDIT_BEFORE))
@@ -231,7 +240,7 @@ def _load_state(p_align, p_row, p_edits, is_fresh):
     b_words = tl.full([_WORDS], -1, tl.int32)
     if in_sync == 0:
         b_words = _load_row(p_row)
-    return Alignment(in_sync, cursor, anchor, diverged_at, num_in_sync, b_words), edits
+    return Alignment(in_sync, cursor, anchor, diverged_at, num_in_sync, num_common, b_words), edits
 
 
 @triton.jit
@@ -244,6 +253,7 @@ def _store_state(a, edits, p_align, p_edits, is_fresh, total):
     tl.store(p_align + DIVERGED_AT, a.diverged_at)
     tl.store(p_align + NUM_IN_SYNC, a.num_in_sync)
     tl.store(p_align + NUM_EDITS, edits.count)
+    tl.store(p_align + NUM_COMMON, a.num_common)
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
         p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
@@ -289,5 +299,7 @@ def _realign(prediction, context, p_align, p_row, p_edits):
         b_row = _row_lengths(a.b_words)
         tl.store(p_row + _row_offsets(), b_row.to(tl.int16))
         j, top = _standing(b_row, tl.minimum(prediction.length - a.anchor, WINDOW))
-        a = Alignment(a.in_sync, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.b_words)
+        a = Alignment(
+            a.in_sync, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, a.b_words
+        )
     return a, edits, top

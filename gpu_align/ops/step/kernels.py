@@ -163,7 +163,8 @@ def _step_kernel(
         )
         tl.debug_barrier()  # the row and the index are read below, by other threads
 
-        found = _candidates(prediction, context, alignment.cursor, min_match, min_context_match)
+        num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
+        found = _candidates(prediction, context, alignment.cursor, num_common, min_match, min_context_match)
         b_class = _classes(prediction, context, found, alignment, p_row, top, tables)
         exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0))
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)

@@ -107,26 +107,30 @@ def _nearest(prediction, token, anchor):
 
 
 @triton.jit
-def _match_lengths(p_end, b_most, p_last, num_last, BACK: tl.constexpr):
-    """Tokens that agree, walking back from each `p_end` and from `p_last` at once, [lanes] int32.
+def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.constexpr):
+    """Tokens that agree, walking back from each position and from `p_last` at once, [lanes] int32.
 
     ::
 
-        while length < most and p_end[-1 - length] == p_last[-1 - length]:
+        while length < most and text[position - 1 - length] == p_last[-1 - length]:
             length += 1
 
-    p_end: [lanes] pointers behind a token. b_most: [lanes], at most `num_last`, the tokens before `p_last`. BACK
-    tokens are compared at once: most matches end among the first.
+    b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most the position and
+    `num_last`, the tokens before `p_last`. BACK tokens are compared at once: most matches end among the first.
+
+    No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
     o_back = tl.arange(0, BACK)[:, None]
     b_length = tl.zeros_like(b_most)
+    # The tokens that are compared, from the last on; without any, the first token of the text.
+    p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
+    b_furthest = tl.maximum(b_most - 1, 0)
     i_back = 0
     while tl.max(b_most, axis=0) > i_back:
         o_k = i_back + o_back
-        b_last = tl.load(p_last - 1 - o_k, mask=o_k < num_last, other=0)
-        m_k = o_k < b_most[None, :]
-        b_text = tl.load(p_end[None, :] - 1 - o_k, mask=m_k, other=0)
-        b_run = tl.min(tl.where(m_k & (b_text == b_last), BACK, o_back), axis=0)
+        b_last = tl.load(p_last - 1 - tl.minimum(o_k, num_last - 1))
+        b_text = tl.load(p_first[None, :] - tl.minimum(o_k, b_furthest[None, :]))
+        b_run = tl.min(tl.where((o_k < b_most[None, :]) & (b_text == b_last), BACK, o_back), axis=0)
         b_length += b_run
         # A lane whose run ended compares nothing any more.
         b_most = tl.where(b_run < BACK, 0, b_most)
@@ -135,13 +139,13 @@ def _match_lengths(p_end, b_most, p_last, num_last, BACK: tl.constexpr):
 
 
 @triton.jit
-def _find_matches(prediction, context, cursor, min_match, min_context_match):
+def _find_matches(prediction, context, cursor, num_common, min_match, min_context_match):
     """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction.
 
     ::
 
         for p in nearest(prediction, last token, cursor):
-            key = (matched - 1) * TIE + TIE - 1 - rank(p, cursor)
+            key = (matched - 1) * TIE + TIE - 1 - rank(p, cursor)     # nothing is compared where num_common tells
         for p in context_index[bucket(last token)]:
             key = (matched - 1) * TIE + p
     """
@@ -162,8 +166,10 @@ def _find_matches(prediction, context, cursor, min_match, min_context_match):
     o_position = tl.where(m_context, tl.where(o_latest < context.total, o_latest, 0), o_position)
     num_last = tl.where(m_context, context.total, num_output)
     b_most = tl.maximum(tl.minimum(tl.minimum(o_position, num_last), MAX_MATCH), 0)
-    p_end = tl.where(m_context, context.p_tokens + o_position, prediction.p_tokens + o_position)
-    b_matched = _match_lengths(p_end, b_most, context.p_tokens + context.total, context.total, 8)
+    b_known = tl.where(m_prediction & (o_position == cursor) & (num_common >= b_most), b_most, 0)
+    p_text = tl.where(m_context, context.p_tokens, prediction.p_tokens)
+    p_last = context.p_tokens + context.total
+    b_matched = b_known + _match_lengths(p_text, o_position, b_most - b_known, p_last, context.total, 8)
     b_rank = _rank(o_position, cursor)
     b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
     b_least = tl.where(m_context, min_context_match, min_match)
@@ -253,7 +259,7 @@ def _scan(
         o_position = i_block + o_block
         b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
         b_most = tl.where(o_position < text_len, b_most, 0)
-        b_length = _match_lengths(p_text + o_position, b_most, p_context, num_context, 1)
+        b_length = _match_lengths(p_text, o_position, b_most, p_context, num_context, 1)
         b_tie = o_position
         if HAS_ANCHOR:
             b_tie = -_rank(o_position, anchor) + NOWHERE
