@@ -112,12 +112,14 @@ def _invalidate_edits(edits, prediction, cursor, run):
 
 @triton.jit
 def _ends_like(prediction, o_position, p_output, done, MATCH: tl.constexpr):
-    """Whether the last MATCH tokens of the output are those before each position, [lanes]."""
+    """Whether the last MATCH tokens of the output are those before each position, [lanes]; 1 <= done."""
     o_k = tl.arange(0, MATCH)[:, None]
-    m_k = (o_k < done) & (o_k < o_position[None, :]) & (o_position[None, :] <= prediction.length)
-    b_output = tl.load(p_output + done - 1 - o_k, mask=o_k < done, other=0)
-    b_prediction = tl.load(prediction.p_tokens + o_position[None, :] - 1 - o_k, mask=m_k, other=0)
-    return tl.min((m_k & (b_prediction == b_output)).to(tl.int32), axis=0) > 0
+    m_position = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
+    # No load has a mask, see `_match_lengths`. A page of the arena is longer than MATCH.
+    b_output = tl.load(p_output + tl.maximum(done - 1 - o_k, 0))
+    b_position = tl.where(m_position, o_position, MATCH)
+    b_prediction = tl.load(prediction.p_tokens + b_position[None, :] - 1 - o_k)
+    return m_position & (tl.max((b_prediction != b_output).to(tl.int32), axis=0) == 0)
 
 
 @triton.jit
