@@ -319,7 +319,13 @@ def _reduce(w: Registers, ins: Instruction, mask: Array) -> None:
     values = w.value(ins.operands[1])[mask]
     if "S32" in ins.modifiers:
         values = values.view(np.int32)
-    how = {"MAX": np.max, "MIN": np.min, "SUM": np.sum, "OR": np.bitwise_or.reduce, "AND": np.bitwise_and.reduce}
+    how = {
+        "MAX": np.max,
+        "MIN": np.min,
+        "SUM": np.sum,
+        "OR": np.bitwise_or.reduce,
+        "AND": np.bitwise_and.reduce,
+    }
     result = int(how[ins.modifiers[0] if ins.modifiers else "SUM"](values)) & 0xFFFFFFFF
     w.write(ins.operands[0], np.array([result], np.uint32), mask)
 

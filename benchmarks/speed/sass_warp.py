@@ -275,7 +275,9 @@ class Warp(Registers):
         else:
             self._copy(ins, mask, block, offsets, width)
         if not is_global:
-            turns = max(Counter(int(a) for a in np.unique(offsets[mask] // 4) % 32).values()) * max(width // 4, 1)
+            turns = max(Counter(int(a) for a in np.unique(offsets[mask] // 4) % 32).values()) * max(
+                width // 4, 1
+            )
             latency = costs.shared_wide if width > 8 else costs.shared
             return latency + costs.further_line * (turns - 1), costs.half_rate * turns
         sectors, lines = np.unique(offsets[mask] // 32), len(np.unique(offsets[mask] // 128))
@@ -307,7 +309,9 @@ class Warp(Registers):
         signed = np.int32 if "S32" in ins.modifiers else np.uint32
         view, at = block.view(signed), offsets // 4
         values = self.value(ins.operands[-1])
-        returns = ins.operands[0 if ins.operands[0].kind == "R" else 1] if ins.name.startswith("ATOM") else None
+        returns = (
+            ins.operands[0 if ins.operands[0].kind == "R" else 1] if ins.name.startswith("ATOM") else None
+        )
         apply: dict[str, Any] = {"MAX": np.maximum, "MIN": np.minimum, "ADD": np.add, "OR": np.bitwise_or}
         how = apply[next(m for m in ins.modifiers if m in apply)]
         for lane in ALL[mask]:

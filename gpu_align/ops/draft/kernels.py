@@ -74,19 +74,19 @@ def _at(b_values, lane):
 
 
 @triton.jit
-def _candidates(prediction, context, cursor, num_common, min_match, min_context_match):
+def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_context_match):
     """All candidates of a request that stands at `cursor`, with `num_common` tokens before it that agree."""
     o_c = tl.arange(0, LANES)
-    b_key = _find_matches(prediction, context, cursor, num_common, min_match, min_context_match)
-    b_position, b_matched = _best_matches(b_key, cursor)
     o_near = cursor + o_c - AT_CURSOR
     m_near = (o_c >= NUM_MATCHES) & (o_c < FIRST_CONTEXT) & (o_near >= 0) & (o_near < prediction.length)
     num_output = context.total - context.output_start
     b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
     b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
     p_last = context.p_tokens + context.total
-    b_matched += b_known
-    b_matched += _match_lengths(prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16)
+    b_near = b_known + _match_lengths(prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16)
+    b_key = _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match)
+    b_position, b_matched = _best_matches(b_key, cursor)
+    b_matched += b_near
     b_position = tl.where(m_near, o_near, b_position)
     m_live = b_position >= 0
     b_token = tl.load(context.p_tokens + b_position, mask=m_live & (o_c >= FIRST_CONTEXT), other=0)
@@ -185,8 +185,9 @@ def _choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.cons
     m_exact = o_c == tl.where(is_exact_prefix, AT_CURSOR, LANES)
     b_num = tl.minimum(length_quarters * (found.b_matched + 1) // 4, K)
     b_num = tl.where(found.b_matched >= MAX_MATCH, K, b_num)
-    b_num = tl.minimum(b_num, tl.load(tables.p_max_draft_len + b_class, mask=m_live, other=0))
+    # Expected drafts are a table of both limits: its load waits for no other.
     b_expected = tl.load(tables.p_expected + b_class * (K + 1) + b_num, mask=m_live, other=0)
+    b_num = tl.minimum(b_num, tl.load(tables.p_max_draft_len + b_class, mask=m_live, other=0))
     b_num = tl.where(m_exact, K, b_num)
     b_expected = tl.where(m_exact, EXACT_PREFIX, b_expected)
     top = tl.max(tl.where(m_live, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)

@@ -71,7 +71,8 @@ class SurvivalTables(NamedTuple):
     margin_bucket: torch.Tensor
     #: [NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold.
     max_draft_len: torch.Tensor
-    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first n drafts are accepted.
+    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first n drafts are accepted, of
+    #: which there are `max_draft_len` at most.
     expected_accepted: torch.Tensor
     #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
     confidence: torch.Tensor
@@ -129,11 +130,12 @@ class SurvivalTables(NamedTuple):
         confidence = survival / before
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
+        is_drafted = survival >= threshold[:, None]
         arrays = (
             length_buckets(),
             margin_buckets(),
-            (survival >= threshold[:, None]).sum(axis=1).astype(np.int32),
-            np.concatenate([zero, survival.cumsum(axis=1, dtype=np.int32)], axis=1),
+            is_drafted.sum(axis=1).astype(np.int32),
+            np.concatenate([zero, (survival * is_drafted).cumsum(axis=1, dtype=np.int32)], axis=1),
             np.clip(confidence + offset, 1e-4, 1).astype(np.float32),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))

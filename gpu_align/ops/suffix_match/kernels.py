@@ -35,6 +35,13 @@ class Prediction(NamedTuple):
     shift: Any  # of `_bucket`
 
 
+class Bucket(NamedTuple):
+    """The positions behind one token in a prediction: ``positions[begin:end]``."""
+
+    begin: Any
+    end: Any
+
+
 class Context(NamedTuple):
     """One request's prompt and output, and its index."""
 
@@ -82,27 +89,38 @@ def _count_before(p_positions, size, anchor):
 
 
 @triton.jit
-def _nearest(prediction, token, anchor):
-    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of the token's bucket, around the anchor.
+def _load_bucket(prediction, token):
+    """The token's `Bucket` of the prediction; an empty one where there are no positions, and maybe no index."""
+    p_bucket = prediction.p_offsets + _bucket(token, prediction.shift)
+    m_index = prediction.length > 1
+    return Bucket(tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0))
+
+
+@triton.jit
+def _load_last_bucket(prediction, context):
+    """The `Bucket` of the output's last token; an empty one before the first."""
+    token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
+    bucket = _load_bucket(prediction, token)
+    return Bucket(bucket.begin, tl.where(context.total > context.output_start, bucket.end, bucket.begin))
+
+
+@triton.jit
+def _nearest(prediction, bucket, anchor):
+    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor.
 
     ::
 
-        bucket = positions[offsets[bucket(token)] : offsets[bucket(token) + 1]]
+        bucket = positions[begin:end]
         before = sum(position < anchor for position in bucket)
         low    = min(max(before - NEAREST // 2, 0), max(len(bucket) - NEAREST, 0))
         return bucket[low : low + NEAREST]
     """
-    begin = 0
-    end = 0
-    # Without two tokens there are no positions, and maybe no index.
-    if prediction.length > 1:
-        p_bucket = prediction.p_offsets + _bucket(token, prediction.shift)
-        begin = tl.load(p_bucket)
-        end = tl.load(p_bucket + 1)
-        if end - begin > NEAREST:
-            before = _count_before(prediction.p_positions + begin, end - begin, anchor)
-            begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), end - begin - NEAREST)
-            end = begin + NEAREST
+    begin = bucket.begin
+    end = bucket.end
+    if end - begin > NEAREST:
+        before = _count_before(prediction.p_positions + begin, end - begin, anchor)
+        begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), end - begin - NEAREST)
+        end = begin + NEAREST
     return begin, end
 
 
@@ -139,12 +157,12 @@ def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.co
 
 
 @triton.jit
-def _find_matches(prediction, context, cursor, num_common, min_match, min_context_match):
+def _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match):
     """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction.
 
     ::
 
-        for p in nearest(prediction, last token, cursor):
+        for p in nearest(prediction, bucket of the last token, cursor):
             key = (matched - 1) * TIE + TIE - 1 - rank(p, cursor)     # nothing is compared where num_common tells
         for p in context_index[bucket(last token)]:
             key = (matched - 1) * TIE + p
@@ -152,12 +170,7 @@ def _find_matches(prediction, context, cursor, num_common, min_match, min_contex
     o_c = tl.arange(0, LOOKUP_LANES)
     num_output = context.total - context.output_start
     token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
-    # Before the first output token there is nothing to look for in the prediction.
-    searched = Prediction(
-        prediction.p_tokens, tl.where(num_output > 0, prediction.length, 0),
-        prediction.p_positions, prediction.p_offsets, prediction.shift,
-    )  # fmt: skip
-    begin, end = _nearest(searched, token, cursor)
+    begin, end = _nearest(prediction, bucket, cursor)
     p_ways = context.p_index + _bucket(token, context.shift) * WAYS
     m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
     o_latest = tl.load(p_ways + o_c - NEAREST, mask=m_context, other=0)
@@ -212,7 +225,7 @@ def _insert_block(context, i_position, BLOCK: tl.constexpr):
     """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `_insert_context`."""
     o_position = i_position + tl.arange(0, BLOCK)
     m_position = o_position < context.total
-    b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
+    b_token = tl.load(context.p_tokens + tl.minimum(o_position, context.total - 1) - 1)
     # Two positions of a block may have the same way: the later one stays, in whatever order they come. No thread
     # reads them before the barrier.
     tl.atomic_max(
