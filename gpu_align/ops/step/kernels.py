@@ -25,17 +25,27 @@ from ..constexprs import (
 from ..draft.kernels import Tables, _at, _candidates, _choose, _classes, _compose, _is_exact_prefix
 from ..realign.kernels import _is_fresh, _load_state, _realign
 from ..recipe_lookup.kernels import Recipes, _find_recipe, _likelier
-from ..suffix_match.kernels import Context, Prediction, _clear_context, _insert_context, _load_last_bucket
+from ..suffix_match.kernels import (
+    Context,
+    Prediction,
+    _clear_context,
+    _insert_blocks,
+    _insert_rest,
+    _load_last_bucket,
+)
 
 
 @triton.jit
-def _update_context(context, seen):
-    """Insert the tokens that are new in the index of the context, all of them where the request starts over."""
+def _begin_context(context, seen):
+    """Insert most of the tokens that are new in the index of the context, and all where the request starts over.
+
+    Returns the position from which on `_insert_rest` has to.
+    """
     is_fresh = _is_fresh(context, seen)
     if is_fresh:
         _clear_context(context)
         tl.debug_barrier()  # other threads insert in what these have cleared
-    _insert_context(context, tl.where(is_fresh, 0, seen))
+    return _insert_blocks(context, tl.where(is_fresh, 0, seen))
 
 
 @triton.jit
@@ -157,9 +167,11 @@ def _step_kernel(
         p_row = lcs_row_ptr + i_slot * WINDOW
         if HAS_RECIPES:
             recipe = _find_recipe(recipes, context)
-        alignment, edits, top = _realign(prediction, context, state, p_align, p_row, p_edits)
+        inserted = total
         if context.is_used:
-            _update_context(context, state[0])
+            inserted = _begin_context(context, state[0])
+        alignment, edits, top = _realign(prediction, context, state, p_align, p_row, p_edits)
+        _insert_rest(context, inserted)
         tl.debug_barrier()  # the row and the index are read below, by other threads
 
         bucket = _load_last_bucket(prediction, context)

@@ -222,10 +222,10 @@ def _clear_context(context):
 
 @triton.jit
 def _insert_block(context, i_position, BLOCK: tl.constexpr):
-    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `_insert_context`."""
+    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `_insert_blocks`."""
     o_position = i_position + tl.arange(0, BLOCK)
     m_position = o_position < context.total
-    b_token = tl.load(context.p_tokens + tl.minimum(o_position, context.total - 1) - 1)
+    b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
     # Two positions of a block may have the same way: the later one stays, in whatever order they come. No thread
     # reads them before the barrier.
     tl.atomic_max(
@@ -238,18 +238,25 @@ def _insert_block(context, i_position, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _insert_context(context, seen):
-    """::
+def _insert_blocks(context, seen):
+    """The first part of this loop, block by block, of which a prompt has many; returns the position after it.
 
-    for p in range(max(seen, 1), total):
-        way = context_index[bucket(context[p - 1])][p % WAYS]
-        way = max(way, p)
+    ::
+
+        for p in range(max(seen, 1), total):
+            way = context_index[bucket(context[p - 1])][p % WAYS]
+            way = max(way, p)
     """
     i_position = tl.maximum(seen, 1)
-    # A prompt is inserted by large blocks, the tokens of a step by a small one.
     while i_position + 512 <= context.total:
         _insert_block(context, i_position, 512)
         i_position += 512
+    return i_position
+
+
+@triton.jit
+def _insert_rest(context, i_position):
+    """The rest of the loop of `_insert_blocks`, from the position that it returned."""
     while i_position < context.total:
         _insert_block(context, i_position, 64)
         i_position += 64
