@@ -29,8 +29,10 @@ from ..constexprs import (
     FIRST_CONTEXT,
     LANES,
     LARGE_DEFICIT,
+    LENGTH_EDGES,
     LOOSE_SHARE,
     LOST_SHARE,
+    MARGIN_EDGES,
     MATCH_WEIGHT,
     MAX_EDITS,
     MAX_MATCH,
@@ -40,6 +42,7 @@ from ..constexprs import (
     NOWHERE,
     NUM_ADHERENCES,
     NUM_ALIGNMENTS,
+    NUM_LENGTHS,
     NUM_MARGINS,
     NUM_MATCHES,
     SMALL_DEFICIT,
@@ -60,8 +63,6 @@ class Candidates(NamedTuple):
 class Tables(NamedTuple):
     """The survival tables for K."""
 
-    p_length_bucket: Any  # [MAX_MATCH + 1] int32
-    p_margin_bucket: Any  # [2 * MAX_MATCH + 1] int32
     p_max_draft_len: Any  # [NUM_CLASSES] int32
     p_expected: Any  # [NUM_CLASSES, K + 1] int32
     p_confidence: Any  # [NUM_CLASSES, K] float32
@@ -154,15 +155,24 @@ def _alignment_buckets(b_position, cursor, b_deficit):
 
 
 @triton.jit
-def _classes(prediction, context, found, alignment, p_row, top, tables):
+def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
+    """How many of the ``NUM - 1`` edges each value has reached, [LANES] int32."""
+    b_number = tl.zeros_like(b_value)
+    for i in tl.static_range(NUM - 1):
+        b_number += (b_value >= EDGES[i]).to(tl.int32)
+    return b_number
+
+
+@triton.jit
+def _classes(prediction, context, found, alignment, p_row, top):
     """Class of every candidate, [LANES] int32."""
     adherence = _adherence(alignment.num_in_sync, context.total - context.output_start)
     num_window = tl.minimum(prediction.length - alignment.anchor, WINDOW)
     b_deficit = _score_deficits(found.b_position, alignment, p_row, num_window, top)
     b_margin = _margins(found, adherence)
     b_bucket = _alignment_buckets(found.b_position, alignment.cursor, b_deficit)
-    b_class = tl.load(tables.p_length_bucket + found.b_matched) * NUM_MARGINS
-    b_class += tl.load(tables.p_margin_bucket + b_margin + MAX_MATCH)
+    b_class = _bucket_number(found.b_matched, LENGTH_EDGES, NUM_LENGTHS) * NUM_MARGINS
+    b_class += _bucket_number(b_margin, MARGIN_EDGES, NUM_MARGINS)
     return (b_class * NUM_ALIGNMENTS + b_bucket) * NUM_ADHERENCES + adherence
 
 

@@ -101,8 +101,6 @@ def _step_kernel(
     slots_ptr,  # [B] int64
     num_sampled_ptr,  # [B] int32
     # Survival tables.
-    length_bucket_ptr,  # [MAX_MATCH + 1] int32
-    margin_bucket_ptr,  # [2 * MAX_MATCH + 1] int32
     max_draft_len_ptr,  # [NUM_CLASSES] int32
     expected_ptr,  # [NUM_CLASSES, K + 1] int32
     confidence_ptr,  # [NUM_CLASSES, K] float32
@@ -145,7 +143,7 @@ def _step_kernel(
     p_align = align_state_ptr + i_slot * ALIGN_STATE
     p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
     state = _load_state(p_align, p_edits)
-    tables = Tables(length_bucket_ptr, margin_bucket_ptr, max_draft_len_ptr, expected_ptr, confidence_ptr)
+    tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = Recipes(
         recipe_keys_ptr, recipe_rows_ptr, recipe_max_draft_len_ptr, recipe_expected_ptr, recipe_tokens_ptr,
         recipe_confidence_ptr, recipe_shift,
@@ -179,7 +177,7 @@ def _step_kernel(
         found = _candidates(
             prediction, context, bucket, alignment.cursor, num_common, min_match, min_context_match
         )
-        b_class = _classes(prediction, context, found, alignment, p_row, top, tables)
+        b_class = _classes(prediction, context, found, alignment, p_row, top)
         exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0))
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:
