@@ -56,8 +56,9 @@ class TableArrays(NamedTuple):
     """`SurvivalTables` as NumPy sees it."""
 
     max_draft_len: npt.NDArray[np.signedinteger[Any]]
-    expected_accepted: npt.NDArray[np.signedinteger[Any]]
+    expected_drafted: npt.NDArray[np.signedinteger[Any]]
     confidence: npt.NDArray[np.float32]
+    expected_accepted: npt.NDArray[np.signedinteger[Any]]
 
 
 class SurvivalTables(NamedTuple):
@@ -65,11 +66,13 @@ class SurvivalTables(NamedTuple):
 
     #: [NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold.
     max_draft_len: torch.Tensor
-    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first n drafts are accepted, of
-    #: which there are `max_draft_len` at most.
-    expected_accepted: torch.Tensor
+    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
+    expected_drafted: torch.Tensor
     #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
     confidence: torch.Tensor
+    #: [NUM_CLASSES, K + 1] int32: of the first n drafts, without that limit.
+    expected_accepted: torch.Tensor
 
     def numpy(self) -> TableArrays:
         """The same memory as arrays; on the CPU only."""
@@ -129,6 +132,7 @@ class SurvivalTables(NamedTuple):
             is_drafted.sum(axis=1).astype(np.int32),
             np.concatenate([zero, (survival * is_drafted).cumsum(axis=1, dtype=np.int32)], axis=1),
             np.clip(confidence + offset, 1e-4, 1).astype(np.float32),
+            np.concatenate([zero, survival.cumsum(axis=1, dtype=np.int32)], axis=1),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
