@@ -88,7 +88,8 @@ def measure(targets: list[str], only: str = "") -> Table:
     return table
 
 
-def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:
+def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
+    """What Triton makes of a kernel for a target, by one of `kernel_configs`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -105,7 +106,13 @@ def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:
         if (signature[arg][0] == "*" or arg.startswith("stride")) and arg not in config.unaligned:
             attrs[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=config.constants, attrs=attrs)
-    done = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": config.warps})
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": config.warps})
+
+
+def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:
+    import triton
+
+    done = compile_kernel(kernel, config, target)
     if TARGETS[target][0] == "hip":
         return read_amd(done.asm["amdgcn"], done.metadata.shared)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -28,8 +28,9 @@ VACANT = 2**31 - 1
 
 #: Columns of ``align_state``: context tokens processed so far (-1: none, start over); 1 while the output is in
 #: sync with the prediction, 0 after it diverged; the next prediction token while in sync; the prediction position
-#: and the output position where it diverged; output tokens that were in sync; edits recorded.
-SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS = range(7)
+#: and the output position where it diverged; output tokens that were in sync; edits recorded; how many tokens
+#: before the cursor are known to be the last of the output, at most `MAX_MATCH`, while in sync.
+SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS, NUM_COMMON = range(8)
 ALIGN_STATE = 8
 
 #: Bits of a word of the LCS row, and prediction tokens behind the anchor that the row covers.

@@ -1,4 +1,4 @@
-"""The integers of `constants` as kernels need them: ``constexprs.WAYS`` is ``tl.constexpr(constants.WAYS)``.
+"""What kernels need of `constants`, integers and tuples: ``constexprs.WAYS`` is ``tl.constexpr(constants.WAYS)``.
 
 A kernel must not read a plain module constant: Triton does not make it part of its cache key, so a changed value
 would run a stale binary.
@@ -18,5 +18,5 @@ if TYPE_CHECKING:
 
 
 globals().update(
-    {name: tl.constexpr(value) for name, value in vars(constants).items() if isinstance(value, int)}
+    {name: tl.constexpr(value) for name, value in vars(constants).items() if isinstance(value, int | tuple)}
 )

@@ -29,8 +29,10 @@ from ..constexprs import (
     FIRST_CONTEXT,
     LANES,
     LARGE_DEFICIT,
+    LENGTH_EDGES,
     LOOSE_SHARE,
     LOST_SHARE,
+    MARGIN_EDGES,
     MATCH_WEIGHT,
     MAX_EDITS,
     MAX_MATCH,
@@ -40,6 +42,7 @@ from ..constexprs import (
     NOWHERE,
     NUM_ADHERENCES,
     NUM_ALIGNMENTS,
+    NUM_LENGTHS,
     NUM_MARGINS,
     NUM_MATCHES,
     SMALL_DEFICIT,
@@ -60,8 +63,6 @@ class Candidates(NamedTuple):
 class Tables(NamedTuple):
     """The survival tables for K."""
 
-    p_length_bucket: Any  # [MAX_MATCH + 1] int32
-    p_margin_bucket: Any  # [2 * MAX_MATCH + 1] int32
     p_max_draft_len: Any  # [NUM_CLASSES] int32
     p_expected: Any  # [NUM_CLASSES, K + 1] int32
     p_confidence: Any  # [NUM_CLASSES, K] float32
@@ -74,17 +75,19 @@ def _at(b_values, lane):
 
 
 @triton.jit
-def _candidates(prediction, context, cursor, min_match, min_context_match):
-    """All candidates of a request that stands at `cursor`."""
+def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_context_match):
+    """All candidates of a request that stands at `cursor`, with `num_common` tokens before it that agree."""
     o_c = tl.arange(0, LANES)
-    b_key = _find_matches(prediction, context, cursor, min_match, min_context_match)
-    b_position, b_matched = _best_matches(b_key, cursor)
     o_near = cursor + o_c - AT_CURSOR
     m_near = (o_c >= NUM_MATCHES) & (o_c < FIRST_CONTEXT) & (o_near >= 0) & (o_near < prediction.length)
     num_output = context.total - context.output_start
-    b_most = tl.where(m_near, tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0)
+    b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
+    b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
     p_last = context.p_tokens + context.total
-    b_matched += _match_lengths(prediction.p_tokens + o_near, b_most, p_last, num_output, 16)
+    b_near = b_known + _match_lengths(prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16)
+    b_key = _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match)
+    b_position, b_matched = _best_matches(b_key, cursor)
+    b_matched += b_near
     b_position = tl.where(m_near, o_near, b_position)
     m_live = b_position >= 0
     b_token = tl.load(context.p_tokens + b_position, mask=m_live & (o_c >= FIRST_CONTEXT), other=0)
@@ -152,15 +155,24 @@ def _alignment_buckets(b_position, cursor, b_deficit):
 
 
 @triton.jit
-def _classes(prediction, context, found, alignment, p_row, top, tables):
+def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
+    """How many of the ``NUM - 1`` edges each value has reached, [LANES] int32."""
+    b_number = tl.zeros_like(b_value)
+    for i in tl.static_range(NUM - 1):
+        b_number += (b_value >= EDGES[i]).to(tl.int32)
+    return b_number
+
+
+@triton.jit
+def _classes(prediction, context, found, alignment, p_row, top):
     """Class of every candidate, [LANES] int32."""
     adherence = _adherence(alignment.num_in_sync, context.total - context.output_start)
     num_window = tl.minimum(prediction.length - alignment.anchor, WINDOW)
     b_deficit = _score_deficits(found.b_position, alignment, p_row, num_window, top)
     b_margin = _margins(found, adherence)
     b_bucket = _alignment_buckets(found.b_position, alignment.cursor, b_deficit)
-    b_class = tl.load(tables.p_length_bucket + found.b_matched) * NUM_MARGINS
-    b_class += tl.load(tables.p_margin_bucket + b_margin + MAX_MATCH)
+    b_class = _bucket_number(found.b_matched, LENGTH_EDGES, NUM_LENGTHS) * NUM_MARGINS
+    b_class += _bucket_number(b_margin, MARGIN_EDGES, NUM_MARGINS)
     return (b_class * NUM_ALIGNMENTS + b_bucket) * NUM_ADHERENCES + adherence
 
 
@@ -183,8 +195,9 @@ def _choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.cons
     m_exact = o_c == tl.where(is_exact_prefix, AT_CURSOR, LANES)
     b_num = tl.minimum(length_quarters * (found.b_matched + 1) // 4, K)
     b_num = tl.where(found.b_matched >= MAX_MATCH, K, b_num)
-    b_num = tl.minimum(b_num, tl.load(tables.p_max_draft_len + b_class, mask=m_live, other=0))
+    # Expected drafts are a table of both limits: its load waits for no other.
     b_expected = tl.load(tables.p_expected + b_class * (K + 1) + b_num, mask=m_live, other=0)
+    b_num = tl.minimum(b_num, tl.load(tables.p_max_draft_len + b_class, mask=m_live, other=0))
     b_num = tl.where(m_exact, K, b_num)
     b_expected = tl.where(m_exact, EXACT_PREFIX, b_expected)
     top = tl.max(tl.where(m_live, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)

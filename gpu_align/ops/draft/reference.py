@@ -11,10 +11,11 @@ from .. import constants as c
 from .._jit import njit
 from ..realign.reference import Alignment, has_key, score
 from ..suffix_match.reference import Context, Prediction, best_matches, find_matches, match_length
-from .tables import TableArrays
+from .tables import TableArrays, length_buckets, margin_buckets
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
+LENGTH_BUCKET, MARGIN_BUCKET = length_buckets(), margin_buckets()
 #: Which lanes are in the context.
 IS_CONTEXT = np.arange(c.NUM_CANDIDATES) >= c.FIRST_CONTEXT
 
@@ -132,7 +133,6 @@ def classes(
     alignment: Alignment,
     cursor: int,
     top: int,
-    tables: TableArrays,
 ) -> None:
     """Write the class of every candidate."""
     num_output = max(len(context.tokens) - context.output_start, 0)
@@ -145,8 +145,8 @@ def classes(
             bucket = c.ALIGNMENT_CONTEXT
             if lane < c.FIRST_CONTEXT:
                 bucket = alignment_bucket(found.position[lane], length, alignment, cursor, top)
-            class_id = tables.length_bucket[found.matched[lane]] * c.NUM_MARGINS
-            class_id += tables.margin_bucket[found.margin[lane] + c.MAX_MATCH]
+            class_id = LENGTH_BUCKET[found.matched[lane]] * c.NUM_MARGINS
+            class_id += MARGIN_BUCKET[found.margin[lane] + c.MAX_MATCH]
             found.class_id[lane] = (class_id * c.NUM_ALIGNMENTS + bucket) * c.NUM_ADHERENCES + adherence
 
 

@@ -55,26 +55,24 @@ def survival_units(probability: float) -> int:
 class TableArrays(NamedTuple):
     """`SurvivalTables` as NumPy sees it."""
 
-    length_bucket: npt.NDArray[np.signedinteger[Any]]
-    margin_bucket: npt.NDArray[np.signedinteger[Any]]
     max_draft_len: npt.NDArray[np.signedinteger[Any]]
-    expected_accepted: npt.NDArray[np.signedinteger[Any]]
+    expected_drafted: npt.NDArray[np.signedinteger[Any]]
     confidence: npt.NDArray[np.float32]
+    expected_accepted: npt.NDArray[np.signedinteger[Any]]
 
 
 class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
-    #: [MAX_MATCH + 1] int32: matched length -> bucket.
-    length_bucket: torch.Tensor
-    #: [2 * MAX_MATCH + 1] int32: margin + MAX_MATCH -> bucket.
-    margin_bucket: torch.Tensor
     #: [NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold.
     max_draft_len: torch.Tensor
-    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first n drafts are accepted.
-    expected_accepted: torch.Tensor
+    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
+    expected_drafted: torch.Tensor
     #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
     confidence: torch.Tensor
+    #: [NUM_CLASSES, K + 1] int32: of the first n drafts, without that limit.
+    expected_accepted: torch.Tensor
 
     def numpy(self) -> TableArrays:
         """The same memory as arrays; on the CPU only."""
@@ -129,12 +127,12 @@ class SurvivalTables(NamedTuple):
         confidence = survival / before
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
+        is_drafted = survival >= threshold[:, None]
         arrays = (
-            length_buckets(),
-            margin_buckets(),
-            (survival >= threshold[:, None]).sum(axis=1).astype(np.int32),
-            np.concatenate([zero, survival.cumsum(axis=1, dtype=np.int32)], axis=1),
+            is_drafted.sum(axis=1).astype(np.int32),
+            np.concatenate([zero, (survival * is_drafted).cumsum(axis=1, dtype=np.int32)], axis=1),
             np.clip(confidence + offset, 1e-4, 1).astype(np.float32),
+            np.concatenate([zero, survival.cumsum(axis=1, dtype=np.int32)], axis=1),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 

@@ -55,7 +55,8 @@ def _row_lengths(b_words):
 
 @triton.jit
 def _extend_row(b_words, p_tokens, num_tokens, anchor, token):
-    """The words after one more token, [words] int32. The window begins at `anchor` and may end beyond the tokens.
+    """The words after one more token, [words] int32. The window begins at `anchor` and may end beyond the tokens,
+    of which there is one at least.
 
     ::
 
@@ -64,8 +65,8 @@ def _extend_row(b_words, p_tokens, num_tokens, anchor, token):
     """
     # Offsets from the prediction's beginning: those from the anchor took 96 → 127 registers in a step for sm_80.
     o_position = anchor + _row_offsets()
-    m_position = o_position < num_tokens
-    m_same = m_position & (tl.load(p_tokens + o_position, mask=m_position, other=0) == token)
+    b_token = tl.load(p_tokens + tl.minimum(o_position, num_tokens - 1))
+    m_same = (o_position < num_tokens) & (b_token == token)
     b_match = tl.sum(tl.where(m_same, 1 << tl.arange(0, WORD)[None, :], 0), axis=1)
     b_both = b_words & b_match
     b_sum = tl.add(b_words, b_both, sanitize_overflow=False)

@@ -26,9 +26,11 @@ from ..constexprs import (
     MATCH_WEIGHT,
     MAX_EDIT_LEN,
     MAX_EDITS,
+    MAX_MATCH,
     NEAREST,
     NO_EDIT,
     NOWHERE,
+    NUM_COMMON,
     NUM_EDITS,
     NUM_IN_SYNC,
     RUN,
@@ -36,7 +38,7 @@ from ..constexprs import (
     WINDOW,
 )
 from ..lcs.kernels import _WORDS, _extend_row, _load_row, _row_lengths, _row_offsets
-from ..suffix_match.kernels import _nearest, _position_of, _rank
+from ..suffix_match.kernels import _load_bucket, _nearest, _position_of, _rank
 
 #: Keys of one score in `_standing`: j is 0 to `WINDOW`.
 _J_KEYS = tl.constexpr(2 * WINDOW.value)
@@ -50,6 +52,7 @@ class Alignment(NamedTuple):
     anchor: Any  # position of the prediction where the output diverged
     diverged_at: Any  # and of the output
     num_in_sync: Any  # output tokens that were in sync
+    num_common: Any  # tokens before the cursor that are known to be the last of the output, while in sync
     b_words: Any  # [words] int32: bits of the LCS row behind the anchor
 
 
@@ -109,12 +112,14 @@ def _invalidate_edits(edits, prediction, cursor, run):
 
 @triton.jit
 def _ends_like(prediction, o_position, p_output, done, MATCH: tl.constexpr):
-    """Whether the last MATCH tokens of the output are those before each position, [lanes]."""
+    """Whether the last MATCH tokens of the output are those before each position, [lanes]; 1 <= done."""
     o_k = tl.arange(0, MATCH)[:, None]
-    m_k = (o_k < done) & (o_k < o_position[None, :]) & (o_position[None, :] <= prediction.length)
-    b_output = tl.load(p_output + done - 1 - o_k, mask=o_k < done, other=0)
-    b_prediction = tl.load(prediction.p_tokens + o_position[None, :] - 1 - o_k, mask=m_k, other=0)
-    return tl.min((m_k & (b_prediction == b_output)).to(tl.int32), axis=0) > 0
+    m_position = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
+    # No load has a mask, see `_match_lengths`. A page of the arena is longer than MATCH.
+    b_output = tl.load(p_output + tl.maximum(done - 1 - o_k, 0))
+    b_position = tl.where(m_position, o_position, MATCH)
+    b_prediction = tl.load(prediction.p_tokens + b_position[None, :] - 1 - o_k)
+    return m_position & (tl.max((b_prediction != b_output).to(tl.int32), axis=0) == 0)
 
 
 @triton.jit
@@ -126,13 +131,13 @@ def _resync(prediction, anchor, p_output, done, token):
         for position in range(anchor, anchor + LOCAL_RANGE):                                  # local
             if the last LOCAL_MATCH tokens of the output are those before it: return position
         if done % GLOBAL_EVERY == 0:                                                          # global
-            return the position of _nearest(token) with the lowest rank before which the last GLOBAL_MATCH are
+            return the position of _nearest(its bucket) with the lowest rank before which the last GLOBAL_MATCH are
     """
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
     m_local = _ends_like(prediction, o_local, p_output, done, LOCAL_MATCH)
     position = tl.min(tl.where(m_local, o_local, NOWHERE), axis=0)
     if (position == NOWHERE) & (done % GLOBAL_EVERY == 0):
-        begin, end = _nearest(prediction, token, anchor)
+        begin, end = _nearest(prediction, _load_bucket(prediction, token), anchor)
         o_entry = begin + tl.arange(0, NEAREST)
         o_global = tl.load(prediction.p_positions + o_entry, mask=o_entry < end, other=0)
         m_global = _ends_like(prediction, o_global, p_output, done, GLOBAL_MATCH)
@@ -175,6 +180,12 @@ def _record_edit(edits, prediction, alignment, old, new):
 
 
 @triton.jit
+def _is_fresh(context, seen):
+    """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
+    return (seen < 0) | (context.total < seen)
+
+
+@triton.jit
 def _fold(prediction, p_output, done, num_output, a, edits):
     """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it.
 
@@ -185,7 +196,7 @@ def _fold(prediction, p_output, done, num_output, a, edits):
                 run = tokens from the cursor on that the output has, too
                 invalidate the edits that they pass;  done, cursor, num_in_sync += run
                 if a token differs:    in_sync = 0;  anchor, diverged_at = cursor, done;  H = 0
-            if not in_sync:
+            while not in_sync and done < num_output:
                 extend the row by output[done];  done += 1
                 if the output is in sync again at a position:
                     record the edit;  in_sync = 1;  cursor = position;  num_in_sync += what agrees before it
@@ -196,42 +207,61 @@ def _fold(prediction, p_output, done, num_output, a, edits):
             if edits.count > 0:
                 edits = _invalidate_edits(edits, prediction, a.cursor, run)
             done += run
-            a = Alignment(a.in_sync, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, a.b_words)
+            common = tl.minimum(a.num_common + run, MAX_MATCH)
+            a = Alignment(
+                a.in_sync, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, common, a.b_words
+            )
             if (run < RUN) & (done < num_output):
-                a = Alignment(0, a.cursor, a.cursor, done, a.num_in_sync, tl.full([_WORDS], -1, tl.int32))
+                a = Alignment(
+                    0, a.cursor, a.cursor, done, a.num_in_sync, common, tl.full([_WORDS], -1, tl.int32)
+                )
         if a.in_sync == 0:
-            token = tl.load(p_output + done)
-            done += 1
-            b_words = _extend_row(a.b_words, prediction.p_tokens, prediction.length, a.anchor, token)
-            a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, b_words)
-            position = _resync(prediction, a.anchor, p_output, done, token)
+            b_words = a.b_words
+            position = tl.full([], NOWHERE, tl.int32)
+            # A loop of its own, which carries little from turn to turn.
+            while (position == NOWHERE) & (done < num_output):
+                token = tl.load(p_output + done)
+                done += 1
+                b_words = _extend_row(b_words, prediction.p_tokens, prediction.length, a.anchor, token)
+                position = _resync(prediction, a.anchor, p_output, done, token)
+            a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
             if position != NOWHERE:
                 common = _common_end(prediction, a, position, p_output, done)
                 old, new = position - common - a.anchor, done - common - a.diverged_at
                 edits = _record_edit(edits, prediction, a, old, new)
-                a = Alignment(1, position, a.anchor, a.diverged_at, a.num_in_sync + common, a.b_words)
+                a = Alignment(1, position, a.anchor, a.diverged_at, a.num_in_sync + common, common, a.b_words)
     return a, edits
 
 
 @triton.jit
-def _load_state(p_align, p_row, p_edits, is_fresh):
-    """The alignment and the edits of a slot: of a fresh one in sync at the beginning, without edits."""
-    in_sync = tl.where(is_fresh, 1, tl.load(p_align + IN_SYNC))
-    cursor = tl.where(is_fresh, 0, tl.load(p_align + CURSOR))
-    anchor = tl.where(is_fresh, 0, tl.load(p_align + ANCHOR))
-    diverged_at = tl.where(is_fresh, 0, tl.load(p_align + DIVERGED_AT))
-    num_in_sync = tl.where(is_fresh, 0, tl.load(p_align + NUM_IN_SYNC))
-    count = tl.where(is_fresh, 0, tl.load(p_align + NUM_EDITS))
-    p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
-    b_before = tl.where(is_fresh, NO_EDIT, tl.load(p_ways + EDIT_BEFORE))
-    edits = Edits(
-        count, b_before, tl.load(p_ways + EDIT_AT), tl.load(p_ways + EDIT_BEHIND),
-        tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD), tl.load(p_ways + EDIT_NEW), 0,
+def _load_state(p_align, p_edits):
+    """``(seen, alignment, edits)`` of a slot as they were stored, without the row."""
+    alignment = Alignment(
+        tl.load(p_align + IN_SYNC), tl.load(p_align + CURSOR), tl.load(p_align + ANCHOR),
+        tl.load(p_align + DIVERGED_AT), tl.load(p_align + NUM_IN_SYNC), tl.load(p_align + NUM_COMMON),
+        tl.full([_WORDS], -1, tl.int32),
     )  # fmt: skip
-    b_words = tl.full([_WORDS], -1, tl.int32)
-    if in_sync == 0:
-        b_words = _load_row(p_row)
-    return Alignment(in_sync, cursor, anchor, diverged_at, num_in_sync, b_words), edits
+    p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
+    edits = Edits(
+        tl.load(p_align + NUM_EDITS), tl.load(p_ways + EDIT_BEFORE), tl.load(p_ways + EDIT_AT),
+        tl.load(p_ways + EDIT_BEHIND), tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD),
+        tl.load(p_ways + EDIT_NEW), 0,
+    )  # fmt: skip
+    return tl.load(p_align + SEEN), alignment, edits
+
+
+@triton.jit
+def _start_over_if(is_fresh, a, edits):
+    """The alignment and the edits; of a fresh request in sync at the beginning, and none."""
+    alignment = Alignment(
+        tl.where(is_fresh, 1, a.in_sync), tl.where(is_fresh, 0, a.cursor), tl.where(is_fresh, 0, a.anchor),
+        tl.where(is_fresh, 0, a.diverged_at), tl.where(is_fresh, 0, a.num_in_sync),
+        tl.where(is_fresh, 0, a.num_common), a.b_words,
+    )  # fmt: skip
+    return alignment, Edits(
+        tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_before), edits.b_at,
+        edits.b_behind, edits.b_start, edits.b_old, edits.b_new, edits.is_changed,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -244,6 +274,7 @@ def _store_state(a, edits, p_align, p_edits, is_fresh, total):
     tl.store(p_align + DIVERGED_AT, a.diverged_at)
     tl.store(p_align + NUM_IN_SYNC, a.num_in_sync)
     tl.store(p_align + NUM_EDITS, edits.count)
+    tl.store(p_align + NUM_COMMON, a.num_common)
     # Carrying `is_fresh` in `is_changed` took 96 → 102 registers in a step with recipes for sm_90.
     if is_fresh | (edits.is_changed > 0):
         p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
@@ -266,21 +297,22 @@ def _standing(b_row, num_window):
 
 
 @triton.jit
-def _realign(prediction, context, p_align, p_row, p_edits):
-    """Process what is new of a request's output and write its state back.
+def _realign(prediction, context, state, p_align, p_row, p_edits):
+    """Process what is new of a request's output, after a `_load_state`, and write its state back.
 
     Returns ``(alignment, edits, top)``, with the cursor where the output stands, which after it diverged is a
     position behind the anchor, and `top` its score there.
     """
-    seen = tl.load(p_align + SEEN)
-    # Nothing is known of a request that is new, nor of one whose tokens were taken back.
-    is_fresh = (seen < 0) | (context.total < seen)
-    seen = tl.where(is_fresh, 0, seen)
-    a, edits = _load_state(p_align, p_row, p_edits, is_fresh)
+    seen, a, edits = state
+    is_fresh = _is_fresh(context, seen)
+    a, edits = _start_over_if(is_fresh, a, edits)
+    if a.in_sync == 0:
+        b_words = _load_row(p_row)
+        a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
     # An output is neither in sync with an empty prediction nor diverged from it.
     num_output = tl.where(prediction.length > 0, context.total - context.output_start, 0)
     p_output = context.p_tokens + context.output_start
-    done = tl.maximum(seen - context.output_start, 0)
+    done = tl.maximum(tl.where(is_fresh, 0, seen) - context.output_start, 0)
     a, edits = _fold(prediction, p_output, done, num_output, a, edits)
     tl.debug_barrier()  # all threads have read what is written now
     _store_state(a, edits, p_align, p_edits, is_fresh, context.total)
@@ -289,5 +321,7 @@ def _realign(prediction, context, p_align, p_row, p_edits):
         b_row = _row_lengths(a.b_words)
         tl.store(p_row + _row_offsets(), b_row.to(tl.int16))
         j, top = _standing(b_row, tl.minimum(prediction.length - a.anchor, WINDOW))
-        a = Alignment(a.in_sync, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.b_words)
+        a = Alignment(
+            a.in_sync, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, a.b_words
+        )
     return a, edits, top

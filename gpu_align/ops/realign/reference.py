@@ -126,6 +126,7 @@ def fold(prediction: Prediction, output: IntArray, done: int, alignment: Alignme
             done += run
             state[c.CURSOR] += run
             state[c.NUM_IN_SYNC] += run
+            state[c.NUM_COMMON] = min(state[c.NUM_COMMON] + run, c.MAX_MATCH)
             if done < len(output):
                 state[c.IN_SYNC], state[c.ANCHOR], state[c.DIVERGED_AT] = 0, cursor + run, done
                 alignment.row[:] = 0
@@ -140,6 +141,7 @@ def fold(prediction: Prediction, output: IntArray, done: int, alignment: Alignme
                 record_edit(alignment, prediction, old, new)
                 state[c.IN_SYNC], state[c.CURSOR] = 1, position
                 state[c.NUM_IN_SYNC] += common
+                state[c.NUM_COMMON] = common
 
 
 @njit

@@ -14,7 +14,6 @@ from ..constexprs import (
     PREDICTION_BASE,
     PREDICTION_LEN,
     PREDICTION_SHIFT,
-    SEEN,
     SLOT_META,
     SOURCE_CONTEXT,
     SOURCE_NONE,
@@ -24,20 +23,29 @@ from ..constexprs import (
     WINDOW,
 )
 from ..draft.kernels import Tables, _at, _candidates, _choose, _classes, _compose, _is_exact_prefix
-from ..realign.kernels import _realign
+from ..realign.kernels import _is_fresh, _load_state, _realign
 from ..recipe_lookup.kernels import Recipes, _find_recipe, _likelier
-from ..suffix_match.kernels import Context, Prediction, _clear_context, _insert_context
+from ..suffix_match.kernels import (
+    Context,
+    Prediction,
+    _clear_context,
+    _insert_blocks,
+    _insert_rest,
+    _load_last_bucket,
+)
 
 
 @triton.jit
-def _update_context(context, p_align):
-    """Insert the tokens that are new in the index of the context, all of them where the request starts over."""
-    seen = tl.load(p_align + SEEN)
-    is_fresh = (seen < 0) | (context.total < seen)
+def _begin_context(context, seen):
+    """Insert most of the tokens that are new in the index of the context, and all where the request starts over.
+
+    Returns the position from which on `_insert_rest` has to.
+    """
+    is_fresh = _is_fresh(context, seen)
     if is_fresh:
         _clear_context(context)
         tl.debug_barrier()  # other threads insert in what these have cleared
-    _insert_context(context, tl.where(is_fresh, 0, seen))
+    return _insert_blocks(context, tl.where(is_fresh, 0, seen))
 
 
 @triton.jit
@@ -93,8 +101,6 @@ def _step_kernel(
     slots_ptr,  # [B] int64
     num_sampled_ptr,  # [B] int32
     # Survival tables.
-    length_bucket_ptr,  # [MAX_MATCH + 1] int32
-    margin_bucket_ptr,  # [2 * MAX_MATCH + 1] int32
     max_draft_len_ptr,  # [NUM_CLASSES] int32
     expected_ptr,  # [NUM_CLASSES, K + 1] int32
     confidence_ptr,  # [NUM_CLASSES, K] float32
@@ -129,7 +135,15 @@ def _step_kernel(
     p_tokens = token_ids_ptr + i_slot * stride_token_ids_s
     p_meta = slot_meta_ptr + i_slot * SLOT_META
     output_start = tl.load(p_meta + OUTPUT_START)
-    tables = Tables(length_bucket_ptr, margin_bucket_ptr, max_draft_len_ptr, expected_ptr, confidence_ptr)
+    # All that a slot holds is loaded at once, whether or not it is used: what follows waits for memory once.
+    base = tl.load(p_meta + PREDICTION_BASE)
+    prediction_len = tl.load(p_meta + PREDICTION_LEN)
+    shift = tl.load(p_meta + PREDICTION_SHIFT)
+    uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
+    p_align = align_state_ptr + i_slot * ALIGN_STATE
+    p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
+    state = _load_state(p_align, p_edits)
+    tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = Recipes(
         recipe_keys_ptr, recipe_rows_ptr, recipe_max_draft_len_ptr, recipe_expected_ptr, recipe_tokens_ptr,
         recipe_confidence_ptr, recipe_shift,
@@ -141,10 +155,6 @@ def _step_kernel(
     source = tl.full([], SOURCE_NONE, tl.int32)
     recipe = tl.full([], -1, tl.int32)
     if (tl.load(num_sampled_ptr + i_b) > 0) & (output_start != VACANT):
-        base = tl.load(p_meta + PREDICTION_BASE)
-        prediction_len = tl.load(p_meta + PREDICTION_LEN)
-        shift = tl.load(p_meta + PREDICTION_SHIFT)
-        uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
         prediction = Prediction(
             prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift
         )
@@ -152,19 +162,22 @@ def _step_kernel(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
             stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip
-        p_align = align_state_ptr + i_slot * ALIGN_STATE
         p_row = lcs_row_ptr + i_slot * WINDOW
         if HAS_RECIPES:
             recipe = _find_recipe(recipes, context)
+        inserted = total
         if context.is_used:
-            _update_context(context, p_align)
-        alignment, edits, top = _realign(
-            prediction, context, p_align, p_row, edits_ptr + i_slot * (MAX_EDITS * EDIT)
-        )
+            inserted = _begin_context(context, state[0])
+        alignment, edits, top = _realign(prediction, context, state, p_align, p_row, p_edits)
+        _insert_rest(context, inserted)
         tl.debug_barrier()  # the row and the index are read below, by other threads
 
-        found = _candidates(prediction, context, alignment.cursor, min_match, min_context_match)
-        b_class = _classes(prediction, context, found, alignment, p_row, top, tables)
+        bucket = _load_last_bucket(prediction, context)
+        num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
+        found = _candidates(
+            prediction, context, bucket, alignment.cursor, num_common, min_match, min_context_match
+        )
+        b_class = _classes(prediction, context, found, alignment, p_row, top)
         exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0))
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:

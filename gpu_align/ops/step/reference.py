@@ -147,7 +147,7 @@ def choose_draft(
     recipe = find_recipe(recipes, context.tokens)
     cursor, top = standing(prediction, alignment)
     candidates(prediction, context, cursor, settings.min_match, settings.min_context_match, found)
-    classes(prediction, context, found, alignment, cursor, top, tables)
+    classes(prediction, context, found, alignment, cursor, top)
     exact_prefix = is_exact_prefix(alignment, max(len(context.tokens) - context.output_start, 0))
     lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters)
     return Choice(cursor, lane, num, expected, likelier(recipes, recipe, expected))

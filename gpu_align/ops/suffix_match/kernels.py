@@ -35,6 +35,13 @@ class Prediction(NamedTuple):
     shift: Any  # of `_bucket`
 
 
+class Bucket(NamedTuple):
+    """The positions behind one token in a prediction: ``positions[begin:end]``."""
+
+    begin: Any
+    end: Any
+
+
 class Context(NamedTuple):
     """One request's prompt and output, and its index."""
 
@@ -82,51 +89,66 @@ def _count_before(p_positions, size, anchor):
 
 
 @triton.jit
-def _nearest(prediction, token, anchor):
-    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of the token's bucket, around the anchor.
+def _load_bucket(prediction, token):
+    """The token's `Bucket` of the prediction; an empty one where there are no positions, and maybe no index."""
+    p_bucket = prediction.p_offsets + _bucket(token, prediction.shift)
+    m_index = prediction.length > 1
+    return Bucket(tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0))
+
+
+@triton.jit
+def _load_last_bucket(prediction, context):
+    """The `Bucket` of the output's last token; an empty one before the first."""
+    token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
+    bucket = _load_bucket(prediction, token)
+    return Bucket(bucket.begin, tl.where(context.total > context.output_start, bucket.end, bucket.begin))
+
+
+@triton.jit
+def _nearest(prediction, bucket, anchor):
+    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor.
 
     ::
 
-        bucket = positions[offsets[bucket(token)] : offsets[bucket(token) + 1]]
+        bucket = positions[begin:end]
         before = sum(position < anchor for position in bucket)
         low    = min(max(before - NEAREST // 2, 0), max(len(bucket) - NEAREST, 0))
         return bucket[low : low + NEAREST]
     """
-    begin = 0
-    end = 0
-    # Without two tokens there are no positions, and maybe no index.
-    if prediction.length > 1:
-        p_bucket = prediction.p_offsets + _bucket(token, prediction.shift)
-        begin = tl.load(p_bucket)
-        end = tl.load(p_bucket + 1)
-        if end - begin > NEAREST:
-            before = _count_before(prediction.p_positions + begin, end - begin, anchor)
-            begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), end - begin - NEAREST)
-            end = begin + NEAREST
+    begin = bucket.begin
+    end = bucket.end
+    if end - begin > NEAREST:
+        before = _count_before(prediction.p_positions + begin, end - begin, anchor)
+        begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), end - begin - NEAREST)
+        end = begin + NEAREST
     return begin, end
 
 
 @triton.jit
-def _match_lengths(p_end, b_most, p_last, num_last, BACK: tl.constexpr):
-    """Tokens that agree, walking back from each `p_end` and from `p_last` at once, [lanes] int32.
+def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.constexpr):
+    """Tokens that agree, walking back from each position and from `p_last` at once, [lanes] int32.
 
     ::
 
-        while length < most and p_end[-1 - length] == p_last[-1 - length]:
+        while length < most and text[position - 1 - length] == p_last[-1 - length]:
             length += 1
 
-    p_end: [lanes] pointers behind a token. b_most: [lanes], at most `num_last`, the tokens before `p_last`. BACK
-    tokens are compared at once: most matches end among the first.
+    b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most the position and
+    `num_last`, the tokens before `p_last`. BACK tokens are compared at once: most matches end among the first.
+
+    No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
     o_back = tl.arange(0, BACK)[:, None]
     b_length = tl.zeros_like(b_most)
+    # The tokens that are compared, from the last on; without any, the first token of the text.
+    p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
+    b_furthest = tl.maximum(b_most - 1, 0)
     i_back = 0
     while tl.max(b_most, axis=0) > i_back:
         o_k = i_back + o_back
-        b_last = tl.load(p_last - 1 - o_k, mask=o_k < num_last, other=0)
-        m_k = o_k < b_most[None, :]
-        b_text = tl.load(p_end[None, :] - 1 - o_k, mask=m_k, other=0)
-        b_run = tl.min(tl.where(m_k & (b_text == b_last), BACK, o_back), axis=0)
+        b_last = tl.load(p_last - 1 - tl.minimum(o_k, num_last - 1))
+        b_text = tl.load(p_first[None, :] - tl.minimum(o_k, b_furthest[None, :]))
+        b_run = tl.min(tl.where((o_k < b_most[None, :]) & (b_text == b_last), BACK, o_back), axis=0)
         b_length += b_run
         # A lane whose run ended compares nothing any more.
         b_most = tl.where(b_run < BACK, 0, b_most)
@@ -135,25 +157,20 @@ def _match_lengths(p_end, b_most, p_last, num_last, BACK: tl.constexpr):
 
 
 @triton.jit
-def _find_matches(prediction, context, cursor, min_match, min_context_match):
+def _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match):
     """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction.
 
     ::
 
-        for p in nearest(prediction, last token, cursor):
-            key = (matched - 1) * TIE + TIE - 1 - rank(p, cursor)
+        for p in nearest(prediction, bucket of the last token, cursor):
+            key = (matched - 1) * TIE + TIE - 1 - rank(p, cursor)     # nothing is compared where num_common tells
         for p in context_index[bucket(last token)]:
             key = (matched - 1) * TIE + p
     """
     o_c = tl.arange(0, LOOKUP_LANES)
     num_output = context.total - context.output_start
     token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
-    # Before the first output token there is nothing to look for in the prediction.
-    searched = Prediction(
-        prediction.p_tokens, tl.where(num_output > 0, prediction.length, 0),
-        prediction.p_positions, prediction.p_offsets, prediction.shift,
-    )  # fmt: skip
-    begin, end = _nearest(searched, token, cursor)
+    begin, end = _nearest(prediction, bucket, cursor)
     p_ways = context.p_index + _bucket(token, context.shift) * WAYS
     m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
     o_latest = tl.load(p_ways + o_c - NEAREST, mask=m_context, other=0)
@@ -162,8 +179,10 @@ def _find_matches(prediction, context, cursor, min_match, min_context_match):
     o_position = tl.where(m_context, tl.where(o_latest < context.total, o_latest, 0), o_position)
     num_last = tl.where(m_context, context.total, num_output)
     b_most = tl.maximum(tl.minimum(tl.minimum(o_position, num_last), MAX_MATCH), 0)
-    p_end = tl.where(m_context, context.p_tokens + o_position, prediction.p_tokens + o_position)
-    b_matched = _match_lengths(p_end, b_most, context.p_tokens + context.total, context.total, 8)
+    b_known = tl.where(m_prediction & (o_position == cursor) & (num_common >= b_most), b_most, 0)
+    p_text = tl.where(m_context, context.p_tokens, prediction.p_tokens)
+    p_last = context.p_tokens + context.total
+    b_matched = b_known + _match_lengths(p_text, o_position, b_most - b_known, p_last, context.total, 8)
     b_rank = _rank(o_position, cursor)
     b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
     b_least = tl.where(m_context, min_context_match, min_match)
@@ -203,7 +222,7 @@ def _clear_context(context):
 
 @triton.jit
 def _insert_block(context, i_position, BLOCK: tl.constexpr):
-    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `_insert_context`."""
+    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `_insert_blocks`."""
     o_position = i_position + tl.arange(0, BLOCK)
     m_position = o_position < context.total
     b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
@@ -219,18 +238,25 @@ def _insert_block(context, i_position, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _insert_context(context, seen):
-    """::
+def _insert_blocks(context, seen):
+    """The first part of this loop, block by block, of which a prompt has many; returns the position after it.
 
-    for p in range(max(seen, 1), total):
-        way = context_index[bucket(context[p - 1])][p % WAYS]
-        way = max(way, p)
+    ::
+
+        for p in range(max(seen, 1), total):
+            way = context_index[bucket(context[p - 1])][p % WAYS]
+            way = max(way, p)
     """
     i_position = tl.maximum(seen, 1)
-    # A prompt is inserted by large blocks, the tokens of a step by a small one.
     while i_position + 512 <= context.total:
         _insert_block(context, i_position, 512)
         i_position += 512
+    return i_position
+
+
+@triton.jit
+def _insert_rest(context, i_position):
+    """The rest of the loop of `_insert_blocks`, from the position that it returned."""
     while i_position < context.total:
         _insert_block(context, i_position, 64)
         i_position += 64
@@ -253,7 +279,7 @@ def _scan(
         o_position = i_block + o_block
         b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
         b_most = tl.where(o_position < text_len, b_most, 0)
-        b_length = _match_lengths(p_text + o_position, b_most, p_context, num_context, 1)
+        b_length = _match_lengths(p_text, o_position, b_most, p_context, num_context, 1)
         b_tie = o_position
         if HAS_ANCHOR:
             b_tie = -_rank(o_position, anchor) + NOWHERE

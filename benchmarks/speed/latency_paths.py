@@ -1,0 +1,227 @@
+"""Requests in states that a step may find them in, and the compiled step run on them.
+
+A drafter on the CPU brings a request to where it is; its tensors are the memory that the compiled kernel then runs on,
+and what the kernel leaves there is compared with what the reference does: a path that differs is no path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.speed.sass import Program
+from benchmarks.speed.sass_warp import STACK, Latencies, Machine, Memory, Trace
+from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_texts
+from gpu_align import Drafter
+
+NUM_TEXT = 32_768
+Tokens = npt.NDArray[np.int32]
+
+#: Target → where the kernel's arguments begin in constant bank 0, and where the stack pointer stands.
+BANK = {"sm_90": (0x210, 0x28), "sm_100": (0x380, 0x37C)}
+
+
+@dataclass(frozen=True)
+class Path:
+    """A request before and after the tokens of a step.
+
+    Attributes:
+        prediction, output: its tokens; `output` as far as it is written after the step.
+        prompt: tokens of its prompt.
+        steps: lengths of the output at which steps ran before; empty: none did.
+    """
+
+    prediction: Tokens
+    output: Tokens
+    prompt: Tokens
+    steps: tuple[int, ...]
+
+
+def aligned(new: int) -> Path:
+    """In sync since its beginning, `new` tokens more."""
+    texts = make_texts(1, NUM_TEXT, "aligned")
+    return Path(texts.predictions[0], texts.outputs[0][: texts.done + new], _none(), (texts.done,))
+
+
+def lost(new: int, done: int) -> Path:
+    """Diverged at once and never in sync again: `done` tokens, and `new` more."""
+    texts = make_texts(1, NUM_TEXT, "lost")
+    first, rest = texts.predictions[0], texts.outputs[0]
+    return Path(first, rest[: done + new], _none(), (64, done) if done > 64 else (done,))
+
+
+def repeated(new: int) -> Path:
+    """Lost, and its last 64 tokens are in its own context once before: the longest match."""
+    path = lost(new, NUM_TEXT // 2)
+    output = path.output.copy()
+    output[-64 - new :] = output[1000 : 1064 + new]
+    return Path(path.prediction, output, path.prompt, path.steps)
+
+
+def edited(new: int) -> Path:
+    """Four edits are behind it, of two tokens each; in sync again, `new` tokens more."""
+    path = aligned(new)
+    output = path.output.copy()
+    end = len(output) - new
+    for at in range(end - 200, end - 40, 40):
+        output[at : at + 2] = 50_000 + at
+    return Path(path.prediction, output, path.prompt, tuple(range(end - 208, end + 1, 8)))
+
+
+def first_step(num_prompt: int) -> Path:
+    """The first step behind a prompt; one token is written, the prediction's first."""
+    texts = make_texts(1, NUM_TEXT, "lost")
+    return Path(texts.predictions[0], texts.predictions[0][:1], texts.outputs[0][:num_prompt], ())
+
+
+def resumed(num_lost: int) -> Path:
+    """Preempted after `num_lost` tokens that are lost: all of them are folded again."""
+    texts = make_texts(1, NUM_TEXT, "lost")
+    return Path(texts.predictions[0], texts.outputs[0][:num_lost], _none(), ())
+
+
+def _none() -> Tokens:
+    return np.zeros(0, np.int32)
+
+
+#: Name → the path. A lost output looks far every eighth token, so 16,385 tokens look near and 16,392 far.
+PATHS: dict[str, Callable[[], Path]] = {
+    "aligned, 1 new": lambda: aligned(1),
+    "aligned, 8 new": lambda: aligned(8),
+    "aligned, 17 new": lambda: aligned(17),
+    "edited, 8 new": lambda: edited(8),
+    "lost, 1 new, near": lambda: lost(1, NUM_TEXT // 2),
+    "lost, 1 new, far": lambda: lost(1, NUM_TEXT // 2 + 7),
+    "lost, 8 new": lambda: lost(8, NUM_TEXT // 2),
+    "lost, 17 new": lambda: lost(17, NUM_TEXT // 2),
+    "lost, 17 new, match": lambda: repeated(17),
+    "first step, prompt 32k": lambda: first_step(NUM_TEXT - 32),
+}
+#: Name → (the path of a length, the length it stands for, the two lengths that are run).
+SCALED: dict[str, tuple[Callable[[int], Path], int, tuple[int, int]]] = {
+    "resume, 8k lost": (resumed, 8192, (136, 264)),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as a launcher calls it: arguments by name, in order; constants are constexprs and None."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+    num_warps: int
+
+
+def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
+    """The launches of a module's kernels that `call` makes; nothing is launched."""
+    found: list[Launch] = []
+
+    class Recorder:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, _: Any) -> Callable[..., None]:
+            def launch(*args: Any, num_warps: int = 4, **by_name: Any) -> None:
+                named = {**dict(zip(self.kernel.arg_names, args, strict=False)), **by_name}
+                constants = {
+                    p.name: named[p.name]
+                    for p in self.kernel.params
+                    if p.is_constexpr or named[p.name] is None
+                }
+                arguments = {name: named[name] for name in self.kernel.arg_names if name not in constants}
+                found.append(Launch(self.kernel, arguments, constants, num_warps))
+
+            return launch
+
+    kernels = {name: value for name, value in vars(module).items() if name.endswith("_kernel")}
+    try:
+        for name, kernel in kernels.items():
+            setattr(module, name, Recorder(kernel))
+        call()
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+    return found
+
+
+class Case:
+    """A path as a drafter sees it, in front of its last step."""
+
+    def __init__(self, path: Path, with_recipes: bool) -> None:
+        length = NUM_TEXT + NUM_DRAFT_TOKENS
+        self.drafter = Drafter(
+            max_slots=1, max_context_len=length, max_prediction_len=NUM_TEXT,
+            num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device="cpu", backend="reference",
+            recipes=make_recipes() if with_recipes else None,
+        )  # fmt: skip
+        self.drafter.add(0, path.prediction, len(path.prompt))
+        tokens = np.concatenate([path.prompt, path.output])
+        self.tensors = (
+            torch.zeros((1, length), dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32),
+        )  # fmt: skip
+        self.tensors[0][0, : len(tokens)] = torch.from_numpy(tokens)
+        for written in path.steps:
+            self.tensors[1].fill_(len(path.prompt) + written)
+            self.drafter.propose(*self.tensors)
+        self.tensors[1].fill_(len(tokens))
+
+    def launches(self) -> list[Launch]:
+        """What a step launches on a GPU."""
+        from gpu_align.ops.step import StepLaunch, kernels
+
+        drafter = self.drafter
+        step = StepLaunch(
+            drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
+        )
+        return launches(kernels, lambda: step(*self.tensors))
+
+
+def run_launch(launch: Launch, program: Program, target: str, latencies: Latencies) -> Trace:
+    """Run program 0 of a launch; what it writes is in the tensors of `launch` afterwards."""
+    tensors = {n: arg for n, arg in launch.arguments.items() if isinstance(arg, torch.Tensor)}
+    memory = Memory([tensor.contiguous().numpy() for tensor in tensors.values()])
+    addresses = {name: memory.address(i) for i, name in enumerate(tensors)}
+    start, stack = BANK[target]
+    bank = bytearray(4096)
+    bank[stack : stack + 4] = STACK.to_bytes(4, "little")
+    for name, arg in launch.arguments.items():
+        size = 8 if name in addresses else 4
+        start = -(-start // size) * size
+        value = addresses.get(name, arg if name not in addresses else 0)
+        bank[start : start + size] = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
+        start += size
+    trace = Machine(program, memory, bytes(bank), launch.num_warps, latencies).run()
+    for tensor, array in zip(tensors.values(), memory.arrays, strict=True):
+        tensor.copy_(torch.from_numpy(array))
+    return trace
+
+
+def run_step(case: Case, programs: Callable[[Launch], Program], target: str, latencies: Latencies) -> Trace:
+    """The compiled step on a case, which stays as it is.
+
+    Raises:
+        AssertionError: it leaves something else than the reference.
+    """
+    [launch] = case.launches()
+    tensors = [arg for arg in launch.arguments.values() if isinstance(arg, torch.Tensor)]
+    before = [tensor.clone() for tensor in tensors]
+
+    def restore() -> list[torch.Tensor]:
+        after = [tensor.clone() for tensor in tensors]
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+        return after
+
+    trace = run_launch(launch, programs(launch), target, latencies)
+    found = restore()
+    case.drafter.propose(*case.tensors)
+    for name, a, b in zip(launch.arguments, found, restore(), strict=False):
+        assert torch.equal(a, b), f"{name}: expected {b}, found {a}"
+    return trace
