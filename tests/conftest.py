@@ -58,6 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`--dist loadfile` hands out these groups. (With pytest 9.2, pytest-xdist 3.8 ignores `xdist_group`.)"""
     if config.getoption("dist") != "loadfile":

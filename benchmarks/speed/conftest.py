@@ -17,6 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     config.addinivalue_line("markers", "largest(tokens): batch times size that the CPU does without --full")
+    config.addinivalue_line("markers", "most_cells(cells): of an LCS that a GPU does without --full")
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
@@ -28,9 +29,12 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 @pytest.fixture(autouse=True)
 def skip_large(request: pytest.FixtureRequest) -> None:
     """Tests of one contestant have ``batch`` and ``size``; `largest` marks what the CPU does in good time."""
-    mark = request.node.get_closest_marker("largest")
-    if mark is None or request.config.getoption("--full"):
+    if request.config.getoption("--full"):
         return
-    params = request.node.callspec.params
-    if params["batch"] * params["size"] > mark.args[0]:
-        pytest.skip(f"more than {mark.args[0]:,} tokens: --full")
+    for name, power, unit in (("largest", 1, "tokens"), ("most_cells", 2, "cells")):
+        mark = request.node.get_closest_marker(name)
+        if mark is None:
+            continue
+        params = request.node.callspec.params
+        if params["batch"] * params["size"] ** power > mark.args[0]:
+            pytest.skip(f"more than {mark.args[0]:,} {unit}: --full")

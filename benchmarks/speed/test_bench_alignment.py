@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from benchmarks.speed.workload import spread, time_device
+from benchmarks.speed.device_time import time_device
+from benchmarks.speed.workload import spread
 from gpu_align.ops.lcs import lcs_length
 
 Tokens = npt.NDArray[np.int32]
@@ -96,6 +97,7 @@ class TestLcsLength:
         benchmark.pedantic(lambda: lcs_length(*args, backend="reference"), rounds=3)
 
     @needs_gpu
+    @pytest.mark.most_cells(1 << 36)
     def test_triton(self, benchmark: Any, batch: int, size: int) -> None:
         args = pack(*make_batch(batch, size), "cuda")
         out = torch.empty(batch, dtype=torch.int32, device="cuda")

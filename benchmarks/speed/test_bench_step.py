@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.speed.device_time import time_device, time_graph
 from benchmarks.speed.workload import (
     NUM_DRAFT_TOKENS,
     STATES,
@@ -22,8 +23,6 @@ from benchmarks.speed.workload import (
     Texts,
     make_texts,
     spread,
-    time_device,
-    time_graph,
 )
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
 from gpu_align.policies.base import Policy

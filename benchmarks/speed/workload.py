@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -145,37 +145,6 @@ class Steps:
             if np.array_equal(prediction, output):
                 assert lengths[row] > 0, f"request {row}: expected a draft, found none"
                 assert tokens[row][0] == output[written], f"request {row}: the first draft is wrong"
-
-
-def time_graph(steps: Steps, repeats: int = 50) -> list[float]:
-    """Device microseconds of a captured step, one after another; the first fifth is left out as warm-up."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            steps.advance()
-            steps.propose()
-    torch.cuda.current_stream().wait_stream(side)
-    steps.advance()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        steps.propose()
-    return time_device(graph.replay, steps.advance, repeats)
-
-
-def time_device(call: Callable[[], object], before: Callable[[], object], repeats: int) -> list[float]:
-    """Device microseconds of `call` between two events; `before` runs ahead of each and is not timed."""
-    times = []
-    for _ in range(repeats + repeats // 4):
-        before()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return times[repeats // 4 :]
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:

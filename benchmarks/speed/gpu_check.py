@@ -1,0 +1,260 @@
+"""All checks and timings of a machine with a GPU, within 8 minutes: ``benchmarks/speed/gpu_check.sh [STAGE …]``.
+
+    kernels     the tests of the kernels natively, against the references
+    capture     CUDA graphs, no wait, no allocation
+    steps       time of a step                                     (step_time)
+    lcs         exact LCS, cell updates a second                   (lcs_time)
+    ngram       vLLM's n-gram kernels on the same tensors as ours  (ngram_time)
+    sanitizer   compute-sanitizer on a small batch                 (sanitizer)
+    suite       the pytest-benchmark suite
+    picture     the suite's times as a picture
+
+The most valuable stage goes first. Each has a time limit, and all together have one: what is left of it
+limits a late stage. Each stage is a process of its own and writes ``OUT_DIR/<stage>.json`` after every row
+(`result_file`), so that whatever happens to it leaves what it had. ``OUT_DIR/gpu_check.json`` holds all of
+them. At the end one table, and a list of what was not done and why.
+
+Exit code 1: a check failed. What was skipped, refused by a tool or out of time is named and is no failure.
+
+``--dry-run`` runs all stages on a machine without a GPU, at tiny sizes: kernels under Triton's interpreter or
+their references, host times marked as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed import result_file
+from benchmarks.speed.gpu_plan import STAGES, Stage, command_of, is_installed
+from benchmarks.speed.result_file import (
+    FAILED,
+    KILLED,
+    MEASURED,
+    OUT_OF_TIME,
+    PASSED,
+    RESTART,
+    SKIPPED,
+    STARTED,
+)
+
+ROOT = result_file.ROOT
+#: Exit code of pytest: no test was selected.
+NO_TESTS = 5
+MAX_RESTARTS = 8
+#: Seconds for everything.
+BUDGET = 470.0
+
+
+class Check:
+    """One run of some stages."""
+
+    def __init__(self, out: Path, budget: float, dry_run: bool) -> None:
+        self.out, self.dry_run = out, dry_run
+        self.deadline = time.monotonic() + budget
+        self.header = self._ask_header()
+        self.child: subprocess.Popen[bytes] | None = None
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def _ask_header(self) -> dict[str, Any]:
+        """In a process of its own: importing torch may fail, and a GPU that hangs may not answer."""
+        command = [sys.executable, "-m", "benchmarks.speed.result_file"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=ROOT)
+            header: dict[str, Any] = json.loads(done.stdout)
+        except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+            why = done.stderr[-500:] if isinstance(error, json.JSONDecodeError) else "no answer in 90 s"
+            return {"gpu": "none", "error": why}
+        return header
+
+    def run(self, stage: Stage) -> None:
+        """Run a stage to its end or its limit, and settle its file."""
+        path = self.out / f"{stage.name}.json"
+        path.unlink(missing_ok=True)
+        result = result_file.ResultFile(path, stage.name, self.header, self.dry_run)
+        begin = time.monotonic()
+        why_not = self._why_not(stage)
+        if why_not:
+            result.set(status=why_not[0], reason=why_not[1])
+        else:
+            print(f"==> {stage.name}", flush=True)
+            code, is_late = self._run_child(stage, path)
+            self._settle(stage, path, code, is_late)
+        found = result_file.read(path) | {"seconds": round(time.monotonic() - begin, 1)}
+        result_file.write_json(path, found)
+        self.results[stage.name] = found
+        everything = {"header": self.header, "dry_run": self.dry_run, "stages": self.results}
+        result_file.write_json(self.out / "gpu_check.json", everything)
+
+    def _why_not(self, stage: Stage) -> tuple[str, str] | None:
+        if "error" in self.header:
+            return SKIPPED, f"torch cannot be used: {self.header['error']}"
+        missing = [name for name in stage.needs if not is_installed(name)]
+        if missing:
+            return SKIPPED, f"not installed: {', '.join(missing)}"
+        if self.header["gpu"] == "none" and not self.dry_run:
+            return SKIPPED, "no GPU; --dry-run tries the stages without one"
+        if self.deadline - time.monotonic() < 5:
+            return OUT_OF_TIME, "no time left"
+        return None
+
+    def _run_child(self, stage: Stage, path: Path) -> tuple[int, bool]:
+        """``(exit code of the last process, whether the limit ended it)``."""
+        end = min(time.monotonic() + stage.seconds, self.deadline)
+        environment = {
+            **os.environ,
+            "GPU_CHECK_FILE": str(path), "GPU_CHECK_STAGE": stage.name,
+            "GPU_CHECK_HEADER": json.dumps(self.header), "GPU_CHECK_DRY_RUN": "1" if self.dry_run else "0",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1",
+        }  # fmt: skip
+        if stage.name == "suite":
+            bench = self.out / "bench.json"
+            bench.unlink(missing_ok=True)
+            environment["GPU_CHECK_BENCH"] = str(bench)
+        if self.dry_run:
+            environment["TRITON_INTERPRET"] = "1"
+        code = 0
+        for _ in range(MAX_RESTARTS + 1):
+            left = end - time.monotonic()
+            if left < 1:
+                return code, True
+            command = command_of(stage, self.out, left - 1, self.dry_run)
+            # A process group of its own, so that `stop_child` ends whatever the stage has started.
+            self.child = subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=os.setpgrp)
+            try:
+                code = self.child.wait(timeout=left)
+            except subprocess.TimeoutExpired:
+                return code, True
+            finally:
+                self.stop_child()
+            crashed = code < 0 and code != -signal.SIGKILL
+            if stage.tests or not (code == RESTART or crashed):
+                break
+            # What the process was at when it crashed has failed; the next one does the rest.
+            self._finish_started(path, FAILED, f"the process ended with exit code {code}")
+        return code, False
+
+    def stop_child(self) -> None:
+        if self.child is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.wait()
+            self.child = None
+
+    def _finish_started(self, path: Path, verdict: str, reason: str) -> None:
+        found = result_file.read(path)
+        for row in found.get("rows", []):
+            if row["verdict"] == STARTED:
+                row |= {"verdict": verdict, "reason": reason}
+        result_file.write_json(path, found)
+
+    def _settle(self, stage: Stage, path: Path, code: int, is_late: bool) -> None:
+        """Write the stage's status, and a verdict for what was under way when its process ended."""
+        if is_late:
+            reason = f"stopped after {stage.seconds:.0f} s, or when all time was used"
+            verdict, status = OUT_OF_TIME, OUT_OF_TIME
+        elif code == RESTART:
+            reason, verdict, status = f"began {MAX_RESTARTS + 1} times", OUT_OF_TIME, OUT_OF_TIME
+        elif code == -signal.SIGKILL:
+            reason, verdict, status = "killed from outside", KILLED, KILLED
+        else:
+            reason, verdict, status = f"exit code {code}", FAILED if code else SKIPPED, "done"
+        self._finish_started(path, verdict, reason)
+        found = result_file.read(path)
+        failed = any(row["verdict"] == FAILED for row in found.get("rows", []))
+        if status == "done" and code not in (0, NO_TESTS) and not self._only_missing(found, code):
+            failed = True
+        found["status"] = FAILED if failed else status
+        if status != "done" or (failed and code):
+            found["reason"] = reason
+        result_file.write_json(path, found)
+
+    def _only_missing(self, found: dict[str, Any], code: int) -> bool:
+        """Whether pytest's exit code comes from files that need a package which is not installed."""
+        reasons = [str(row.get("reason", "")) for row in found.get("rows", []) if row["verdict"] == SKIPPED]
+        return code in (1, 2) and any(reason.startswith("not installed") for reason in reasons)
+
+    def report(self) -> None:
+        """One table, then what was not done."""
+        print()
+        note = "   (dry run: no GPU times)" if self.dry_run else ""
+        print(f"{'stage':12} {'status':12} {'s':>6}  rows{note}")
+        not_done = []
+        for name, found in self.results.items():
+            rows = found.get("rows", [])
+            verdicts = Counter(row["verdict"] for row in rows)
+            counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+            tests = sum(row.get("passed", 0) for row in rows)
+            counts += f", {tests} tests passed" if tests else ""
+            print(
+                f"{name:12} {found['status']:12} {found['seconds']:6.1f}  {counts or found.get('reason', '')}"
+            )
+            if found["status"] not in ("done", FAILED):
+                not_done.append(f"{name}: {found['status']}: {found.get('reason', '')}")
+            not_done += [
+                f"{name}: {row['name']}: {row['verdict']}: {_first_line(row)}"
+                for row in rows
+                if row["verdict"] not in (PASSED, MEASURED, FAILED)
+            ]
+        for name, found in self.results.items():
+            for row in found.get("rows", []):
+                if row["verdict"] == FAILED:
+                    print(f"FAILED: {name}: {row['name']}: {_first_line(row)}")
+        print("not done: " + ("\n  ".join(["", *not_done]) if not_done else "nothing"))
+        print(f"numbers in {self.out}")
+
+    @property
+    def has_failed(self) -> bool:
+        return any(found["status"] == FAILED for found in self.results.values())
+
+
+def _first_line(row: dict[str, Any]) -> str:
+    return (str(row.get("reason", "")).strip().splitlines() or [""])[-1][:160]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    names = [stage.name for stage in STAGES]
+    parser = argparse.ArgumentParser(prog="benchmarks/speed/gpu_check.sh", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; none is all of them"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=None, help="folder of the results (OUT, .cache/gpu_check)"
+    )
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all stages")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes without a GPU")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.stages if name not in names]
+    if unknown:
+        parser.error(f"stages: expected of {', '.join(names)}, found {', '.join(unknown)}")
+    out = options.out or Path(os.environ.get("OUT") or ROOT / ".cache" / "gpu_check")
+    check = Check(out.resolve(), options.budget, options.dry_run)
+    print(json.dumps(check.header, indent=1), flush=True)
+
+    def stop(number: int, frame: object) -> None:
+        check.stop_child()
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        for stage in STAGES:
+            if not options.stages or stage.name in options.stages:
+                check.run(stage)
+    finally:
+        check.stop_child()
+        check.report()
+    return int(check.has_failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,254 @@
+"""The GPU check without a GPU: every stage leaves its results, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.speed import gpu_check, result_file, sanitizer
+from benchmarks.speed.gpu_plan import STAGES
+from benchmarks.speed.result_file import DRY_RUN_NOTE, FAILED, KILLED, OUT_OF_TIME, RESTART, ResultFile
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "benchmarks" / "speed" / "gpu_check.sh"
+NAMES = [stage.name for stage in STAGES]
+HEADER = {"gpu": "none", "driver": "none", "commit": "none"}
+ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+#: Hides packages from every process of a run: those that `HIDDEN` names.
+HIDE = """
+import importlib.machinery, os
+hidden = set(os.environ["HIDDEN"].split(","))
+find = importlib.machinery.PathFinder.find_spec
+def find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] in hidden else find(name, path, target)
+importlib.machinery.PathFinder.find_spec = classmethod(find_spec)
+"""
+
+
+def run_script(out: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [str(SCRIPT), "--dry-run", "--out", str(out), *arguments]
+    return subprocess.run(command, env={**ENVIRONMENT, **environment}, text=True, capture_output=True)
+
+
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+
+
+def test_a_dry_run_of_all_stages(tmp_path: Path) -> None:
+    done = run_script(tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    everything = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert list(everything["stages"]) == NAMES
+    for name in NAMES:
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        assert found == everything["stages"][name]
+        assert found["stage"] == name
+        assert found["dry_run"] is True
+        assert found["status"] == "done", found
+        assert {"gpu", "driver", "cuda", "torch", "triton", "python", "commit", "date"} <= set(
+            found["header"]
+        )
+        assert found["rows"]
+        assert {row["note"] for row in found["rows"]} == {DRY_RUN_NOTE}
+        assert {row["verdict"] for row in found["rows"]} <= {"passed", "measured", "skipped"}
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
+    table, _, not_done = done.stdout.rpartition("not done:")
+    assert all(re.search(rf"^{name} +done", table, re.MULTILINE) for name in NAMES)
+    assert "racecheck: skipped: dry run" in not_done
+
+
+def test_without_a_gpu_all_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: HEADER)
+    assert gpu_check.main(["--out", str(tmp_path)]) == 0
+    for name in NAMES:
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        assert found["status"] == "skipped"
+        assert "no GPU" in found["reason"] or "not installed" in found["reason"]
+
+
+def test_without_torch_all_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: {"gpu": "none", "error": "no torch"})
+    assert gpu_check.main(["--out", str(tmp_path), "--dry-run", "steps"]) == 0
+    assert "no torch" in json.loads((tmp_path / "steps.json").read_text())["reason"]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=NAMES)
+def test_a_stage_that_is_killed_leaves_what_it_had(
+    stage: gpu_check.Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pytest_benchmark")
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: HEADER)
+    (tmp_path / "bench.json").write_text("{}")
+    check = gpu_check.Check(tmp_path, 120, dry_run=True)
+    thread = threading.Thread(target=check.run, args=(stage,))
+    thread.start()
+    path = tmp_path / f"{stage.name}.json"
+    before: list[str] = []
+    while thread.is_alive():
+        found = result_file.read(path)
+        before = [row["name"] for row in found.get("rows", [])]
+        if found.get("pid", os.getpid()) != os.getpid() and before:
+            os.kill(found["pid"], signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    thread.join()
+    found = json.loads(path.read_text())
+    assert found["status"] == KILLED
+    assert found["reason"] == "killed from outside"
+    assert before
+    assert [row["name"] for row in found["rows"]][: len(before)] == before
+    assert "started" not in {row["verdict"] for row in found["rows"]}
+    assert not check.has_failed
+
+
+def test_a_missing_package_costs_its_own_rows(tmp_path: Path) -> None:
+    pytest.importorskip("pytest_benchmark")
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    hide = {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "HIDDEN": "rapidfuzz,hypothesis,_hypothesis_pytestplugin,xdist,numba,matplotlib,vllm",
+    }
+    done = run_script(tmp_path / "out", "kernels", "suite", "picture", **hide)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    kernels, suite = (rows_of(tmp_path / "out" / f"{name}.json") for name in ("kernels", "suite"))
+    lcs = kernels.pop("tests/gpu_align/ops/test_lcs.py")
+    assert (lcs["verdict"], lcs["reason"]) == ("skipped", "not installed: hypothesis")
+    assert len(kernels) == 2
+    assert {row["verdict"] for row in kernels.values()} == {"passed"}
+    verdicts = {name.partition("::")[2].partition("[")[0]: row["verdict"] for name, row in suite.items()}
+    assert verdicts["TestLcsLength::test_rapidfuzz"] == "skipped"
+    assert verdicts["TestLcsLength::test_difflib"] == verdicts["TestStep::test_policy"] == "measured"
+    assert "picture: skipped: not installed: matplotlib" in done.stdout
+
+
+def test_a_stage_without_its_package_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: HEADER)
+    monkeypatch.setattr(gpu_check, "is_installed", lambda name: name != "pytest_benchmark")
+    assert gpu_check.main(["--out", str(tmp_path), "--dry-run", "suite"]) == 0
+    assert json.loads((tmp_path / "suite.json").read_text())["reason"] == "not installed: pytest_benchmark"
+
+
+def test_no_time_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: HEADER)
+    assert gpu_check.main(["--out", str(tmp_path), "--dry-run", "--budget", "1", "lcs"]) == 0
+    found = json.loads((tmp_path / "lcs.json").read_text())
+    assert (found["status"], found["reason"]) == (OUT_OF_TIME, "no time left")
+
+
+def test_an_unknown_stage() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu_check.main(["--dry-run", "everything"])
+
+
+ROWS = """
+import sys, time
+from pathlib import Path
+from benchmarks.speed.gpu_stages import Row, run_rows
+from benchmarks.speed.result_file import ResultFile, SkipError
+
+def fail(): raise ValueError("wrong")
+def skip(): raise SkipError("not here")
+rows = [Row("fails", 9, fail), Row("hangs", 1, lambda: time.sleep(60) or {}), Row("skips", 9, skip),
+        Row("works", 9, lambda: {"us": 1})]
+sys.exit(run_rows(ResultFile(Path(sys.argv[1]), "test", {}), iter(rows), time.monotonic() + 60))
+"""
+
+
+def test_a_row_has_its_own_limit(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    command = [sys.executable, "-c", ROWS, str(path)]
+    codes = [subprocess.run(command, env=ENVIRONMENT, cwd=ROOT).returncode for _ in range(2)]
+    assert codes == [RESTART, 1]
+    verdicts = {name: row["verdict"] for name, row in rows_of(path).items()}
+    assert verdicts == {"fails": FAILED, "hangs": OUT_OF_TIME, "skips": "skipped", "works": "measured"}
+    assert rows_of(path)["fails"]["reason"] == "ValueError: wrong"
+
+
+def test_a_failed_row_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: HEADER)
+    fails = [
+        sys.executable,
+        "-c",
+        ROWS.replace('Row("hangs"', 'Row("waits"').replace("sleep(60)", "sleep(0)"),
+    ]
+    monkeypatch.setattr(gpu_check, "command_of", lambda stage, out, *_: [*fails, str(out / "lcs.json")])
+    assert gpu_check.main(["--out", str(tmp_path), "--dry-run", "lcs"]) == 1
+    assert json.loads((tmp_path / "lcs.json").read_text())["status"] == FAILED
+
+
+def test_a_crash_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: HEADER)
+    crash = ROWS.replace('raise ValueError("wrong")', "import os; os.abort()").replace(
+        "sleep(60)", "sleep(0)"
+    )
+    crashes = [sys.executable, "-c", crash]
+    monkeypatch.setattr(gpu_check, "command_of", lambda stage, out, *_: [*crashes, str(out / "lcs.json")])
+    assert gpu_check.main(["--out", str(tmp_path), "--dry-run", "lcs"]) == 1
+    verdicts = {name: row["verdict"] for name, row in rows_of(tmp_path / "lcs.json").items()}
+    assert verdicts == {"fails": FAILED, "hangs": "measured", "skips": "skipped", "works": "measured"}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from benchmarks.speed.result_file import ResultFile
+result = ResultFile(Path(sys.argv[1]), "test", {"gpu": "none"})
+for i in range(10**9):
+    result.row(f"row {i % 200}", "measured", us=i, text="x" * 1000)
+"""
+
+
+def test_a_file_is_valid_at_every_moment(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], env=ENVIRONMENT, cwd=ROOT) as writer:
+        while not path.exists():
+            time.sleep(0.01)
+        for _ in range(200):
+            assert json.loads(path.read_text())["stage"] == "test"
+        writer.kill()
+    rows = json.loads(path.read_text())["rows"]
+    assert rows
+    continued = ResultFile(path, "test", {})
+    assert continued.rows == rows
+    assert continued.has("row 0")
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "verdict"),
+    [
+        (0, "drafts are the reference's\n========= ERROR SUMMARY: 0 errors\n", "passed"),
+        (0, "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", "passed"),
+        (
+            99,
+            "========= Invalid __global__ write of size 4 bytes\n========= ERROR SUMMARY: 1 error\n",
+            "found",
+        ),
+        (
+            99,
+            "========= Error: Race reported between …\n========= RACECHECK SUMMARY: 1 hazard displayed\n",
+            "found",
+        ),
+        (1, "AssertionError: token_ids\n========= ERROR SUMMARY: 0 errors\n", "found"),
+        (
+            1,
+            "========= Error: Device not supported\nCUDA error 999\n========= ERROR SUMMARY: 1 error\n",
+            "refused",
+        ),
+        (99, "========= Internal Sanitizer Error: …\n========= ERROR SUMMARY: 1 error\n", "refused"),
+        (127, "", "refused"),
+        (1, "No such file\n", "refused"),
+    ],
+)
+def test_what_a_sanitizer_says(code: int, output: str, verdict: str) -> None:
+    assert sanitizer.read_output(code, output)[0] == verdict
