@@ -211,11 +211,11 @@ def check_batch(
     """`PLACES` drafts of each request, made in all ways."""
     rng = old[0].rng
     straight, other = one_by_one(old[0], requests), split(old[1], requests)
-    by_kernel = rng.randrange(PLACES * 2)
+    by_kernel = rng.randrange(PLACES)
     for p in range(PLACES):
         totals = [r.places[p] for r in requests]
         fresh = at_once(Engine(rng, sizes, BATCH + rng.randint(0, 9)), requests, totals)
-        few = rng.sample(range(len(requests)), 2)
+        few = rng.sample(range(len(requests)), 4)
         alone = {
             i: at_once(Engine(rng, sizes, rng.randint(1, 3)), [requests[i]], [totals[i]])[0] for i in few[:1]
         }

@@ -69,6 +69,7 @@ def in_v2(c: Campaign, tally: Tally, folder: Path) -> Row:
     from v2_harness import VOCABULARY, Request, V2Engine, edited
 
     found: Counter[str] = Counter()
+    answered: list[tuple[list[int], list[int]]] = []
     # A KV cache that three long requests overflow, so that they preempt each other; chunked prefills.
     tight = {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 48, "max_num_seqs": 4}
     with V2Engine(
@@ -84,14 +85,19 @@ def in_v2(c: Campaign, tally: Tally, folder: Path) -> Row:
             rng = random.Random(c.rng.randrange(2**32))
             requests: list[Any] = []
             for number in range(24):
-                words = rng.sample(VOCABULARY, 8)
-                prompt = rng.choices(words, k=rng.choice([3, 20, 60]))
-                prediction = edited(rng.choices(words, k=40), number) if rng.random() < 0.8 else None
+                prompt, output = rng.choice(answered) if answered else (None, None)
+                if prompt is None or rng.random() < 0.2:
+                    words = rng.sample(VOCABULARY, 8)
+                    prompt, output = rng.choices(words, k=rng.choice([3, 20, 60])), rng.choices(words, k=40)
+                prediction = edited(output, number) if rng.random() < 0.85 else None
                 if requests and rng.random() < 0.2:
                     prediction = requests[-1].prediction
                 aborted = number + rng.randint(1, 12) if rng.random() < 0.2 else None
                 requests.append(Request(prompt, prediction, rng.choice([8, 30]), number, aborted))
             run = engine.run(requests)
+            answered += [
+                (r.prompt, out) for r, out in zip(requests, run.outputs, strict=True) if len(out) == 30
+            ]
             found["preempted"] += run.preemptions
             found["aborted"] += sum(r.aborted is not None for r in requests)
             logs = {path.stem.rsplit("-", 1)[0]: path for path in engine.steps.glob("*.yaml")}
@@ -101,9 +107,8 @@ def in_v2(c: Campaign, tally: Tally, folder: Path) -> Row:
             tally.check(not logs, {"logs of others": list(logs)}, count=0)
             left = {k: v for k, v in engine.state().items() if v}
             tally.check(not left, {"left of requests that have ended": left}, count=0)
-    return tally.row(
-        f"{found['preempted']} preempted, {found['aborted']} aborted; {found['logs']} logs with {found['drafts']} drafts"
-    )
+    counts = ("preempted", "aborted", "logs", "drafts")
+    return tally.row(", ".join(f"{found[name]:,} {name}" for name in counts))
 
 
 def audit_v2(
