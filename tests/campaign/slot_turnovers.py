@@ -1,0 +1,286 @@
+"""Slots of a `Drafter`, and of the V1 runner's drafter, that requests with canary tokens take from each other."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import vllm_fakes
+
+from gpu_align import Drafter, Source
+from gpu_align.ops import constants
+from gpu_align.step_log import read_step_log
+from tests.campaign.campaign import Tally
+from tests.campaign.canaries import VOCABULARY, Canaries, Request
+from tests.gpu_align.step_harness import device_of
+from vllm_integration.seams import install
+from vllm_integration.wire import prediction as wire
+from vllm_integration.wire.usage import RequestUsage
+from vllm_integration.worker import proposer_v1
+
+
+def shared_wrongly(drafter: Any, holders: Mapping[int, Request]) -> str:
+    """Predictions of equal tokens and sharing key lie in one place of the drafter's memory, others in places that
+    do not overlap; what is found otherwise, in words."""
+    places: dict[Any, int] = {}
+    for slot, request in holders.items():
+        meta = drafter._state.slot_meta[slot].tolist()
+        num = meta[constants.PREDICTION_LEN]
+        if num:  # else it has none, or found no room
+            # Without a key the V1 runner shares a request's prediction with itself alone.
+            key = tuple(request.prediction), request.key if request.key or not request.text else request.name
+            base = meta[constants.PREDICTION_BASE]
+            if places.setdefault(key, base) != base:
+                return f"{request.name} does not share its prediction"
+    ends = sorted((base, base + len(tokens)) for (tokens, _), base in places.items())
+    overlap = any(end > begin for (_, end), (begin, _) in pairwise(ends))
+    return "predictions overlap" if overlap else ""
+
+
+class DrafterSlots:
+    """An engine that hands the slots of a `Drafter` from one request to the next, and cleans nothing up."""
+
+    def __init__(self, rng: random.Random, backend: str) -> None:
+        self.rng, self.kinds = rng, Counter[str]()
+        self.slots, width, self.K = rng.randint(1, 12), 200, rng.choice([1, 7, 16, 64])
+        room = rng.choice([None, 1024, 4096])  # of which the latter two refuse predictions, and forget them
+        self.drafter = Drafter(
+            max_slots=self.slots, max_context_len=width, max_prediction_len=300, num_draft_tokens=self.K,
+            vocab_size=VOCABULARY, device=device_of(backend), backend=backend, max_prediction_tokens=room,
+        )  # fmt: skip
+        self.canaries = Canaries(rng, longest=300, longest_output=60)
+        self.token_ids = torch.zeros((self.slots, width), dtype=torch.int32)
+        self.total_len = torch.zeros(self.slots, dtype=torch.int32)
+        self.holders: dict[int, Request] = {}
+        self.waiting: list[Request] = []
+
+    def turn_over(self) -> Iterator[Request]:
+        """Requests that lose their slots in this step."""
+        rng = self.rng
+        for slot, request in list(self.holders.items()):
+            kind = rng.random()
+            ended = request.done == len(request.output)
+            if not ended and kind >= 0.1:
+                continue
+            yield request
+            del self.holders[slot]
+            if ended or kind < 0.05:
+                self.kinds["finished" if ended else "aborted"] += 1
+            else:
+                self.kinds["preempted"] += 1
+                self.waiting.append(request)
+            if rng.random() < 0.5:  # else the next one overwrites it
+                self.drafter.remove(slot)
+        for slot in range(self.slots):
+            if slot not in self.holders and rng.random() < 0.8:
+                back = self.waiting and rng.random() < 0.5
+                request = self.waiting.pop() if back else self.canaries.request()
+                self.kinds["came back"] += bool(back)
+                # What the row held before goes on behind the new tokens.
+                key = request.key or request.name
+                held = self.drafter.add(slot, request.prediction, len(request.prompt), sharing_key=key)
+                self.kinds["refused"] += not held
+                request.drafted = 0
+                self.holders[slot] = request
+            elif slot not in self.holders:
+                self.drafter.remove(slot)  # harmless again
+
+    def step(self) -> Iterator[tuple[Request | None, list[int], str]]:
+        """Propose: request, or None for a slot that nobody holds; its whole row of the draft; what is wrong."""
+        rng = self.rng
+        slots = rng.sample(range(self.slots), rng.randint(1, self.slots))
+        sampled = [rng.choice([0, 1, 1, 1, 1, 1, 1, 1]) for _ in slots]
+        for slot, num in zip(slots, sampled, strict=True):
+            request = self.holders.get(slot)
+            if request is not None:
+                if num:
+                    right = [
+                        a == b for a, b in zip(request.draft, request.output[request.done :], strict=False)
+                    ]
+                    request.done = min(request.done + 1 + [*right, False].index(False), len(request.output))
+                tokens = request.tokens
+                self.token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+                self.total_len[slot] = len(tokens)
+        inputs = self.token_ids, self.total_len, torch.tensor(slots), torch.tensor(sampled, dtype=torch.int32)
+        draft = self.drafter.propose(*(x.to(self.drafter.device) for x in inputs))
+        columns = (draft.token_ids, draft.length, draft.source)
+        for slot, num, row, length, source in zip(
+            slots, sampled, *(x.tolist() for x in columns), strict=True
+        ):
+            request = self.holders.get(slot)
+            if request is None:
+                last = int(self.token_ids[slot, max(int(self.total_len[slot]) - 1, 0)])
+                padded = int(self.total_len[slot]) == 0 or row == [last] * self.K
+                yield None, row, "" if padded and not length else "a draft for nobody"
+                continue
+            request.draft, request.drafted = row[:length], request.drafted + num
+            self.kinds["drafts"] += length > 0
+            wrong = request.foreign(row)
+            yield request, row, f"foreign tokens {wrong}" if wrong or source == Source.RECIPE else ""
+
+
+def in_a_drafter(seed: int, tally: Tally, turnovers: int, backend: str = "reference") -> Counter[str]:
+    """Turnovers of one drafter; a slot's holder counts when it leaves and was drafted for."""
+    rng = random.Random(seed)
+    engine = DrafterSlots(rng, backend)
+    while engine.kinds["turnovers"] < turnovers:
+        for request in engine.turn_over():
+            if request.drafted:
+                tally.check(True)
+                engine.kinds["turnovers"] += 1
+        wrong = shared_wrongly(engine.drafter, engine.holders)
+        if wrong:
+            tally.check(False, {"drafter": seed, "sharing": wrong}, count=0)
+        for request, row, wrong in engine.step():
+            if wrong:
+                case = {"drafter": seed, "request": request and vars(request), "row": row, "wrong": wrong}
+                tally.check(False, case, count=0)
+    engine.kinds["evicted"] = engine.drafter.prediction_stats.evicted
+    engine.kinds["shared"] = engine.drafter.prediction_stats.reused
+    return engine.kinds
+
+
+class RecountedEngine(vllm_fakes.FakeEngine):
+    """Counts on its own what each request was given to verify, and what it accepted."""
+
+    def step(self, finished: tuple[str, ...] = (), prefilling: tuple[str, ...] = ()) -> dict[str, list[int]]:
+        scheduled = {name: len(draft) for name, draft in self.drafts.items()}
+        sampled = super().step(finished, prefilling)
+        self.recount: dict[str, RequestUsage] = getattr(self, "recount", {})
+        for name, tokens in sampled.items():
+            if tokens:
+                usage = self.recount.setdefault(name, RequestUsage())
+                usage.output_tokens += len(tokens)
+                usage.add_step(0, scheduled.get(name, 0), len(tokens) - 1)
+        return sampled
+
+
+@contextmanager
+def v1_drafter(logs: Path, rng: random.Random) -> Iterator[Any]:
+    """The drafter that vLLM's V1 runner makes, without vLLM; its logs tell tokens as ``<id>``."""
+    environment = {"GPU_ALIGN_DEBUG_DIR": str(logs), "GPU_ALIGN_STRICT": "1", "GPU_ALIGN_RECIPES": "off"}
+    if rng.random() < 0.5:
+        environment["GPU_ALIGN_ARENA_TOKENS"] = "2048"
+    if rng.random() < 0.3:
+        environment["GPU_ALIGN_DRAFT_WITHOUT_PREDICTION"] = "1"
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict("os.environ", environment))
+        stack.enter_context(patch.object(proposer_v1, "install", lambda group: ""))
+        stack.enter_context(patch.object(proposer_v1, "watch", lambda: None))
+        stack.enter_context(patch.object(install, "_off_reason", None))
+        sizes = {"K": rng.choice([1, 4, 16]), "max_num_seqs": rng.randint(1, 8), "max_model_len": 160}
+        proposer = proposer_v1.PredictedOutputs(vllm_fakes.config(vocab_size=VOCABULARY, **sizes))
+        proposer.load_model()
+        proposer._log._decode = lambda ids: "".join(f"<{token}>" for token in ids)
+        yield proposer
+
+
+class V1Slots:
+    """vLLM's V1 scheduler and runner in miniature around our drafter, slot table, ledger and step log."""
+
+    def __init__(self, rng: random.Random, proposer: Any, logs: Path) -> None:
+        self.rng, self.proposer, self.logs, self.kinds = rng, proposer, logs, Counter[str]()
+        self.engine = RecountedEngine(proposer, max_model_len=160)
+        self.canaries = Canaries(rng, longest=100, longest_output=40)
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[str] = []
+        self.held: dict[str, int] = {}
+
+    def arrive(self) -> None:
+        request = self.canaries.request()
+        extra = None
+        if request.text is not None:
+            encoded = wire.encode_token_ids("token_ids", request.prediction)
+            extra = {wire.KEY: wire.Prediction(token_ids=encoded, sharing_key=request.key)}
+        params = vllm_fakes.sampling(extra, max_tokens=len(request.output))
+        self.requests[request.name] = request
+        self.engine.submit(request.name, request.prompt, request.output, params)
+
+    def step(self) -> Iterator[tuple[str, str, bool]]:
+        """One engine step: a request that was checked, what was wrong with it, and whether it has left a slot."""
+        rng, engine, table = self.rng, self.engine, self.proposer.slots
+        ended = [r for r in engine.rows if len(engine.written[r]) == len(engine.outputs[r])]
+        aborted = [r for r in engine.rows if r not in ended and rng.random() < 0.04]
+        self.kinds["aborted"] += len(aborted)
+        for name in [r for r in engine.rows if r not in (*ended, *aborted)]:
+            if rng.random() < 0.05:
+                engine.rows.remove(name)
+                engine.drafts.pop(name, None)
+                self.waiting.append(name)
+                self.kinds["preempted"] += 1
+        gone = (*ended, *aborted)
+        rng.shuffle(engine.rows)
+        while len(set(engine.rows) - set(gone)) < table.max_slots and rng.random() < 0.7:
+            if self.waiting and rng.random() < 0.5:
+                engine.rows.append(self.waiting.pop(0))
+            else:
+                self.arrive()
+        before = {name: table.get(name) for name in table.holders()}
+        prefilling = tuple(r for r in engine.rows if rng.random() < 0.05)
+        engine.step(finished=gone, prefilling=prefilling)
+        for name, draft in engine.drafts.items():
+            wrong = self.requests[name].foreign(draft)
+            self.kinds["drafts"] += bool(draft)
+            if wrong:
+                yield name, f"foreign tokens {wrong} in its draft", False
+        holders = {table.get(name): self.requests[name] for name in table.holders()}
+        if wrong := shared_wrongly(self.proposer.drafter, holders):
+            yield "", wrong, False
+        for name in gone:
+            yield name, self.audit(name), name in before
+        for name, slot in before.items():
+            if name not in gone and table.get(name) != slot:
+                yield name, "", True  # preempted; it is audited when it ends
+
+    def audit(self, name: str) -> str:
+        """The log and the usage of a request that has ended; what is wrong with them."""
+        request, path = self.requests[name], self.logs / f"{name}.yaml"
+        drafted_for = request.text is not None or self.proposer.settings.draft_without_prediction
+        recount = self.engine.recount.get(name, RequestUsage())
+        usage = self.engine.usage.get(name, RequestUsage())
+        if not drafted_for:
+            return "counted without drafts" if name in self.engine.usage or path.exists() else ""
+        counts = [(u.steps, u.output_tokens, u.drafted, u.accepted) for u in (usage, recount)]
+        if counts[0] != counts[1]:
+            return f"steps, tokens, drafted, accepted are counted as {counts[0]}, not {counts[1]}"
+        raw, log = path.read_text(), read_step_log(path)
+        path.unlink()
+        self.kinds["logs"] += 1
+        numbers = re.findall(r"(?<![\d.])\d{8,}", re.sub(r"duration_us: \d+", "", raw))
+        numbers += [t for step in log.steps for t in (*step.proposed, *step.new)]
+        if wrong := request.foreign(map(int, numbers)):
+            return f"foreign tokens {wrong} in its log"
+        new = [token for step in log.steps for token in step.new]
+        if (log.request_id, log.prompt_tokens, new) != (
+            name,
+            len(request.prompt) if new else 0,
+            self.engine.written[name],
+        ):
+            return "its log is of another request"
+        logged = log.usage()
+        if logged != usage.as_dict():
+            return f"its log counts {logged}, its usage {usage.as_dict()}"
+        return ""
+
+
+def in_v1(seed: int, tally: Tally, turnovers: int, logs: Path) -> Counter[str]:
+    """Turnovers of the V1 runner's slots; one counts when its request has left the slot, and its log and usage are
+    audited where it has ended."""
+    rng = random.Random(seed)
+    with v1_drafter(logs, rng) as proposer:
+        slots = V1Slots(rng, proposer, logs)
+        while slots.kinds["turnovers"] < turnovers:
+            for name, wrong, left in slots.step():
+                request = slots.requests.get(name)
+                slots.kinds["turnovers"] += left
+                case = {"v1": seed, "request": request and vars(request), "wrong": wrong}
+                tally.check(not wrong, case, count=int(left))
+    return slots.kinds
