@@ -239,6 +239,8 @@ class Engine:
         given = {"temperature": 0, "ignore_eos": True, **request["params"]}
         if "structured_outputs" in given:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        if "logit_bias" in given:  # JSON has made strings of its keys
+            given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
         params = SamplingParams(**given)
         params.extra_args = extra or None
         params.output_kind = RequestOutputKind.FINAL_ONLY  # with all of its choices
@@ -265,6 +267,11 @@ class Engine:
 
     def preemptions(self) -> int:
         return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
+
+    def prefix_cache(self) -> dict[str, int]:
+        """Tokens that were looked up in the prefix cache since the start, and those found."""
+        counts = {metric.name: metric for metric in self.llm.get_metrics()}
+        return {part: int(counts[f"vllm:prefix_cache_{part}"].value) for part in ("queries", "hits")}
 
     def trim(self, price: float | None) -> list[dict[str, Any]]:
         """Switch vLLM's own adaptive verification on, at `price` a token of a step beside 1 for the step, or off
