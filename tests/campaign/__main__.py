@@ -1,4 +1,4 @@
-"""All programs of the campaign, two at a time, and the page: ``python -m tests.campaign [--quick] [PROGRAM...]``."""
+"""All programs of the campaign, two at a time, and the page: ``python -m tests.campaign [PROGRAM...]``."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def page(programs: list[str], seed: int, seconds: float) -> str:
     """The generated part of the page: versions, machine, a table."""
     told = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "machine")
     lines = [
-        f"Run on {date.today().isoformat()}, seed {seed}, {seconds / 60:.0f} minutes on {machine()['machine']}; {told}.",
+        f"Run on {date.today().isoformat()}, seed {seed}, in {seconds / 60:.0f} minutes: {machine()['machine']}.",
+        told + ".",
         "",
         "| what | checked | at least | result | seconds |",
         "|---|---:|---:|---|---:|",

@@ -80,7 +80,7 @@ class Tally:
         return self.count < self.at_least
 
     def check(self, holds: bool, case: Any = None, count: int = 1) -> bool:
-        """Count `count` checks. A case that does not hold is kept; it must be JSON, or a function that makes it."""
+        """Count `count` checks. A case that does not hold is kept: JSON, or a function that makes it."""
         self.count += count
         if not holds:
             self.failures += 1

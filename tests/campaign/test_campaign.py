@@ -1,6 +1,7 @@
 """Every program of the campaign on small counts, and what the campaign says of what it finds."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,6 @@ IN_PROCESS = {"kernels", "sameness", "seams"}
     ],
 )
 def test_a_program_on_small_counts(program: str, tmp_path: Path) -> None:
-    import os
-
     done = subprocess.run(
         [sys.executable, "-m", f"tests.campaign.{program}", "--quick"],
         cwd=ROOT,

@@ -26,7 +26,7 @@ OURS, THEIRS = "vllm_integration.PredictedOutputs", "somebody.Else"
 def config_of(model: str = OURS, *, asked: bool = True, rank: int = 0) -> Any:
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
-            method="custom_class", model=model, enable_adaptive_verification=asked
+            method="custom_class", model=model, enable_adaptive_verification=asked, num_speculative_tokens=16
         ),
         parallel_config=SimpleNamespace(rank=rank),
     )

@@ -44,6 +44,7 @@ def added(monkeypatch: pytest.MonkeyPatch, scheduler: str, request: Request) -> 
     given: list[Request] = []
     monkeypatch.setattr(Scheduler, "add_request", lambda self, request: given.append(request))
     ours = object.__new__(getattr(schedulers, scheduler))
+    ours._scored = set()
     ours.add_request(request)
     assert given == [request]
     return request

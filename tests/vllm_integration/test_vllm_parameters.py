@@ -273,6 +273,7 @@ def scheduler_of(name: str, monkeypatch: pytest.MonkeyPatch, running: list[Any])
     scheduler.vllm_config = config(K=4)
     scheduler.vllm_config.scheduler_config.max_num_batched_tokens = 2048
     scheduler.requests, scheduler.running, scheduler.num_spec_tokens = {}, running, 4
+    scheduler._ended, scheduler._scored = set(), set()
     scheduler._use(Settings())
     for request in running:
         scheduler.add_request(request)

@@ -63,6 +63,7 @@ def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
     scheduler.vllm_config, scheduler.running = config(), list(running)
     scheduler.requests = {request.request_id: request for request in running}
+    scheduler._ended, scheduler._scored = set(), set()
     scheduler._use(Settings(fill_tokens=fill, max_draft_tokens=1000))
     scheduler.drafted_requests.rows_of(list(scheduler.requests), running)
     return scheduler
