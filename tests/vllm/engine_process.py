@@ -268,6 +268,11 @@ class Engine:
     def preemptions(self) -> int:
         return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
 
+    def prefix_cache(self) -> dict[str, int]:
+        """Tokens that were looked up in the prefix cache since the start, and those found."""
+        counts = {metric.name: metric for metric in self.llm.get_metrics()}
+        return {part: int(counts[f"vllm:prefix_cache_{part}"].value) for part in ("queries", "hits")}
+
     def trim(self, price: float | None) -> list[dict[str, Any]]:
         """Switch vLLM's own adaptive verification on, at `price` a token of a step beside 1 for the step, or off
         again. Its conditions need a GPU; its manager, trimming and rejection do not. What is missing here are

@@ -206,6 +206,16 @@ def test_prefix_caching(k32: V2Engine, greedy: Greedy) -> None:
     assert run.accepted > n
 
 
+def test_the_next_turn_finds_the_answer_in_the_prefix_cache(k32: V2Engine, greedy: Greedy) -> None:
+    """All of its blocks: the last step of the first turn has six tokens, and fills a block of 32."""
+    prompt, n = prompt_of(23, 27), 40
+    output = greedy(prompt, n)
+    first = k32.run([Request(prompt, output, n)])
+    assert first.of(0)[-1][2] == 6
+    second = k32.run([Request([*prompt, *output, 7, 8, 9], None, 2)])
+    assert second.of(0)[0][0] == len(prompt) + n + 3 - 64
+
+
 def test_a_malformed_prediction_is_dropped_for_its_request_alone(k4: V2Engine, greedy: Greedy) -> None:
     n = 12
     prompts = [prompt_of(seed) for seed in range(3)]

@@ -257,6 +257,9 @@ class V2Engine:
         steps = self._call("trim", {"price": price}, 30)
         return [{int(index): tuple(row) for index, row in step.items()} for step in steps]
 
+    def prefix_cache(self) -> dict[str, int]:
+        return dict(self._call("prefix_cache", {}, 30))
+
     def state(self) -> dict[str, int]:
         return dict(self._call("state", {}, 30))
 

@@ -131,6 +131,19 @@ def test_no_placeholders_are_verified_in_place_of_drafts(engine: OfflineEngine, 
     assert {name.split("-")[0]: count for name, count in first.items()} == {"other": K, "biased": 0}
 
 
+def test_the_next_turn_finds_as_much_in_the_prefix_cache(
+    engine: OfflineEngine, plain: OfflineEngine, greedy: Greedy
+) -> None:
+    """The last step of the first turn has five tokens, and fills a block of 32 with the second of them."""
+    prompt, n = prompt_of(240, 64 - 2 * (K + 1) - 3), 2 * (K + 1) + 6
+    output = greedy(prompt, n)
+    for of, prediction in ((plain, None), (engine, output)):
+        assert [a.token_ids for a in of.generate([prompt], [of.params(prediction, max_tokens=n)])] == [output]
+        second = {"prompt_token_ids": [*prompt, *output, 7, 8, 9]}
+        (answer,) = of.llm.generate([second], [of.params(max_tokens=2)], use_tqdm=False)
+        assert answer.num_cached_tokens == 64
+
+
 @pytest.mark.parametrize("place", [K + 1, 20])
 def test_min_tokens_end_where_they_end_without_drafts(
     engine: OfflineEngine, plain: OfflineEngine, greedy: Greedy, place: int

@@ -319,6 +319,37 @@ def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
     assert ("ValueError" if broken == "short" else "ZeroDivisionError") in plugin_log[0]
 
 
+def test_a_step_enters_the_prefix_cache_as_far_as_it_has_run(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    """Not its last token, nothing of a preempted request, and in asynchronous scheduling vLLM does it."""
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    asynchronous = pytest.importorskip("vllm.v1.core.sched.async_scheduler")
+    status = pytest.importorskip("vllm.v1.request").RequestStatus
+    for module in (sync.Scheduler, asynchronous.AsyncScheduler):
+        monkeypatch.setattr(module, "_update_request_with_output", lambda *_, **__: ([5], True))
+    cached: list[int] = []
+    request = running("a", [])
+    request.num_computed_tokens = 33
+    for name in (
+        "PredictedOutputsV1Scheduler",
+        "PredictedOutputsScheduler",
+        "PredictedOutputsAsyncScheduler",
+    ):
+        scheduler = scheduler_of(name, request)
+        scheduler.kv_cache_manager = SimpleNamespace(cache_blocks=lambda _, count: cached.append(count))
+        for request.num_tokens, request.status in ((30, status.RUNNING), (30, status.PREEMPTED)):
+            assert scheduler._update_request_with_output(request, [5], is_stale=False) == ([5], True)
+    assert cached == [29, 29]
+
+    scheduler = scheduler_of("PredictedOutputsScheduler", request)
+    request.status = status.RUNNING  # and no cache to be found
+    for _ in range(2):
+        assert scheduler._update_request_with_output(request, [5]) == ([5], True)
+    (line,) = plugin_log
+    assert line.startswith("gpu_align enters no last tokens in the prefix cache any more: AttributeError")
+
+
 def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:

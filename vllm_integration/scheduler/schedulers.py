@@ -1,5 +1,6 @@
-"""vLLM's schedulers with three things added: an exact count of what was verified (`verification_ledger`), on V2
-draft slots only where they pay (`draft_budget`), and no drafts beside requests whose answers they would change.
+"""vLLM's schedulers with four things added: an exact count of what was verified (`verification_ledger`), on V2
+draft slots only where they pay (`draft_budget`), no drafts beside requests whose answers they would change, and in
+the prefix cache what is there without drafts.
 
 vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. The V2 schedulers
 give each request those of its drafts that are likely or that the step has room for, none to a request that has no
@@ -15,6 +16,7 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from vllm_integration.config.settings import SURE, SURE_LATE, Settings
 from vllm_integration.scheduler.crash_dump import put_back, without_prediction
@@ -30,6 +32,7 @@ logger = logging.getLogger("vllm.gpu_align")
 
 #: What ends when it fails, and what the log then says.
 _USAGE, _DRAFTS = "counts no usage", "schedules no drafts"
+_CACHE = "enters no last tokens in the prefix cache"
 _ALL = (_USAGE, _DRAFTS)
 
 
@@ -44,6 +47,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     num_spec_tokens: int  # vLLM's
     #: Whether vLLM may pad a request with placeholders for drafts.
     _pads = False
+    #: Whether vLLM enters a step's tokens in the prefix cache when the step ends.
+    _caches_each_step = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,6 +105,28 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self._unless_ended((_USAGE,), self._settle, begun, outputs)
         self._unless_ended(_ALL, self._forget)
         return outputs
+
+    def _update_request_with_output(
+        self, request: Any, new_token_ids: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, bool]:
+        runs = request.status == RequestStatus.RUNNING
+        updated: tuple[Any, bool] = super()._update_request_with_output(
+            request, new_token_ids, *args, **kwargs
+        )
+        _, has_ended = updated
+        if runs and has_ended and not self._caches_each_step:
+            self._unless_ended((_CACHE,), self._cache_tokens, request)
+        return updated
+
+    def _cache_tokens(self, request: Any) -> None:
+        """Enter the tokens of a request's last step in the prefix cache, but for the very last, which has no keys and
+        values.
+
+        With synchronous scheduling vLLM enters a step's tokens when it plans the next step, and thus never those of
+        the last. Without drafts that step has one token; with them it can have whole blocks of the answer, which
+        the next turn of a conversation would have to compute again.
+        """
+        self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens - 1))
 
     def _begin_step(self, scheduler_output: Any, output: Any, report: DraftReport) -> Any:
         return self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
@@ -178,6 +205,8 @@ class PredictedOutputsScheduler(_WithDraftBudget):
 class PredictedOutputsAsyncScheduler(_WithDraftBudget, AsyncScheduler):  # type: ignore[misc]  # as above
     """The same for asynchronous scheduling, which plans a step before the one before it has ended: the last thing
     before it does, when one more report is there than when vLLM sets the placeholders."""
+
+    _caches_each_step = True
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._cut(exact=False)

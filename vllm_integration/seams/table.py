@@ -18,6 +18,7 @@ SELECTOR = "vllm.v1.attention.selector"
 PARALLEL = "vllm.distributed.parallel_state"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 SCHEDULED = "vllm.v1.core.sched.output"
+KV_CACHE = "vllm.v1.core.kv_cache_manager"
 REQUEST = "vllm.v1.request"
 OUTPUTS = "vllm.v1.engine.output_processor"
 INPUTS = "vllm.v1.engine.input_processor"
@@ -205,8 +206,11 @@ SEAMS: tuple[Seam, ...] = (
                 "count what a step verified",
             "Scheduler.schedule(self)":
                 "plan no drafts beside `logprob_token_ids`, and no placeholders that nobody proposed",
+            "Scheduler._update_request_with_output(self, request, new_token_ids)":
+                "enter the tokens of a request's last step in the prefix cache",
         },
         fields={
+            "Scheduler.kv_cache_manager": "the prefix cache",
             "Scheduler.requests": "request id → request",
             "Scheduler.running": "the requests of the next step",
             "Scheduler.num_spec_tokens": "placeholders of a request whose prompt is cached; 0 for a step without",
@@ -218,9 +222,13 @@ SEAMS: tuple[Seam, ...] = (
     *_seams("usage_v1", REQUEST,
         fields={
             "Request.num_tokens": "where a draft was made",
+            "Request.num_computed_tokens": "what may enter the prefix cache",
+            "Request.status": "a preempted request has no blocks",
             "Request.cache_salt": "who may share the memory of equal predictions",
             "Request.spec_token_ids": "a request's drafts",
         }),
+    *_seams("usage_v1", KV_CACHE,
+        call={"KVCacheManager.cache_blocks(self, request, num_computed_tokens)": "enter tokens in the cache"}),
     *_seams("usage_v1", "vllm.v1.outputs",
         fields={
             "ModelRunnerOutput.req_ids": "the requests of a step",
@@ -339,11 +347,16 @@ SEAMS: tuple[Seam, ...] = (
                 "read the draft report that came with a step's output",
             "Scheduler.update_draft_token_ids(self, draft_token_ids)":
                 "cut the draft placeholders (synchronous scheduling)",
+            "Scheduler._update_request_with_output(self, request, new_token_ids)":
+                "enter the tokens of a request's last step in the prefix cache (synchronous scheduling)",
         },
         fields={
+            "Scheduler.kv_cache_manager": "the prefix cache",
             "Scheduler.requests": "request id → request",
             "Scheduler.running": "the requests of the next step",
         }),
+    *_seams("v2", KV_CACHE,
+        call={"KVCacheManager.cache_blocks(self, request, num_computed_tokens)": "enter tokens in the cache"}),
     *_seams("v2", "vllm.v1.core.sched.async_scheduler",
         implement={"AsyncScheduler.schedule(self)": "cut the draft placeholders (asynchronous scheduling)"}),
     *_seams("v2", "vllm.config.speculative",
@@ -353,6 +366,9 @@ SEAMS: tuple[Seam, ...] = (
         fields={
             "Request.spec_token_ids": "a request's placeholders",
             "Request.sampling_params": "whether it has a prediction",
+            "Request.num_computed_tokens": "what may enter the prefix cache",
+            "Request.num_tokens": "the same",
+            "Request.status": "a preempted request has no blocks",
             "Request.cache_salt": "who may share the memory of equal predictions",
             "Request.max_tokens": "no drafts past the end",
             "Request.num_output_tokens": "no drafts past the end",
