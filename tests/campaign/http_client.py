@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -30,7 +31,6 @@ class Client:
 
     def __init__(self, url: str, seconds: float = 120) -> None:
         parts = urlsplit(url)
-        assert parts.hostname and parts.port
         self._host, self._port = parts.hostname, parts.port
         self._seconds = seconds
         self.reader: asyncio.StreamReader
@@ -61,19 +61,21 @@ class Client:
         return await self.send(request_head("GET", path, None))
 
     async def send(self, message: bytes) -> tuple[int, bytes]:
-        """Send these bytes, whatever they are, and read one response. Raises `TimeoutError` if none comes, and
-        `OSError` or `EOFError` where the server closes the connection without one."""
-        async with asyncio.timeout(self._seconds):
-            writer = await self.open()
-            writer.write(message)
-            try:
-                await writer.drain()
-            except ConnectionError:
-                pass  # a server may answer before it has read everything, and close
-            return await self.response()
+        """Send these bytes, whatever they are, and read one response. Errors as those of `response`."""
+        writer = await self.open()
+        writer.write(message)
+        with suppress(ConnectionError):  # a server may answer before it has read everything, and close
+            await writer.drain()
+        return await self.response()
 
     async def response(self) -> tuple[int, bytes]:
-        """Status and body of the next response, whole."""
+        """Status and body of the next response, whole.
+
+        Raises `asyncio.TimeoutError` if none comes, `OSError` or `EOFError` where the server closes instead.
+        """
+        return await asyncio.wait_for(self._response(), self._seconds)
+
+    async def _response(self) -> tuple[int, bytes]:
         head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         status = int(head[9:12])
         if length := re.search(rb"content-length: *(\d+)", head):

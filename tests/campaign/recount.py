@@ -114,7 +114,7 @@ class Logs:
         self._found: dict[str, list[dict[str, Any]]] = {}
         self._read: set[str] = set()
 
-    def of(self, answer_id: str, choices: int, seconds: float = 30) -> list[dict[str, Any]]:
+    def of(self, answer_id: str, choices: int, seconds: float) -> list[dict[str, Any]]:
         deadline = time.monotonic() + seconds
         while len(self._found.get(answer_id, ())) < choices and time.monotonic() < deadline:
             self._look()
