@@ -1,0 +1,278 @@
+"""Request bodies against one V1 server: malformed, slow, and a thousand of the longest at once.
+
+Memory for N requests at once, each with a body of B bytes (`GPU_ALIGN_MAX_BODY_BYTES`) and a prediction of T
+tokens (`GPU_ALIGN_MAX_PREDICTION_TOKENS`), beyond what an idle server has:
+
+    API server     N · (4 B + 64 T)     the body as it arrived, joined, and as text, and one copy of these for what
+                                        the allocator keeps; token ids as Python's numbers and as bytes
+    engine core    N · 64 T + 12 A      the same ids, decoded, in its queue; A tokens of `GPU_ALIGN_ARENA_TOKENS`
+
+and 64 MiB for each process. A body whose text holds a character beyond Latin-1 takes 2 or 4 bytes a character.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from malformed_bodies import as_json
+from request_server import serve
+from tiny_llama import build
+
+from tests.campaign.campaign import Campaign, Row, Tally, main
+from tests.campaign.http_client import JSON_HEAD, Client, processes, request_head, resident
+from tests.campaign.wire_bodies import ENDPOINTS, Wrong, documents, good, mutations, transfers, values
+
+TOKENS = 8192  # of the context, and so of a prediction
+BODY = 4 * 2**20
+ARENA = 2 * 8 * (TOKENS + 256)  # tokens: less than GPU_ALIGN_ARENA_TOKENS can hold all
+SLACK = 64.0  # MiB
+MIB = 2**20
+FLAGS = ("--max-model-len", str(TOKENS), "--num-gpu-blocks-override", "128", "--disable-uvicorn-access-log")
+CHUNKED = JSON_HEAD + b"transfer-encoding: chunked\r\n"
+#: Nobody may wait longer for an answer of /health, s: as long as three times without slow bodies, or this.
+LONGEST_WAIT = 1.0
+
+
+async def answer_to(url: str, wrong: Wrong) -> int:
+    """The status; 0 if the server closed the connection without one, −1 if nothing happened."""
+    client = Client(url, seconds=30)
+    try:
+        writer = await client.open()
+        writer.write(wrong.message)
+        with suppress(ConnectionError):
+            await writer.drain()
+        if wrong.ends:
+            writer.write_eof()
+        return (await client.response())[0]
+    except asyncio.TimeoutError:
+        return -1
+    except (EOFError, OSError):
+        return 0
+    finally:
+        client.close()
+
+
+async def malformed(url: str, tally: Tally, cases: list[Wrong]) -> Counter[int]:
+    """After each, /health answers; after each twentieth a good request is served."""
+    statuses: Counter[int] = Counter()
+    async with Client(url, seconds=30) as other:
+        for index, wrong in enumerate(cases):
+            status = await answer_to(url, wrong)
+            statuses[status] += 1
+            goes_on = (await other.get("/health"))[0] == 200
+            if index % 20 == 0:
+                goes_on &= (await other.post(wrong.path, as_json(good(wrong.path))))[0] == 200
+            shown = wrong.message[:2000].decode("latin-1")
+            case = {
+                "name": wrong.name,
+                "path": wrong.path,
+                "status": status,
+                "goes on": goes_on,
+                "sent": shown,
+            }
+            # What is odd and taken all the same is not counted.
+            tally.check(status in wrong.statuses and goes_on, case, count=status != 200)
+            tally.goes_on()
+    return statuses
+
+
+class Slow:
+    """Bodies that arrive in small pieces: whole ones, good and malformed, and two kinds that never end."""
+
+    def __init__(self, url: str, tally: Tally, draw: random.Random) -> None:
+        self._url, self._tally, self._draw = url, tally, draw
+        self._over = asyncio.Event()
+        self.kinds: Counter[str] = Counter()
+
+    async def all(self, amount: int) -> None:
+        kinds = [("served", "refused", "never ends", "goes away")[i % 4] for i in range(amount)]
+        waiting = [asyncio.create_task(self._one(kind)) for kind in kinds]
+        ends = [task for task, kind in zip(waiting, kinds, strict=True) if kind != "never ends"]
+        await asyncio.gather(*ends)
+        self._over.set()
+        await asyncio.gather(*waiting)
+
+    async def _one(self, kind: str) -> None:
+        draw = self._draw
+        path = draw.choice([*ENDPOINTS])
+        words = " ".join(f"w{draw.randrange(400)}" for _ in range(draw.choice([200, 2_000, 15_000])))
+        body = as_json(good(path, {"type": "text" if kind == "refused" else "content", "content": words}))
+        pieces = draw.randrange(10, 60)
+        size, pause, chunked = len(body) // pieces + 1, draw.uniform(0.02, 0.25), draw.random() < 0.5
+        part = body if kind in ("served", "refused") else body[: -draw.randrange(1, len(body) // 2)]
+        status: int | None = None
+        async with Client(self._url, seconds=60) as client:
+            writer = await client.open()
+            writer.write(
+                request_head("POST", path, None, CHUNKED)
+                if chunked
+                else request_head("POST", path, len(body))
+            )
+            for start in range(0, len(part), size):
+                piece = part[start : start + size]
+                writer.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
+                await asyncio.sleep(pause)
+            if kind in ("served", "refused"):
+                writer.write(b"0\r\n\r\n" if chunked else b"")
+                status = (await client.response())[0]
+            if kind == "never ends":
+                await self._over.wait()
+                with suppress(asyncio.TimeoutError):  # nothing may come
+                    status = len(await asyncio.wait_for(client.reader.read(1), 0.1))
+        wanted = {"served": 200, "refused": 400}.get(kind)
+        self.kinds[kind] += 1
+        self._tally.check(
+            status == wanted, {"kind": kind, "path": path, "status": status, "chunked": chunked}
+        )
+
+
+class Watch:
+    """What others notice meanwhile: seconds of each GET /health and of each small request."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._over = False
+        self.health: list[float] = []
+        self.requests: list[float] = []
+        self.failed: list[int] = []
+
+    async def during(self, work: Any) -> None:
+        watching = [
+            asyncio.create_task(self._watch(None)),
+            *(asyncio.create_task(self._watch(p)) for p in ENDPOINTS),
+        ]
+        await work
+        self._over = True
+        await asyncio.gather(*watching)
+
+    async def _watch(self, path: str | None) -> None:
+        async with Client(self._url, seconds=300) as client:
+            while not self._over:
+                started = time.monotonic()
+                answer = client.post(path, as_json(good(path))) if path else client.get("/health")
+                status, _ = await answer
+                (self.requests if path else self.health).append(time.monotonic() - started)
+                if status != 200:
+                    self.failed.append(status)
+                await asyncio.sleep(0.02 if path else 0.002)
+
+
+async def slow(url: str, tally: Tally, draw: random.Random, amount: int) -> str:
+    before, meanwhile, bodies = Watch(url), Watch(url), Slow(url, tally, draw)
+    await before.during(asyncio.sleep(3))
+    await meanwhile.during(bodies.all(amount))
+    longest, usual = max(meanwhile.health), max(before.health)
+    case = {"longest": longest, "without": usual, "failed": meanwhile.failed}
+    tally.check(longest <= max(LONGEST_WAIT, 3 * usual) and not meanwhile.failed, case, count=0)
+    served = f"one of {len(meanwhile.requests):,} requests {max(meanwhile.requests) * 1e3:.0f} ms"
+    return (
+        f"{bodies.kinds['never ends'] + bodies.kinds['goes away']} never ended; GET /health took "
+        f"{longest * 1e3:.0f} ms at most (without them {usual * 1e3:.0f} ms), {served}"
+    )
+
+
+def longest(path: str, number: int) -> tuple[bytes, bytes]:
+    """Beginning and end of a body between which words go: nobody else has sent its prediction."""
+    own = " ".join(f"w{(number * 7 + i * i) % 400}" for i in range(100))
+    text = json.dumps(good(path, {"type": "content", "content": f"{own} HERE"}))
+    head, _, tail = text.encode().partition(b"HERE")
+    return head, tail
+
+
+async def at_once(url: str, tally: Tally, amount: int) -> Counter[int]:
+    """That many bodies as long as is allowed, all on their way at the same time."""
+    words = memoryview(b"w7 w11 w13 " * (BODY // 11 + 1))
+    paths = [path for path in ENDPOINTS if not path.endswith("batch")]
+    statuses: Counter[int] = Counter()
+    begun, all_begun = 0, asyncio.Event()
+
+    async def one(number: int) -> None:
+        nonlocal begun
+        path = paths[number % len(paths)]
+        head, tail = longest(path, number)
+        middle = words[: BODY - len(head) - len(tail)]
+        async with Client(url, seconds=600) as client:
+            writer = await client.open()
+            writer.write(request_head("POST", path, BODY) + head)
+            begun += 1
+            if begun == amount:
+                all_begun.set()
+            await all_begun.wait()
+            status, answer = -1, b""
+            with suppress(asyncio.TimeoutError, EOFError, OSError):
+                for start in range(0, len(middle), 2**17):
+                    writer.write(middle[start : start + 2**17])
+                    await writer.drain()
+                writer.write(tail)
+                status, answer = await client.response()
+        statuses[status] += 1
+        tally.check(
+            status == 200 or 400 <= status < 500 or status == 503, {"path": path, "answer": answer[:500]}
+        )
+        tally.goes_on()
+
+    await asyncio.gather(*(one(number) for number in range(amount)))
+    return statuses
+
+
+def memory(url: str, tally: Tally, amount: int) -> str:
+    pids = processes(url)
+    before = [resident(pid) for pid in pids]
+    for pid in pids:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # forget the highest resident size so far
+    statuses = asyncio.run(at_once(url, tally, amount))
+    grown = [highest(pid) - old for pid, old in zip(pids, before, strict=True)]
+    ids = amount * 64 * TOKENS / MIB
+    most = [amount * 4 * BODY / MIB + ids + SLACK, ids + 12 * ARENA / MIB + SLACK]
+    for name, found, limit in zip(("API server", "engine core"), grown, most, strict=True):
+        tally.check(found <= limit, {"process": name, "grown by MiB": found, "at most": limit}, count=0)
+    told = ", ".join(f"{n:,} × {status}" for status, n in sorted(statuses.items()))
+    return (
+        f"{told}; {BODY // MIB} MiB and {TOKENS:,} tokens each: API server +{grown[0]:,.0f} MiB, at most "
+        f"N (4 B + 64 T) + {SLACK:.0f} MiB = {most[0]:,.0f}; engine core +{grown[1]:,.0f} MiB, at most "
+        f"N 64 T + 12 A + {SLACK:.0f} MiB = {most[1]:,.0f}"
+    )
+
+
+def highest(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def run(c: Campaign) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = build(Path(folder) / "model", max_len=TOKENS)
+        with serve(model, Path(folder), *FLAGS, environment={"GPU_ALIGN_DEBUG_DIR": ""}) as server:
+            tally = c.tally("malformed bodies on every endpoint: 4xx, and the server goes on", 600, 60)
+            cases = [
+                case
+                for path in ENDPOINTS
+                for case in (
+                    *values(path, 16 * TOKENS),
+                    *documents(path),
+                    *transfers(path),
+                    *mutations(path, c.rng, c.size(40, 5)),
+                )
+            ]
+            statuses = asyncio.run(malformed(server.url, tally, c.rng.sample(cases, c.size(len(cases), 120))))
+            told = ", ".join(f"{n:,} × {status or 'closed'}" for status, n in sorted(statuses.items()))
+            yield tally.row(f"{told}, as documented for each")
+            tally = c.tally("slow bodies: others do not wait", 200, 40)
+            yield tally.row(asyncio.run(slow(server.url, tally, c.rng, tally.at_least)))
+            tally = c.tally(
+                "requests at once with the longest prediction: all answered, memory bounded", 1000, 30
+            )
+            yield tally.row(memory(server.url, tally, tally.at_least))
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,109 @@
+"""A client that costs little beside the server that it attacks, and the memory of that server's processes.
+
+    async with Client(url) as client:
+        status, body = await client.post("/v1/completions", json_bytes)
+
+Plain HTTP/1.1 over asyncio's streams: what a program sends are the bytes that it has made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import psutil
+
+JSON_HEAD = b"content-type: application/json\r\n"
+
+
+def request_head(method: str, path: str, length: int | None, more: bytes = JSON_HEAD) -> bytes:
+    """The bytes before a body. length: what it says of the body's length; None: nothing."""
+    says = b"" if length is None else b"content-length: %d\r\n" % length
+    return b"%s %s HTTP/1.1\r\nhost: test\r\n%s%s\r\n" % (method.encode(), path.encode(), more, says)
+
+
+class Client:
+    """One connection, opened when it is needed and kept; one request at a time."""
+
+    def __init__(self, url: str, seconds: float = 120) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname, parts.port
+        self._seconds = seconds
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def open(self) -> asyncio.StreamWriter:
+        if self.writer is None or self.writer.is_closing():
+            self.reader, self.writer = await asyncio.open_connection(self._host, self._port, limit=2**24)
+        return self.writer
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.transport.abort()
+            self.writer = None
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        return await self.send(request_head("POST", path, len(body)) + body)
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        return await self.send(request_head("GET", path, None))
+
+    async def send(self, message: bytes) -> tuple[int, bytes]:
+        """Send these bytes, whatever they are, and read one response. Errors as those of `response`."""
+        writer = await self.open()
+        writer.write(message)
+        with suppress(ConnectionError):  # a server may answer before it has read everything, and close
+            await writer.drain()
+        return await self.response()
+
+    async def response(self) -> tuple[int, bytes]:
+        """Status and body of the next response, whole.
+
+        Raises `asyncio.TimeoutError` if none comes, `OSError` or `EOFError` where the server closes instead.
+        """
+        return await asyncio.wait_for(self._response(), self._seconds)
+
+    async def _response(self) -> tuple[int, bytes]:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        status = int(head[9:12])
+        if length := re.search(rb"content-length: *(\d+)", head):
+            body = await self.reader.readexactly(int(length[1]))
+        elif b"transfer-encoding: chunked" in head:
+            body = await self._chunks()
+        else:
+            body = await self.reader.read()
+        if b"connection: close" in head:
+            self.close()
+        return status, body
+
+    async def _chunks(self) -> bytes:
+        chunks = []
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            chunks.append((await self.reader.readexactly(size + 2))[:-2])
+        await self.reader.readexactly(2)
+        return b"".join(chunks)
+
+
+def processes(url: str) -> tuple[int, int]:
+    """Process ids of API server and engine core of the server there, which this process has started."""
+    port = str(urlsplit(url).port)
+    (api_server,) = (child for child in psutil.Process().children() if port in child.cmdline())
+    (core,) = (child for child in api_server.children() if "EngineCore" in "".join(child.cmdline()))
+    return api_server.pid, core.pid
+
+
+def resident(pid: int) -> float:
+    """Resident memory of a process, MiB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
