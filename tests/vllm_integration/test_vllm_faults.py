@@ -244,7 +244,7 @@ def test_v2_goes_on(
     assert all(r"injected\nfault" in line for line in lines)
 
 
-STOP = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None}
+STOP = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None, "min_tokens": 0}
 
 
 @pytest.mark.parametrize("name", ["add", "propose"])
