@@ -151,7 +151,24 @@ def record_drafts(directory: str) -> None:
 
         PredictedOutputsSpeculator.propose = recording
 
+    def wrap_v1() -> None:
+        from vllm.distributed import get_world_group
+
+        from vllm_integration.worker.proposer_v1 import PredictedOutputs
+
+        propose = PredictedOutputs.propose
+
+        def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
+            drafts = propose(self, *args, **kwargs)
+            if self._batch is not None:
+                with open(f"{directory}/rank-{get_world_group().rank}", "a") as file:
+                    file.write(json.dumps([list(self._batch.req_ids), drafts]) + "\n")
+            return drafts
+
+        PredictedOutputs.propose = recording
+
     compat.when_imported("vllm_integration.worker.speculator", wrap)
+    compat.when_imported("vllm_integration.worker.proposer_v1", wrap_v1)
 
 
 class Engine:
