@@ -128,7 +128,9 @@ def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
             tensor_parallel_size=2,
             distributed_executor_backend="mp",
         ) as engine:
-            while told[f"{runner} steps"] < steps and tally.goes_on():
+            for _ in range(steps):  # if nothing were drafted it would never end
+                if told[f"{runner} steps"] >= steps or not tally.goes_on():
+                    break
                 _compare(c, tally, engine, directory, greedy, told, runner)
             tally.check(not engine.warnings(), case=engine.warnings(), count=0)
     return tally.row(", ".join(f"{count:,} {name}" for name, count in told.items()))
