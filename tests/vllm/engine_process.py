@@ -6,7 +6,8 @@ imported and for the whole process, hence this script. It is told an engine's se
 reads one JSON command a line and answers with one; everything else that is printed goes to stderr.
 
 Importing vLLM is two thirds of an engine's start. With `--fork-from SOCKET` the process imports only, and makes
-an engine process of each message it receives: settings and environment, with stdin, stdout and stderr.
+an engine process of each message it receives: settings and environment, with stdin, stdout and stderr. `V1` behind
+it leaves the interpreter out: V1's own way on the CPU.
 """
 
 from __future__ import annotations
@@ -59,6 +60,19 @@ def allow_asynchronous_scheduling() -> None:
         asynchronous = vllm_config.scheduler_config.async_scheduling
         original(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = asynchronous
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def fork_workers() -> None:
+    """The CPU platform has worker processes spawned; as on a GPU they are forked, with what is patched here."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        original(cls, vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
@@ -137,11 +151,32 @@ def record_drafts(directory: str) -> None:
 
         PredictedOutputsSpeculator.propose = recording
 
+    def wrap_v1() -> None:
+        from vllm.distributed import get_world_group
+
+        from vllm_integration.worker.proposer_v1 import PredictedOutputs
+
+        propose = PredictedOutputs.propose
+
+        def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
+            drafts = propose(self, *args, **kwargs)
+            if self._batch is not None:
+                with open(f"{directory}/rank-{get_world_group().rank}", "a") as file:
+                    file.write(json.dumps([list(self._batch.req_ids), drafts]) + "\n")
+            return drafts
+
+        PredictedOutputs.propose = recording
+
     compat.when_imported("vllm_integration.worker.speculator", wrap)
+    compat.when_imported("vllm_integration.worker.proposer_v1", wrap_v1)
 
 
 class Engine:
+    """settings: those of `vllm.LLM`, and a few more; `before` and `after` are code to run around its start."""
+
     def __init__(self, settings: dict[str, Any]) -> None:
+        exec(settings.pop("before", ""))
+        after = settings.pop("after", "")
         if settings.pop("late_refusal", False):
             refuse_late()
         if settings.pop("asynchronous", False):
@@ -165,6 +200,7 @@ class Engine:
         stand_in_for_the_grammar_kernel()
         self._record_steps()
         self._record_usage()
+        exec(after)
 
     def _record_steps(self) -> None:
         update = self.scheduler.update_from_output
@@ -344,6 +380,13 @@ def serve(settings: dict[str, Any]) -> None:
     os._exit(0)  # the engine's own shutdown may wait for threads that nobody will wake
 
 
+def serve_http(settings: dict[str, Any]) -> None:
+    """The OpenAI server with `settings["argv"]`."""
+    exec(settings.get("before", ""))
+    sys.argv = ["api_server", *settings["argv"]]
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+
+
 def fork_engines(messages: socket.socket) -> None:
     """One engine process a message, until the sender is gone; each answer is a process id."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
@@ -366,6 +409,9 @@ def fork_engines(messages: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(environment)
     try:
+        if "argv" in settings:
+            serve_http(settings)
+            os._exit(0)
         serve(settings)
     except BaseException:
         traceback.print_exc()
@@ -373,8 +419,9 @@ def fork_engines(messages: socket.socket) -> None:
 
 
 def main() -> None:
-    pretend_triton_has_a_cpu_backend()
-    speed_up_the_interpreter()
+    if sys.argv[-1] != "V1":
+        pretend_triton_has_a_cpu_backend()
+        speed_up_the_interpreter()
     if sys.argv[1] != "--fork-from":
         serve(json.loads(sys.argv[1]))
         return

@@ -36,6 +36,8 @@ ENVIRONMENT = {
 # Ranks and engines that are processes of their own. vLLM wants a memory node for each, and compiles a few
 # functions for them, which the stand-in for Triton's backend is not good for.
 SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+# V1 runs on the CPU as it is, without the interpreter.
+RUNNERS = {"V1": {"TRITON_INTERPRET": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}, "V2": {}}
 MAX_MODEL_LEN = 256
 VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are special
 
@@ -112,16 +114,16 @@ class Spoken:
 class _ForkServer:
     """An `engine_process` that has imported vLLM and makes an engine process of each message."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner: str) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as this process
         with theirs:
             Popen(
-                [sys.executable, str(ENGINE_PROCESS), "--fork-from", str(theirs.fileno())],
+                [sys.executable, str(ENGINE_PROCESS), "--fork-from", str(theirs.fileno()), runner],
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, **RUNNERS[runner]},
                 pass_fds=[theirs.fileno()],
             )
 
@@ -135,26 +137,34 @@ class _ForkServer:
 
 
 @cache
-def _fork_server() -> _ForkServer:
-    """One for this process, started when the first engine is."""
-    return _ForkServer()
+def _fork_server(runner: str) -> _ForkServer:
+    """One a runner for this process, started when the first engine is."""
+    return _ForkServer(runner)
 
 
 class Forked:
     """An engine process that is no child of this process, to be used as `Popen` is."""
 
-    def __init__(self, settings: dict[str, Any], environment: dict[str, str], log: IO[str]) -> None:
+    def __init__(
+        self, settings: dict[str, Any], environment: dict[str, str], log: IO[str], runner: str
+    ) -> None:
         (read_input, write_input), (read_output, write_output) = os.pipe(), os.pipe()
         theirs = [read_input, write_output, log.fileno()]
-        pid = _fork_server().fork(json.dumps([settings, environment]), theirs)
-        self._pid_fd = os.pidfd_open(pid)
+        self.pid = _fork_server(runner).fork(json.dumps([settings, environment]), theirs)
+        self._pid_fd = os.pidfd_open(self.pid)
         os.close(read_input)
         os.close(write_output)
         self.stdin, self.stdout = os.fdopen(write_input, "w"), os.fdopen(read_output)
 
     def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pid_fd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pid_fd, number)
 
     def wait(self, seconds: float | None = None) -> None:
         if not select.select([self._pid_fd], [], [], seconds)[0]:
@@ -165,6 +175,8 @@ class V2Engine:
     """A running `engine_process`; use as a context manager.
 
     record_drafts: each rank writes what it drafts, see `engine_process` (tensor parallel only).
+    runner: "V2", or "V1", which needs no interpreter. forks: ranks are forked, as on a GPU, not spawned; what
+    `settings["before"]` patches is patched in them.
     directory: for its log and, with `step_log`, one YAML file a request in `directory / "steps"`.
     settings: of `vllm.LLM`, and those that `engine_process` knows.
     """
@@ -179,14 +191,18 @@ class V2Engine:
         step_log: bool = False,
         adaptive_verification: bool = False,
         record_drafts: bool = False,
+        runner: str = "V2",
+        forks: bool = False,
         **settings: Any,
     ) -> None:
-        environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
+        environment = {**os.environ, **ENVIRONMENT, **RUNNERS[runner], **(environment or {})}
         self.steps = directory / "steps"
         if step_log:
             environment["GPU_ALIGN_DEBUG_DIR"] = str(self.steps)
-        if int(settings.get("tensor_parallel_size", 1)) > 1:
+        several = int(settings.get("tensor_parallel_size", 1)) > 1
+        if several:
             environment.update(SEVERAL_PROCESSES)
+        if several and not forks:
             calls = "engine_process.speed_up_the_interpreter()\n"
             if record_drafts:
                 calls += f"engine_process.record_drafts({str(directory)!r})\n"
@@ -212,7 +228,7 @@ class V2Engine:
         }
         self.log = directory / "log"
         self._log = self.log.open("w")
-        if int(settings.get("tensor_parallel_size", 1)) > 1:
+        if several and not forks:
             self._process: Popen[str] | Forked = Popen(
                 [sys.executable, str(ENGINE_PROCESS), json.dumps(arguments)],
                 stdin=subprocess.PIPE,
@@ -222,7 +238,7 @@ class V2Engine:
                 env=environment,
             )
         else:
-            self._process = Forked(arguments, environment, self._log)
+            self._process = Forked(arguments, environment, self._log, runner)
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> V2Engine:

@@ -22,7 +22,7 @@ from gpu_align.ops.step import StepLaunch
 from gpu_align.ops.step import reference as step_reference
 from gpu_align.ops.step import view as step_view
 from vllm_integration.seams import install as compat
-from vllm_integration.worker import proposer_v1, warm_up
+from vllm_integration.worker import proposer_v1, request_state, warm_up
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 compiled_only = pytest.mark.skipif(not _jit.COMPILED, reason="needs Numba")
@@ -169,7 +169,7 @@ def test_the_first_request_of_v2_compiles_nothing(
     assert at_start == ({"_look": 1} if _jit.COMPILED else {})
     assert speculator.drafter.prediction_stats.num_predictions == 0
     params = params_of([5, 6, 7, 8, 9])
-    params.stop_token_ids, params.eos_token_id, params.max_tokens = [], None, None
+    params.stop_token_ids, params.eos_token_id, params.max_tokens, params.min_tokens = [], None, None, 0
     write(speculator, 0, [1, 2, 5])
     speculator.add_request("r0", 0, 2, params)
     batch = batch_of([0])
@@ -218,6 +218,39 @@ def test_what_cannot_be_compiled_in_the_background_is_a_warning(plugin_log: list
 
     warm_up.WarmUp("the step log", fails).finish()
     assert plugin_log == ["gpu_align could not compile the step log: OSError: the disk is full"]
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_a_start_does_not_wait_for_ever_for_what_the_log_needs(
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    """The log is off then: its first step would wait as well, and with it the engine."""
+    never = threading.Event()
+    monkeypatch.setattr(warm_up, "PATIENCE", 0.05)
+    monkeypatch.setattr(request_state.explain, "warm_up", lambda *_, **__: never.wait(20))
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
+    if runner == "V1":
+        from vllm_fakes import config
+
+        monkeypatch.setattr(proposer_v1, "install", lambda group: "")
+        ours = proposer_v1.PredictedOutputs(config())
+        ours.load_model()
+        assert ours._log is not None
+        assert not ours._log.on
+    else:
+        pytest.importorskip("vllm")
+        from test_vllm_speculator import make_speculator as fixture
+
+        make_speculator = fixture.__wrapped__(monkeypatch)
+        monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+        speculator = make_speculator()
+        speculator.init_cudagraph_manager(None)
+        assert not speculator.log.on
+    never.set()
+    assert compat.off_reason() is None
+    assert "writes no step logs any more" in plugin_log[-1]
+    assert "is not compiled after" in plugin_log[-1]
 
 
 def test_without_threads_everything_is_compiled_when_it_is_needed(

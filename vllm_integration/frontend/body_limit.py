@@ -17,8 +17,8 @@ from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import limits, redaction
 from vllm_integration.frontend.body_scan import VALUES_PER_ITEM, BodyScan
-from vllm_integration.frontend.faults import unless_it_fails
-from vllm_integration.seams.install import seam
+from vllm_integration.frontend.faults import tell, unless_it_fails
+from vllm_integration.seams.install import seam, strict
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -35,6 +35,8 @@ ENDPOINTS = (
 
 #: Bytes that are looked at without letting others run.
 _SLICE = 65536
+#: What has failed, as the log says it.
+_LIMIT = "limit a request body"
 
 
 class BodyLimit:
@@ -44,6 +46,9 @@ class BodyLimit:
     A body whose content-length is too short for either passes at once. Any other is read to its end, also one that
     is refused, because some clients read the answer only after they have sent everything; a refused body is not
     kept.
+
+    A body that cannot be read here goes to vLLM as it is, with one ERROR line. (With `GPU_ALIGN_STRICT=1` the
+    error is raised.)
     """
 
     def __init__(self, app: App) -> None:
@@ -52,18 +57,25 @@ class BodyLimit:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(ENDPOINTS):
             return await self._app(scope, receive, send)
-        if not _in_use(scope):
+        body = unless_it_fails(_LIMIT, _to_be_read, scope)
+        if body is None:
             return await self._app(scope, receive, send)
-        settings = Settings.from_env()
-        if _content_length(scope) <= min(settings.max_body_bytes, settings.max_body_items):
-            return await self._app(scope, receive, send)
-        body = _Body(settings)
         messages = await body.read(receive)
         if (found := body.exceeds()) is None:
             return await self._app(scope, _replay(messages, receive), send)
         reason, message = found
         limits.count_refused(reason)
         await _refuse(send, message)
+
+
+def _to_be_read(scope: Message) -> _Body | None:
+    """What reads this request's body; None where nothing of it can be over a limit."""
+    if not _in_use(scope):
+        return None
+    settings = Settings.from_env()
+    if _content_length(scope) <= min(settings.max_body_bytes, settings.max_body_items):
+        return None
+    return _Body(settings)
 
 
 def _content_length(scope: Message) -> float:
@@ -86,6 +98,8 @@ class _Body:
         self._settings = settings
         self._scan = BodyScan()
         self._is_whole = False
+        self._is_refused = False
+        self._has_failed = False
 
     async def read(self, receive: Receive) -> list[Message]:
         """All its messages; not those of a body that is refused."""
@@ -98,21 +112,32 @@ class _Body:
             for start in range(0, len(chunk), _SLICE):
                 if start:
                     await asyncio.sleep(0)
-                self._scan.feed(chunk[start : start + _SLICE])
+                self._look_at(chunk[start : start + _SLICE])
             self._is_whole = not message.get("more_body", False)
             messages.append(message)
-            if self._is_over() and self._scan.brings_prediction:
+            if self._is_refused:
                 messages.clear()
         return messages
 
-    def _is_over(self) -> bool:
+    def _look_at(self, part: bytes) -> None:
+        """Once this has failed, nothing more is looked at: what has been refused by then stays refused."""
+        if self._has_failed:
+            return
         scan, settings = self._scan, self._settings
-        return scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
+        try:
+            scan.feed(part)
+            is_over = scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
+            self._is_refused |= is_over and scan.brings_prediction
+        except Exception as error:
+            if strict():
+                raise
+            self._has_failed = True
+            tell(_LIMIT, error)
 
     def exceeds(self) -> tuple[limits.Reason, str] | None:
         """The limit that the whole body is over, and what to tell the client; None if it is served."""
         scan, settings = self._scan, self._settings
-        if not (self._is_whole and scan.brings_prediction and self._is_over()):
+        if not (self._is_whole and self._is_refused):
             return None
         if scan.size > settings.max_body_bytes:
             limit = f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES), got {scan.size}"

@@ -78,8 +78,8 @@ class PredictedOutputs:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load. The model runner calls this on every drafter when it has loaded the model, so by then
         everything has to be compiled."""
-        if self._warm_up is not None:
-            self._warm_up.finish()
+        if self._warm_up is not None and self._log is not None:
+            self._log.guard(self._warm_up.finish)
 
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """What `_update_states` has just made of the scheduler's output: called once a step, before the

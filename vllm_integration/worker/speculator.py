@@ -134,8 +134,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         """Nothing to set up: the step is one launch outside the model's graphs. The runner calls this last before
         it may serve, when it has loaded the model and knows its memory, so by then everything has to be compiled.
         """
-        if self._warm_up is not None:
-            self._warm_up.finish()
+        if self._warm_up is not None and self.log is not None:
+            self.log.finish_warm_up(self._warm_up)
 
     def capture(self) -> None:
         """Nothing to capture."""

@@ -11,6 +11,7 @@ from vllm_integration.config import adaptive
 from vllm_integration.wire import prediction as wire
 from vllm_integration.worker.debug_log import DebugLog, open_debug_log
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
+from vllm_integration.worker.warm_up import WarmUp
 
 
 class StepLog:
@@ -32,6 +33,10 @@ class StepLog:
     def on(self) -> bool:
         """Whether the log has not failed."""
         return self._files.on
+
+    def finish_warm_up(self, warm_up: WarmUp) -> None:
+        """Wait for what the log runs; a log that would have to wait for it with a request is off."""
+        self._files.guard(warm_up.finish)
 
     def add(
         self, req_id: str, prediction: wire.TokenIds | None, prompt_len: int, sampling_params: Any

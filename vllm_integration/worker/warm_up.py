@@ -21,6 +21,8 @@ logger = logging.getLogger("vllm.gpu_align")
 
 #: Seconds after which it is said.
 QUIET = 2.0
+#: Seconds that a start waits for what is compiled in the background.
+PATIENCE = 300.0
 
 
 @contextmanager
@@ -63,9 +65,12 @@ class WarmUp:
             self._thread = thread
 
     def finish(self) -> None:
-        """Wait until it is done."""
+        """Wait until it is done. Raises `TimeoutError` if it is not after `PATIENCE` seconds: who needs what is
+        being compiled would wait for it too."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(PATIENCE)
+            if self._thread.is_alive():
+                raise TimeoutError(f"{self._what} is not compiled after {PATIENCE:.0f} s")
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,216 @@
+"""Injected faults: each costs what the table of docs/vllm-internals.md says, on both model runners.
+
+Requests with predictions are served twice by a real engine. The fault happens while the first batch is served, or
+when the engine starts. Their texts are compared with those of `transformers`; what goes on in the second batch,
+and the log of the whole run, with what the table promises. A server whose engine core is killed is compared with
+one that has no plugin.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiny_llama import build, greedy_by_transformers
+from v2_harness import Request, Run, V2Engine, edited, prompt_of
+
+from tests.campaign.campaign import Campaign, Row, Tally, main
+from tests.campaign.fault_table import FAULTS, RUNNERS, Fault
+from tests.campaign.forked_server import ForkedServer, ask, is_whole, text_of
+
+K, NUM_TOKENS = 4, 14
+INJECTED_CODE = Path(__file__).with_name("injected.py")
+KILL = "kill -9 of the engine core"
+#: Faults that a short run injects.
+QUICK = ("propose", "log, write", "corrupt recipe pack")
+
+
+class Bench:
+    """A model, requests with known answers, a folder; engines with a fault in each."""
+
+    def __init__(self, c: Campaign, folder: Path) -> None:
+        self.folder = folder
+        self.model = build(folder / "model")
+        self.greedy = greedy = greedy_by_transformers(self.model)
+        prompts = [prompt_of(c.rng.randrange(10**6)) for _ in range(6)]
+        self.texts = [greedy(prompt, NUM_TOKENS) for prompt in prompts]
+        #: Verbatim, with edits, foreign, and one request without.
+        self.predictions = [
+            *self.texts[:3],
+            edited(self.texts[3], c.rng.randrange(10**6)),
+            prompt_of(c.rng.randrange(10**6)),
+            None,
+        ]
+        self.requests = [
+            Request(prompt, prediction, NUM_TOKENS, arrives=index)
+            for index, (prompt, prediction) in enumerate(zip(prompts, self.predictions, strict=True))
+        ]
+        self.file = folder / "file"
+        self.file.write_bytes(c.rng.randbytes(999))
+        self.cache = folder / "numba"
+
+    def garbled_cache(self, rng: random.Random) -> Path:
+        """What Numba has cached, each file cut short or overwritten."""
+        copy = self.folder / f"garbled-{rng.random()}"
+        shutil.copytree(self.cache, copy)
+        files = [path for path in copy.rglob("*") if path.suffix in (".nbi", ".nbc")]
+        assert files, "nothing was cached"
+        for path in files:
+            data = path.read_bytes()
+            path.write_bytes(data[: len(data) // 2] if rng.random() < 0.5 else rng.randbytes(len(data)))
+        return copy
+
+    def serve(self, fault: Fault, runner: str, cache: Path | None) -> Found:
+        directory = Path(tempfile.mkdtemp(dir=self.folder))
+        names = {"file": str(self.file), "cache": str(cache)}
+        code = f"import runpy, types\ninjected = types.SimpleNamespace(**runpy.run_path({str(INJECTED_CODE)!r}))\n"
+        after = fault.after or (fault.place and f"injected.raise_at({fault.place!r}, {fault.call})")
+        with V2Engine(
+            self.model,
+            directory,
+            num_draft_tokens=K,
+            step_log=True,
+            runner=runner,
+            environment={
+                "GPU_ALIGN_STRICT": "0",
+                "GPU_ALIGN_RECIPES": "off",
+                "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
+                **{name: value.format(**names) for name, value in fault.environment},
+            },
+            before=code + fault.before.format(**names),
+            after=code + after,
+        ) as engine:
+            first = engine.run(self.requests)
+            logs_of_first = set(engine.steps.glob("*"))
+            second = engine.run(self.requests)
+            found = set(engine.steps.iterdir()) if engine.steps.exists() else set()
+            return Found(first, second, found & logs_of_first, found - logs_of_first, _lines(engine.log))
+
+
+@dataclass
+class Found:
+    """What an engine did: its two batches, the files after each, the lines of the log."""
+
+    first: Run
+    second: Run
+    logs_of_first: set[Path]
+    logs_of_second: set[Path]
+    lines: list[str]
+
+    def differs(self, bench: Bench, fault: Fault) -> list[str]:
+        """In what this is not what the table promises; empty where it is."""
+        predicted = [index for index, prediction in enumerate(bench.predictions) if prediction is not None]
+        promised_lines = (
+            [bool(re.search(fault.line, line)) for line in self.lines] if fault.line else self.lines
+        )
+        unread = [path.name for path in self.logs_of_first | self.logs_of_second if not is_whole(path)]
+        undrafted = [i for i in predicted[:4] if not any(drafts for _, drafts, _ in self.first.of(i))]
+        kept = [answer["usage"] is not None for answer in self.second.answers]
+        drafted = sum(answer["usage"]["drafted"] for answer in self.second.answers if answer["usage"])
+        have = [index in predicted for index in range(len(kept))]
+        drafts = sum(drafts for step in self.second.steps for _, drafts, _ in step.values())
+        checks = {
+            "texts": self.first.outputs == self.second.outputs == bench.texts,
+            f"lines {self.lines}": promised_lines == [True] * bool(fault.line),
+            f"files {unread}": not unread,
+            f"drafts {drafts}": bool(drafts) == fault.drafts and bool(self.second.accepted) == fault.drafts,
+            f"refused {undrafted}": not fault.refused or len(undrafted) == fault.refused,
+            f"usage {kept}": kept == (have if fault.usage else [False] * len(kept)),
+            f"drafted {drafted}": bool(drafted) == (fault.drafts and fault.usage),
+            f"logs {len(self.logs_of_second)}": len(self.logs_of_second) == len(predicted) * fault.logs,
+        }
+        return [name for name, holds in checks.items() if not holds]
+
+
+def _lines(log: Path) -> list[str]:
+    """Ours from WARNING up, but that a step log is written."""
+    return [
+        line
+        for line in log.read_text().splitlines()
+        if re.search(r"gpu_align|served without its prediction", line)
+        and (" ERROR " in line or (" WARNING " in line and "GPU_ALIGN_DEBUG_DIR" not in line))
+    ]
+
+
+def run(c: Campaign) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(c, Path(folder))
+        for runner in RUNNERS[: 1 if c.quick else None]:
+            faults = [f for f in FAULTS if runner in f.runners and (not c.quick or f.name in QUICK)]
+            tally = c.tally(
+                f"injected faults, {runner}: each costs what the docs say", len(faults) + 1, len(faults)
+            )
+            if not c.quick:  # which fills Numba's cache
+                none = Fault("none", before="injected.cache_numba_in({cache!r})")
+                differs = bench.serve(none, runner, bench.cache).differs(bench, none)
+                tally.check(not differs, case={"runner": runner, "without a fault": differs}, count=0)
+            for fault in faults:
+                _check(tally, bench, fault, runner, c.rng)
+            names = [fault.name for fault in faults]
+            if not c.quick:
+                _check_kill(tally, bench, runner)
+                names.append(KILL)
+            yield tally.row(", ".join(names))
+
+
+def _killed(bench: Bench, runner: str, *, plugin: bool) -> dict[str, Any]:
+    """What becomes of a server whose engine core is killed while it serves six requests, after six others."""
+    directory = Path(tempfile.mkdtemp(dir=bench.folder))
+    logs = directory / "steps"
+    questions = [ask(bench.greedy, prompt_of(seed), NUM_TOKENS) for seed in range(6)]
+    long = [{**q.predicted(q.token_ids[::-1]), "max_tokens": 200} for q in questions]
+    with (
+        ForkedServer(bench.model, directory, runner, logs, plugin=plugin) as server,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        answers = pool.map(lambda q: server.chat(q.predicted(q.token_ids)), questions)
+        texts = [text_of(*answer) for answer in answers]
+        pending = [pool.submit(server.chat, body) for body in long]
+        time.sleep(0.25)
+        for pid in server.engine_cores():
+            os.kill(pid, signal.SIGKILL)
+        told = {
+            "texts": texts == [q.text for q in questions],
+            "statuses": sorted({each.result()[0] for each in pending}),
+            "server has ended": server.has_ended(60),
+        }
+    if plugin:
+        files = sorted(logs.glob("*.yaml"))
+        told["whole logs"] = [path.name for path in files if not is_whole(path)] == [] != files
+        with ForkedServer(bench.model, directory, runner, logs) as server:
+            status, answer = server.chat(questions[0].predicted(questions[0].token_ids))
+            details = answer["usage"]["completion_tokens_details"] if status == 200 else {}
+            told["after a restart"] = bool(details.get("accepted_prediction_tokens"))
+            told["logs stay"] = set(files) <= {*logs.glob("*.yaml")}
+    return told
+
+
+def _check_kill(tally: Tally, bench: Bench, runner: str) -> None:
+    without = _killed(bench, runner, plugin=False)
+    ours = _killed(bench, runner, plugin=True)
+    added = {"whole logs": True, "after a restart": True, "logs stay": True}
+    holds = without["texts"] and ours == {**without, **added}
+    tally.check(holds, case={"runner": runner, "fault": KILL, "with": ours, "without the plugin": without})
+
+
+def _check(tally: Tally, bench: Bench, fault: Fault, runner: str, rng: random.Random) -> None:
+    cache = bench.garbled_cache(rng) if "{cache" in fault.before else None
+    found = bench.serve(fault, runner, cache)
+    differs = found.differs(bench, fault)
+    tally.check(
+        not differs, case={"runner": runner, "fault": fault.name, "place": fault.place, "differs": differs}
+    )
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,181 @@
+"""Several processes: two servers on one log directory, engine cores forked or spawned, tensor-parallel ranks."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from request_server import serve
+from tiny_llama import build, greedy_by_transformers
+from v2_harness import Request, V2Engine, edited, prompt_of
+
+from tests.campaign.campaign import Campaign, Row, Tally, main
+from tests.campaign.forked_server import ForkedServer, Question, ask, chat, is_whole, text_of
+
+K, NUM_TOKENS = 4, 12
+#: Different questions; each is asked many times, of each server.
+NUM_QUESTIONS = 24
+#: Steps of the V2 runner, which the interpreter runs; the others are of V1.
+V2_STEPS = 600
+Greedy = Callable[[list[int], int], list[int]]
+
+
+def run(c: Campaign) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = build(Path(folder) / "model")
+        greedy = greedy_by_transformers(model)
+        if not c.quick:
+            yield from _servers(c, Path(folder), model, greedy)
+        yield _ranks(c, Path(folder), model, greedy)
+
+
+def _servers(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Iterator[Row]:
+    """One server is started as a user does, which spawns its engine core; the other one forks it."""
+    questions = [ask(greedy, prompt_of(c.rng.randrange(10**6)), NUM_TOKENS) for _ in range(NUM_QUESTIONS)]
+    logs = folder / "steps"
+    answers = c.tally("engine cores forked (V1, V2) and spawned (V1): answers, accepted tokens", 700, 20)
+    files = c.tally("two servers on one log directory: a whole log of each request", 600, 20)
+    with ExitStack() as stack:
+        made = [Path(tempfile.mkdtemp(dir=folder)) for _ in range(3)]
+        shared = {"GPU_ALIGN_DEBUG_DIR": str(logs), "GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off"}
+        forked = stack.enter_context(ForkedServer(model, made[0], "V1", logs))
+        spawned = stack.enter_context(serve(model, made[1], environment=shared))
+        answers.check(forked.forks(), case="V1 was not forked", count=0)
+        with ThreadPoolExecutor(8) as pool:
+            while files.goes_on():
+                _ask_both(answers, files, pool, questions, (forked.url, spawned.url), logs)
+        lines = forked.output.read_text() + spawned.output.read_text()
+    _check_lines(answers, lines)
+    with ForkedServer(model, made[2], "V2", folder / "steps of V2") as server, ThreadPoolExecutor(8) as pool:
+        answers.check(server.forks(), case="V2 was not forked", count=0)
+        while answers.goes_on():
+            got = pool.map(lambda q: server.chat(q.predicted(q.token_ids)), questions)
+            for question, (status, answer) in zip(questions, got, strict=True):
+                _check_answer(answers, question, status, answer)
+        lines = server.output.read_text()
+    _check_lines(answers, lines)
+    yield answers.row("three servers; texts are those of transformers")
+    yield files.row(f"same request ids on both, {len(list(logs.iterdir()))} files")
+
+
+def _ask_both(
+    answers: Tally,
+    files: Tally,
+    pool: ThreadPoolExecutor,
+    questions: list[Question],
+    urls: tuple[str, str],
+    logs: Path,
+) -> None:
+    """Both servers at once get requests of the same ids; what is asked under an id differs."""
+    begun = files.count
+    asked = [
+        (f"r{begun}-{index}", url, questions[(index + shift) % len(questions)])
+        for index in range(len(questions))
+        for shift, url in enumerate(urls)
+    ]
+    got = pool.map(lambda a: chat(a[1], a[2].predicted(a[2].token_ids), a[0]), asked)
+    for (_, _, question), (status, answer) in zip(asked, got, strict=True):
+        _check_answer(answers, question, status, answer)
+    for url in urls:  # a worker hears with its engine's next step that a request has ended
+        for _ in range(2):
+            chat(url, questions[0].body)
+    for http_id in dict.fromkeys(name for name, _, _ in asked):
+        texts = [question.text for name, _, question in asked if name == http_id]
+        found = sorted(logs.glob(f"chatcmpl-{http_id}-*"))
+        whole = [sum(is_whole(path, text) for path in found) for text in texts]
+        case = {"id": http_id, "files": [path.name for path in found], "whole": whole}
+        files.check(len(found) == len(texts) and whole == [1] * len(texts), case, count=len(texts))
+
+
+def _check_answer(tally: Tally, question: Question, status: int, answer: dict[str, Any]) -> None:
+    case = {"asked": question.body, "expected": question.text, "status": status, "answer": answer}
+    usage = answer["usage"]["completion_tokens_details"] if status == 200 else {}
+    accepted = usage.get("accepted_prediction_tokens", 0)
+    tally.check(text_of(status, answer) == question.text and accepted > 0, case)
+
+
+def _check_lines(tally: Tally, output: str) -> None:
+    """No line of ours from WARNING up, but that a step log is written."""
+    lines = [
+        line
+        for line in output.splitlines()
+        if "gpu_align" in line and (" ERROR " in line or " WARNING " in line) and "DEBUG_DIR" not in line
+    ]
+    tally.check(not lines, case=lines, count=0)
+
+
+def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
+    tally = c.tally("two tensor-parallel ranks: steps with equal drafts", 5_000, 100)
+    told: Counter[str] = Counter()
+    for runner, steps in (("V2", c.size(V2_STEPS, 0)), ("V1", tally.at_least)):
+        if not steps:
+            continue
+        directory = Path(tempfile.mkdtemp(dir=folder))
+        with V2Engine(
+            model,
+            directory,
+            num_draft_tokens=K,
+            environment={"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", "GPU_ALIGN_RECIPES": "off"},
+            runner=runner,
+            forks=True,
+            before=f"fork_workers(); record_drafts({str(directory)!r})",
+            tensor_parallel_size=2,
+            distributed_executor_backend="mp",
+        ) as engine:
+            for _ in range(steps):  # if nothing were drafted it would never end
+                if told[f"{runner} steps"] >= steps or not tally.goes_on():
+                    break
+                _compare(c, tally, engine, directory, greedy, told, runner)
+            tally.check(not engine.warnings(), case=engine.warnings(), count=0)
+    return tally.row(", ".join(f"{count:,} {name}" for name, count in told.items()))
+
+
+def _compare(
+    c: Campaign,
+    tally: Tally,
+    engine: V2Engine,
+    directory: Path,
+    greedy: Greedy,
+    told: Counter[str],
+    runner: str,
+) -> None:
+    """A batch of requests with predictions of several kinds, which arrive and are aborted at random; a step counts
+    where it drafts."""
+    n, requests, texts = 40, [], []
+    for index in range(8):
+        seed = c.rng.randrange(24)  # of few prompts, whose answers are known then
+        text = greedy(prompt_of(seed), n)
+        prediction = c.rng.choice(
+            [text, edited(text, seed + index), prompt_of(seed + 1, n), text[::-1], None]
+        )
+        aborted = c.rng.randrange(5, 20) if c.rng.random() < 0.1 else None
+        requests.append(Request(prompt_of(seed), prediction, n, arrives=c.rng.randrange(4), aborted=aborted))
+        texts.append(text)
+    run = engine.run(requests)
+    whole = [answer["end"] != "aborted" for answer in run.answers]
+    same = [
+        output == text for output, text, is_whole in zip(run.outputs, texts, whole, strict=True) if is_whole
+    ]
+    tally.check(
+        all(same), case={"requests": [r.as_json() for r in requests], "outputs": run.outputs}, count=0
+    )
+    told["requests"] += len(requests)
+    ranks = [(directory / f"rank-{rank}") for rank in (0, 1)]
+    first, second = (path.read_text().splitlines() for path in ranks)
+    tally.check(len(first) == len(second), case=[len(first), len(second)], count=0)
+    for left, right in zip(first, second, strict=False):
+        if any(any(drafts) for drafts in json.loads(left)[1]):
+            told[f"{runner} steps"] += 1
+            tally.check(left == right, case={"runner": runner, "rank 0": left, "rank 1": right})
+    for path in ranks:
+        path.unlink()
+
+
+if __name__ == "__main__":
+    main(run)
