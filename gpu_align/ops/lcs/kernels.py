@@ -145,6 +145,7 @@ def _lcs_code_kernel(
     is not.
     """
     SLOTS: tl.constexpr = 2 << PLANES
+    EMPTY: tl.constexpr = 0x7FFFFFFF
     o_lane = tl.arange(0, BLOCK_B * BLOCK_T)
     o_t = o_lane % BLOCK_T
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_lane // BLOCK_T
@@ -154,29 +155,32 @@ def _lcs_code_kernel(
     i_panel = tl.program_id(1)
     first = i_panel << PLANES
     b_n = tl.minimum(b_n - first, 1 << PLANES)
-    o_b = tl.minimum(o_b, B - 1)  # a compare-and-swap has no mask
     p_prediction = prediction_ptr + o_b * stride_prediction_b + first
     p_table = table_ptr + o_b * stride_table_b + i_panel * SLOTS
     for i_slot in range(0, SLOTS, BLOCK_T):
-        tl.store(p_table + i_slot + o_t, -1)
+        tl.store(p_table + i_slot + o_t, EMPTY, mask=m_b)
     tl.debug_barrier()
     o_word = tl.arange(0, BLOCK_B * BLOCK_T // 32)
     o_word_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_word // (BLOCK_T // 32)
     p_planes = planes_ptr + o_word_b * stride_planes_b + i_panel * (PLANES << (PLANES - 5)) + o_word % (BLOCK_T // 32)
+    claim = 0
     for i_n in range(0, tl.max(b_n, axis=0), BLOCK_T):
         b_code = i_n + o_t
         m_open = b_code < b_n
         b_token = tl.load(p_prediction + b_code, mask=m_open, other=0)
         b_slot = _first_slot(b_token, PLANES)
+        b_number = b_code
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
-            # No slot holds -2: a lane that has its number changes nothing.
-            b_found = tl.atomic_cas(p_table + b_slot, tl.where(m_open, -1, -2), b_code, sem="relaxed")
-            m_taken = m_open & (b_found >= 0)
-            m_same = m_taken & (tl.load(p_prediction + b_found, mask=m_taken, other=0) == b_token)
-            b_code = tl.where(m_same, b_found, b_code)
-            m_open = m_taken & ~m_same
+            # A slot goes to the earliest round that asks for it, and of that to the first position.
+            tl.atomic_min(p_table + b_slot, claim + b_code, mask=m_open, sem="relaxed")
+            claim += 1 << PLANES
+            tl.debug_barrier()
+            b_found = tl.load(p_table + b_slot, mask=m_open, other=0, cache_modifier=".cg") & ((1 << PLANES) - 1)
+            m_same = tl.load(p_prediction + b_found, mask=m_open, other=0) == b_token
+            b_number = tl.where(m_open & m_same, b_found, b_number)
+            m_open &= ~m_same
             b_slot = (b_slot + 1) & (SLOTS - 1)
-        b_codes = tl.reshape(b_code, [BLOCK_B * BLOCK_T // 32, 32])
+        b_codes = tl.reshape(b_number, [BLOCK_B * BLOCK_T // 32, 32])
         for i in tl.static_range(PLANES):
             b_plane = tl.sum(((b_codes >> (PLANES - 1 - i)) & 1) << tl.arange(0, 32)[None, :], axis=1)
             tl.store(p_planes + (i << (PLANES - 5)) + i_n // 32, b_plane, mask=o_word_b < B)
@@ -189,8 +193,9 @@ def _lcs_code_kernel(
         b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         b_slot = _first_slot(b_token, PLANES)
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
-            b_found = tl.load(p_table + b_slot, mask=m_open, other=-1, cache_modifier=".cg")
-            m_taken = b_found >= 0
+            b_found = tl.load(p_table + b_slot, mask=m_open, other=EMPTY, cache_modifier=".cg")
+            m_taken = b_found != EMPTY
+            b_found &= (1 << PLANES) - 1
             m_same = m_taken & (tl.load(p_prediction + b_found, mask=m_taken, other=0) == b_token)
             b_code = tl.where(m_same, b_found << (15 - PLANES), b_code)
             m_open = m_taken & ~m_same
