@@ -193,7 +193,7 @@ def _lcs_code_kernel(
         b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         b_slot = _first_slot(b_token, PLANES)
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
-            b_found = tl.load(p_table + b_slot, mask=m_open, other=EMPTY, cache_modifier=".cg")
+            b_found = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)
             m_taken = b_found != EMPTY
             b_found &= (1 << PLANES) - 1
             m_same = m_taken & (tl.load(p_prediction + b_found, mask=m_taken, other=0) == b_token)
@@ -263,6 +263,7 @@ def _lcs_wavefront_kernel(
     words = (tl.max(b_n, axis=0) + 63) // 64
     o_before = tl.maximum(o_lane - 1, 0)
     b_inner = (o_w > 0).to(tl.int32) * 15
+    b_ones = tl.full([BLOCK_B * BLOCK_W], -1, tl.int64)
     b_length = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
     for i_word in range(0, words, BLOCK_W):
         i_panel = i_word // BLOCK_W
@@ -270,11 +271,13 @@ def _lcs_wavefront_kernel(
         p_planes = planes_ptr + o_b * stride_planes_b + i_panel * (PLANES * 2 * BLOCK_W) + 2 * o_w
         low = _load_planes(p_planes, m_b, 2 * BLOCK_W, PLANES)
         high = _load_planes(p_planes + 1, m_b, 2 * BLOCK_W, PLANES)
-        b_v = tl.full([BLOCK_B * BLOCK_W], -1, tl.int64)
+        b_v = b_ones
         b_carries = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
         o_c = -o_w
         p_codes = codes_ptr + o_b * stride_codes_b + i_panel * ((M + 3) // 4) + o_c
         b_next = tl.load(p_codes, mask=(o_c >= 0) & (o_c < b_chunks), other=-1)
+        if history_ptr is not None:
+            p_history = history_ptr + o_b * stride_history_b + o_c.to(tl.int64) * 4 * stride_history_m + 2 * o_word
         for _ in range(tl.max(b_chunks, axis=0) + tl.minimum(words - i_word, BLOCK_W) - 1):
             b_chunk = b_next
             p_codes += 1
@@ -306,20 +309,22 @@ def _lcs_wavefront_kernel(
                 if history_ptr is not None:
                     o_t = o_c * 4 + k
                     m_t = (o_t >= 0) & (o_t < b_m)
-                    p_history = history_ptr + o_b * stride_history_b + o_t.to(tl.int64) * stride_history_m
-                    p_history += 2 * o_word
                     tl.store(p_history, b_v.to(tl.int32), mask=m_t & (o_word * 64 < N))
                     tl.store(p_history + 1, (b_v >> 32).to(tl.int32), mask=m_t & (o_word * 64 + 32 < N))
+                    p_history += stride_history_m
             if carry_ptr is not None:
                 m_last = m_c & (o_w == BLOCK_W - 1) & (o_word + 1 < words)
                 tl.store(p_carry, b_carries.to(tl.int8), mask=m_last)
             o_c = tl.add(o_c, 1, sanitize_overflow=False)
         if carry_ptr is not None:
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
-        b_count = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
-        for k in range(64):
-            m_n = o_word * 64 + k < b_n  # bits past the end may be anything
-            b_count += tl.where(m_n, (~b_v >> k).to(tl.int32) & 1, 0)
+        b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
+        b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
+        b_count = ~b_v
+        for i in tl.static_range(6):  # pairs of fields of 2**i bits, each a count, become one
+            b_even = b_count & (((1 << 64) - 1) // ((1 << (1 << i)) + 1))
+            b_count = b_even + ((b_count >> (1 << i)) & (((1 << 64) - 1) // ((1 << (1 << i)) + 1)))
+        b_count = b_count.to(tl.int32)
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count
