@@ -45,15 +45,29 @@ class Config:
     unaligned: frozenset[str] = frozenset()
 
 
+def _lcs_planes(words: int) -> int:
+    return (32 * words).bit_length() - 1
+
+
+def _lcs_code() -> list[Config]:
+    # Words of a panel for predictions of 1k, 4k and 16k tokens or more, as below.
+    return [
+        Config(f"code {words}", {"BLOCK_B": 1, "BLOCK_T": tokens, "PLANES": _lcs_planes(words)}, tokens // 256,
+            types={"codes_ptr": "*i16"})
+        for words, tokens in ((32, 1024), (128, 4096), (512, 4096))
+    ]
+
+
 def _lcs_wavefront() -> list[Config]:
-    # Words for predictions of 1k, 8k and 32k tokens; the last goes through in two panels, hence its carry.
+    # Longer predictions than 16k tokens go through in several panels, hence the last one's carry.
     uses = {"length": set(), "prefix_row": {"row_ptr"}, "edit_script": {"history_ptr"}}
     found = []
-    for words in (32, 256, 512):
+    for words in (32, 128, 512):
         for name, used in uses.items():
             unused = {"row_ptr", "history_ptr"} - used | ({"carry_ptr"} if words < 512 else set())
-            constants = {"BLOCK_B": 1, "BLOCK_W": words, **dict.fromkeys(sorted(unused))}
-            found.append(Config(f"{name} {words}", constants, words // 32))
+            constants = {"BLOCK_B": 1, "BLOCK_W": words // 2, "PLANES": _lcs_planes(words)}
+            constants.update(dict.fromkeys(sorted(unused)))
+            found.append(Config(f"{name} {words}", constants, max(words // 64, 1), types={"codes_ptr": "*i64"}))
     return found
 
 
@@ -61,6 +75,7 @@ _MATCH = {"MAX_LENGTH": 64, "BLOCK_N": 1024}
 
 #: ``operation.kernel`` → how its launcher calls it.
 CONFIGS: dict[str, list[Config]] = {
+    "lcs._lcs_code_kernel": _lcs_code(),
     "lcs._lcs_wavefront_kernel": _lcs_wavefront(),
     "lcs._lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
     "suffix_match._suffix_match_kernel": [

@@ -25,7 +25,7 @@ Names: i_ program index, o_ offsets, p_ pointer, b_ block of values, m_ mask. Ev
 import triton
 import triton.language as tl
 
-from ..constexprs import WINDOW, WORD
+from ..constexprs import HASH, WINDOW, WORD
 
 _WORDS = tl.constexpr(WINDOW // WORD)
 
@@ -80,19 +80,12 @@ def _extend_row(b_words, p_tokens, num_tokens, anchor, token):
 
 
 @triton.jit
-def _load_words(p_prediction, stride_n, o_word, b_n):
-    """Return the tokens [32, LANES] of the words `o_word` and which of their bits [LANES] lie past the end.
-
-    One thread should hold all 32 tokens of its word, so that the match mask needs no exchange between
-    threads. Triton spreads addresses that it knows to be adjacent over threads; a `stride_n` that it cannot
-    know to be 1 keeps the 32 tokens of a word (dimension 0) in one thread.
-    """
-    o_k = tl.arange(0, 32)[:, None]
-    o_n = o_word[None, :] * 32 + o_k
-    m_n = o_n < b_n[None, :]
-    # Any int32 may be a token, so there is no sentinel to mask the end with.
-    b_tokens = tl.load(p_prediction[None, :] + o_n.to(tl.int64) * stride_n, mask=m_n, other=0)
-    return b_tokens, tl.sum(tl.where(m_n, 0, 1 << o_k), axis=0)
+def _load_planes(p_planes, m_b, stride, PLANES: tl.constexpr):
+    """A tuple of PLANES loads, in registers from then on."""
+    planes = (tl.load(p_planes, mask=m_b, other=0),)
+    for i in tl.static_range(1, PLANES):
+        planes = planes + (tl.load(p_planes + i * stride, mask=m_b, other=0),)
+    return planes
 
 
 @triton.jit
@@ -101,11 +94,120 @@ def _load_clamped(ptr, o_b, m_b, limit):
     return tl.minimum(tl.maximum(tl.load(ptr + o_b, mask=m_b, other=0), 0), limit)
 
 
+@triton.jit
+def _first_slot(b_token, PLANES: tl.constexpr):
+    """Where the search for a token begins in 2 << PLANES slots, int32."""
+    return (((b_token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
+
+
 @triton.jit(
     do_not_specialize=[
         "stride_context_b",
         "stride_prediction_b",
-        "stride_prediction_n",
+        "stride_table_b",
+        "stride_codes_b",
+        "stride_planes_b",
+        "B",
+        "M",
+        "N",
+    ]
+)
+def _lcs_code_kernel(
+    context_ptr,  # [B, M] int32
+    stride_context_b,
+    context_len_ptr,  # [B] int32
+    prediction_ptr,  # [B, N] int32
+    stride_prediction_b,
+    prediction_len_ptr,  # [B] int32
+    table_ptr,  # [B, panels, 2 * panel tokens] int32: a position in the panel, or -1
+    stride_table_b,
+    codes_ptr,  # [B, panels, chunks, 4] int16
+    stride_codes_b,
+    planes_ptr,  # [B, panels, PLANES, panel words] int32
+    stride_planes_b,
+    B,
+    M,
+    N,
+    BLOCK_B: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    PLANES: tl.constexpr,
+):
+    """Number the tokens of a panel, 1 << PLANES tokens of a prediction, and the context's by the same numbers.
+
+    number = {}
+    for j, token in enumerate(panel):
+        code = number.setdefault(token, j)
+        planes[i] bit j = bit PLANES - 1 - i of code, for i in range(PLANES)
+    for t, token in enumerate(context):
+        codes[t] = number[token] << (15 - PLANES) if token in number else -1
+
+    `number` is a hash table with linear probing, twice as large as the panel; a slot holds a token's position. Of
+    equal tokens that come at once any may be first: which number they have is left to chance, that it is the same
+    is not.
+    """
+    SLOTS: tl.constexpr = 2 << PLANES
+    EMPTY: tl.constexpr = 0x7FFFFFFF
+    o_lane = tl.arange(0, BLOCK_B * BLOCK_T)
+    o_t = o_lane % BLOCK_T
+    o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_lane // BLOCK_T
+    m_b = o_b < B
+    b_m = _load_clamped(context_len_ptr, o_b, m_b, M)
+    b_n = _load_clamped(prediction_len_ptr, o_b, m_b, N)
+    i_panel = tl.program_id(1)
+    first = i_panel << PLANES
+    b_n = tl.minimum(b_n - first, 1 << PLANES)
+    p_prediction = prediction_ptr + o_b * stride_prediction_b + first
+    p_table = table_ptr + o_b * stride_table_b + i_panel * SLOTS
+    for i_slot in range(0, SLOTS, BLOCK_T):
+        tl.store(p_table + i_slot + o_t, EMPTY, mask=m_b)
+    tl.debug_barrier()
+    o_word = tl.arange(0, BLOCK_B * BLOCK_T // 32)
+    o_word_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_word // (BLOCK_T // 32)
+    p_planes = planes_ptr + o_word_b * stride_planes_b + i_panel * (PLANES << (PLANES - 5)) + o_word % (BLOCK_T // 32)
+    claim = 0
+    for i_n in range(0, tl.max(b_n, axis=0), BLOCK_T):
+        b_code = i_n + o_t
+        m_open = b_code < b_n
+        b_token = tl.load(p_prediction + b_code, mask=m_open, other=0)
+        b_slot = _first_slot(b_token, PLANES)
+        b_number = b_code
+        while tl.max(m_open.to(tl.int32), axis=0) > 0:
+            # A slot goes to the earliest round that asks for it, and of that to the first position.
+            tl.atomic_min(p_table + b_slot, claim + b_code, mask=m_open, sem="relaxed")
+            claim += 1 << PLANES
+            tl.debug_barrier()
+            b_found = tl.load(p_table + b_slot, mask=m_open, other=0, cache_modifier=".cg") & ((1 << PLANES) - 1)
+            m_same = tl.load(p_prediction + b_found, mask=m_open, other=0) == b_token
+            b_number = tl.where(m_open & m_same, b_found, b_number)
+            m_open &= ~m_same
+            b_slot = (b_slot + 1) & (SLOTS - 1)
+        b_codes = tl.reshape(b_number, [BLOCK_B * BLOCK_T // 32, 32])
+        for i in tl.static_range(PLANES):
+            b_plane = tl.sum(((b_codes >> (PLANES - 1 - i)) & 1) << tl.arange(0, 32)[None, :], axis=1)
+            tl.store(p_planes + (i << (PLANES - 5)) + i_n // 32, b_plane, mask=o_word_b < B)
+    tl.debug_barrier()
+    chunks = (M + 3) // 4
+    p_codes = codes_ptr + o_b * stride_codes_b + i_panel * (chunks * 4)
+    for i_t in range(0, tl.max(b_m, axis=0), BLOCK_T):
+        m_open = i_t + o_t < b_m
+        b_token = tl.load(context_ptr + o_b * stride_context_b + i_t + o_t, mask=m_open, other=0)
+        b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
+        b_slot = _first_slot(b_token, PLANES)
+        while tl.max(m_open.to(tl.int32), axis=0) > 0:
+            b_found = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)
+            m_taken = b_found != EMPTY
+            b_found &= (1 << PLANES) - 1
+            m_same = m_taken & (tl.load(p_prediction + b_found, mask=m_taken, other=0) == b_token)
+            b_code = tl.where(m_same, b_found << (15 - PLANES), b_code)
+            m_open = m_taken & ~m_same
+            b_slot = (b_slot + 1) & (SLOTS - 1)
+        tl.store(p_codes + i_t + o_t, b_code.to(tl.int16), mask=m_b & (i_t + o_t < chunks * 4))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "stride_codes_b",
+        "stride_planes_b",
         "stride_row_b",
         "stride_history_b",
         "stride_history_m",
@@ -113,15 +215,15 @@ def _load_clamped(ptr, o_b, m_b, limit):
         "B",
         "M",
         "N",
+        "two",
     ]
 )
 def _lcs_wavefront_kernel(
-    context_ptr,  # [B, M] int32
-    stride_context_b,
+    codes_ptr,  # [B, panels, chunks] int64: four codes of 16 bits
+    stride_codes_b,
+    planes_ptr,  # [B, panels, PLANES, panel words] int32
+    stride_planes_b,
     context_len_ptr,  # [B] int32
-    prediction_ptr,  # [B, N] int32
-    stride_prediction_b,
-    stride_prediction_n,  # 1, see _load_words
     prediction_len_ptr,  # [B] int32
     length_ptr,  # [B] int32: LCS of the two
     row_ptr,  # [B, N + 1] int32 or None: LCS of the context and every prefix of the prediction
@@ -134,17 +236,22 @@ def _lcs_wavefront_kernel(
     B,
     M,
     N,
+    two,  # 2
     BLOCK_B: tl.constexpr,
     BLOCK_W: tl.constexpr,
+    PLANES: tl.constexpr,
 ):
-    """LCS of a context and a prediction, as a wavefront over the table of (word, token) cells.
+    """LCS of a context and a prediction, as a wavefront over the table of (word, chunk) cells.
 
-    for panel in range(0, words, BLOCK_W):             # words of the prediction, BLOCK_W at a time
+    for panel in range(0, words, BLOCK_W):             # words of 64 tokens, BLOCK_W at a time
         V[:] = ones
-        for d in range(m + BLOCK_W - 1):               # anti-diagonals
+        for d in range(chunks + BLOCK_W - 1):          # anti-diagonals
             for w in range(BLOCK_W):                   # lanes, all at once
-                t = d - w                              # this lane's token; its carry in came out of
-                V[w], carry[w] = step(V[w], context[t], carry[w - 1] of the last diagonal)
+                carries[w] = carries[w - 1] of the last diagonal
+                for k in range(4):                     # the tokens of this lane's chunk, d - w
+                    code = codes[d - w][k]
+                    M = code >= 0 and the bits j with planes[i] bit j == bit i of code for all i
+                    V[w], carries[w][k] = step(V[w], M, carries[w][k])
         length += zeros(V)
     """
     o_lane = tl.arange(0, BLOCK_B * BLOCK_W)
@@ -153,51 +260,78 @@ def _lcs_wavefront_kernel(
     m_b = o_b < B
     b_m = _load_clamped(context_len_ptr, o_b, m_b, M)
     b_n = _load_clamped(prediction_len_ptr, o_b, m_b, N)
-    p_context = context_ptr + o_b * stride_context_b
-    p_prediction = prediction_ptr + o_b * stride_prediction_b
+    b_chunks = (b_m + 3) // 4
+    words = (tl.max(b_n, axis=0) + 63) // 64
     o_before = tl.maximum(o_lane - 1, 0)
-    b_inner = (o_w > 0).to(tl.int32)
-    b_bits = 1 << tl.arange(0, 32)[:, None]
-    words = (tl.max(b_n, axis=0) + 31) // 32
-    tokens = tl.max(b_m, axis=0)
+    b_inner = (o_w > 0).to(tl.int32) * 15
+    b_ones = tl.full([BLOCK_B * BLOCK_W], -1, tl.int64)
     b_length = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
     for i_word in range(0, words, BLOCK_W):
+        i_panel = i_word // BLOCK_W
         o_word = i_word + o_w
-        b_tokens, b_past = _load_words(p_prediction, stride_prediction_n, o_word, b_n)
-        b_v = tl.full([BLOCK_B * BLOCK_W], -1, tl.int32)
-        b_carry = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
-        o_t = -o_w
-        for _ in range(tokens + tl.minimum(words - i_word, BLOCK_W) - 1):
-            m_t = (o_t >= 0) & (o_t < b_m)
-            b_token = tl.load(p_context + o_t, mask=m_t, other=0)
-            b_in = tl.gather(b_carry, o_before, axis=0) & b_inner
+        p_planes = planes_ptr + o_b * stride_planes_b + i_panel * (PLANES * 2 * BLOCK_W) + 2 * o_w
+        low = _load_planes(p_planes, m_b, 2 * BLOCK_W, PLANES)
+        high = _load_planes(p_planes + 1, m_b, 2 * BLOCK_W, PLANES)
+        b_v = b_ones
+        b_carries = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
+        o_c = -o_w
+        p_codes = codes_ptr + o_b * stride_codes_b + i_panel * ((M + 3) // 4) + o_c
+        b_next = tl.load(p_codes, mask=(o_c >= 0) & (o_c < b_chunks), other=-1)
+        if history_ptr is not None:
+            p_history = history_ptr + o_b * stride_history_b + o_c.to(tl.int64) * 4 * stride_history_m + 2 * o_word
+        for _ in range(tl.max(b_chunks, axis=0) + tl.minimum(words - i_word, BLOCK_W) - 1):
+            b_chunk = b_next
+            p_codes += 1
+            b_next = tl.load(p_codes, mask=(o_c >= -1) & (o_c + 1 < b_chunks), other=-1)
+            b_in = tl.gather(b_carries, o_before, axis=0) & b_inner
             if carry_ptr is not None:
-                # The first lane's carry in left the last lane of the panel before.
-                p_carry = carry_ptr + o_b * stride_carry_b + o_t
-                b_in |= tl.load(p_carry, mask=m_t & (o_w == 0) & (o_word > 0), other=0).to(tl.int32)
-            # A lane without a token adds nothing and has no carry in: it keeps its word.
-            b_match = tl.sum(tl.where((b_tokens == b_token[None, :]) & m_t[None, :], b_bits, 0), axis=0)
-            b_u = b_v & b_match
-            b_sum = tl.add(tl.add(b_v, b_u, sanitize_overflow=False), b_in, sanitize_overflow=False)
-            b_carry = ((b_u | (b_v & ~b_sum)) >> 31) & 1
-            b_v = b_sum | (b_v ^ b_u)
+                # The first lane's carries in left the last lane of the panel before.
+                m_c = (o_c >= 0) & (o_c < b_chunks)
+                p_carry = carry_ptr + o_b * stride_carry_b + o_c
+                b_in |= tl.load(p_carry, mask=m_c & (o_w == 0) & (o_word > 0), other=0).to(tl.int32)
+            b_carries = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
+            for k in tl.static_range(4):
+                b_code = (b_chunk << (48 - 16 * k) >> 32).to(tl.int32)
+                b_low = b_code >> 31
+                b_high = b_low
+                for i in tl.static_range(PLANES):
+                    # A product with a number unknown to the compiler; a shift would take the pipe of the logic.
+                    b_code = tl.mul(b_code, two, sanitize_overflow=False)
+                    b_bit = b_code >> 31
+                    b_low |= low[i] ^ b_bit
+                    b_high |= high[i] ^ b_bit
+                b_differ = (b_high.to(tl.int64) << 32) | b_low.to(tl.uint32, bitcast=True).to(tl.int64)
+                b_u = b_v & ~b_differ
+                b_sum = tl.add(b_v, b_u, sanitize_overflow=False)
+                b_sum = tl.add(b_sum, ((b_in >> (3 - k)) & 1).to(tl.int64), sanitize_overflow=False)
+                b_out = b_u | (b_v & ~b_sum)
+                b_carries = (b_carries << 1) | ((b_out >> 63) & 1).to(tl.int32)
+                b_v = b_sum | (b_v ^ b_u)
+                if history_ptr is not None:
+                    o_t = o_c * 4 + k
+                    m_t = (o_t >= 0) & (o_t < b_m)
+                    tl.store(p_history, b_v.to(tl.int32), mask=m_t & (o_word * 64 < N))
+                    tl.store(p_history + 1, (b_v >> 32).to(tl.int32), mask=m_t & (o_word * 64 + 32 < N))
+                    p_history += stride_history_m
             if carry_ptr is not None:
-                m_last = m_t & (o_w == BLOCK_W - 1) & (o_word + 1 < words)
-                tl.store(p_carry, b_carry.to(tl.int8), mask=m_last)
-            if history_ptr is not None:
-                p_history = history_ptr + o_b * stride_history_b + o_t.to(tl.int64) * stride_history_m
-                tl.store(p_history + o_word, b_v, mask=m_t & (o_word < words))
-            o_t = tl.add(o_t, 1, sanitize_overflow=False)
+                m_last = m_c & (o_w == BLOCK_W - 1) & (o_word + 1 < words)
+                tl.store(p_carry, b_carries.to(tl.int8), mask=m_last)
+            o_c = tl.add(o_c, 1, sanitize_overflow=False)
         if carry_ptr is not None:
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
-        b_v |= b_past
-        b_count = tl.sum((~b_v[None, :] >> tl.arange(0, 32)[:, None]) & 1, axis=0)
+        b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
+        b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
+        b_count = ~b_v
+        for i in tl.static_range(6):  # pairs of fields of 2**i bits, each a count, become one
+            b_even = b_count & (((1 << 64) - 1) // ((1 << (1 << i)) + 1))
+            b_count = b_even + ((b_count >> (1 << i)) & (((1 << 64) - 1) // ((1 << (1 << i)) + 1)))
+        b_count = b_count.to(tl.int32)
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count
-            for k in range(32):
-                b_row += (~b_v >> k) & 1
-                o_n = o_word * 32 + k
+            for k in range(64):
+                b_row += (~b_v >> k).to(tl.int32) & 1
+                o_n = o_word * 64 + k
                 tl.store(row_ptr + o_b * stride_row_b + 1 + o_n, b_row, mask=o_n < b_n)
         b_total = tl.broadcast_to(tl.sum(b_counts, axis=1)[:, None], [BLOCK_B, BLOCK_W])
         b_length += tl.reshape(b_total, [BLOCK_B * BLOCK_W])

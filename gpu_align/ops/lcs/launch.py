@@ -12,6 +12,7 @@ from gpu_align.ops._check import Backend, check_tensor, resolve_backend
 # Words a program holds at once, a lane each: past these the registers of a thread no longer hold the 32
 # tokens of its word and everything else. Wider predictions go through in panels.
 _MAX_BLOCK_WORDS = 512
+_MAX_BLOCK_TOKENS = 4096  # that _lcs_code_kernel looks up at once
 _MIN_BLOCK_WORDS = 4
 # The interpreter pays by the operation, not by its width.
 _INTERPRETER_REQUESTS = 64
@@ -26,6 +27,40 @@ class EditScript(NamedTuple):
 
     op: torch.Tensor
     length: torch.Tensor
+
+
+class LcsWorkspace(NamedTuple):
+    """Scratch of one call, from `lcs_workspace`. The contents before and after mean nothing.
+
+    Predictions are numbered in panels of `block_words` words of 32 tokens; W = `block_words`, P panels.
+    """
+
+    table: torch.Tensor  # [B, P, 64 * W] int32: a hash table of a panel's tokens
+    codes: torch.Tensor  # [B, P, ceil(M / 4)] int64: the numbers of the context's tokens, four at a time
+    planes: torch.Tensor  # [B, P, log2(32 * W), W] int32: the numbers of the panel's tokens, bit by bit
+
+
+def lcs_workspace(
+    batch: int,
+    max_context_len: int,
+    max_prediction_len: int,
+    *,
+    device: torch.device | str,
+    block_words: int | None = None,
+) -> LcsWorkspace:
+    """Allocate the scratch of the LCS operations for contexts [batch, max_context_len] and their predictions.
+
+    12 bytes a prediction token, or up to twice that where the length is no power of two, and 2 a context token;
+    predictions longer than 16,384 tokens take that for each panel of so many. `block_words` as in `lcs_length`.
+
+    Raises:
+        ValueError: a negative length, or a bad `block_words`.
+    """
+    if batch < 0 or max_context_len < 0:
+        raise ValueError(f"batch, max_context_len: expected 0 or more, found {batch}, {max_context_len}")
+    words = _choose_block_words(32 * lcs_row_words(max_prediction_len), block_words)
+    shapes = _workspace_shapes(batch, max_context_len, max_prediction_len, words)
+    return LcsWorkspace(*(torch.empty(s, dtype=dtype, device=device) for dtype, s in shapes.values()))
 
 
 def lcs_row_words(max_prediction_len: int) -> int:
@@ -47,6 +82,7 @@ def lcs_length(
     *,
     out: torch.Tensor | None = None,
     carry: torch.Tensor | None = None,
+    workspace: LcsWorkspace | None = None,
     backend: Backend = "auto",
     block_words: int | None = None,
 ) -> torch.Tensor:
@@ -88,12 +124,12 @@ def lcs_length(
     check_tensor("out", out, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
     block_words = _choose_block_words(prediction.shape[1], block_words)
-    carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
+    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_length_reference  # late: it brings Numba, where that is installed
 
         return lcs_length_reference(*inputs, out=out)
-    _launch_wavefront(*inputs, length=out, carry=carry, block_words=block_words)
+    _launch_wavefront(*inputs, length=out, carry=carry, workspace=workspace)
     return out
 
 
@@ -106,6 +142,7 @@ def lcs_prefix_row(
     out: torch.Tensor | None = None,
     length: torch.Tensor | None = None,
     carry: torch.Tensor | None = None,
+    workspace: LcsWorkspace | None = None,
     backend: Backend = "auto",
     block_words: int | None = None,
 ) -> torch.Tensor:
@@ -137,14 +174,14 @@ def lcs_prefix_row(
     check_tensor("length", length, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
     block_words = _choose_block_words(N, block_words)
-    carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
+    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_prefix_row_reference  # late: it brings Numba, where that is installed
 
         lcs_prefix_row_reference(*inputs, out=out)
         length.copy_(out[:, -1])
         return out
-    _launch_wavefront(*inputs, length=length, row=out, carry=carry, block_words=block_words)
+    _launch_wavefront(*inputs, length=length, row=out, carry=carry, workspace=workspace)
     return out
 
 
@@ -157,6 +194,7 @@ def lcs_edit_script(
     out: EditScript | None = None,
     history: torch.Tensor | None = None,
     carry: torch.Tensor | None = None,
+    workspace: LcsWorkspace | None = None,
     backend: Backend = "auto",
     block_words: int | None = None,
 ) -> EditScript:
@@ -200,7 +238,7 @@ def lcs_edit_script(
         check_tensor("history", history, dtype=int32, shape=[B, M, W], device=device)
     inputs = (context, context_len, prediction, prediction_len)
     block_words = _choose_block_words(N, block_words)
-    carry = _carry(context, prediction, carry, block_words, resolve_backend(backend, context))
+    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_edit_script_reference  # late: it brings Numba, where that is installed
 
@@ -208,7 +246,7 @@ def lcs_edit_script(
         return out
     if history is None:
         history = torch.empty(B, M, W, dtype=int32, device=device)
-    _launch_wavefront(*inputs, length=out.length, history=history, carry=carry, block_words=block_words)
+    _launch_wavefront(*inputs, length=out.length, history=history, carry=carry, workspace=workspace)
     _launch_walk(history, context_len, prediction_len, op=out.op, length=out.length)
     return out
 
@@ -225,19 +263,40 @@ def _check_pairs(
     return B, M, prediction.shape[1]
 
 
-def _carry(
+def _scratch(
     context: torch.Tensor,
     prediction: torch.Tensor,
     carry: torch.Tensor | None,
+    workspace: LcsWorkspace | None,
     block_words: int,
     backend: str,
-) -> torch.Tensor | None:
-    """Check or allocate the carries between panels; None where one panel spans every prediction."""
+) -> tuple[torch.Tensor | None, LcsWorkspace | None]:
+    """Check or allocate the carries between panels, None where one panel is enough, and the workspace.
+
+    The reference needs neither; what it is given is checked all the same.
+    """
+    (B, M), N, device = context.shape, prediction.shape[1], context.device
     if carry is not None:
-        check_tensor("carry", carry, dtype=torch.int8, shape=context.shape, device=context.device)
-    if backend == "reference" or lcs_row_words(prediction.shape[1]) <= block_words:
-        return None
-    return torch.empty(context.shape, dtype=torch.int8, device=context.device) if carry is None else carry
+        check_tensor("carry", carry, dtype=torch.int8, shape=[B, M], device=device)
+    for name, (dtype, shape) in _workspace_shapes(B, M, N, block_words).items() if workspace else ():
+        check_tensor(f"workspace.{name}", getattr(workspace, name), dtype=dtype, shape=shape, device=device)
+    if backend == "reference":
+        return None, None
+    if lcs_row_words(N) <= block_words:
+        carry = None
+    elif carry is None:
+        carry = torch.empty(B, M, dtype=torch.int8, device=device)
+    return carry, workspace or lcs_workspace(B, M, N, device=device, block_words=block_words)
+
+
+def _workspace_shapes(B: int, M: int, N: int, block_words: int) -> dict[str, tuple[torch.dtype, list[int]]]:
+    """Return dtype and shape of every tensor of an `LcsWorkspace`."""
+    panels = max(triton.cdiv(lcs_row_words(N), block_words), 1)
+    return {
+        "table": (torch.int32, [B, panels, 2 * 32 * block_words]),
+        "codes": (torch.int64, [B, panels, triton.cdiv(M, 4)]),
+        "planes": (torch.int32, [B, panels, (32 * block_words - 1).bit_length(), block_words]),
+    }
 
 
 def _launch_wavefront(
@@ -250,38 +309,66 @@ def _launch_wavefront(
     row: torch.Tensor | None = None,
     history: torch.Tensor | None = None,
     carry: torch.Tensor | None,
-    block_words: int,
+    workspace: LcsWorkspace | None,
 ) -> None:
-    """Launch `_lcs_wavefront_kernel`; `carry` is needed where a prediction spans several panels."""
+    """Launch `_lcs_code_kernel` and `_lcs_wavefront_kernel`; `carry` is needed where a prediction spans panels."""
     # Imported here: a kernel module reads TRITON_INTERPRET when it is loaded, and the CPU path needs none.
-    from gpu_align.ops.lcs.kernels import _lcs_wavefront_kernel
+    from gpu_align.ops.lcs.kernels import _lcs_code_kernel, _lcs_wavefront_kernel
 
     B, M = context.shape
+    N = prediction.shape[1]
+    if B == 0 or workspace is None:
+        return
     block_requests = _block_requests(B, context)
-    if B:
-        _lcs_wavefront_kernel[(triton.cdiv(B, block_requests),)](
-            context,
-            context.stride(0),
-            context_len,
-            prediction,
-            prediction.stride(0),
-            1,
-            prediction_len,
-            length,
-            row,
-            0 if row is None else row.stride(0),
-            history,
-            0 if history is None else history.stride(0),
-            0 if history is None else history.stride(1),
-            carry,
-            0 if carry is None else carry.stride(0),
-            B,
-            M,
-            prediction.shape[1],
-            BLOCK_B=block_requests,
-            BLOCK_W=block_words,
-            num_warps=_num_warps(block_words),
-        )
+    table, codes, planes = workspace
+    num_planes = planes.shape[2]
+    block_tokens = min(1 << num_planes, _MAX_BLOCK_TOKENS)
+    _lcs_code_kernel[(triton.cdiv(B, block_requests), planes.shape[1])](
+        context,
+        context.stride(0),
+        context_len,
+        prediction,
+        prediction.stride(0),
+        prediction_len,
+        table,
+        table.stride(0),
+        codes.view(torch.int16),
+        4 * codes.stride(0),
+        planes,
+        planes.stride(0),
+        B,
+        M,
+        N,
+        BLOCK_B=block_requests,
+        BLOCK_T=block_tokens,
+        PLANES=num_planes,
+        num_warps=_code_warps(block_tokens),
+    )
+    lanes = planes.shape[3] // 2
+    _lcs_wavefront_kernel[(triton.cdiv(B, block_requests),)](
+        codes,
+        codes.stride(0),
+        planes,
+        planes.stride(0),
+        context_len,
+        prediction_len,
+        length,
+        row,
+        0 if row is None else row.stride(0),
+        history,
+        0 if history is None else history.stride(0),
+        0 if history is None else history.stride(1),
+        carry,
+        0 if carry is None else carry.stride(0),
+        B,
+        M,
+        N,
+        2,
+        BLOCK_B=block_requests,
+        BLOCK_W=lanes,
+        PLANES=num_planes,
+        num_warps=max(lanes // 32, 1),
+    )
 
 
 def _launch_walk(
@@ -317,7 +404,7 @@ def _launch_walk(
 
 
 def _choose_block_words(prediction_len: int, block_words: int | None) -> int:
-    """Return the lanes of a program: enough for the widest prediction, within what registers hold."""
+    """Return the words of a panel, two a lane: enough for the widest prediction, within what registers hold."""
     if block_words is None:
         words = max((prediction_len + 31) // 32, _MIN_BLOCK_WORDS)
         return min(1 << (words - 1).bit_length(), _MAX_BLOCK_WORDS)
@@ -325,7 +412,7 @@ def _choose_block_words(prediction_len: int, block_words: int | None) -> int:
         raise ValueError(
             f"block_words: expected a power of two up to {_MAX_BLOCK_WORDS}, found {block_words}"
         )
-    return block_words
+    return max(block_words, 2)
 
 
 def _block_requests(B: int, t: torch.Tensor) -> int:
@@ -333,6 +420,6 @@ def _block_requests(B: int, t: torch.Tensor) -> int:
     return 1 if t.device.type == "cuda" else min(triton.next_power_of_2(max(B, 1)), _INTERPRETER_REQUESTS)
 
 
-def _num_warps(block_words: int) -> int:
-    """Return the warps of a program: one word a thread, so that its 32 tokens fit in registers."""
-    return max(block_words // 32, 1)
+def _code_warps(block_tokens: int) -> int:
+    """Return the warps of `_lcs_code_kernel`: a thread has eight tokens, so that their searches overlap."""
+    return max(block_tokens // 256, 1)
