@@ -101,12 +101,14 @@ class Trace:
         issued: index of an instruction → cycles from its issue to the next one's, but for scoreboards.
         waited: index of an instruction → cycles that others waited for its result.
         count: index → how often it was issued.
+        busy: pipe → cycles for which it was, all warps together.
     """
 
     cycles: int = 0
     issued: Counter[int] = field(default_factory=Counter)
     waited: Counter[int] = field(default_factory=Counter)
     count: Counter[int] = field(default_factory=Counter)
+    busy: Counter[str] = field(default_factory=Counter)
 
 
 class Warp(Registers):
@@ -142,6 +144,7 @@ class Warp(Registers):
             latency, busy = self._execute(ins, mask, start) if mask.any() else (0, 1)
             c = ins.control
             self.pipes[_pipe(ins)] = start + busy
+            trace.busy[_pipe(ins)] += busy
             if c.write != NONE:
                 self.boards[c.write] = max(self.boards[c.write], (start + latency, pc))
             if c.read != NONE:
