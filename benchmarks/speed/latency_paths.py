@@ -1,7 +1,7 @@
 """Requests in states that a step may find them in, and the compiled step run on them.
 
-A drafter on the CPU brings a request to where it is; its tensors are the memory that the compiled kernel then runs on,
-and its drafts are compared with the reference's: a path that ends elsewhere is no path.
+A drafter on the CPU brings a request to where it is; its tensors are the memory that the compiled kernel then runs
+on, and its drafts are compared with the reference's: a path that ends elsewhere is no path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.speed.sass import Program
-from benchmarks.speed.sass_warp import STACK, Latencies, Machine, Memory, Trace
+from benchmarks.speed.sass_memory import STACK, Latencies, Memory
+from benchmarks.speed.sass_warp import Machine, Trace
 from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_texts
 from gpu_align import Drafter
 

@@ -110,11 +110,16 @@ def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
 
 
 def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:
-    import triton
-
     done = compile_kernel(kernel, config, target)
     if TARGETS[target][0] == "hip":
         return read_amd(done.asm["amdgcn"], done.metadata.shared)
+    return read_cubin(done)
+
+
+def read_cubin(done: Any) -> dict[str, Any]:
+    """The fields of a row from what `compile_kernel` made for an NVIDIA GPU."""
+    import triton
+
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(done.asm["cubin"])
         file.flush()
