@@ -57,7 +57,9 @@ class Compiler:
     def __call__(self, launch: Launch) -> Compiled:
         key = f"{launch.kernel.fn.__name__} {launch.constants} {launch.num_warps}"
         if key not in self.compiled:
-            config = Config("", launch.constants, launch.num_warps)
+            # Triton asks such an argument nothing, so it does not know its alignment.
+            unknown = frozenset(p.name for p in launch.kernel.params if p.do_not_specialize)
+            config = Config("", launch.constants, launch.num_warps, unaligned=unknown)
             done = static_check.compile_kernel(launch.kernel, config, self.target)
             registers = static_check.read_cubin(done)["registers"]
             self.compiled[key] = Compiled(disassemble(done.asm["cubin"]), registers, done.metadata.shared)

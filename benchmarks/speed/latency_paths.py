@@ -64,10 +64,10 @@ def lost(new: int, done: int) -> Path:
 
 
 def repeated(new: int) -> Path:
-    """Lost, and its last 64 tokens are in its own context once before: the longest match."""
+    """Lost, and its last 64 tokens were written 200 tokens ago: the longest match, in its own context."""
     path = lost(new, NUM_TEXT // 2)
-    path.output[-65 - new : -1] = path.output[1000 : 1064 + new]
-    path.output[1064 + new] = OFTEN
+    path.output[-201] = OFTEN
+    path.output[-64 - new :] = path.output[-264 - new : -200]
     return path
 
 
