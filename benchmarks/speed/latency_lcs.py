@@ -19,8 +19,8 @@ NUM_SMS, SCHEDULERS = 132, 4
 WARPS, REGISTERS, SHARED, PROGRAMS = 64, 65_536, 227 * 1024, 32
 
 #: Prediction lengths that are run, and the context lengths; cycles between the latter are those of a token.
-SIZES = (1024, 4096, 8192)
-TOKENS = (64, 128)
+SIZES = (1024, 4096)
+TOKENS = (64, 96)
 #: The batch and context of the throughput that is not at full occupancy.
 BATCH, CONTEXT = 256, 4096
 

@@ -116,9 +116,9 @@ PATHS: dict[str, Callable[[], Path]] = {
     "first step, prompt of 32k": lambda: first_step(NUM_TEXT - 32),
 }
 #: Name → (the path of a length, the length it stands for, the lengths that are run): all lost tokens are folded
-#: again. Cycles of a length are those of the first, and those between the two as often as they fit.
+#: again. Its cycles are the first length's, and for each further token as many as there are between the two.
 SCALED: dict[str, tuple[Callable[[int], Path], int, tuple[int, int]]] = {
-    "resume, 8k lost tokens": (lambda num_lost: lost(num_lost, 0), 8192, (160, 288)),
+    "resume, 8k lost tokens": (lambda num_lost: lost(num_lost, 0), 8192, (128, 192)),
 }
 
 
