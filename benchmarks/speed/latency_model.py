@@ -1,26 +1,29 @@
 """Cycles of a step and of the exact LCS from the compiled code, without a GPU.
 
-``python -m benchmarks.speed.latency_model [--write]`` compiles the kernels as their launchers call them, disassembles
-the binaries (`sass`) and runs them (`sass_warp`) on requests in the states of `latency_paths`. So loops take as many
-turns, and branches go, as they do on a GPU. What the code leaves in memory is compared with the reference.
+``python -m benchmarks.speed.latency_model [--write]`` compiles the kernels as their launchers call them,
+disassembles the binaries (`sass`) and runs them (`sass_warp`) on requests in the states of `latency_paths`. So
+loops take as many turns, and branches go, as they do on a GPU. Drafts and lengths must be the reference's.
 
-Assumptions (`sass_warp.Latencies`): one program alone, in order, with its instructions in the cache. Loads: 40 cycles
-from the first-level cache, and for the first access to each 32 bytes 263 (warm: they are in the second-level cache)
-or 600 (cold: in memory). Shared memory 23 to 30, shuffles and reductions across a warp 23, a barrier 25, constants 30,
-a taken branch 8 beyond its stall count. Pipes of 16 lanes take an instruction every second cycle. Microseconds are at
-1.755 GHz; a launch takes 1.5 to 2 more. sm_100 has its own code, but the latencies of sm_90.
+Assumptions (`sass_memory.Latencies`): one program alone, in order, with its instructions in the cache. Loads: 40
+cycles from the first-level cache, and for the first access to each 32 bytes 263 (warm: they are in the
+second-level cache) or 600 (cold: in memory). Shared memory 23 to 30, shuffles and reductions across a warp 23, a
+barrier 25, constants 30, a taken branch 8 beyond its stall count. Pipes of 16 lanes take an instruction every
+second cycle.
+Microseconds are at 1.755 GHz (an H200 runs at up to 1.98); a launch takes 1.5 to 2 more. sm_100 has its own code,
+but the latencies and multiprocessors of sm_90.
+
+Not in it: misses of the instruction cache, other programs on the same multiprocessor (but for the throughput of
+the LCS, `latency_lcs`), queues of the memory. Of 8k tokens to be folded again, and of contexts of the LCS, a part
+is run and the rest taken to cost as much for each token.
 
 The table is compared with benchmarks/results/latency.json, which has one for each Triton version. Exit code 1: a
-path differs by more than 2 %. ``--write`` renews the table of the installed version.
+number differs by more than 2 %. ``--write`` renews the table of the installed version. ``--lines 10`` shows where
+the cycles of each path go.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 import os
-from collections import Counter
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,14 +31,20 @@ import typer
 
 from benchmarks.speed import static_check
 from benchmarks.speed.kernel_configs import Config
+from benchmarks.speed.latency_lcs import SIZES, Compiled, measure_lcs
+from benchmarks.speed.latency_lines import hot_lines
 from benchmarks.speed.latency_paths import PATHS, SCALED, Case, Launch, run_step
-from benchmarks.speed.sass import Program, disassemble
-from benchmarks.speed.sass_warp import Latencies, Trace
+from benchmarks.speed.sass import disassemble
+from benchmarks.speed.sass_memory import Latencies
+from benchmarks.speed.sass_warp import Trace
 
 TARGETS = ("sm_90", "sm_100")
 GIGAHERTZ = 1.755
 WARM, COLD = Latencies(), Latencies(first=600)
 TABLE = Path(__file__).parents[1] / "results" / "latency.json"
+#: What a number may differ by from the table's.
+TOLERANCE = 0.02
+STEP, STEP_RECIPES = "step: ", "step with recipes: "
 
 
 class Compiler:
@@ -43,108 +52,141 @@ class Compiler:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self.programs: dict[str, Program] = {}
+        self.compiled: dict[str, Compiled] = {}
 
-    def __call__(self, launch: Launch) -> Program:
+    def __call__(self, launch: Launch) -> Compiled:
         key = f"{launch.kernel.fn.__name__} {launch.constants} {launch.num_warps}"
-        if key not in self.programs:
-            config = Config("", launch.constants, launch.num_warps)
+        if key not in self.compiled:
+            # Triton asks such an argument nothing, so it does not know its alignment.
+            unknown = frozenset(p.name for p in launch.kernel.params if p.do_not_specialize)
+            config = Config("", launch.constants, launch.num_warps, unaligned=unknown)
             done = static_check.compile_kernel(launch.kernel, config, self.target)
-            self.programs[key] = disassemble(done.asm["cubin"])
-        return self.programs[key]
+            registers = static_check.read_cubin(done)["registers"]
+            self.compiled[key] = Compiled(disassemble(done.asm["cubin"]), registers, done.metadata.shared)
+        return self.compiled[key]
 
 
-def measure_step(target: str, compiler: Compiler, with_recipes: bool, only: str) -> dict[str, Any]:
-    """Path → {"warm", "cold", "instructions"}."""
-    rows: dict[str, Any] = {}
-    for name, make in PATHS.items():
-        if only in name:
-            case = Case(make(), with_recipes)
-            rows[name] = _row([run_step(case, compiler, target, costs) for costs in (WARM, COLD)])
-    for name, (make_of, length, lengths) in SCALED.items():
-        if only in name:
-            cases = [Case(make_of(n), with_recipes) for n in lengths]
-            a, b = (
-                _row([run_step(case, compiler, target, costs) for costs in (WARM, COLD)]) for case in cases
-            )
-            factor = (length - lengths[0]) / (lengths[1] - lengths[0])
-            rows[name] = {key: round(a[key] + (b[key] - a[key]) * factor) for key in a}
+def measure(target: str, only: str = "") -> dict[str, dict[str, float]]:
+    """Label → row, for every path and size whose label contains `only`."""
+    compiler, rows = Compiler(target), {}
+    for prefix in (STEP, STEP_RECIPES):
+        names = [name for name in (*PATHS, *SCALED) if only in prefix + name]
+        for name in names:
+            rows[prefix + name] = measure_path(name, prefix == STEP_RECIPES, compiler)
+    for size in SIZES:
+        if only in (label := f"lcs_length: {size // 1024}k"):
+            rows[label] = measure_lcs(compiler, target, size)
     return rows
 
 
-def _row(traces: list[Trace]) -> dict[str, int]:
-    warm, cold = traces
+def measure_path(name: str, with_recipes: bool, compiler: Compiler) -> dict[str, float]:
+    """Cycles, with all data in the second-level cache (warm) or in memory (cold), and instructions."""
+    if name in PATHS:
+        return _run(Case(PATHS[name](), with_recipes), compiler)
+    make, length, (short, longer) = SCALED[name]
+    a, b = (_run(Case(make(n), with_recipes), compiler) for n in (short, longer))
+    return {key: round(a[key] + (b[key] - a[key]) * (length - short) / (longer - short)) for key in a}
+
+
+def _run(case: Case, compiler: Compiler) -> dict[str, float]:
+    warm, cold = (run_case(case, compiler, costs) for costs in (WARM, COLD))
     return {"warm": warm.cycles, "cold": cold.cycles, "instructions": warm.count.total()}
 
 
-@lru_cache(maxsize=None)
-def _functions(file: str) -> tuple[list[tuple[int, int, str]], list[str]] | None:
-    path = static_check.OPS / file
-    if not path.exists():
-        return None
-    text = path.read_text(encoding="utf-8")
-    found = [
-        (node.lineno, node.end_lineno or 0, node.name)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef)
-    ]
-    return found, text.splitlines()
+def run_case(case: Case, compiler: Compiler, costs: Latencies = WARM) -> Trace:
+    """A path of the step, checked."""
+    return run_step(case, lambda launch: compiler(launch).program, compiler.target, costs)
 
 
-def _function(file: str, line: int) -> str:
-    found = _functions(file)
-    return next((name for a, b, name in found[0] if a <= line <= b), file) if found else file
+def differences(expected: static_check.Table, found: static_check.Table) -> list[str]:
+    """What differs by more than `TOLERANCE`, one line a number; rows that only one of them has are named, too."""
+    lines = []
+    rows = [(label, target) for table in (expected, found) for label, row in table.items() for target in row]
+    for label, target in dict.fromkeys(rows):
+        a, b = expected.get(label, {}).get(target), found.get(label, {}).get(target)
+        if a is None or b is None:
+            lines.append(f"{label}, {target}: {'not in the table' if a is None else 'no longer measured'}")
+            continue
+        for name in a:
+            if abs(b[name] - a[name]) > TOLERANCE * a[name]:
+                lines.append(f"{label}, {target}, {name}: {a[name]} in the table, {b[name]} now")
+    return lines
 
 
-def hot_lines(program: Program, trace: Trace, number: int) -> str:
-    """Where the cycles of a path go: by function, with what it calls, and by line.
+def markdown(table: static_check.Table) -> str:
+    """Rows down, targets across: cycles and µs of a step, warm / cold; throughput of the LCS."""
+    targets = list(next(iter(table.values())))
+    lines = ["| path | " + " | ".join(targets) + " |", "|---|" + "---|" * len(targets)]
+    for label, rows in table.items():
+        cells = []
+        for row in rows.values():
+            if "warm" in row:
+                us = " / ".join(f"{row[key] / GIGAHERTZ / 1e3:,.1f}" for key in ("warm", "cold"))
+                cells.append(f"{row['warm']:,} cycles, {us} µs")
+            else:
+                rates = " / ".join(f"{row[key] * GIGAHERTZ:.1f}" for key in ("tcups_batch", "tcups_full"))
+                cells.append(
+                    f"{row['cycles']} cycles a token, {row['instructions']} instr. a word, {rates} TCUPS"
+                )
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
-    A cycle is an instruction's in which it issued, or in which another one waited for its result.
-    """
-    functions: Counter[str] = Counter()
-    lines: Counter[tuple[str, int]] = Counter()
-    waits: Counter[tuple[str, int]] = Counter()
-    counts: Counter[tuple[str, int]] = Counter()
-    for i, count in trace.count.items():
-        own = [at for at in program.code[i].lines if _functions(at[0])] or [("?", 0)]
-        cycles = trace.issued[i] + trace.waited[i]
-        for name in {_function(*at) for at in own}:
-            functions[name] += cycles
-        lines[own[0]] += cycles
-        waits[own[0]] += trace.waited[i]
-        counts[own[0]] += count
-    text = [f"{'cycles':>7}  function, with what it calls"]
-    text += [f"{cycles:>7}  {name}" for name, cycles in functions.most_common(number)]
-    text += ["", f"{'cycles':>7} {'waits':>7} {'instr.':>7}  line"]
-    for (file, line), cycles in lines.most_common(number):
-        found = _functions(file)
-        source = found[1][line - 1].strip() if found else ""
-        at = f"{file}:{line} {_function(file, line)}"
-        text.append(f"{cycles:>7} {waits[file, line]:>7} {counts[file, line]:>7}  {at:<48} {source[:70]}")
-    return "\n".join(text)
+
+def show_lines(targets: list[str], only: str, number: int) -> None:
+    """Print the most expensive functions and lines of every path whose label contains `only`."""
+    for target in targets:
+        compiler = Compiler(target)
+        for prefix in (STEP, STEP_RECIPES):
+            for name in PATHS:
+                if only in prefix + name:
+                    case = Case(PATHS[name](), prefix == STEP_RECIPES)
+                    trace = run_case(case, compiler)
+                    typer.echo(f"\n{target}, {prefix}{name}: {trace.cycles} cycles\n")
+                    typer.echo(hot_lines(compiler(case.launches()[0]).program, trace, number))
 
 
 def main(
+    renew: Annotated[bool, typer.Option("--write", help="renew the table of the installed Triton")] = False,
     target: Annotated[list[str] | None, typer.Option(help="only these; not with --write")] = None,
-    only: Annotated[str, typer.Option(help="paths whose name contains this; not with --write")] = "",
-    recipes: Annotated[bool, typer.Option(help="the step with recipes, with --lines")] = False,
-    lines: Annotated[int, typer.Option(help="show so many functions and source lines of each path")] = 0,
+    only: Annotated[str, typer.Option(help="rows whose label contains this; not with --write")] = "",
+    lines: Annotated[int, typer.Option(help="show so many functions and source lines instead")] = 0,
 ) -> None:
     """Run the compiled kernels on recorded requests and compare their cycles with the committed table."""
+    # Read when a kernel is decorated; under the interpreter there is nothing to compile.
     os.environ.pop("TRITON_INTERPRET", None)
-    for t in target or TARGETS:
-        compiler = Compiler(t)
-        if lines:
-            for name, make in PATHS.items():
-                if only in name:
-                    case = Case(make(), recipes)
-                    trace = run_step(case, compiler, t, WARM)
-                    [launch] = case.launches()
-                    typer.echo(f"\n{t}, {name}: {trace.cycles} cycles, {trace.count.total()} instructions\n")
-                    typer.echo(hot_lines(compiler(launch), trace, lines))
-            continue
-        for name, row in measure_step(t, compiler, recipes, only).items():
-            typer.echo(f"{t} {name}: {row} {row['warm'] / GIGAHERTZ / 1e3:.1f} µs")
+    import triton
+
+    targets = list(target or TARGETS)
+    unknown = [t for t in targets if t not in TARGETS]
+    if unknown or (renew and (target or only)):
+        wrong = f"unknown target {unknown}" if unknown else "--write needs every row and every target"
+        typer.echo(f"error: {wrong}; targets are {', '.join(TARGETS)}", err=True)
+        raise typer.Exit(2)
+    if lines:
+        show_lines(targets, only, lines)
+        return
+    by_target = {t: measure(t, only) for t in targets}
+    table = {label: {t: by_target[t][label] for t in targets} for label in by_target[targets[0]]}
+    version = triton.__version__
+    typer.echo(f"triton {version}; warm / cold at {GIGAHERTZ} GHz; TCUPS of 256 × 4k / of a full GPU\n")
+    typer.echo(markdown(table))
+    if renew:
+        static_check.write(version, table, TABLE, "latency_model")
+        typer.echo(f"\nwrote {TABLE}")
+    expected = static_check.stored(version, TABLE)
+    if expected is None:
+        typer.echo(f"\nno table of triton {version}: nothing to compare with")
+        return
+    wanted: dict[str, Any] = {
+        label: {t: row for t, row in rows.items() if t in targets}
+        for label, rows in expected.items()
+        if only in label
+    }
+    different = differences(wanted, table)
+    for line in different:
+        typer.echo(line, err=True)
+    if different:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

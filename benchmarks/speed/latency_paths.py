@@ -1,7 +1,7 @@
 """Requests in states that a step may find them in, and the compiled step run on them.
 
-A drafter on the CPU brings a request to where it is; its tensors are the memory that the compiled kernel then runs on,
-and what the kernel leaves there is compared with what the reference does: a path that differs is no path.
+A drafter on the CPU brings a request to where it is; its tensors are the memory that the compiled kernel then runs
+on, and its drafts are compared with the reference's: a path that ends elsewhere is no path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.speed.sass import Program
-from benchmarks.speed.sass_warp import STACK, Latencies, Machine, Memory, Trace
+from benchmarks.speed.sass_memory import STACK, Latencies, Memory
+from benchmarks.speed.sass_warp import Machine, Trace
 from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_texts
 from gpu_align import Drafter
 
@@ -42,29 +43,36 @@ class Path:
     steps: tuple[int, ...]
 
 
+#: The last token of every output: one that each text of `make_texts` has about 330 times, more than are looked at.
+OFTEN = 7
+
+
 def aligned(new: int) -> Path:
     """In sync since its beginning, `new` tokens more."""
     texts = make_texts(1, NUM_TEXT, "aligned")
-    return Path(texts.predictions[0], texts.outputs[0][: texts.done + new], _none(), (texts.done,))
+    prediction = texts.predictions[0].copy()
+    prediction[texts.done + new - 1] = OFTEN
+    return Path(prediction, prediction[: texts.done + new], _none(), (texts.done,))
 
 
 def lost(new: int, done: int) -> Path:
     """Diverged at once and never in sync again: `done` tokens, and `new` more."""
     texts = make_texts(1, NUM_TEXT, "lost")
-    first, rest = texts.predictions[0], texts.outputs[0]
-    return Path(first, rest[: done + new], _none(), (64, done) if done > 64 else (done,))
+    output = texts.outputs[0][: done + new].copy()
+    output[-1] = OFTEN
+    return Path(texts.predictions[0], output, _none(), (done,) if done else ())
 
 
 def repeated(new: int) -> Path:
-    """Lost, and its last 64 tokens are in its own context once before: the longest match."""
+    """Lost, and its last 64 tokens were written 200 tokens ago: the longest match, in its own context."""
     path = lost(new, NUM_TEXT // 2)
-    output = path.output.copy()
-    output[-64 - new :] = output[1000 : 1064 + new]
-    return Path(path.prediction, output, path.prompt, path.steps)
+    path.output[-201] = OFTEN
+    path.output[-64 - new :] = path.output[-264 - new : -200]
+    return path
 
 
 def edited(new: int) -> Path:
-    """Four edits are behind it, of two tokens each; in sync again, `new` tokens more."""
+    """Four edits of two tokens each are behind it; in sync again, `new` tokens more."""
     path = aligned(new)
     output = path.output.copy()
     end = len(output) - new
@@ -73,38 +81,44 @@ def edited(new: int) -> Path:
     return Path(path.prediction, output, path.prompt, tuple(range(end - 208, end + 1, 8)))
 
 
+def resynced(new: int) -> Path:
+    """The first two of `new` tokens differ from the prediction; then it is in sync again: an edit is recorded."""
+    path = aligned(new)
+    output = path.output.copy()
+    output[-new : 2 - new] = 50_000
+    return Path(path.prediction, output, path.prompt, path.steps)
+
+
 def first_step(num_prompt: int) -> Path:
     """The first step behind a prompt; one token is written, the prediction's first."""
     texts = make_texts(1, NUM_TEXT, "lost")
-    return Path(texts.predictions[0], texts.predictions[0][:1], texts.outputs[0][:num_prompt], ())
-
-
-def resumed(num_lost: int) -> Path:
-    """Preempted after `num_lost` tokens that are lost: all of them are folded again."""
-    texts = make_texts(1, NUM_TEXT, "lost")
-    return Path(texts.predictions[0], texts.outputs[0][:num_lost], _none(), ())
+    prediction = texts.predictions[0].copy()
+    prediction[0] = OFTEN
+    return Path(prediction, prediction[:1], texts.outputs[0][:num_prompt], ())
 
 
 def _none() -> Tokens:
     return np.zeros(0, np.int32)
 
 
-#: Name → the path. A lost output looks far every eighth token, so 16,385 tokens look near and 16,392 far.
+#: Name → the path. An output that diverged looks far at every eighth token, from 16,385 tokens on at 16,392.
 PATHS: dict[str, Callable[[], Path]] = {
     "aligned, 1 new": lambda: aligned(1),
     "aligned, 8 new": lambda: aligned(8),
     "aligned, 17 new": lambda: aligned(17),
-    "edited, 8 new": lambda: edited(8),
-    "lost, 1 new, near": lambda: lost(1, NUM_TEXT // 2),
-    "lost, 1 new, far": lambda: lost(1, NUM_TEXT // 2 + 7),
+    "aligned behind edits, 8 new": lambda: edited(8),
+    "diverged and resynced, 8 new": lambda: resynced(8),
+    "lost, 1 new, looks near": lambda: lost(1, NUM_TEXT // 2),
+    "lost, 1 new, looks far": lambda: lost(1, NUM_TEXT // 2 + 7),
     "lost, 8 new": lambda: lost(8, NUM_TEXT // 2),
     "lost, 17 new": lambda: lost(17, NUM_TEXT // 2),
-    "lost, 17 new, match": lambda: repeated(17),
-    "first step, prompt 32k": lambda: first_step(NUM_TEXT - 32),
+    "lost, 17 new, 64 match in the context": lambda: repeated(17),
+    "first step, prompt of 32k": lambda: first_step(NUM_TEXT - 32),
 }
-#: Name → (the path of a length, the length it stands for, the two lengths that are run).
+#: Name → (the path of a length, the length it stands for, the lengths that are run): all lost tokens are folded
+#: again. Its cycles are the first length's, and for each further token as many as there are between the two.
 SCALED: dict[str, tuple[Callable[[int], Path], int, tuple[int, int]]] = {
-    "resume, 8k lost": (resumed, 8192, (136, 264)),
+    "resume, 8k lost tokens": (lambda num_lost: lost(num_lost, 0), 8192, (128, 192)),
 }
 
 
@@ -207,21 +221,22 @@ def run_step(case: Case, programs: Callable[[Launch], Program], target: str, lat
     """The compiled step on a case, which stays as it is.
 
     Raises:
-        AssertionError: it leaves something else than the reference.
+        AssertionError: its drafts are not the reference's.
     """
     [launch] = case.launches()
-    tensors = [arg for arg in launch.arguments.values() if isinstance(arg, torch.Tensor)]
-    before = [tensor.clone() for tensor in tensors]
+    tensors = {n: arg for n, arg in launch.arguments.items() if isinstance(arg, torch.Tensor)}
+    before = [tensor.clone() for tensor in tensors.values()]
 
-    def restore() -> list[torch.Tensor]:
-        after = [tensor.clone() for tensor in tensors]
-        for tensor, value in zip(tensors, before, strict=True):
+    def drafts() -> dict[str, torch.Tensor]:
+        """What there is now; all tensors are then as before."""
+        found = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("draft")}
+        for tensor, value in zip(tensors.values(), before, strict=True):
             tensor.copy_(value)
-        return after
+        return found
 
     trace = run_launch(launch, programs(launch), target, latencies)
-    found = restore()
+    found = drafts()
     case.drafter.propose(*case.tensors)
-    for name, a, b in zip(launch.arguments, found, restore(), strict=False):
-        assert torch.equal(a, b), f"{name}: expected {b}, found {a}"
+    for name, expected in drafts().items():
+        assert torch.equal(found[name], expected), f"{name}: expected {expected}, found {found[name]}"
     return trace

@@ -19,9 +19,9 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NONE = 7
 
@@ -93,7 +93,7 @@ class Program:
 _REGISTER = re.compile(r"(UR|UP|R|P)(\d+|Z|T)$")
 
 
-@lru_cache(maxsize=None)
+@cache
 def operand(text: str) -> Operand:
     """One operand of a disassembled instruction."""
     text = text.replace(".reuse", "").strip()
@@ -104,7 +104,7 @@ def operand(text: str) -> Operand:
         negative, body = True, body[1:]
     if body[0] == "|":
         absolute, body = True, body[1:-1]
-    flags = {"text": text, "negative": negative, "absolute": absolute, "inverted": inverted}
+    flags: dict[str, Any] = {"text": text, "negative": negative, "absolute": absolute, "inverted": inverted}
     if label := re.match(r"`\((\S+)\)$", body):
         return Operand("L", 0, label[1])
     if body.startswith(("[", "desc")):

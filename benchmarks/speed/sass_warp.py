@@ -1,9 +1,9 @@
-"""Programs of a compiled kernel, run instruction by instruction: what they compute, and when each instruction issues.
+"""Programs of a compiled kernel, run instruction by instruction: what they compute, and when each one issues.
 
-Lanes follow their own branches as on a GPU: BSSY names the lanes that BSYNC brings together again. A warp issues in
-order: an instruction issues when the stall count of the one before has passed, the scoreboards that it waits for
-are at 0 and its pipe is free. Results that no scoreboard guards have fixed latencies, which the stall counts cover.
-A program has its scheduler for itself: what other programs of the GPU do is not in these times.
+Lanes follow their own branches as on a GPU: BSSY names the lanes that BSYNC brings together again. A warp issues
+in order: an instruction issues when the stall count of the one before has passed, the scoreboards that it waits
+for are at 0 and its pipe is free. Results that no scoreboard guards have fixed latencies, which the stall counts
+cover. A program has its scheduler for itself: what other programs of the GPU do is not in these times.
 """
 
 from __future__ import annotations
@@ -11,85 +11,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.sass import NONE, Instruction, Operand, Program
-from benchmarks.speed.sass_ops import ALL, OPERATIONS, Array, Registers
+from benchmarks.speed.sass import NONE, Instruction, Program
+from benchmarks.speed.sass_memory import LOAD_STORE, SHARED, STACK, Lanes, Latencies, Memory
+from benchmarks.speed.sass_ops import OPERATIONS
+from benchmarks.speed.sass_registers import ALL, Array
 
-
-@dataclass(frozen=True)
-class Latencies:
-    """Cycles from the issue of an instruction to its result, for those that set a scoreboard.
-
-    `first` is what the first access of a program to a sector of 32 bytes costs; 263 where it is in the second-level
-    cache of an H100, 600 where it is in its memory. Later ones find it in the first-level cache.
-    """
-
-    first: int = 263
-    l1: int = 40
-    shared: int = 23
-    #: A load from shared memory of 128 bits, or LDSM.
-    shared_wide: int = 30
-    shuffle: int = 23
-    reduce: int = 23
-    constant: int = 30
-    special: int = 20
-    #: Conversions, population counts, divisions: what remains.
-    other: int = 20
-    #: Until the source registers of a load or store may be overwritten.
-    read: int = 12
-    barrier: int = 25
-    #: A taken branch, beyond its stall count: the instructions behind it are fetched anew.
-    branch: int = 8
-    #: Cycles between two instructions of a warp on a pipe of 16 lanes, and between two of the load and store unit.
-    half_rate: int = 2
-    #: Cycles for every further line of 128 bytes, or shared memory bank conflict, of one instruction.
-    further_line: int = 2
-
-
+#: Instructions of pipes that have 16 lanes.
 _HALF = {
-    *"IMAD IADD3 LOP3 ISETP SEL SHF LEA VIADD VIMNMX VIMNMX3 VIADDMNMX PRMT SGXT PLOP3 P2R R2P IABS".split()
-}
+    "IMAD", "IADD3", "LOP3", "ISETP", "SEL", "SHF", "LEA", "VIADD", "VIMNMX", "VIMNMX3", "VIADDMNMX", "PRMT",
+    "SGXT", "PLOP3", "P2R", "R2P", "IABS",
+}  # fmt: skip
 _SPECIAL = {"S2R": "special", "S2UR": "special", "SHFL": "shuffle", "REDUX": "reduce", "CREDUX": "reduce"}
 _CONSTANT = {"LDC", "ULDC", "LDCU"}
-_LOAD_STORE = {"LDG", "STG", "LDS", "STS", "LDL", "STL", "LDSM", "STSM", "REDG", "RED", "ATOMG", "ATOMS"}
-STACK = 4096
-SHARED = 1 << 18
-
-
-class Memory:
-    """Global memory: arrays side by side in one block, far enough apart that an overrun is found."""
-
-    BASE = 1 << 32
-
-    def __init__(self, arrays: list[Array]) -> None:
-        self.offsets, self.ranges, end = [], [], 256
-        for array in arrays:
-            self.offsets.append(end)
-            self.ranges.append((end, end + array.nbytes))
-            end += -(-array.nbytes // 256) * 256 + 256
-        self.bytes = np.zeros(end, np.uint8)
-        self.arrays = [
-            self.bytes[start:stop].view(a.dtype).reshape(a.shape)
-            for (start, stop), a in zip(self.ranges, arrays, strict=True)
-        ]
-        for own, array in zip(self.arrays, arrays, strict=True):
-            own[...] = array
-
-    def address(self, i: int) -> int:
-        return self.BASE + self.offsets[i]
-
-    def check(self, offsets: Array, width: int, text: str) -> None:
-        """Raises:
-        IndexError: an access that lies outside all arrays."""
-        starts = np.array([start for start, _ in self.ranges])
-        stops = np.array([stop for _, stop in self.ranges])
-        i = np.maximum(np.searchsorted(starts, offsets, side="right") - 1, 0)
-        bad = (offsets < starts[i]) | (offsets + width > stops[i])
-        if bad.any():
-            raise IndexError(f"{text}: outside of every tensor, at {hex(int(offsets[bad][0]))}")
 
 
 @dataclass
@@ -101,15 +37,24 @@ class Trace:
         issued: index of an instruction → cycles from its issue to the next one's, but for scoreboards.
         waited: index of an instruction → cycles that others waited for its result.
         count: index → how often it was issued.
+        busy: pipe → cycles for which it was, all warps together.
     """
 
     cycles: int = 0
     issued: Counter[int] = field(default_factory=Counter)
     waited: Counter[int] = field(default_factory=Counter)
     count: Counter[int] = field(default_factory=Counter)
+    busy: Counter[str] = field(default_factory=Counter)
+
+    def load(self, pipe: str) -> float:
+        """Cycles of a multiprocessor that such a program takes of a pipe, or of its schedulers ("issue").
+
+        Schedulers and pipes are there four times; the load and store unit once, but twice as wide.
+        """
+        return self.busy[pipe] / (2 if pipe == "load and store" else 4)
 
 
-class Warp(Registers):
+class Warp(Lanes):
     """One warp of a program; `run` yields at every barrier and stops at the end."""
 
     def __init__(self, machine: Machine, i_warp: int, i_program: int) -> None:
@@ -119,12 +64,15 @@ class Warp(Registers):
         }  # fmt: skip
         super().__init__(machine.constants, special)
         self.machine, self.time = machine, 0
+        self.memory, self.shared, self.sectors = machine.memory, machine.shared, machine.sectors
+        self.costs = machine.latencies
         self.boards = [(0, 0)] * 6  # when it is at 0, because of which instruction
         self.pipes: dict[str, int] = {}
         self.local = np.zeros((STACK // 4, 32), np.uint32)
         self.mask, self.exited = np.ones(32, bool), np.zeros(32, bool)
         self.paths: list[tuple[int, Array]] = []
         self.barriers: dict[str, Array] = {}
+        self.meeting: dict[str, int] = {}
         self.arrived: dict[str, tuple[int, Array]] = {}
 
     def run(self) -> Iterator[None]:
@@ -142,10 +90,12 @@ class Warp(Registers):
             latency, busy = self._execute(ins, mask, start) if mask.any() else (0, 1)
             c = ins.control
             self.pipes[_pipe(ins)] = start + busy
+            trace.busy[_pipe(ins)] += busy
+            trace.busy["issue"] += 1
             if c.write != NONE:
                 self.boards[c.write] = max(self.boards[c.write], (start + latency, pc))
             if c.read != NONE:
-                held = min(latency, self.machine.latencies.read) if latency else 0
+                held = min(latency, self.costs.read) if latency else 0
                 self.boards[c.read] = max(self.boards[c.read], (start + held, pc))
             self.time = start + max(c.stall, 1)
             trace.count[pc] += 1
@@ -155,9 +105,9 @@ class Warp(Registers):
             if ins.name == "BAR":
                 yield
             target = self._branch(ins, mask, pc, labels)
-            if target != pc + 1:
-                self.time += self.machine.latencies.branch
-                trace.issued[pc] += self.machine.latencies.branch
+            if target != pc + 1:  # also where lanes meet elsewhere than behind their BSYNC
+                self.time += self.costs.branch
+                trace.issued[pc] += self.costs.branch
             pc = target
 
     def _issue_time(self, ins: Instruction, pc: int) -> int:
@@ -201,6 +151,7 @@ class Warp(Registers):
             self.mask = self.mask & ~mask
         elif name == "BSSY":
             self.barriers[ins.operands[0].text] = self.mask.copy()
+            self.meeting[ins.operands[0].text] = labels[ins.operands[1].text]
         elif name == "BREAK":
             text = ins.operands[0].text
             self.barriers[text] = self.barriers[text] & ~mask
@@ -209,20 +160,21 @@ class Warp(Registers):
             wanted = self.barriers.setdefault(key, np.ones(32, bool)) & ~self.exited
             _, here = self.arrived.pop(key, (0, np.zeros(32, bool)))
             here = here | mask
-            if (wanted & ~here).any():
-                self.arrived[key] = pc + 1, here
-                self.mask = self.mask & ~here
-            else:
+            after = self.meeting.get(key, pc + 1)
+            if not (wanted & ~here).any():
                 self.mask = here
+                return after
+            self.arrived[key] = after, here
+            self.mask = self.mask & ~here
         elif name in ("WARPSYNC", "CALL", "RET", "BRX", "JMP", "BMOV", "YIELD"):
             raise NotImplementedError(ins.text)
         return pc + 1
 
     def _execute(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
         """``(latency, cycles on the pipe)``."""
-        costs = self.machine.latencies
-        if ins.name in _LOAD_STORE:
-            return self._access(ins, mask, start)
+        costs = self.costs
+        if ins.name in LOAD_STORE:
+            return self.access(ins, mask, start)
         if ins.name in OPERATIONS:
             OPERATIONS[ins.name](self, ins, mask)
         elif ins.name not in ("BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC"):
@@ -233,112 +185,9 @@ class Warp(Registers):
             return costs.constant, 1
         return costs.other, costs.half_rate if ins.name in _HALF else 1
 
-    def _addresses(self, o: Operand) -> Array:
-        address = np.zeros(1, np.uint64)
-        for register, suffix, immediate in o.terms:
-            if register is None:
-                address = address + np.uint64(immediate & (1 << 64) - 1)
-            elif "desc" in o.text and (suffix == "64" or register.kind == "UR"):
-                address = address + self.wide(register)
-            else:
-                scale = int(suffix[1:]) if suffix.startswith("X") else 1
-                address = address + self.value(register).astype(np.uint64) * np.uint64(scale)
-        if "desc" not in o.text:
-            address = address & np.uint64(0xFFFFFFFF)
-        return np.broadcast_to(address.view(np.int64), (32,))
-
-    def _access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
-        costs, name = self.machine.latencies, ins.name
-        memory = next(o for o in ins.operands if o.kind == "M")
-        addresses = self._addresses(memory)
-        if name in ("LDSM", "STSM"):
-            self._matrix(ins, addresses)
-            return costs.shared_wide, 2 * costs.half_rate
-        width = next((w for m, w in _WIDTHS.items() if m in ins.modifiers), 4)
-        if name in ("LDL", "STL"):
-            rows = addresses // 4
-            for i in range(max(width // 4, 1)):
-                if name == "LDL":
-                    self.write(ins.operands[0], self.local[rows + i, ALL], mask, i)
-                else:
-                    self.local[rows[mask] + i, ALL[mask]] = self.r[ins.operands[1].number + i][mask]
-            return costs.l1, costs.half_rate
-        is_global = name in ("LDG", "STG", "REDG", "RED", "ATOMG")
-        block = self.machine.memory.bytes if is_global else self.machine.shared
-        offsets = addresses - (Memory.BASE if is_global else 0)
-        if is_global:
-            self.machine.memory.check(offsets[mask], width, ins.text)
-        if (offsets[mask] % width).any():
-            raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
-        if name.startswith(("ATOM", "RED")):
-            self._atomic(ins, mask, block, offsets)
-        else:
-            self._copy(ins, mask, block, offsets, width)
-        if not is_global:
-            turns = max(Counter(int(a) for a in np.unique(offsets[mask] // 4) % 32).values()) * max(
-                width // 4, 1
-            )
-            latency = costs.shared_wide if width > 8 else costs.shared
-            return latency + costs.further_line * (turns - 1), costs.half_rate * turns
-        sectors, lines = np.unique(offsets[mask] // 32), len(np.unique(offsets[mask] // 128))
-        extra = costs.further_line * (lines - 1)
-        known = self.machine.sectors
-        if name == "LDG":
-            there = max(known.setdefault(int(s), start + costs.first) for s in sectors) - start
-            return max(costs.l1, there) + extra, costs.half_rate + extra
-        if name.startswith(("ATOM", "RED")):
-            for s in sectors:
-                known.pop(int(s), None)
-        return costs.first, costs.half_rate + extra
-
-    def _copy(self, ins: Instruction, mask: Array, block: Array, offsets: Array, width: int) -> None:
-        data = ins.operands[0] if ins.name.startswith("LD") else ins.operands[1]
-        kind = {1: np.uint8, 2: np.uint16}.get(width, np.uint32)
-        if signed := next((s for s in ("S8", "S16") if s in ins.modifiers), None):
-            kind = np.int8 if signed == "S8" else np.int16
-        view, size = block.view(kind), min(width, 4)
-        at = np.where(mask, offsets, 0) // size
-        for i in range(max(width // 4, 1)):
-            if ins.name.startswith("LD"):
-                self.write(data, view[at + i].astype(np.int64).view(np.uint64).astype(np.uint32), mask, i)
-            else:
-                values = self.r[data.number + i if data.number != 255 else 255][mask]
-                view[at[mask] + i] = values.astype(kind)
-
-    def _atomic(self, ins: Instruction, mask: Array, block: Array, offsets: Array) -> None:
-        signed = np.int32 if "S32" in ins.modifiers else np.uint32
-        view, at = block.view(signed), offsets // 4
-        values = self.value(ins.operands[-1])
-        returns = (
-            ins.operands[0 if ins.operands[0].kind == "R" else 1] if ins.name.startswith("ATOM") else None
-        )
-        apply: dict[str, Any] = {"MAX": np.maximum, "MIN": np.minimum, "ADD": np.add, "OR": np.bitwise_or}
-        how = apply[next(m for m in ins.modifiers if m in apply)]
-        for lane in ALL[mask]:
-            if returns is not None:
-                self.r[returns.number, lane] = view[at[lane] : at[lane] + 1].view(np.uint32)[0]
-            view[at[lane]] = how(view[at[lane]], np.broadcast_to(values, (32,)).view(signed)[lane])
-
-    def _matrix(self, ins: Instruction, addresses: Array) -> None:
-        """LDSM and STSM: matrices of 8 rows of 16 bytes, lane l holds word l % 4 of row l // 4."""
-        if any(m.startswith("MT") for m in ins.modifiers):
-            raise NotImplementedError(ins.text)
-        number = int(ins.modifiers[-1]) if ins.modifiers[-1].isdigit() else 1
-        words, is_load = self.machine.shared.view(np.uint32), ins.name == "LDSM"
-        data = ins.operands[0 if is_load else 1]
-        for i in range(number):
-            at = addresses[8 * i + ALL // 4] // 4 + ALL % 4
-            if is_load:
-                self.r[data.number + i] = words[at]
-            else:
-                words[at] = self.r[data.number + i]
-
-
-_WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-
 
 def _pipe(ins: Instruction) -> str:
-    if ins.name in _LOAD_STORE or ins.name in ("SHFL", "REDUX", "CREDUX"):
+    if ins.name in LOAD_STORE or ins.name in ("SHFL", "REDUX", "CREDUX"):
         return "load and store"
     if ins.name in ("IMAD", "FADD", "FFMA"):
         return "multiply"

@@ -110,11 +110,16 @@ def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
 
 
 def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:
-    import triton
-
     done = compile_kernel(kernel, config, target)
     if TARGETS[target][0] == "hip":
         return read_amd(done.asm["amdgcn"], done.metadata.shared)
+    return read_cubin(done)
+
+
+def read_cubin(done: Any) -> dict[str, Any]:
+    """The fields of a row from what `compile_kernel` made for an NVIDIA GPU."""
+    import triton
+
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(done.asm["cubin"])
         file.flush()
@@ -224,7 +229,7 @@ def stored(version: str, path: Path = TABLE) -> Table | None:
     return table
 
 
-def write(version: str, table: Table, path: Path = TABLE) -> None:
+def write(version: str, table: Table, path: Path = TABLE, made_by: str = "static_check") -> None:
     """Put `table` in its place in the committed file, one row a line; other versions stay."""
     versions = json.loads(path.read_text(encoding="utf-8"))["triton"] if path.exists() else {}
     versions[version] = table
@@ -239,7 +244,7 @@ def write(version: str, table: Table, path: Path = TABLE) -> None:
         blocks.append(f'  "{number}": {{\n' + ",\n".join(rows) + "\n  }")
     path.parent.mkdir(parents=True, exist_ok=True)
     text = (
-        '{\n "made_by": "python -m benchmarks.speed.static_check --write",\n "triton": {\n'
+        f'{{\n "made_by": "python -m benchmarks.speed.{made_by} --write",\n "triton": {{\n'
         + ",\n".join(blocks)
         + "\n }\n}\n"
     )

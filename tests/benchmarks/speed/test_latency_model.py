@@ -1,0 +1,179 @@
+"""The latency model: instructions read as they are encoded, run as they are meant, and the committed table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.speed.latency_model import TABLE, differences
+from benchmarks.speed.sass import Control, decode, operand, parse
+from benchmarks.speed.sass_memory import Latencies, Memory
+from benchmarks.speed.sass_warp import Machine, Trace
+from benchmarks.speed.static_check import stored
+
+ROOT = Path(__file__).parents[3]
+_triton = find_spec("triton")
+_nvdisasm = (
+    Path(_triton.origin or "").parent / "backends/nvidia/bin/nvdisasm" if _triton else Path("nvdisasm")
+)
+
+#: Of a kernel for sm_90, as nvdisasm prints it: ids, the address of an element, a load and the first use of it.
+LOAD = """
+.text._some_kernel:
+	//## File "/src/ops/step/kernels.py", line 35 inlined at "/src/ops/step/kernels.py", line 160
+	//## File "/src/ops/step/kernels.py", line 160
+        /*0000*/                   S2R R0, SR_TID.X ;               /* 0x0000000000007919 */
+                                                                    /* 0x000e2e0000002100 */
+        /*0010*/                   LDC.64 R2, c[0x0][0x210] ;       /* 0x00008400ff027b82 */
+                                                                    /* 0x000e220000000a00 */
+        /*0020*/                   IMAD.WIDE R2, R0, 0x4, R2 ;      /* 0x0000000400027825 */
+                                                                    /* 0x001fca00078e0202 */
+        /*0030*/                   LDG.E R4, desc[UR4][R2.64] ;     /* 0x0000000402047981 */
+                                                                    /* 0x000ea2000c1e1900 */
+        /*0040*/                   IADD3 R5, R4, 0x7, RZ ;          /* 0x0000000704057810 */
+                                                                    /* 0x004fca0007ffe0ff */
+        /*0050*/                   STG.E desc[UR4][R2.64], R5 ;     /* 0x0000000502007986 */
+                                                                    /* 0x000fe2000c101904 */
+        /*0060*/                   EXIT ;                           /* 0x000000000000794d */
+                                                                    /* 0x000fea0003800000 */
+"""
+
+
+def test_a_control_word() -> None:
+    assert decode(0x000E2E0000002100) == Control(7, False, 0, 7, 0, 0)  # S2R: its result is on scoreboard 0
+    assert decode(0x001FCA00078E0202) == Control(5, True, 7, 7, 1, 0)  # its first use waits for scoreboard 0
+    assert decode(0x000EA2000C1E1900) == Control(1, False, 2, 7, 0, 0)  # a load: scoreboard 2
+    assert decode(0x004FCA0007FFE0FF) == Control(5, True, 7, 7, 4, 0)  # bit 2: waits for scoreboard 2
+
+
+def test_operands() -> None:
+    assert operand("-R12.reuse") == operand("-R12")
+    assert (operand("RZ").number, operand("!PT").number, operand("!PT").inverted) == (255, 7, True)
+    assert operand("-0x1").number == 0xFFFFFFFF
+    base, immediate = operand("desc[UR20][R2.64+-0x10]").terms
+    assert (base[0], base[1], immediate[2]) == (operand("R2"), "64", -16)
+    assert operand("c[0x0][0x210]").number == 0x210
+    assert operand("`(.L_x_3)").text == ".L_x_3"
+
+
+def run(text: str, values: Any, costs: Latencies | None = None) -> tuple[Trace, Any]:
+    """The trace of one warp, and what it leaves of `values`, its only argument."""
+    memory = Memory([np.asarray(values, np.uint32)])
+    bank = bytes(0x210) + memory.address(0).to_bytes(8, "little") + bytes(64)
+    trace = Machine(parse(text), memory, bank, 1, costs or Latencies()).run()
+    return trace, memory.arrays[0]
+
+
+def test_a_load_is_waited_for_and_added_to() -> None:
+    trace, found = run(LOAD, range(32))
+    assert found.tolist() == [i + 7 for i in range(32)]
+    slower, _ = run(LOAD, range(32), Latencies(first=600))
+    assert slower.cycles - trace.cycles == 600 - 263
+    assert trace.waited[3] == 263 - 1  # the stall count of the load is 1
+    assert parse(LOAD).code[0].lines == (("step/kernels.py", 35), ("step/kernels.py", 160))
+
+
+def test_an_overrun_is_found() -> None:
+    with pytest.raises(IndexError, match="outside of every tensor"):
+        run(LOAD, range(31))
+
+
+def code(*rows: str) -> str:
+    """Instructions after the loads of `LOAD`, each with a stall of 5 and no scoreboards, then its store."""
+    head, tail = LOAD.split("        /*0040*/")
+    tail = tail[tail.index("        /*0050*/") :]
+    words = "/* 0x0000000000000000 */\n   /* 0x000fca0000000000 */\n"
+    wait = "/* 0x0000000000000000 */\n   /* 0x004fca0000000000 */\n"
+    body = "".join(
+        f"{row}:\n" if row.startswith(".") else f"        /*1000*/  {row} ; {words if i else wait}"
+        for i, row in enumerate(rows)
+    )
+    return head + body + tail
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (["IMAD R5, R4, -0x3, R4"], lambda x: -2 * x),
+        (["IMAD.HI R5, R4, 0x40000000, RZ"], lambda x: x >> 2),
+        (["LEA.HI.SX32 R5, R4, R4, 0x1e"], lambda x: (x >> 2) + x),
+        (["LOP3.LUT R5, R4, 0xc, RZ, 0x3c, !PT"], lambda x: x ^ 12),
+        (["SHF.R.U32.HI R5, RZ, 0x1, R4"], lambda x: x >> 1),
+        (["SHF.L.U32 R5, R4, 0x20, RZ"], lambda x: 0),
+        (["PRMT R5, R4, 0x3210, RZ"], lambda x: x),
+        (["PRMT R5, R4, 0x4404, RZ"], lambda x: x << 8),
+        (["VIADDMNMX R5, R4, -0x9, RZ, !PT"], lambda x: max(x - 9, 0)),
+        (["ISETP.GE.AND P0, PT, R4, 0x10, PT", "SEL R5, R4, RZ, P0"], lambda x: x if x >= 16 else 0),
+        (["ISETP.LT.AND P1, PT, R4, RZ, PT", "P2R R5, PR, RZ, 0x2"], lambda x: 0),
+        (["SHFL.BFLY PT, R5, R4, 0x1, 0x1f"], lambda x: x ^ 1),
+        (["SHFL.UP PT, R5, R4, 0x2, RZ"], lambda x: max(x - 2, x & 1) if x > 1 else x),
+        (["REDUX.MAX.S32 UR5, R4", "MOV R5, UR5"], lambda x: 31),
+        (["IADD3 R5, P0, R4, -0x1, RZ", "IADD3.X R5, RZ, RZ, RZ, P0, !PT"], lambda x: int(x > 0)),
+        (["IADD3 R5, P0, RZ, -R4, RZ", "IADD3.X R5, RZ, RZ, RZ, P0, !PT"], lambda x: int(x == 0)),
+        (["POPC R5, R4"], lambda x: x.bit_count()),
+        (["FLO.U32 R5, R4"], lambda x: x.bit_length() - 1),
+        (["HFMA2 R5, -RZ, RZ, 0, 5.9604644775390625e-08"], lambda x: 1),
+    ],
+)
+def test_what_an_instruction_computes(rows: list[str], expected: Any) -> None:
+    _, found = run(code(*rows), range(32))
+    assert found.tolist() == [expected(x) & 0xFFFFFFFF for x in range(32)]
+
+
+def test_lanes_part_and_meet_again() -> None:
+    rows = [
+        "ISETP.GE.AND P0, PT, R4, 0x10, PT", "BSSY B0, `(.L_end)", "@P0 BRA `(.L_high)",
+        "IADD3 R5, R4, 0x100, RZ", "BSYNC B0", ".L_high", "IADD3 R5, R4, 0x200, RZ", "BSYNC B0", ".L_end",
+        "REDUX.MAX.S32 UR5, R5", "IADD3 R5, R5, UR5, RZ",
+    ]  # fmt: skip
+    trace, found = run(code(*rows), range(32))
+    top = 31 + 0x200
+    assert found.tolist() == [x + top + (0x200 if x >= 16 else 0x100) for x in range(32)]
+    assert trace.count.total() == 15  # both ways, one after the other
+
+
+def test_an_unknown_instruction_is_named() -> None:
+    with pytest.raises(NotImplementedError, match="FROB R5, R4"):
+        run(code("FROB R5, R4"), range(32))
+
+
+def test_a_difference_above_two_per_cent_is_named() -> None:
+    table = {"step: aligned": {"sm_90": {"warm": 1000}}}
+    assert differences(table, {"step: aligned": {"sm_90": {"warm": 1020}}}) == []
+    assert differences(table, {"step: aligned": {"sm_90": {"warm": 979}}}) == [
+        "step: aligned, sm_90, warm: 1000 in the table, 979 now"
+    ]
+    assert differences(table, {}) == ["step: aligned, sm_90: no longer measured"]
+    assert differences({}, table) == ["step: aligned, sm_90: not in the table"]
+
+
+@pytest.mark.skipif(not _nvdisasm.exists(), reason="Triton brings no nvdisasm here")
+def test_the_compiled_step_is_as_fast_as_the_table_says() -> None:
+    """Renew the table after a change of a kernel: ``python -m benchmarks.speed.latency_model --write``."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = ["benchmarks.speed.latency_model", "--target", "sm_90", "--only", "step: aligned"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "| step: aligned, 8 new |" in done.stdout
+
+
+def test_a_table_has_every_path_on_both_targets() -> None:
+    for version in ("3.6.0", "3.9.0"):
+        table = stored(version, TABLE)
+        assert table is not None
+        assert all(set(rows) == {"sm_90", "sm_100"} for rows in table.values())
