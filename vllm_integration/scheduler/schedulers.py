@@ -119,11 +119,10 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         return updated
 
     def _cache_tokens(self, request: Any) -> None:
-        """Enter the tokens of a request's last step in the prefix cache, but for the very last, which has no keys and
-        values.
+        """Enter the tokens of a request's last step in the prefix cache, but for the last one, which has no keys.
 
-        With synchronous scheduling vLLM enters a step's tokens when it plans the next step, and thus never those of
-        the last. Without drafts that step has one token; with them it can have whole blocks of the answer, which
+        With synchronous scheduling vLLM enters a step's tokens when it plans the next step, so never those of the
+        last one. Without drafts that step has one token; with them it can have whole blocks of the answer, which
         the next turn of a conversation would have to compute again.
         """
         self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens - 1))
