@@ -131,6 +131,16 @@ def stand_in_for_the_grammar_kernel() -> None:
     structured_outputs._apply_grammar_bitmask_kernel = _GrammarBitmask()
 
 
+def stand_in_for_the_top_k_kernel() -> None:
+    """By vLLM's own function for where there is no Triton: the interpreter refuses the kernel for an integer."""
+    from vllm.v1.sample.ops import topk_topp_sampler as module
+
+    def apply(logits: Any, k: Any, p: Any) -> Any:
+        return module.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+
+    module.apply_top_k_top_p_triton = apply
+
+
 def record_drafts(directory: str) -> None:
     """Each rank writes what it drafts: one JSON line a step in `directory/rank-N`."""
     from vllm_integration.seams import install as compat
@@ -197,7 +207,10 @@ class Engine:
         )
         self.steps: list[dict[str, list[int]]] = []
         self.usage: dict[str, dict[str, Any]] = {}
+        #: Request → what the engine core calls it.
+        self.internal: dict[str, str] = {}
         stand_in_for_the_grammar_kernel()
+        stand_in_for_the_top_k_kernel()
         self._record_steps()
         self._record_usage()
         exec(after)
@@ -239,8 +252,9 @@ class Engine:
         }
 
     def run(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
-        """Serve requests to their ends; each arrives before step `arrives`, is aborted before `aborted`."""
-        self.steps, self.usage = [], {}
+        """Serve requests to their ends; each arrives before step `arrives`, is aborted before step `aborted`, or,
+        with [phase, n], before the n-th step that finds it in that phase."""
+        self.steps, self.usage, self.internal = [], {}, {}
         preemptions = self.preemptions()
         answers: list[dict[str, Any]] = [{"token_ids": [], "end": "aborted"} for _ in requests]
         step = 0
@@ -250,6 +264,8 @@ class Engine:
                     self._add(str(index), request)
                 if request.get("aborted") == step:
                     self.engine.abort_request([str(index)])
+                if isinstance(request.get("aborted"), list):
+                    self._abort_in_phase(str(index), request["aborted"], answers[index])
             for output in self.engine.step():
                 self._take(answers[int(output.request_id)], output)
             step += 1
@@ -258,6 +274,32 @@ class Engine:
         for index, answer in enumerate(answers):
             answer["usage"] = self.usage.get(str(index))
         return {"answers": answers, "steps": self.steps, "preemptions": self.preemptions() - preemptions}
+
+    def phase(self, request_id: str, answer: dict[str, Any]) -> str:
+        """Where a request is between two steps: waiting, prefill (some of its chunks are done), first (its last
+        chunk runs), drafts (verified in the next step), decode, preempted, finished, or unknown."""
+        request = self.scheduler.requests.get(self.internal.get(request_id, ""))
+        if request is None:
+            return "unknown" if answer["end"] == "aborted" else "finished"
+        status = request.status.name
+        if status in ("WAITING", "PREEMPTED"):
+            return str(status.lower())
+        if request.num_computed_tokens < request.num_prompt_tokens:
+            return "prefill"
+        if not request.num_output_tokens:
+            return "first"
+        return "drafts" if request.spec_token_ids else "decode"
+
+    def _abort_in_phase(self, request_id: str, wanted: list[Any], answer: dict[str, Any]) -> None:
+        """Abort it there, and once more in the engine core, beside a request that nobody knows: an abort may cross
+        another one, or the end of its request."""
+        if "aborted_in" in answer or self.phase(request_id, answer) != wanted[0]:
+            return
+        wanted[1] -= 1
+        if not wanted[1]:
+            answer["aborted_in"] = wanted[0]
+            self.engine.abort_request([request_id])
+            self.engine.engine_core.abort_requests([self.internal[request_id], "nobody"])
 
     def _add(self, request_id: str, request: dict[str, Any]) -> None:
         from vllm import SamplingParams
@@ -283,7 +325,8 @@ class Engine:
         prompt = {"prompt_token_ids": request["prompt"]}
         adapter = request.get("adapter")
         lora = None if adapter is None else LoRARequest("adapter", 1, adapter)
-        self.engine.add_request(request_id, prompt, params, lora_request=lora)
+        added = self.engine.add_request(request_id, prompt, params, lora_request=lora)
+        self.internal[request_id] = added
 
     @staticmethod
     def _take(answer: dict[str, Any], output: Any) -> None:
@@ -356,6 +399,13 @@ class Engine:
             "counted": len(self.scheduler.ledger) + self.followed(),
             "rows": len(self.runner.req_states.req_id_to_index),
         }
+
+    def held(self) -> dict[str, int]:
+        """What requests hold: slots and rows, tokens of predictions, blocks of the KV cache."""
+        drafter = (getattr(self.runner, "speculator", None) or self.runner.drafter).drafter
+        pool = self.scheduler.kv_cache_manager.block_pool
+        blocks = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one is never given
+        return {**self.state(), "predictions": drafter.prediction_stats.used_tokens, "blocks": blocks}
 
     @staticmethod
     def followed() -> int:

@@ -44,13 +44,14 @@ VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are speci
 
 @dataclass
 class Request:
-    """One request; arrives and is aborted before the step of that number."""
+    """One request; arrives and is aborted before the step of that number, or aborted the n-th time that it is in a
+    phase: (phase, n), see `engine_process.Engine.phase`."""
 
     prompt: list[int]
     prediction: list[int] | None = None
     max_tokens: int = 16
     arrives: int = 0
-    aborted: int | None = None
+    aborted: int | tuple[str, int] | None = None
     malformed: list[int] | None = None
     adapter: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -96,6 +97,12 @@ class Run:
     def verification_steps(self, index: int) -> int:
         """Steps of one request that sampled tokens, after the one that ended its prefill."""
         return sum(1 for _, _, sampled in self.of(index) if sampled) - 1
+
+
+def run_of(raw: dict[str, Any]) -> Run:
+    """From what `engine_process.Engine.run` returns."""
+    steps = [{int(index): tuple(row) for index, row in step.items()} for step in raw["steps"]]
+    return Run(raw["answers"], steps, raw["preemptions"])
 
 
 @dataclass(frozen=True)
@@ -265,9 +272,7 @@ class V2Engine:
         ]
 
     def run(self, requests: Sequence[Request], seconds: float = 240) -> Run:
-        raw = self._call("run", {"requests": [request.as_json() for request in requests]}, seconds)
-        steps = [{int(index): tuple(row) for index, row in step.items()} for step in raw["steps"]]
-        return Run(raw["answers"], steps, raw["preemptions"])
+        return run_of(self._call("run", {"requests": [request.as_json() for request in requests]}, seconds))
 
     def trim(self, price: float | None) -> list[dict[int, tuple[int, int, list[float]]]]:
         steps = self._call("trim", {"price": price}, 30)
@@ -278,6 +283,9 @@ class V2Engine:
 
     def state(self) -> dict[str, int]:
         return dict(self._call("state", {}, 30))
+
+    def held(self) -> dict[str, int]:
+        return dict(self._call("held", {}, 30))
 
     def _call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
         assert self._process.stdin is not None

@@ -1,0 +1,284 @@
+"""At a temperature every sampled token has the distribution that the model gives it, with drafts as without.
+
+cell = (temperature, top_k, top_p, min_p, seeds, prediction)     requests of all cells share batches
+expected = filters in NumPy (logits of transformers), for each context that was really written
+
+A draw is a token that was verified: sampled at a position that held a draft. Its context is known, so that it has
+a distribution of its own. With the vocabulary in some order that does not depend on the draw, and v uniform,
+
+    u = expected(tokens before it) + v * expected(token)
+
+is uniform in [0, 1) if `expected` is right, whatever came before. What the prediction has next comes first in that
+order, the others follow from the likeliest: a draft that is accepted too often fills the first bins. Chi-square
+over 20 bins of u, and over the first two tokens of each prompt as pairs, those with fewer than 5 expected in one
+bin. On V1 a request with min_p gets no drafts, and each of its tokens is a draw.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tiny_llama import build
+from v2_harness import VOCABULARY, Request, Run, V2Engine
+
+from tests.campaign.campaign import Campaign, Row, main
+from tests.campaign.sampling_oracle import Filters, Oracle, bins_of, pairs_of
+from tests.campaign.v1_engine import V1Engine
+
+PROMPT_LEN = 4
+MAX_TOKENS = 6
+#: Of each prediction: more than a request writes.
+PREDICTED = MAX_TOKENS + 4
+K = 4
+SIZES = {"max_model_len": 64, "num_gpu_blocks_override": 300}
+OF_V1 = {"max_num_seqs": 128, "max_num_batched_tokens": 1024}
+OF_V2 = {"max_num_seqs": 32, "environment": {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "16"}}
+LEAST_DRAWS, QUICK_DRAWS = 5000, 100
+#: Of a cell.
+DRAWS = {"V1": 10_000, "V2": 5000}
+#: Of a cell in a batch.
+MOST_REQUESTS = 1000
+
+
+class Cell(NamedTuple):
+    filters: Filters
+    prediction: str
+    seeded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.filters}, {self.prediction}{', seeds' * self.seeded}"
+
+
+CELLS = {
+    "V1": [
+        Cell(Filters(0.7), "verbatim"),
+        Cell(Filters(1.0), "verbatim", True),
+        Cell(Filters(0.7), "edited", True),
+        Cell(Filters(1.0), "edited"),
+        Cell(Filters(0.7), "unrelated"),
+        Cell(Filters(1.0), "unrelated", True),
+        Cell(Filters(0.7, top_p=0.9), "verbatim", True),
+        Cell(Filters(1.0, top_p=0.8), "edited"),
+        Cell(Filters(0.7, top_k=5), "verbatim"),
+        Cell(Filters(1.0, top_k=12), "unrelated", True),
+        Cell(Filters(0.7, min_p=0.05), "verbatim", True),
+        Cell(Filters(1.0, min_p=0.1), "edited"),
+        Cell(Filters(0.7, top_k=20, top_p=0.9), "edited"),
+        Cell(Filters(1.0, top_k=8, top_p=0.95, min_p=0.02), "verbatim", True),
+    ],
+    "V2": [
+        Cell(Filters(0.7), "verbatim", True),
+        Cell(Filters(0.7), "edited"),
+        Cell(Filters(1.0), "edited"),
+        Cell(Filters(1.0, top_p=0.8), "verbatim"),
+        Cell(Filters(0.7, top_k=5), "edited", True),
+        Cell(Filters(0.7, min_p=0.05), "verbatim"),
+        Cell(Filters(1.0, top_k=12, top_p=0.9), "unrelated", True),
+    ],
+}
+
+
+#: Bonferroni: one test of a run fails with probability 0.01 though all distributions are right.
+LIMIT = 0.01 / (2 * sum(map(len, CELLS.values())))
+
+
+class Written(NamedTuple):
+    """What became of a request. drafted: whether its tokens were sampled where a draft was."""
+
+    request: Request
+    tokens: list[int]
+    drafted: list[bool]
+
+
+def drafted(steps: Sequence[tuple[int, int]], num_tokens: int) -> list[bool]:
+    """steps: drafts verified, tokens sampled. The token after the drafts of a step is not one of them."""
+    flags = [place < drafts for drafts, sampled in steps for place in range(sampled)]
+    return flags[:num_tokens]
+
+
+def written(requests: Sequence[Request], run: Run) -> list[Written]:
+    steps: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for step in run.steps:
+        for index, (_, drafts, sampled) in step.items():
+            steps[index].append((drafts, sampled))
+    outputs = zip(requests, run.outputs, strict=True)
+    return [
+        Written(request, output, drafted(steps[index], len(output)))
+        for index, (request, output) in enumerate(outputs)
+    ]
+
+
+class Prompts:
+    """Prompts of which the model is neither sure nor unsure how they go on, and what it most likely writes."""
+
+    def __init__(self, oracle: Oracle, rng: random.Random, count: int) -> None:
+        tried = [[rng.choice(VOCABULARY) for _ in range(PROMPT_LEN)] for _ in range(2000)]
+        greedy = oracle.greedy(tried, PREDICTED)
+        full = [prompt + tokens for prompt, tokens in zip(tried, greedy, strict=True)]
+        best = Filters(1.0)(oracle.logits([tokens[:-1] for tokens in full], PREDICTED)).max(-1)
+        likely = (best[:, 0] > 0.6) & (best[:, 1:4] > 0.3).all(-1) & (best[:, 1:4] < 0.85).all(-1)
+        self.chosen = [(tried[i], greedy[i]) for i in np.flatnonzero(likely)[:count]]
+        assert self.chosen
+
+    def request(self, cell: Cell, number: int, rng: random.Random) -> Request:
+        prompt, prediction = self.chosen[number % len(self.chosen)]
+        place = 1 + number % 3
+        if cell.prediction == "edited":  # a word replaced, one more, or one left out
+            word = [[rng.choice(VOCABULARY)], [rng.choice(VOCABULARY), prediction[place]], []][
+                number // 3 % 3
+            ]
+            prediction = [*prediction[:place], *word, *prediction[place + 1 :]]
+        elif cell.prediction == "unrelated":  # but for its first word, or nothing would be drafted
+            prediction = [prediction[0], *rng.choices(VOCABULARY, k=PREDICTED - 1)]
+        filters = cell.filters
+        params: dict[str, Any] = {"temperature": filters.temperature, "top_p": filters.top_p}
+        params |= {"top_k": filters.top_k, "min_p": filters.min_p}
+        if cell.seeded:
+            params["seed"] = rng.getrandbits(31)
+        return Request(prompt, prediction, MAX_TOKENS, params=params)
+
+
+@dataclass
+class Draws:
+    """What a cell has written. undrafted: its requests get no drafts, and each of their tokens is a draw."""
+
+    undrafted: bool
+    written: list[Written] = field(default_factory=list)
+    count: int = 0
+
+    def requests_for(self, least: int) -> int:
+        """As many as will probably bring it there."""
+        missing = max(0, least - self.count)
+        return min(MOST_REQUESTS, math.ceil(1.05 * missing * (len(self.written) or 1) / (self.count or 2)))
+
+    def add(self, written: Written) -> None:
+        self.written.append(written)
+        self.count += len(written.tokens) if self.undrafted else sum(written.drafted)
+
+
+class Verdict(NamedTuple):
+    """p of the two tests, draws outside of what the filters leave, drafts accepted."""
+
+    bins: float
+    pairs: float
+    impossible: int
+    accepted: int
+
+    def holds(self) -> bool:
+        return min(self.bins, self.pairs) > LIMIT and not self.impossible
+
+
+def judge(oracle: Oracle, filters: Filters, draws: Draws, seed: int) -> Verdict:
+    texts = [[*w.request.prompt, *w.tokens] for w in draws.written]
+    logits = oracle.logits([text[:-1] for text in texts], MAX_TOKENS)
+    tokens = np.array([w.tokens for w in draws.written])
+    first = np.array([_next(w) for w in draws.written])
+    flags = np.array([w.drafted for w in draws.written]) | draws.undrafted
+    logits, tokens, first = logits[flags], tokens[flags], first[flags]
+    probs = filters(logits)
+    impossible = int((filters(logits, slack=1e-4)[np.arange(len(tokens)), tokens] == 0).sum())
+    bins = bins_of(probs, tokens, first, np.random.default_rng(seed))
+    pairs: defaultdict[tuple[int, ...], Counter[tuple[int, int]]] = defaultdict(Counter)
+    for w in draws.written:
+        pairs[tuple(w.request.prompt)][w.tokens[0], w.tokens[1]] += 1
+    return Verdict(bins, pairs_of(oracle, filters, pairs), impossible, int((tokens == first).sum()))
+
+
+def _next(written: Written) -> list[int]:
+    """What the prediction has next at each position: after its first place of the token before."""
+    prediction = written.request.prediction or []
+    after = dict(reversed(list(pairwise(prediction))))
+    return [prediction[0], *(after.get(token, prediction[0]) for token in written.tokens[:-1])]
+
+
+class Distribution:
+    """The cells of one runner."""
+
+    def __init__(
+        self, c: Campaign, oracle: Oracle, runner: str, serve: Callable[[Sequence[Request]], Run]
+    ) -> None:
+        self._rng, self._oracle, self._runner, self._serve = c.rng, oracle, runner, serve
+        self._cells = CELLS[runner]
+        self._draws = c.size(DRAWS[runner], QUICK_DRAWS)
+        self._prompts = Prompts(oracle, c.rng, c.size(24, 2))
+        least, quick = LEAST_DRAWS * len(self._cells), QUICK_DRAWS * len(self._cells)
+        self._tally = c.tally(f"sampled tokens have the model's distribution, {runner}", least, quick)
+
+    def row(self) -> Row:
+        """Two tests a cell. A cell that fails one is run again, alone, with other seeds and twice the draws."""
+        found = self._draw(self._cells, self._draws)
+        verdicts = {cell: self._judge(cell, draws) for cell, draws in found.items()}
+        repeated = 0
+        for cell, verdict in verdicts.items():
+            draws, again = found[cell], verdict
+            if not verdict.holds():
+                repeated += 1
+                draws = self._draw([cell], 2 * self._draws)[cell]
+                again = self._judge(cell, draws)
+            case = {"cell": str(cell), "first": verdict._asdict(), "then": again._asdict()}
+            self._tally.check(again.holds(), case, count=draws.count)
+        least = min(min(verdict.bins, verdict.pairs) for verdict in verdicts.values())
+        accepted = sum(verdict.accepted for verdict in verdicts.values())
+        told = f"{len(verdicts)} cells, smallest p {least:.2g} (limit {LIMIT:.1g}), {repeated} repeated"
+        told += f", {accepted / sum(draws.count for draws in found.values()):.0%} of drafts accepted"
+        return self._tally.row(f"{told}; temperature 0.75 for 0.7: p {self._power(found):.0e}")
+
+    def _draw(self, cells: Sequence[Cell], least: int) -> dict[Cell, Draws]:
+        """At least so many draws of each cell. One request in eight is greedy, and no draw."""
+        found = {cell: Draws(self._runner == "V1" and cell.filters.min_p > 0) for cell in cells}
+        while any(draws.count < least for draws in found.values()):
+            batch: list[tuple[Cell | None, Request]] = []
+            for cell, draws in found.items():
+                for _ in range(draws.requests_for(least)):
+                    batch.append((cell, self._prompts.request(cell, len(batch), self._rng)))
+            batch += [(None, replace(r, params={})) for _, r in self._rng.sample(batch, len(batch) // 7)]
+            self._rng.shuffle(batch)
+            requests = [request for _, request in batch]
+            for (cell, _), each in zip(batch, written(requests, self._serve(requests)), strict=True):
+                if cell is not None:
+                    found[cell].add(each)
+        return found
+
+    def _judge(self, cell: Cell, draws: Draws) -> Verdict:
+        return judge(self._oracle, cell.filters, draws, self._rng.getrandbits(31))
+
+    def _power(self, found: dict[Cell, Draws]) -> float:
+        """p of the cells at temperature 0.7, judged together as if that were 0.75: it has to be told."""
+        draws = Draws(False)
+        for cell, each in found.items():
+            if cell.filters == Filters(0.7):
+                draws.written += each.written
+        verdict = judge(self._oracle, Filters(0.75), draws, self._rng.getrandbits(31))
+        if not self._tally.campaign.quick:
+            self._tally.check(not verdict.holds(), {"temperature 0.75 for 0.7": verdict._asdict()}, count=0)
+        return min(verdict.bins, verdict.pairs)
+
+
+def run(c: Campaign) -> Iterator[Row]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        model = build(Path(directory) / "model", max_len=SIZES["max_model_len"])
+        oracle = Oracle(model)
+        v2 = V2Engine(
+            model, Path(directory), num_draft_tokens=K, seed=c.rng.getrandbits(31), **SIZES, **OF_V2
+        )
+        # It starts meanwhile.
+        v1 = V1Engine(model, num_draft_tokens=K, seed=c.rng.getrandbits(31), **SIZES, **OF_V1)
+        yield Distribution(c, oracle, "V1", v1.serve).row()
+        with v2:
+            yield Distribution(c, oracle, "V2", partial(v2.run, seconds=900)).row()
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,132 @@
+"""The distribution of a sampled token: transformers' logits, the documented filters in NumPy, chi-square."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Floats = npt.NDArray[np.float64]
+BINS = 20
+#: Fewest draws that are expected in a bin.
+LEAST = 5.0
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What a request asks for. 0 of `top_k` and `min_p`, 1 of `top_p`: everything is left."""
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __str__(self) -> str:
+        shown = [f"temperature {self.temperature}"]
+        shown += [f"top_k {self.top_k}"] * bool(self.top_k) + [f"top_p {self.top_p}"] * (self.top_p < 1)
+        return ", ".join([*shown, *[f"min_p {self.min_p}"] * bool(self.min_p)])
+
+    def __call__(self, logits: Floats, slack: float = 0.0) -> Floats:
+        """[..., V] logits → probabilities. `slack` widens the three limits, by more than rounding moves them."""
+        scores = logits / self.temperature
+        if self.min_p:
+            probs = _softmax(scores)
+            least = self.min_p * (1 - slack) * probs.max(-1, keepdims=True)
+            scores = np.where(probs >= least, scores, -np.inf)
+        if self.top_k:
+            kth = np.sort(scores, axis=-1)[..., -self.top_k, None]
+            scores = np.where(scores >= kth - slack, scores, -np.inf)
+        if self.top_p < 1:
+            probs = _softmax(scores)
+            order = np.argsort(-probs, axis=-1, kind="stable")
+            sorted_probs = np.take_along_axis(probs, order, -1)
+            before = np.cumsum(sorted_probs, axis=-1) - sorted_probs
+            kept = np.zeros(probs.shape, dtype=bool)
+            np.put_along_axis(kept, order, before < self.top_p + slack, -1)
+            scores = np.where(kept, scores, -np.inf)
+        return _softmax(scores)
+
+
+def _softmax(scores: Floats) -> Floats:
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    result: Floats = powers / powers.sum(-1, keepdims=True)
+    return result
+
+
+class Oracle:
+    """The model there, by transformers."""
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import LlamaForCausalLM
+
+        self._model: Any = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def logits(self, contexts: Sequence[Sequence[int]], last: int = 1) -> Floats:
+        """[N, last, V] after the last tokens of N contexts of one length."""
+        parts = torch.tensor(contexts).split(512)
+        logits = torch.cat([self._model(part, logits_to_keep=last).logits for part in parts])
+        return logits.double().numpy()
+
+    @torch.inference_mode()
+    def greedy(self, prompts: Sequence[Sequence[int]], n: int) -> list[list[int]]:
+        """The likeliest n tokens after prompts of one length."""
+        tokens = torch.tensor(prompts)
+        for _ in range(n):
+            best = self._model(tokens, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, best], 1)
+        found: list[list[int]] = tokens[:, -n:].tolist()
+        return found
+
+
+def survival_of(chi_square: float, freedom: int) -> float:
+    """The probability of a chi-square at least as large."""
+    value = torch.special.gammaincc(torch.tensor(freedom / 2).double(), torch.tensor(chi_square / 2).double())
+    return float(value)
+
+
+def bins_of(
+    probs: Floats, tokens: npt.NDArray[np.int64], first: npt.NDArray[np.int64], rng: np.random.Generator
+) -> float:
+    """p of chi-square over `BINS` of u for N draws. probs: [N, V]. first: [N] the token that comes first."""
+    rows = np.arange(len(tokens))
+    rank = probs.copy()
+    rank[rows, first] = 2.0
+    own = probs[rows, tokens]
+    before = np.where(rank > rank[rows, tokens, None], probs, 0.0).sum(-1)
+    u = before + rng.random(len(tokens)) * own
+    found = np.bincount(np.minimum((u * BINS).astype(np.int64), BINS - 1), minlength=BINS)
+    expected = len(tokens) / BINS
+    return survival_of(float(((found - expected) ** 2 / expected).sum()), BINS - 1)
+
+
+def pairs_of(
+    oracle: Oracle, filters: Filters, pairs: dict[tuple[int, ...], Counter[tuple[int, int]]]
+) -> float:
+    """p of chi-square over the first two tokens. pairs: prompt → what was written → how often."""
+    chi_square, freedom = 0.0, 0
+    for prompt, found in pairs.items():
+        total = sum(found.values())
+        first = filters(oracle.logits([prompt])[0, 0])
+        likely = np.flatnonzero(first * total >= LEAST)
+        if not len(likely):
+            continue
+        second = filters(oracle.logits([[*prompt, int(token)] for token in likely])[:, 0])
+        expected = total * first[likely, None] * second  # [likely, V]
+        own = np.argwhere(expected >= LEAST)
+        cells = [(found[int(likely[i]), int(j)], float(expected[i, j])) for i, j in own]
+        rest = total - sum(n for n, _ in cells), total - sum(e for _, e in cells)
+        if rest[1] < LEAST and cells:  # to the smallest of the others
+            least = min(range(len(cells)), key=lambda i: cells[i][1])
+            cells[least] = cells[least][0] + rest[0], cells[least][1] + rest[1]
+        else:
+            cells.append(rest)
+        chi_square += sum((n - e) ** 2 / e for n, e in cells)
+        freedom += len(cells) - 1
+    return survival_of(chi_square, freedom) if freedom else 1.0
