@@ -92,7 +92,7 @@ async def malformed(url: str, tally: Tally, cases: list[Wrong]) -> Counter[int]:
                 "sent": shown,
             }
             # What is odd and taken all the same is not counted.
-            tally.check(holds and goes_on, case, count=status != 200)
+            tally.check(holds and goes_on, case, count=status not in (200, 500))
             tally.goes_on()
     return statuses
 
@@ -102,6 +102,7 @@ class Slow:
 
     def __init__(self, url: str, tally: Tally, draw: random.Random) -> None:
         self._url, self._tally, self._draw = url, tally, draw
+        self._longest_pause = tally.campaign.size(250, 80) / 1000  # s
         self._over = asyncio.Event()
         self.kinds: Counter[str] = Counter()
 
@@ -119,7 +120,11 @@ class Slow:
         words = " ".join(f"w{draw.randrange(400)}" for _ in range(draw.choice([200, 2_000, 15_000])))
         body = as_json(good(path, {"type": "text" if kind == "refused" else "content", "content": words}))
         pieces = draw.randrange(10, 60)
-        size, pause, chunked = len(body) // pieces + 1, draw.uniform(0.02, 0.25), draw.random() < 0.5
+        size, pause, chunked = (
+            len(body) // pieces + 1,
+            draw.uniform(0.02, self._longest_pause),
+            draw.random() < 0.5,
+        )
         part = body if kind in ("served", "refused") else body[: -draw.randrange(1, len(body) // 2)]
         status: int | None = None
         async with Client(self._url, seconds=60) as client:
@@ -180,7 +185,7 @@ class Watch:
 
 async def slow(url: str, tally: Tally, draw: random.Random, amount: int) -> str:
     before, meanwhile, bodies = Watch(url), Watch(url), Slow(url, tally, draw)
-    await before.during(asyncio.sleep(3))
+    await before.during(asyncio.sleep(tally.campaign.size(5, 2)))
     await meanwhile.during(bodies.all(amount))
     longest, usual = max(meanwhile.health), max(before.health)
     case = {"longest": longest, "without": usual, "failed": meanwhile.failed}
