@@ -5,7 +5,8 @@ tokens (`GPU_ALIGN_MAX_PREDICTION_TOKENS`), beyond what an idle server has:
 
     API server     N · (4 B + 64 T)     the body as it arrived, joined, and as text, and one copy of these for what
                                         the allocator keeps; token ids as Python's numbers and as bytes
-    engine core    N · 64 T + 12 A      the same ids, decoded, in its queue; A tokens of `GPU_ALIGN_ARENA_TOKENS`
+    engine core    N · 64 T + 12 A      the same ids in its queue, and in its worker, which is counted in; A tokens
+                                        of `GPU_ALIGN_ARENA_TOKENS`
 
 and 64 MiB for each process. A body whose text holds a character beyond Latin-1 takes 2 or 4 bytes a character.
 """
@@ -242,12 +243,12 @@ async def at_once(url: str, tally: Tally, amount: int) -> Counter[int]:
 
 
 def memory(url: str, tally: Tally, amount: int) -> str:
-    pids = processes(url)
-    before = [resident(pid) for pid in pids]
-    for pid in pids:
+    both = processes(url)
+    before = [resident(pids) for pids in both]
+    for pid in (pid for pids in both for pid in pids):
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # forget the highest resident size so far
     statuses = asyncio.run(at_once(url, tally, amount))
-    grown = [highest(pid) - old for pid, old in zip(pids, before, strict=True)]
+    grown = [resident(pids, "VmHWM") - old for pids, old in zip(both, before, strict=True)]
     ids = amount * 64 * TOKENS / MIB
     most = [amount * 4 * BODY / MIB + ids + SLACK, ids + 12 * ARENA / MIB + SLACK]
     for name, found, limit in zip(("API server", "engine core"), grown, most, strict=True):
@@ -258,11 +259,6 @@ def memory(url: str, tally: Tally, amount: int) -> str:
         f"N (4 B + 64 T) + {SLACK:.0f} MiB = {most[0]:,.0f}; engine core +{grown[1]:,.0f} MiB, at most "
         f"N 64 T + 12 A + {SLACK:.0f} MiB = {most[1]:,.0f}"
     )
-
-
-def highest(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def run(c: Campaign) -> Iterator[Row]:
