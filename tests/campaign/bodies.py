@@ -5,7 +5,8 @@ tokens (`GPU_ALIGN_MAX_PREDICTION_TOKENS`), beyond what an idle server has:
 
     API server     N · (4 B + 64 T)     the body as it arrived, joined, and as text, and one copy of these for what
                                         the allocator keeps; token ids as Python's numbers and as bytes
-    engine core    N · 64 T + 12 A      the same ids, decoded, in its queue; A tokens of `GPU_ALIGN_ARENA_TOKENS`
+    engine core    N · 64 T + 12 A      the same ids in its queue, and in its worker, which is counted in; A tokens
+                                        of `GPU_ALIGN_ARENA_TOKENS`
 
 and 64 MiB for each process. A body whose text holds a character beyond Latin-1 takes 2 or 4 bytes a character.
 """
@@ -61,17 +62,29 @@ async def answer_to(url: str, wrong: Wrong) -> int:
         client.close()
 
 
+async def vllm_answers_so(url: str, wrong: Wrong, status: int) -> bool:
+    """Whether the same bytes get the same status where the key is another than `prediction`. On /invocations vLLM
+    catches no error but `JSONDecodeError`: what nests too deep is a 500 there, whatever it is about."""
+    message = wrong.message
+    for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+        message = message.replace("redictio".encode(encoding), "omethinx".encode(encoding))
+    return message != wrong.message and await answer_to(url, wrong._replace(message=message)) == status
+
+
 async def malformed(url: str, tally: Tally, cases: list[Wrong]) -> Counter[int]:
     """After each, /health answers; after each twentieth a good request is served."""
     statuses: Counter[int] = Counter()
     async with Client(url, seconds=30) as other:
         for index, wrong in enumerate(cases):
             status = await answer_to(url, wrong)
+            holds = status in wrong.statuses
+            if wrong.path == "/invocations" and status == 500:
+                holds = await vllm_answers_so(url, wrong, status)
             statuses[status] += 1
             goes_on = (await other.get("/health"))[0] == 200
             if index % 20 == 0:
                 goes_on &= (await other.post(wrong.path, as_json(good(wrong.path))))[0] == 200
-            shown = wrong.message[:2000].decode("latin-1")
+            shown = wrong.message[:500].decode("latin-1")
             case = {
                 "name": wrong.name,
                 "path": wrong.path,
@@ -80,7 +93,7 @@ async def malformed(url: str, tally: Tally, cases: list[Wrong]) -> Counter[int]:
                 "sent": shown,
             }
             # What is odd and taken all the same is not counted.
-            tally.check(status in wrong.statuses and goes_on, case, count=status != 200)
+            tally.check(holds and goes_on, case, count=status not in (200, 500))
             tally.goes_on()
     return statuses
 
@@ -90,6 +103,7 @@ class Slow:
 
     def __init__(self, url: str, tally: Tally, draw: random.Random) -> None:
         self._url, self._tally, self._draw = url, tally, draw
+        self._longest_pause = tally.campaign.size(250, 80) / 1000  # s
         self._over = asyncio.Event()
         self.kinds: Counter[str] = Counter()
 
@@ -107,7 +121,11 @@ class Slow:
         words = " ".join(f"w{draw.randrange(400)}" for _ in range(draw.choice([200, 2_000, 15_000])))
         body = as_json(good(path, {"type": "text" if kind == "refused" else "content", "content": words}))
         pieces = draw.randrange(10, 60)
-        size, pause, chunked = len(body) // pieces + 1, draw.uniform(0.02, 0.25), draw.random() < 0.5
+        size, pause, chunked = (
+            len(body) // pieces + 1,
+            draw.uniform(0.02, self._longest_pause),
+            draw.random() < 0.5,
+        )
         part = body if kind in ("served", "refused") else body[: -draw.randrange(1, len(body) // 2)]
         status: int | None = None
         async with Client(self._url, seconds=60) as client:
@@ -168,7 +186,7 @@ class Watch:
 
 async def slow(url: str, tally: Tally, draw: random.Random, amount: int) -> str:
     before, meanwhile, bodies = Watch(url), Watch(url), Slow(url, tally, draw)
-    await before.during(asyncio.sleep(3))
+    await before.during(asyncio.sleep(tally.campaign.size(5, 2)))
     await meanwhile.during(bodies.all(amount))
     longest, usual = max(meanwhile.health), max(before.health)
     case = {"longest": longest, "without": usual, "failed": meanwhile.failed}
@@ -225,12 +243,12 @@ async def at_once(url: str, tally: Tally, amount: int) -> Counter[int]:
 
 
 def memory(url: str, tally: Tally, amount: int) -> str:
-    pids = processes(url)
-    before = [resident(pid) for pid in pids]
-    for pid in pids:
+    both = processes(url)
+    before = [resident(pids) for pids in both]
+    for pid in (pid for pids in both for pid in pids):
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # forget the highest resident size so far
     statuses = asyncio.run(at_once(url, tally, amount))
-    grown = [highest(pid) - old for pid, old in zip(pids, before, strict=True)]
+    grown = [resident(pids, "VmHWM") - old for pids, old in zip(both, before, strict=True)]
     ids = amount * 64 * TOKENS / MIB
     most = [amount * 4 * BODY / MIB + ids + SLACK, ids + 12 * ARENA / MIB + SLACK]
     for name, found, limit in zip(("API server", "engine core"), grown, most, strict=True):
@@ -241,11 +259,6 @@ def memory(url: str, tally: Tally, amount: int) -> str:
         f"N (4 B + 64 T) + {SLACK:.0f} MiB = {most[0]:,.0f}; engine core +{grown[1]:,.0f} MiB, at most "
         f"N 64 T + 12 A + {SLACK:.0f} MiB = {most[1]:,.0f}"
     )
-
-
-def highest(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def run(c: Campaign) -> Iterator[Row]:
@@ -265,7 +278,10 @@ def run(c: Campaign) -> Iterator[Row]:
             ]
             statuses = asyncio.run(malformed(server.url, tally, c.rng.sample(cases, c.size(len(cases), 120))))
             told = ", ".join(f"{n:,} × {status or 'closed'}" for status, n in sorted(statuses.items()))
-            yield tally.row(f"{told}, as documented for each")
+            upstream = "; vLLM's /invocations answers 500 to the same bodies without the field" * (
+                500 in statuses
+            )
+            yield tally.row(f"{told}{upstream}")
             tally = c.tally("slow bodies: others do not wait", 200, 40)
             yield tally.row(asyncio.run(slow(server.url, tally, c.rng, tally.at_least)))
             tally = c.tally(

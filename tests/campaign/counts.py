@@ -45,7 +45,16 @@ from tests.campaign.recount import (
 CLIENTS = 24
 N = 32
 #: 512 tokens of cache for 24 requests of about 40: some are preempted.
-FLAGS = ("--max-num-seqs", "24", "--block-size", "32", "--num-gpu-blocks-override", "16")
+FLAGS = (
+    "--max-num-seqs",
+    "24",
+    "--block-size",
+    "32",
+    "--num-gpu-blocks-override",
+    "16",
+    "--max-model-len",
+    "256",
+)
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 FIRST_WORD = 4  # token id of w0
 VLLM = {

@@ -96,14 +96,19 @@ class Client:
         return b"".join(chunks)
 
 
-def processes(url: str) -> tuple[int, int]:
-    """Process ids of API server and engine core of the server there, which this process has started."""
+def processes(url: str) -> tuple[list[int], list[int]]:
+    """Process ids of the server there, which this process has started: the API server's, and those of the engine
+    core and its worker."""
     port = str(urlsplit(url).port)
     (api_server,) = (child for child in psutil.Process().children() if port in child.cmdline())
     (core,) = (child for child in api_server.children() if "EngineCore" in "".join(child.cmdline()))
-    return api_server.pid, core.pid
+    return [api_server.pid], [core.pid, *(child.pid for child in core.children(recursive=True))]
 
 
-def resident(pid: int) -> float:
-    """Resident memory of a process, MiB."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+def resident(pids: list[int], field: str = "VmRSS") -> float:
+    """Resident memory of these processes together, MiB. field: "VmHWM" for the highest that it was."""
+    total = 0
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        total += int(next(line for line in lines if line.startswith(field)).split()[1])
+    return total / 1024

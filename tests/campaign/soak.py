@@ -1,4 +1,4 @@
-"""A server that goes on: resident memory of its two processes, request after request.
+"""A server that goes on: resident memory of its processes, request after request.
 
 One V1 server, 64 clients, short answers, predictions of every kind that nobody has sent before. Memory is read
 from /proc every 500 requests; what counts is the slope of the least-squares line after the first 2,000, by when
@@ -74,7 +74,7 @@ def slope(served: list[int], memory: list[float]) -> float:
 
 
 class Soak:
-    """Requests until `total`, and both processes' memory every `every` of them."""
+    """Requests until `total`, and the processes' memory every `every` of them."""
 
     def __init__(self, c: Campaign, url: str, tallies: tuple[Tally, Tally], every: int) -> None:
         self._draw, self._url, self._tallies, self._every = c.rng, url, tallies, every
@@ -102,13 +102,13 @@ class Soak:
 
     def sample(self) -> None:
         self.served.append(self._tallies[0].count)
-        for pid, values in zip(self._pids, self.memory, strict=True):
-            values.append(resident(pid))
+        for pids, values in zip(self._pids, self.memory, strict=True):
+            values.append(resident(pids))
 
 
 def run(c: Campaign) -> Iterator[Row]:
     every, skipped = c.size(500, 50), c.size(2000, 150)
-    names = ("resident memory of the API server", "resident memory of the engine core")
+    names = ("resident memory of the API server", "resident memory of the engine core and its worker")
     tallies = (c.tally(names[0], 20_000, 300), c.tally(names[1], 20_000, 300))
     most = c.size(1, 100) * MOST_SLOPE  # a few hundred requests warm up all the time
     with tempfile.TemporaryDirectory() as folder:
