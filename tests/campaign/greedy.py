@@ -58,7 +58,7 @@ class Runner:
     def rows(self) -> Iterator[Row]:
         ks = ", ".join(map(str, sorted(self.draft_tokens)))
         yield self.texts.row(
-            f"K {ks}; {self.engines} engines; {len(self.kinds)} kinds of predictions, {len(self.features)} "
+            f"K {ks}; engines: {self.engines}; {len(self.kinds)} kinds of predictions, {len(self.features)} "
             f"features; {self.accepted:,} drafts accepted; {self.near_ties} near ties"
         )
         yield self.preempted.row(f"{self.without:,} in the engines without plugin")
@@ -146,13 +146,10 @@ class StageRun:
         return parted
 
     def _lead(self, one: Asked, ours: dict[str, object]) -> float:
-        judge = start(
-            "V1",
-            self.model,
-            self.directory / "judge",
-            None,
-            **{**self.stage.settings, "logprobs_mode": "processed_logits"},
-        )
+        settings = {**self.stage.settings, "logprobs_mode": "processed_logits"}
+        for name in ("asynchronous", "delay_counts"):
+            settings.pop(name, None)
+        judge = start("V1", self.model, self.directory / "judge", None, **settings)
         with judge as engine:
             return lead_where_they_part(engine, one, ours, one.case.answer)
 
@@ -210,14 +207,15 @@ def run_stage(stage: Stage, runner: Runner, model: Path, directory: Path, seed: 
 
 
 def run(c: Campaign) -> Iterator[Row]:
-    runners = {
-        "V1": Runner(c, "V1", c.size(2400, 100), c.size(100, 5), c.size(300, 20)),
-        "V2": Runner(c, "V2", c.size(600, 30), c.size(20, 1), c.size(100, 10)),
+    sizes = {
+        "V1": (c.size(2400, 100), c.size(100, 5), c.size(300, 20)),
+        "V2": (c.size(600, 30), c.size(20, 1), c.size(100, 10)),
     }
     with tempfile.TemporaryDirectory(prefix="greedy-") as made:
         directory = Path(made)
         model = build(directory / "model")
-        for name, runner in runners.items():
+        for name, at_least in sizes.items():
+            runner = Runner(c, name, *at_least)
             for stage in stages(c.quick):
                 if stage.runner == name:
                     run_stage(stage, runner, model, directory, c.seed)
