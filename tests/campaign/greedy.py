@@ -1,0 +1,226 @@
+"""Greedy text beside that of the engine without the plugin, whatever is predicted and whatever is asked for.
+
+stage:  engine without plugin   prompts alone ──▶ probes ──▶ cases (a feature, a prompt) ──▶ their answers
+        engine with plugin, K   case + kind of prediction, made from that answer ──▶ the same answer?
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.campaign.campaign import Campaign, Row, main
+from tests.campaign.greedy_cases import WORDS, Probe, prompt_of
+from tests.campaign.greedy_engine import Request, Run, V2Engine, build, start
+from tests.campaign.greedy_stages import (
+    NEAR_TIE,
+    Asked,
+    Case,
+    Stage,
+    arriving,
+    asked_of,
+    cases_of,
+    difference,
+    lead_where_they_part,
+    serve,
+    stages,
+)
+
+#: Differences of one engine that are looked into.
+_MOST_JUDGED = 5
+#: What was looked up in the prefix cache by one request, and what was found.
+Lookup = tuple[int, int]
+
+
+class Runner:
+    """The rows of one model runner."""
+
+    def __init__(self, c: Campaign, name: str, requests: int, preemptions: int, lookups: int) -> None:
+        self.name = name
+        self.texts = c.tally(f"greedy text equals the engine's without plugin, {name}", requests, requests)
+        self.preempted = c.tally(
+            f"preemptions met while the text stayed the same, {name}", preemptions, preemptions
+        )
+        self.lookups = c.tally(
+            f"prefix-cache hits of a request with the plugin against without, {name}", lookups, lookups
+        )
+        self.kinds: Counter[str] = Counter()
+        self.features: Counter[str] = Counter()
+        self.draft_tokens: set[int] = set()
+        self.engines = self.accepted = self.near_ties = self.without = 0
+        self.queries = self.hits = 0
+
+    def rows(self) -> Iterator[Row]:
+        ks = ", ".join(map(str, sorted(self.draft_tokens)))
+        yield self.texts.row(
+            f"K {ks}; engines: {self.engines}; {len(self.kinds)} kinds of predictions, {len(self.features)} "
+            f"features; {self.accepted:,} drafts accepted; {self.near_ties} near ties"
+        )
+        yield self.preempted.row(f"{self.without:,} in the engines without plugin")
+        share = self.hits / max(1, self.queries)
+        yield self.lookups.row(f"{self.hits:,} of {self.queries:,} tokens found ({share:.0%}), on both sides")
+
+
+class StageRun:
+    """One stage: what the engine without the plugin answers, then each engine with it."""
+
+    def __init__(self, stage: Stage, runner: Runner, model: Path, directory: Path, seed: int) -> None:
+        self.stage, self.runner, self.model, self.directory = stage, runner, model, directory
+        self.draw = random.Random(f"{stage.name} {seed}")
+        self.cases: list[Case] = []
+        self.talk: list[Request] = []
+        self.said: list[list[int]] = []
+        self.expected: list[Lookup] = []
+
+    def without_plugin(self) -> None:
+        stage, draw = self.stage, self.draw
+        with self.stage.engine(self.model, self.directory, None) as engine:
+            if "PredictedOutputs" in str(engine.facts):
+                raise RuntimeError(f"the plugin is on in {engine.facts}")
+            if stage.cached:
+                self._talk(engine)
+            alone = [
+                Request(prompt_of(draw), None, stage.num_tokens, params={"logprobs": 2})
+                for _ in range(stage.num_probes)
+            ]
+            self.cases = cases_of(
+                [
+                    Probe(
+                        request.prompt,
+                        answer["token_ids"],
+                        answer["text"],
+                        [
+                            abs(first - second)
+                            for first, second in (list(p.values())[:2] for p in answer["logprobs"])
+                        ],
+                    )
+                    for request, answer in zip(alone, serve(engine, alone).answers, strict=True)
+                ],
+                stage.num_tokens,
+            )
+            run = serve(engine, arriving([case.request for case in self.cases], draw))
+            for case, answer in zip(self.cases, run.answers, strict=True):
+                case.answer = answer
+            self.runner.without += run.preemptions
+
+    def with_plugin(self, number: int, num_draft_tokens: int) -> None:
+        runner, stage = self.runner, self.stage
+        with stage.engine(self.model, self.directory, num_draft_tokens) as engine:
+            if "PredictedOutputs" not in engine.facts["scheduler"]:
+                raise RuntimeError(f"the plugin is off in {engine.facts}")
+            if stage.cached:
+                self._compare_lookups(engine, num_draft_tokens)
+            asked = asked_of(self.cases, number * stage.per_engine, stage.per_engine, self.draw)
+            run = serve(engine, [a.request for a in asked])
+            parted = self._compare(asked, run, engine, num_draft_tokens)
+        runner.engines += 1
+        runner.accepted += run.accepted
+        runner.draft_tokens.add(num_draft_tokens)
+        runner.preempted.check(not (run.preemptions and parted), {"stage": stage.name}, run.preemptions)
+
+    def _compare(self, asked: Sequence[Asked], run: Run, engine: V2Engine, k: int) -> int:
+        """How many answers differ."""
+        tally, parted = self.runner.texts, 0
+        told = {"stage": self.stage.name, "K": k, "settings": self.stage.settings}
+        tally.check(run.accepted > len(asked), {**told, "accepted": run.accepted}, count=0)
+        for one, ours in zip(asked, run.answers, strict=True):
+            theirs = one.case.answer
+            self.runner.kinds[one.kind] += 1
+            self.runner.features[one.case.feature] += 1
+            part = difference(ours, theirs)
+            case = {**told, **one.told(), "differs": part, "ours": ours, "theirs": theirs}
+            if part and parted < _MOST_JUDGED:
+                (again,) = serve(engine, [replace(one.request, arrives=0)]).answers
+                case["differs, alone"] = difference(again, theirs)
+                case["lead"] = self._lead(one, ours)
+                if case["lead"] <= NEAR_TIE:
+                    self.runner.near_ties += 1
+                    part = ""
+            tally.check(not part, case)
+            parted += bool(part)
+        return parted
+
+    def _lead(self, one: Asked, ours: dict[str, object]) -> float:
+        settings = {**self.stage.settings, "logprobs_mode": "processed_logits"}
+        for name in ("asynchronous", "delay_counts"):
+            settings.pop(name, None)
+        judge = start("V1", self.model, self.directory / "judge", None, **settings)
+        with judge as engine:
+            return lead_where_they_part(engine, one, ours, one.case.answer)
+
+    def _talk(self, engine: V2Engine) -> None:
+        """Conversations, one request at a time: prompts share beginnings, and each continues an answer."""
+        draw = self.draw
+        systems = [[draw.choice(WORDS) for _ in range(length)] for length in (32, 50, 80)]
+        count = self.stage.per_engine // 3
+        while len(self.talk) < count:
+            prompt = draw.choice(systems) + [draw.choice(WORDS) for _ in range(draw.randrange(1, 20))]
+            for _ in range(draw.choice((1, 2, 3))):
+                request = Request(prompt, None, draw.choice((5, 20, 34)))
+                before = engine.prefix_cache()
+                (output,) = serve(engine, [request]).outputs
+                self.talk.append(request)
+                self.said.append(output)
+                self.expected.append(_since(before, engine.prefix_cache()))
+                prompt = prompt + output + [draw.choice(WORDS) for _ in range(3)]
+
+    def _compare_lookups(self, engine: V2Engine, k: int) -> None:
+        """Every third answer is predicted well, every third badly, the others not at all."""
+        for index, (request, expected) in enumerate(zip(self.talk, self.expected, strict=True)):
+            output = self.said[index]
+            prediction = (output, output[::-1], None)[index % 3]
+            before = engine.prefix_cache()
+            run = serve(engine, [replace(request, prediction=prediction)])
+            found = _since(before, engine.prefix_cache())
+            self.runner.queries += found[0]
+            self.runner.hits += found[1]
+            self.runner.lookups.check(
+                found == expected and run.outputs == [output],
+                {"stage": self.stage.name, "K": k, "number": index, "ours": found, "theirs": expected},
+            )
+
+
+def _since(before: dict[str, int], after: dict[str, int]) -> Lookup:
+    return after["queries"] - before["queries"], after["hits"] - before["hits"]
+
+
+def run_stage(stage: Stage, runner: Runner, model: Path, directory: Path, seed: int) -> None:
+    """An engine that ends costs its own requests, and counts as a failure."""
+    run = StageRun(stage, runner, model, directory, seed)
+    run.without_plugin()
+    for number, num_draft_tokens in enumerate(stage.draft_tokens):
+        print(
+            f"  {stage.name}, K {num_draft_tokens}: {runner.texts.count:,} so far",
+            file=sys.stderr,
+            flush=True,
+        )
+        try:
+            run.with_plugin(number, num_draft_tokens)
+        except RuntimeError as error:
+            case = {"stage": stage.name, "K": num_draft_tokens, "error": str(error)[-4000:]}
+            runner.texts.check(False, case, count=0)
+
+
+def run(c: Campaign) -> Iterator[Row]:
+    sizes = {
+        "V1": (c.size(2400, 100), c.size(100, 5), c.size(300, 20)),
+        "V2": (c.size(600, 30), c.size(20, 1), c.size(100, 10)),
+    }
+    with tempfile.TemporaryDirectory(prefix="greedy-") as made:
+        directory = Path(made)
+        model = build(directory / "model")
+        for name, at_least in sizes.items():
+            runner = Runner(c, name, *at_least)
+            for stage in stages(c.quick):
+                if stage.runner == name:
+                    run_stage(stage, runner, model, directory, c.seed)
+            yield from runner.rows()
+
+
+if __name__ == "__main__":
+    main(run)
