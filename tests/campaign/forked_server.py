@@ -66,7 +66,7 @@ class ForkedServer:
                 return self
             time.sleep(0.3)
         self.__exit__()
-        raise RuntimeError(f"the server is not there:\n{self.output.read_text()[-4000:]}")
+        raise RuntimeError(f"the server is not there:\n{self.output.read_text()[-16000:]}")
 
     def __exit__(self, *_: object) -> None:
         children = self.engine_cores()
