@@ -30,7 +30,7 @@ from tiny_llama import build
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.campaign.http_client import JSON_HEAD, Client, processes, request_head, resident
-from tests.campaign.wire_bodies import ENDPOINTS, Wrong, documents, good, mutations, transfers, values
+from tests.campaign.wire_bodies import ENDPOINTS, Wrong, documents, good, mutations, posted, transfers, values
 
 TOKENS = 8192  # of the context, and so of a prediction
 BODY = 4 * 2**20
@@ -39,6 +39,7 @@ SLACK = 64.0  # MiB
 MIB = 2**20
 FLAGS = ("--max-model-len", str(TOKENS), "--num-gpu-blocks-override", "128", "--disable-uvicorn-access-log")
 CHUNKED = JSON_HEAD + b"transfer-encoding: chunked\r\n"
+HEALTH = Wrong("health", "/health", request_head("GET", "/health", None))
 #: Nobody may wait longer for an answer of /health, s: as long as three times without slow bodies, or this.
 LONGEST_WAIT = 1.0
 
@@ -74,27 +75,21 @@ async def vllm_answers_so(url: str, wrong: Wrong, status: int) -> bool:
 async def malformed(url: str, tally: Tally, cases: list[Wrong]) -> Counter[int]:
     """After each, /health answers; after each twentieth a good request is served."""
     statuses: Counter[int] = Counter()
-    async with Client(url, seconds=30) as other:
-        for index, wrong in enumerate(cases):
-            status = await answer_to(url, wrong)
-            holds = status in wrong.statuses
-            if wrong.path == "/invocations" and status == 500:
-                holds = await vllm_answers_so(url, wrong, status)
-            statuses[status] += 1
-            goes_on = (await other.get("/health"))[0] == 200
-            if index % 20 == 0:
-                goes_on &= (await other.post(wrong.path, as_json(good(wrong.path))))[0] == 200
-            shown = wrong.message[:500].decode("latin-1")
-            case = {
-                "name": wrong.name,
-                "path": wrong.path,
-                "status": status,
-                "goes on": goes_on,
-                "sent": shown,
-            }
-            # What is odd and taken all the same is not counted.
-            tally.check(holds and goes_on, case, count=status not in (200, 500))
-            tally.goes_on()
+    for index, wrong in enumerate(cases):
+        status = await answer_to(url, wrong)
+        holds = status in wrong.statuses
+        if wrong.path == "/invocations" and status == 500:
+            holds = await vllm_answers_so(url, wrong, status)
+        statuses[status] += 1
+        goes_on = await answer_to(url, HEALTH) == 200
+        if index % 20 == 0:
+            served = Wrong("good", wrong.path, posted(wrong.path, as_json(good(wrong.path))))
+            goes_on &= await answer_to(url, served) == 200
+        shown = wrong.message[:500].decode("latin-1")
+        case = {"name": wrong.name, "path": wrong.path, "status": status, "goes on": goes_on, "sent": shown}
+        # What is odd and taken all the same is not counted.
+        tally.check(holds and goes_on, case, count=status not in (200, 500))
+        tally.goes_on()
     return statuses
 
 
