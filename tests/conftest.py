@@ -24,6 +24,8 @@ torch.set_num_threads(1)
 #: Tests that share an engine or a server run on one worker, so that it starts once: group → parts of their ids.
 #: The longest come first, so that the workers end together. The rest uses vLLM in the test process.
 ENGINES = {
+    "campaign": ["small_counts[greedy]", "small_counts[distribution]", "small_counts[aborts]"],
+    "campaign-server": ["test_a_program_on_small_counts"],
     "server": [
         "test_usage_server",
         "test_vllm_server",
