@@ -19,7 +19,7 @@ from tests.campaign.campaign import FOLDER, Row
 
 #: In the order of the page → seconds that it may take. The longest are started first.
 PROGRAMS = {
-    "kernels": 2400,
+    "exactness": 2400,
     "sameness": 1800,
     "turnovers": 1800,
     "greedy": 3600,

@@ -1,4 +1,5 @@
-"""Engines of both runners with the face of the V2 harness. `python greedy_engine.py SETTINGS` is a V1 engine."""
+"""Engines of both runners with the face of the V2 harness. `python -m tests.campaign.greedy_engine SETTINGS` is
+a V1 engine."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ class V1Engine(V2Engine):
         self.log = directory / "log"
         self._log = self.log.open("w")
         self._process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps({"model": str(model), **settings})],
+            # As a module: this folder must not be on the search path, nor its names stand for others.
+            [
+                sys.executable,
+                "-m",
+                "tests.campaign.greedy_engine",
+                json.dumps({"model": str(model), **settings}),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

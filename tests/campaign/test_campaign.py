@@ -13,7 +13,7 @@ from tests.campaign.campaign import Campaign, Row
 
 ROOT = Path(__file__).parents[2]
 #: Programs that start no engine or server.
-IN_PROCESS = {"kernels", "sameness", "seams"}
+IN_PROCESS = {"exactness", "sameness", "seams"}
 
 
 @pytest.mark.parametrize(

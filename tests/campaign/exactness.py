@@ -157,7 +157,7 @@ def interpreted_elsewhere(c: Campaign, what: str) -> Row:
         command = [
             sys.executable,
             "-m",
-            "tests.campaign.kernels",
+            "tests.campaign.exactness",
             "--seed",
             str(c.seed),
             *["--quick"] * c.quick,
