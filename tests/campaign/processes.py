@@ -22,7 +22,7 @@ K, NUM_TOKENS = 4, 12
 #: Different questions; each is asked many times, of each server.
 NUM_QUESTIONS = 24
 #: Steps of the V2 runner, which the interpreter runs; the others are of V1.
-V2_STEPS = 600
+V2_STEPS = 400
 Greedy = Callable[[list[int], int], list[int]]
 
 
@@ -151,9 +151,8 @@ def _compare(
     for index in range(8):
         seed = c.rng.randrange(24)  # of few prompts, whose answers are known then
         text = greedy(prompt_of(seed), n)
-        prediction = c.rng.choice(
-            [text, edited(text, seed + index), prompt_of(seed + 1, n), text[::-1], None]
-        )
+        edits = [edited(text, 100 * index + version) for version in range(3)]  # the most steps with drafts
+        prediction = c.rng.choice([text, *edits, prompt_of(seed + 1, n), text[::-1], None])
         aborted = c.rng.randrange(5, 20) if c.rng.random() < 0.1 else None
         requests.append(Request(prompt_of(seed), prediction, n, arrives=c.rng.randrange(4), aborted=aborted))
         texts.append(text)
