@@ -79,6 +79,7 @@ def test_a_server_without_our_drafter_does_not_read_the_settings(monkeypatch: py
     asyncio.run(BodyLimit(app)(scope, receive=None, send=None))  # type: ignore[arg-type]
     assert seen == [scope]
     vllm_config.speculative_config.method = "custom_class"
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(ValueError, match="GPU_ALIGN_MAX_BODY_BYTES"):
         asyncio.run(BodyLimit(app)(scope, receive=None, send=None))  # type: ignore[arg-type]
 

@@ -370,7 +370,8 @@ def test_propose_never_makes_the_host_wait(speculator: Any, monkeypatch: pytest.
             if DEVICE.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
     # On the CPU alone the drafter looks at its arguments' values.
-    assert [wait for wait in seen if wait != "__int__ in _check_step"] == []
+    looks = {"tolist in check_batch", "__int__ in check_batch"} if DEVICE.type == "cpu" else set()
+    assert [wait for wait in seen if wait not in looks] == []
 
 
 @pytest.mark.parametrize("offence", ["item", "tolist", "cpu", "nonzero", "__bool__", "numpy"])
