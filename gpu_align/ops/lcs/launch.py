@@ -124,7 +124,9 @@ def lcs_length(
     check_tensor("out", out, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
     block_words = _choose_block_words(prediction.shape[1], block_words)
-    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
+    carry, workspace = _scratch(
+        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
+    )
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_length_reference  # late: it brings Numba, where that is installed
 
@@ -174,7 +176,9 @@ def lcs_prefix_row(
     check_tensor("length", length, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
     block_words = _choose_block_words(N, block_words)
-    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
+    carry, workspace = _scratch(
+        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
+    )
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_prefix_row_reference  # late: it brings Numba, where that is installed
 
@@ -238,7 +242,9 @@ def lcs_edit_script(
         check_tensor("history", history, dtype=int32, shape=[B, M, W], device=device)
     inputs = (context, context_len, prediction, prediction_len)
     block_words = _choose_block_words(N, block_words)
-    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
+    carry, workspace = _scratch(
+        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
+    )
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_edit_script_reference  # late: it brings Numba, where that is installed
 
