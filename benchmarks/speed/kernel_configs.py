@@ -69,8 +69,12 @@ def _lcs_wavefront() -> list[Config]:
     for words in (32, 128, 512):
         for name, used in uses.items():
             unused = {"row_ptr", "history_ptr"} - used | ({"carry_ptr"} if words < 512 else set())
-            constants = {"BLOCK_B": 1, "BLOCK_W": words // 2, "PLANES": _lcs_planes(words)}
-            constants.update(dict.fromkeys(sorted(unused)))
+            constants = {
+                "BLOCK_B": 1,
+                "BLOCK_W": words // 2,
+                "PLANES": _lcs_planes(words),
+                **dict.fromkeys(sorted(unused)),
+            }
             found.append(
                 Config(f"{name} {words}", constants, max(words // 64, 1), types={"codes_ptr": "*i64"})
             )

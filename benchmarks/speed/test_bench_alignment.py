@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.speed.workload import spread, time_device
-from gpu_align.ops.lcs import lcs_length
+from gpu_align.ops.lcs import lcs_length, lcs_workspace
 
 Tokens = npt.NDArray[np.int32]
 Lists = list[tuple[list[int], list[int]]]
@@ -101,9 +101,10 @@ class TestLcsLength:
         out = torch.empty(batch, dtype=torch.int32, device="cuda")
         # Scratch memory is the caller's, so that none is allocated in the timed call.
         carry = torch.empty((batch, size), dtype=torch.int8, device="cuda")
+        workspace = lcs_workspace(batch, size, size, device="cuda")
 
         def run() -> None:
-            lcs_length(*args, out=out, carry=carry)
+            lcs_length(*args, out=out, carry=carry, workspace=workspace)
 
         run()
         assert out[:4].tolist() == reference(batch, size)

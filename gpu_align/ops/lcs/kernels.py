@@ -86,9 +86,9 @@ def _extend_row(b_words, p_tokens, num_tokens, anchor, token):
 @triton.jit
 def _load_planes(p_planes, m_b, stride, PLANES: tl.constexpr):
     """The planes of every lane's half word, a tuple of [LANES] int32: one-dimensional loads, held in registers."""
-    planes = (tl.load(p_planes, mask=m_b, other=0),)
-    for i in tl.static_range(1, PLANES):
-        planes = planes + (tl.load(p_planes + i * stride, mask=m_b, other=0),)
+    planes = ()
+    for i in tl.static_range(PLANES):
+        planes = planes + (tl.load(p_planes + i * stride, mask=m_b, other=0),)  # type: ignore[assignment]
     return planes
 
 
@@ -214,7 +214,7 @@ def _lcs_code_kernel(
         b_slot = _first_slot(b_token, PLANES)
         b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
-            b_has = tl.load(p_table + b_slot, mask=m_open, other=EMPTY, cache_modifier=".cg")
+            b_has = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)
             m_open = b_has != EMPTY
             b_has &= (1 << PLANES) - 1
             m_same = m_open & (tl.load(p_prediction + b_has, mask=m_open, other=0) == b_token)
