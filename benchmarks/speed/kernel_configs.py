@@ -52,8 +52,12 @@ def _lcs_planes(words: int) -> int:
 def _lcs_code() -> list[Config]:
     # Words of a panel for predictions of 1k, 4k and 16k tokens or more, as below.
     return [
-        Config(f"code {words}", {"BLOCK_B": 1, "BLOCK_T": tokens, "PLANES": _lcs_planes(words)}, tokens // 256,
-            types={"codes_ptr": "*i16"})
+        Config(
+            f"code {words}",
+            {"BLOCK_B": 1, "BLOCK_T": tokens, "PLANES": _lcs_planes(words)},
+            tokens // 256,
+            types={"codes_ptr": "*i16"},
+        )
         for words, tokens in ((32, 1024), (128, 4096), (512, 4096))
     ]
 
@@ -65,9 +69,15 @@ def _lcs_wavefront() -> list[Config]:
     for words in (32, 128, 512):
         for name, used in uses.items():
             unused = {"row_ptr", "history_ptr"} - used | ({"carry_ptr"} if words < 512 else set())
-            constants = {"BLOCK_B": 1, "BLOCK_W": words // 2, "PLANES": _lcs_planes(words)}
-            constants.update(dict.fromkeys(sorted(unused)))
-            found.append(Config(f"{name} {words}", constants, max(words // 64, 1), types={"codes_ptr": "*i64"}))
+            constants = {
+                "BLOCK_B": 1,
+                "BLOCK_W": words // 2,
+                "PLANES": _lcs_planes(words),
+                **dict.fromkeys(sorted(unused)),
+            }
+            found.append(
+                Config(f"{name} {words}", constants, max(words // 64, 1), types={"codes_ptr": "*i64"})
+            )
     return found
 
 

@@ -15,9 +15,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
+<<<<<<< HEAD
 from benchmarks.speed.device_time import time_device
 from benchmarks.speed.workload import spread
 from gpu_align.ops.lcs import lcs_length
+=======
+from benchmarks.speed.workload import spread, time_device
+from gpu_align.ops.lcs import lcs_length, lcs_workspace
+>>>>>>> camp9
 
 Tokens = npt.NDArray[np.int32]
 Lists = list[tuple[list[int], list[int]]]
@@ -103,9 +108,10 @@ class TestLcsLength:
         out = torch.empty(batch, dtype=torch.int32, device="cuda")
         # Scratch memory is the caller's, so that none is allocated in the timed call.
         carry = torch.empty((batch, size), dtype=torch.int8, device="cuda")
+        workspace = lcs_workspace(batch, size, size, device="cuda")
 
         def run() -> None:
-            lcs_length(*args, out=out, carry=carry)
+            lcs_length(*args, out=out, carry=carry, workspace=workspace)
 
         run()
         assert out[:4].tolist() == reference(batch, size)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(os.environ.get("GPU_ALIGN_CAMPAIGN_DIR", ".cache/campaign"))
+FOLDER = Path(os.environ.get("CAMPAIGN_DIR", ".cache/campaign"))
 #: Cases that a program keeps; it goes on counting.
 MOST_FAILURES = 20
 

@@ -277,7 +277,7 @@ def run(c: Campaign) -> Iterator[Row]:
         v1 = V1Engine(model, num_draft_tokens=K, seed=c.rng.getrandbits(31), **SIZES, **OF_V1)
         yield Distribution(c, oracle, "V1", v1.serve).row()
         with v2:
-            yield Distribution(c, oracle, "V2", partial(v2.run, seconds=900)).row()
+            yield Distribution(c, oracle, "V2", partial(v2.run, seconds=2700)).row()
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def compare(c: Campaign, tally: Tally, sizes: int) -> Row:
 def interpreted_elsewhere(c: Campaign, what: str) -> Row:
     """Where kernels run natively in this process, another one interprets them: Triton decides once a process."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "GPU_ALIGN_CAMPAIGN_DIR": folder}
+        environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "CAMPAIGN_DIR": folder}
         command = [
             sys.executable,
             "-m",

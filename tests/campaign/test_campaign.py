@@ -28,7 +28,7 @@ def test_a_program_on_small_counts(program: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"tests.campaign.{program}", "--quick"],
         cwd=ROOT,
-        env={**os.environ, "GPU_ALIGN_CAMPAIGN_DIR": str(tmp_path)},
+        env={**os.environ, "CAMPAIGN_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=600,

@@ -6,17 +6,19 @@ from .launch import (
     lcs_edit_script,
     lcs_length,
     lcs_prefix_row,
-    lcs_row_words,
 )
+from .workspace import LcsWorkspace, lcs_row_words, lcs_workspace
 
 __all__ = [
     "DELETE",
     "INSERT",
     "KEEP",
     "EditScript",
+    "LcsWorkspace",
     "apply_edit_script",
     "lcs_edit_script",
     "lcs_length",
     "lcs_prefix_row",
     "lcs_row_words",
+    "lcs_workspace",
 ]

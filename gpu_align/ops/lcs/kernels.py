@@ -7,7 +7,12 @@ it is (1) or makes it one longer (0). One token of the context turns V into the 
     V = (V + (V & M)) | (V & ~M)          # one addition over the whole row, carries run from word to word
 
 `_extend_row` does this for the `WINDOW` tokens of a step's row, all words at once. The kernels do it for whole
-predictions as a wavefront: one program a request, one lane a word.
+predictions as a wavefront: one program a request, one lane a word of 64 tokens.
+
+M is not found by comparing 64 tokens. `_lcs_code_kernel` numbers the tokens of a panel of the prediction, so that
+equal ones, and only they, have the same number, and stores the numbers as bit planes: bit j of plane i is one bit
+of the number of token j. M is then one logic operation a plane: it has the bits where all planes agree with the
+bits of the context token's number.
 
 Carries only run upwards, so bits past the end of the prediction never reach those below: they may match anything
 until they are set back to 1 at the end.
@@ -81,10 +86,10 @@ def _extend_row(b_words, p_tokens, num_tokens, anchor, token):
 
 @triton.jit
 def _load_planes(p_planes, m_b, stride, PLANES: tl.constexpr):
-    """A tuple of PLANES loads, in registers from then on."""
-    planes = (tl.load(p_planes, mask=m_b, other=0),)
-    for i in tl.static_range(1, PLANES):
-        planes = planes + (tl.load(p_planes + i * stride, mask=m_b, other=0),)
+    """The planes of every lane's half word, a tuple of [LANES] int32: one-dimensional loads, held in registers."""
+    planes = ()
+    for i in tl.static_range(PLANES):
+        planes = planes + (tl.load(p_planes + i * stride, mask=m_b, other=0),)  # type: ignore[assignment]
     return planes
 
 
@@ -96,8 +101,18 @@ def _load_clamped(ptr, o_b, m_b, limit):
 
 @triton.jit
 def _first_slot(b_token, PLANES: tl.constexpr):
-    """Where the search for a token begins in 2 << PLANES slots, int32."""
+    """Where the search for a token begins, 0 ≤ slot < 2 << PLANES, int32."""
     return (((b_token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
+
+
+@triton.jit
+def _count_ones(b_word):
+    """The bits of each int64 that are 1, int32: neighbouring fields of 2**i bits, each a count, become one."""
+    for i in tl.static_range(6):
+        # Every other field: 0x5555…, 0x3333…, 0x0f0f…
+        b_other = tl.full(b_word.shape, ((1 << 64) - 1) // ((1 << (1 << i)) + 1), tl.int64)
+        b_word = (b_word & b_other) + ((b_word >> (1 << i)) & b_other)
+    return b_word.to(tl.int32)
 
 
 @triton.jit(
@@ -119,11 +134,11 @@ def _lcs_code_kernel(
     prediction_ptr,  # [B, N] int32
     stride_prediction_b,
     prediction_len_ptr,  # [B] int32
-    table_ptr,  # [B, panels, 2 * panel tokens] int32: a position in the panel, or -1
+    table_ptr,  # [B, panels, 2 << PLANES] int32: (round << PLANES) + position, or EMPTY
     stride_table_b,
-    codes_ptr,  # [B, panels, chunks, 4] int16
+    codes_ptr,  # [B, panels, 4 * chunks] int16; a chunk is 4 context tokens
     stride_codes_b,
-    planes_ptr,  # [B, panels, PLANES, panel words] int32
+    planes_ptr,  # [B, panels, PLANES, words of 32 tokens] int32
     stride_planes_b,
     B,
     M,
@@ -132,74 +147,80 @@ def _lcs_code_kernel(
     BLOCK_T: tl.constexpr,
     PLANES: tl.constexpr,
 ):
-    """Number the tokens of a panel, 1 << PLANES tokens of a prediction, and the context's by the same numbers.
+    """Number the tokens of every panel of 1 << PLANES prediction tokens, and the context's by the same numbers.
 
-    number = {}
-    for j, token in enumerate(panel):
-        code = number.setdefault(token, j)
-        planes[i] bit j = bit PLANES - 1 - i of code, for i in range(PLANES)
-    for t, token in enumerate(context):
-        codes[t] = number[token] << (15 - PLANES) if token in number else -1
+    for panel in range(panels):                        # a program each
+        number = {}
+        for j, token in enumerate(prediction[panel << PLANES : (panel + 1) << PLANES]):
+            code = number.setdefault(token, j)
+            for i in range(PLANES):
+                planes[panel][i] bit j = bit PLANES - 1 - i of code
+        for t, token in enumerate(context):
+            codes[panel][t] = number[token] << (15 - PLANES) if token in number else -1
 
-    `number` is a hash table with linear probing, twice as large as the panel; a slot holds a token's position. Of
-    equal tokens that come at once any may be first: which number they have is left to chance, that it is the same
-    is not.
+    `number` is a hash table with linear probing and twice as many slots as the panel has tokens. BLOCK_T tokens
+    look for their slots at once, a slot a round. A slot holds the round and the position of the token that has it,
+    the smallest that asked for it, so that the result does not depend on the order of threads.
     """
     SLOTS: tl.constexpr = 2 << PLANES
+    PANEL_WORDS: tl.constexpr = 1 << (PLANES - 5)
     EMPTY: tl.constexpr = 0x7FFFFFFF
     o_lane = tl.arange(0, BLOCK_B * BLOCK_T)
     o_t = o_lane % BLOCK_T
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_lane // BLOCK_T
     m_b = o_b < B
-    b_m = _load_clamped(context_len_ptr, o_b, m_b, M)
-    b_n = _load_clamped(prediction_len_ptr, o_b, m_b, N)
     i_panel = tl.program_id(1)
-    first = i_panel << PLANES
-    b_n = tl.minimum(b_n - first, 1 << PLANES)
-    p_prediction = prediction_ptr + o_b * stride_prediction_b + first
+    b_m = _load_clamped(context_len_ptr, o_b, m_b, M)
+    b_n = tl.minimum(_load_clamped(prediction_len_ptr, o_b, m_b, N) - (i_panel << PLANES), 1 << PLANES)
+    p_prediction = prediction_ptr + o_b * stride_prediction_b + (i_panel << PLANES)
     p_table = table_ptr + o_b * stride_table_b + i_panel * SLOTS
     for i_slot in range(0, SLOTS, BLOCK_T):
         tl.store(p_table + i_slot + o_t, EMPTY, mask=m_b)
     tl.debug_barrier()
+    o_bit = tl.arange(0, 32)[None, :]
     o_word = tl.arange(0, BLOCK_B * BLOCK_T // 32)
     o_word_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_word // (BLOCK_T // 32)
-    p_planes = planes_ptr + o_word_b * stride_planes_b + i_panel * (PLANES << (PLANES - 5)) + o_word % (BLOCK_T // 32)
+    p_planes = (
+        planes_ptr + o_word_b * stride_planes_b + i_panel * (PLANES * PANEL_WORDS) + o_word % (BLOCK_T // 32)
+    )
     claim = 0
     for i_n in range(0, tl.max(b_n, axis=0), BLOCK_T):
         b_code = i_n + o_t
         m_open = b_code < b_n
         b_token = tl.load(p_prediction + b_code, mask=m_open, other=0)
         b_slot = _first_slot(b_token, PLANES)
-        b_number = b_code
+        b_asks = b_code
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
-            # A slot goes to the earliest round that asks for it, and of that to the first position.
-            tl.atomic_min(p_table + b_slot, claim + b_code, mask=m_open, sem="relaxed")
+            tl.atomic_min(p_table + b_slot, claim + b_asks, mask=m_open, sem="relaxed")
             claim += 1 << PLANES
             tl.debug_barrier()
-            b_found = tl.load(p_table + b_slot, mask=m_open, other=0, cache_modifier=".cg") & ((1 << PLANES) - 1)
-            m_same = tl.load(p_prediction + b_found, mask=m_open, other=0) == b_token
-            b_number = tl.where(m_open & m_same, b_found, b_number)
+            # From the second-level cache: what lies in the first one may be older than the minimum.
+            b_has = tl.load(p_table + b_slot, mask=m_open, other=0, cache_modifier=".cg") & (
+                (1 << PLANES) - 1
+            )
+            m_same = m_open & (tl.load(p_prediction + b_has, mask=m_open, other=0) == b_token)
+            b_code = tl.where(m_same, b_has, b_code)
             m_open &= ~m_same
             b_slot = (b_slot + 1) & (SLOTS - 1)
-        b_codes = tl.reshape(b_number, [BLOCK_B * BLOCK_T // 32, 32])
+        b_codes = tl.reshape(b_code, [BLOCK_B * BLOCK_T // 32, 32])
         for i in tl.static_range(PLANES):
-            b_plane = tl.sum(((b_codes >> (PLANES - 1 - i)) & 1) << tl.arange(0, 32)[None, :], axis=1)
-            tl.store(p_planes + (i << (PLANES - 5)) + i_n // 32, b_plane, mask=o_word_b < B)
+            b_plane = tl.sum(((b_codes >> (PLANES - 1 - i)) & 1) << o_bit, axis=1)
+            tl.store(p_planes + i * PANEL_WORDS + i_n // 32, b_plane, mask=o_word_b < B)
     tl.debug_barrier()
     chunks = (M + 3) // 4
     p_codes = codes_ptr + o_b * stride_codes_b + i_panel * (chunks * 4)
     for i_t in range(0, tl.max(b_m, axis=0), BLOCK_T):
         m_open = i_t + o_t < b_m
         b_token = tl.load(context_ptr + o_b * stride_context_b + i_t + o_t, mask=m_open, other=0)
-        b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         b_slot = _first_slot(b_token, PLANES)
+        b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
-            b_found = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)
-            m_taken = b_found != EMPTY
-            b_found &= (1 << PLANES) - 1
-            m_same = m_taken & (tl.load(p_prediction + b_found, mask=m_taken, other=0) == b_token)
-            b_code = tl.where(m_same, b_found << (15 - PLANES), b_code)
-            m_open = m_taken & ~m_same
+            b_has = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)
+            m_open = b_has != EMPTY
+            b_has &= (1 << PLANES) - 1
+            m_same = m_open & (tl.load(p_prediction + b_has, mask=m_open, other=0) == b_token)
+            b_code = tl.where(m_same, b_has << (15 - PLANES), b_code)
+            m_open &= ~m_same
             b_slot = (b_slot + 1) & (SLOTS - 1)
         tl.store(p_codes + i_t + o_t, b_code.to(tl.int16), mask=m_b & (i_t + o_t < chunks * 4))
 
@@ -219,9 +240,9 @@ def _lcs_code_kernel(
     ]
 )
 def _lcs_wavefront_kernel(
-    codes_ptr,  # [B, panels, chunks] int64: four codes of 16 bits
+    codes_ptr,  # [B, panels, chunks] int64: the codes of four tokens, 16 bits each
     stride_codes_b,
-    planes_ptr,  # [B, panels, PLANES, panel words] int32
+    planes_ptr,  # [B, panels, PLANES, words of 32 tokens] int32
     stride_planes_b,
     context_len_ptr,  # [B] int32
     prediction_len_ptr,  # [B] int32
@@ -236,7 +257,7 @@ def _lcs_wavefront_kernel(
     B,
     M,
     N,
-    two,  # 2
+    two,  # 2, unknown to the compiler
     BLOCK_B: tl.constexpr,
     BLOCK_W: tl.constexpr,
     PLANES: tl.constexpr,
@@ -247,11 +268,11 @@ def _lcs_wavefront_kernel(
         V[:] = ones
         for d in range(chunks + BLOCK_W - 1):          # anti-diagonals
             for w in range(BLOCK_W):                   # lanes, all at once
-                carries[w] = carries[w - 1] of the last diagonal
+                carry = carries[w - 1] of the last diagonal
                 for k in range(4):                     # the tokens of this lane's chunk, d - w
-                    code = codes[d - w][k]
-                    M = code >= 0 and the bits j with planes[i] bit j == bit i of code for all i
-                    V[w], carries[w][k] = step(V[w], M, carries[w][k])
+                    code = codes[panel][4 * (d - w) + k]
+                    M = the bits j where planes[i] of word w has bit i of code for all i, none if code is -1
+                    V[w], carries[w][k] = step(V[w], M, carry[k])
         length += zeros(V)
     """
     o_lane = tl.arange(0, BLOCK_B * BLOCK_W)
@@ -278,7 +299,9 @@ def _lcs_wavefront_kernel(
         p_codes = codes_ptr + o_b * stride_codes_b + i_panel * ((M + 3) // 4) + o_c
         b_next = tl.load(p_codes, mask=(o_c >= 0) & (o_c < b_chunks), other=-1)
         if history_ptr is not None:
-            p_history = history_ptr + o_b * stride_history_b + o_c.to(tl.int64) * 4 * stride_history_m + 2 * o_word
+            p_history = (
+                history_ptr + o_b * stride_history_b + o_c.to(tl.int64) * 4 * stride_history_m + 2 * o_word
+            )
         for _ in range(tl.max(b_chunks, axis=0) + tl.minimum(words - i_word, BLOCK_W) - 1):
             b_chunk = b_next
             p_codes += 1
@@ -295,7 +318,7 @@ def _lcs_wavefront_kernel(
                 b_low = b_code >> 31
                 b_high = b_low
                 for i in tl.static_range(PLANES):
-                    # A product with a number unknown to the compiler; a shift would take the pipe of the logic.
+                    # The next bit of the code becomes the sign. By a product: shifts share a pipe with the logic.
                     b_code = tl.mul(b_code, two, sanitize_overflow=False)
                     b_bit = b_code >> 31
                     b_low |= low[i] ^ b_bit
@@ -321,11 +344,7 @@ def _lcs_wavefront_kernel(
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
         b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
         b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
-        b_count = ~b_v
-        for i in tl.static_range(6):  # pairs of fields of 2**i bits, each a count, become one
-            b_even = b_count & (((1 << 64) - 1) // ((1 << (1 << i)) + 1))
-            b_count = b_even + ((b_count >> (1 << i)) & (((1 << 64) - 1) // ((1 << (1 << i)) + 1)))
-        b_count = b_count.to(tl.int32)
+        b_count = _count_ones(~b_v)
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count

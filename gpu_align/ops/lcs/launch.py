@@ -8,12 +8,16 @@ import torch
 import triton
 
 from gpu_align.ops._check import Backend, check_tensor, resolve_backend
+from gpu_align.ops.lcs.workspace import (
+    LcsWorkspace,
+    choose_block_words,
+    lcs_row_words,
+    lcs_workspace,
+    workspace_shapes,
+)
 
-# Words a program holds at once, a lane each: past these the registers of a thread no longer hold the 32
-# tokens of its word and everything else. Wider predictions go through in panels.
-_MAX_BLOCK_WORDS = 512
-_MAX_BLOCK_TOKENS = 4096  # that _lcs_code_kernel looks up at once
-_MIN_BLOCK_WORDS = 4
+# Tokens that a program of _lcs_code_kernel looks up at once.
+_MAX_BLOCK_TOKENS = 4096
 # The interpreter pays by the operation, not by its width.
 _INTERPRETER_REQUESTS = 64
 
@@ -27,51 +31,6 @@ class EditScript(NamedTuple):
 
     op: torch.Tensor
     length: torch.Tensor
-
-
-class LcsWorkspace(NamedTuple):
-    """Scratch of one call, from `lcs_workspace`. The contents before and after mean nothing.
-
-    Predictions are numbered in panels of `block_words` words of 32 tokens; W = `block_words`, P panels.
-    """
-
-    table: torch.Tensor  # [B, P, 64 * W] int32: a hash table of a panel's tokens
-    codes: torch.Tensor  # [B, P, ceil(M / 4)] int64: the numbers of the context's tokens, four at a time
-    planes: torch.Tensor  # [B, P, log2(32 * W), W] int32: the numbers of the panel's tokens, bit by bit
-
-
-def lcs_workspace(
-    batch: int,
-    max_context_len: int,
-    max_prediction_len: int,
-    *,
-    device: torch.device | str,
-    block_words: int | None = None,
-) -> LcsWorkspace:
-    """Allocate the scratch of the LCS operations for contexts [batch, max_context_len] and their predictions.
-
-    12 bytes a prediction token, or up to twice that where the length is no power of two, and 2 a context token;
-    predictions longer than 16,384 tokens take that for each panel of so many. `block_words` as in `lcs_length`.
-
-    Raises:
-        ValueError: a negative length, or a bad `block_words`.
-    """
-    if batch < 0 or max_context_len < 0:
-        raise ValueError(f"batch, max_context_len: expected 0 or more, found {batch}, {max_context_len}")
-    words = _choose_block_words(32 * lcs_row_words(max_prediction_len), block_words)
-    shapes = _workspace_shapes(batch, max_context_len, max_prediction_len, words)
-    return LcsWorkspace(*(torch.empty(s, dtype=dtype, device=device) for dtype, s in shapes.values()))
-
-
-def lcs_row_words(max_prediction_len: int) -> int:
-    """Return how many int32 words a carried row of `max_prediction_len` tokens takes: ceil(len / 32).
-
-    Raises:
-        ValueError: a negative length.
-    """
-    if max_prediction_len < 0:
-        raise ValueError(f"max_prediction_len: expected 0 or more, found {max_prediction_len}")
-    return (max_prediction_len + 31) // 32
 
 
 def lcs_length(
@@ -104,18 +63,21 @@ def lcs_length(
         out: [B] int32, overwritten; None allocates it.
         carry: [B, M] int8, scratch of predictions wider than one panel; None allocates it where needed. The
             contents before and after mean nothing.
+        workspace: scratch from `lcs_workspace` for these shapes; None allocates it. The reference uses neither.
         backend: "auto" is Triton on CUDA tensors and the NumPy reference on CPU tensors; same bits.
-        block_words: Words (of 32 prediction tokens) a program holds at once, a power of two; for tuning.
+        block_words: Words (of 32 prediction tokens) a program holds at once, a power of two; for tuning. 1 is
+            taken as 2.
 
     Returns:
-        `out` [B] int32, 0 ≤ out ≤ min(m, n). Nothing waits for the device; with `out` and `carry` given
-        nothing is allocated on it.
+        `out` [B] int32, 0 ≤ out ≤ min(m, n). Nothing waits for the device; with `out`, `carry` and `workspace`
+        given nothing is allocated on it.
 
     Raises:
         TypeError: an argument is no tensor, or has another dtype.
         ValueError: another shape, device or layout, an unknown backend, or a bad `block_words`.
 
-    Cost: m · ceil(n / 32) word steps, of which a program runs up to 512 side by side.
+    Cost: m · ceil(n / 32) word steps, of which a program runs up to 512 side by side, after m + n look-ups in a
+    hash table; they take longer where many different tokens fall into neighbouring slots.
     Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004).
     """
     B, _, _ = _check_pairs(context, context_len, prediction, prediction_len)
@@ -123,8 +85,10 @@ def lcs_length(
         out = torch.empty(B, dtype=torch.int32, device=context.device)
     check_tensor("out", out, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
-    block_words = _choose_block_words(prediction.shape[1], block_words)
-    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
+    block_words = choose_block_words(prediction.shape[1], block_words)
+    carry, workspace = _scratch(
+        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
+    )
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_length_reference  # late: it brings Numba, where that is installed
 
@@ -157,7 +121,8 @@ def lcs_prefix_row(
     Args:
         out: [B, N + 1] int32, overwritten; rows may be strided; None allocates it.
         length: [B] int32, overwritten with the LCS lengths on either backend; None allocates it where needed.
-        context, context_len, prediction, prediction_len, carry, backend, block_words: as in `lcs_length`.
+        context, context_len, prediction, prediction_len: as in `lcs_length`.
+        carry, workspace, backend, block_words: as in `lcs_length`.
 
     Returns:
         `out` [B, N + 1] int32; beyond `prediction_len` a row repeats its last value.
@@ -173,8 +138,10 @@ def lcs_prefix_row(
     check_tensor("out", out, dtype=torch.int32, shape=[B, N + 1], device=context.device, contiguous="inner")
     check_tensor("length", length, dtype=torch.int32, shape=[B], device=context.device)
     inputs = (context, context_len, prediction, prediction_len)
-    block_words = _choose_block_words(N, block_words)
-    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
+    block_words = choose_block_words(N, block_words)
+    carry, workspace = _scratch(
+        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
+    )
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_prefix_row_reference  # late: it brings Numba, where that is installed
 
@@ -214,7 +181,8 @@ def lcs_edit_script(
         out: an `EditScript` to overwrite; rows of `op` may be strided; None allocates it.
         history: [B, M, lcs_row_words(N)] int32, scratch: the row after every token; None allocates it.
             This is the memory of the operation: B · M · N / 8 bytes. The reference does not use it.
-        context, context_len, prediction, prediction_len, carry, backend, block_words: as in `lcs_length`.
+        context, context_len, prediction, prediction_len: as in `lcs_length`.
+        carry, workspace, backend, block_words: as in `lcs_length`.
 
     Returns:
         `EditScript`; `length` is m + n − lcs: lcs KEEP, n − lcs DELETE, m − lcs INSERT. `apply_edit_script`
@@ -237,8 +205,10 @@ def lcs_edit_script(
     if history is not None:
         check_tensor("history", history, dtype=int32, shape=[B, M, W], device=device)
     inputs = (context, context_len, prediction, prediction_len)
-    block_words = _choose_block_words(N, block_words)
-    carry, workspace = _scratch(context, prediction, carry, workspace, block_words, resolve_backend(backend, context))
+    block_words = choose_block_words(N, block_words)
+    carry, workspace = _scratch(
+        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
+    )
     if resolve_backend(backend, context) == "reference":
         from .reference import lcs_edit_script_reference  # late: it brings Numba, where that is installed
 
@@ -278,7 +248,7 @@ def _scratch(
     (B, M), N, device = context.shape, prediction.shape[1], context.device
     if carry is not None:
         check_tensor("carry", carry, dtype=torch.int8, shape=[B, M], device=device)
-    for name, (dtype, shape) in _workspace_shapes(B, M, N, block_words).items() if workspace else ():
+    for name, (dtype, shape) in workspace_shapes(B, M, N, block_words).items() if workspace else ():
         check_tensor(f"workspace.{name}", getattr(workspace, name), dtype=dtype, shape=shape, device=device)
     if backend == "reference":
         return None, None
@@ -287,16 +257,6 @@ def _scratch(
     elif carry is None:
         carry = torch.empty(B, M, dtype=torch.int8, device=device)
     return carry, workspace or lcs_workspace(B, M, N, device=device, block_words=block_words)
-
-
-def _workspace_shapes(B: int, M: int, N: int, block_words: int) -> dict[str, tuple[torch.dtype, list[int]]]:
-    """Return dtype and shape of every tensor of an `LcsWorkspace`."""
-    panels = max(triton.cdiv(lcs_row_words(N), block_words), 1)
-    return {
-        "table": (torch.int32, [B, panels, 2 * 32 * block_words]),
-        "codes": (torch.int64, [B, panels, triton.cdiv(M, 4)]),
-        "planes": (torch.int32, [B, panels, (32 * block_words - 1).bit_length(), block_words]),
-    }
 
 
 def _launch_wavefront(
@@ -401,18 +361,6 @@ def _launch_walk(
             BLOCK_O=256,
             num_warps=1,  # one thread walks
         )
-
-
-def _choose_block_words(prediction_len: int, block_words: int | None) -> int:
-    """Return the words of a panel, two a lane: enough for the widest prediction, within what registers hold."""
-    if block_words is None:
-        words = max((prediction_len + 31) // 32, _MIN_BLOCK_WORDS)
-        return min(1 << (words - 1).bit_length(), _MAX_BLOCK_WORDS)
-    if not 1 <= block_words <= _MAX_BLOCK_WORDS or block_words & (block_words - 1):
-        raise ValueError(
-            f"block_words: expected a power of two up to {_MAX_BLOCK_WORDS}, found {block_words}"
-        )
-    return max(block_words, 2)
 
 
 def _block_requests(B: int, t: torch.Tensor) -> int:

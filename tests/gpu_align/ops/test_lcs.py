@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_align.ops import lcs
+from gpu_align.ops.constants import HASH
 from gpu_align.ops.lcs import launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -109,8 +110,18 @@ def put(batch: Sequence[torch.Tensor], backend: str) -> list[torch.Tensor]:
 
 
 def poisoned(backend: str, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    value = POISON if dtype == torch.int32 else 0x5A
+    value = 0x5A if dtype == torch.int8 else POISON
     return torch.full(shape, value, dtype=dtype, device=DEVICE if backend == "triton" else "cpu")
+
+
+def poisoned_workspace(
+    backend: str, B: int, M: int, N: int, block_words: int | None = None
+) -> lcs.LcsWorkspace:
+    device = DEVICE if backend == "triton" else "cpu"
+    workspace = lcs.lcs_workspace(B, M, N, device=device, block_words=block_words)
+    for x in workspace:
+        x.fill_(POISON)
+    return workspace
 
 
 def run_all(batch: Batch, backend: str, block_words: int | None = None) -> tuple[Any, Any, Any, Any]:
@@ -124,6 +135,7 @@ def run_all(batch: Batch, backend: str, block_words: int | None = None) -> tuple
         out=poisoned(backend, B, N + 1),
         length=length,
         carry=poisoned(backend, B, M, dtype=torch.int8),
+        workspace=poisoned_workspace(backend, B, M, N, block_words),
         **kwargs,
     )
     edit = lcs.lcs_edit_script(
@@ -131,6 +143,7 @@ def run_all(batch: Batch, backend: str, block_words: int | None = None) -> tuple
         out=lcs.EditScript(poisoned(backend, B, M + N, dtype=torch.int8), poisoned(backend, B)),
         history=poisoned(backend, B, M, lcs.lcs_row_words(N)),
         carry=poisoned(backend, B, M, dtype=torch.int8),
+        workspace=poisoned_workspace(backend, B, M, N, block_words),
         **kwargs,
     )
     return length.tolist(), row.tolist(), edit.op.tolist(), edit.length.tolist()
@@ -282,6 +295,75 @@ def test_strided_views_and_nothing_written_beside_them(backend: str, block_words
     assert (ops == 0x5A).all()
 
 
+# numbers of tokens
+
+
+def colliding(bits: int, count: int, slot: int) -> list[int]:
+    """Tokens whose look-ups begin in the same of ``1 << bits`` slots, negative ones among them."""
+    found = [t for t in range(-40_000, 40_000) if (t * HASH & 0xFFFFFFFF) >> (32 - bits) == slot]
+    assert len(found) >= count
+    return found[:: len(found) // count][:count]
+
+
+@pytest.mark.parametrize("block_tokens", [32, 64, 4096])
+@pytest.mark.parametrize("block_words", [None, 2])
+def test_tokens_have_the_position_of_the_first_of_them_as_their_number(
+    block_tokens: int, block_words: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal tokens have equal numbers, in planes and as codes; a token that the panel does not have has none."""
+    monkeypatch.setattr(launch, "_MAX_BLOCK_TOKENS", block_tokens)
+    batch = make_batch(2, 5, 70, 130, 30)
+    batch[1][0], batch[3][0] = 70, 130
+    x = put(batch, "triton")
+    workspace = poisoned_workspace("triton", 5, 70, 130, block_words)
+    lcs.lcs_length(*x, backend="triton", block_words=block_words, workspace=workspace)
+    width = 256 if block_words is None else 64
+    codes = workspace.codes.cpu().numpy().view(np.int16)
+    planes = workspace.planes.cpu().numpy()
+    bits = planes.shape[2]
+    assert width == 1 << bits
+    for b, (context, prediction) in enumerate(cut(batch)):
+        for panel in range(0, len(prediction), width):
+            numbers: dict[int, int] = {}
+            expected = [numbers.setdefault(t, j) for j, t in enumerate(prediction[panel : panel + width])]
+            found = [
+                sum(
+                    (int(planes[b, panel // width, i, j // 32]) >> j % 32 & 1) << (bits - 1 - i)
+                    for i in range(bits)
+                )
+                for j in range(len(expected))
+            ]
+            assert found == expected
+            in_context = [numbers[t] << (15 - bits) if t in numbers else -1 for t in context]
+            assert codes[b, panel // width, : len(context)].tolist() == in_context
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("slot", [0, 7, 511])
+@pytest.mark.parametrize("block_tokens", [64, 4096])
+def test_tokens_that_look_for_the_same_slot(
+    backend: str, slot: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred different tokens in one cluster of the table, which goes past its end and on at its beginning."""
+    monkeypatch.setattr(launch, "_MAX_BLOCK_TOKENS", block_tokens)
+    tokens = np.array(colliding(9, 100, slot), np.int32)
+    rng = np.random.default_rng(slot)
+    context, prediction = rng.choice(tokens[:90], (3, 40)), rng.permuted(np.tile(tokens[10:], (3, 2)), axis=1)
+    lens = [np.array([40, 33, 0], np.int32), np.array([180, 170, 180], np.int32)]
+    batch = tuple(torch.from_numpy(a) for a in (context, lens[0], prediction, lens[1]))
+    check_all(batch, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_tokens_differ(backend: str) -> None:
+    """As many numbers as the panel has tokens, and context tokens that have none of them."""
+    rng = np.random.default_rng(0)
+    context = np.stack([rng.permutation(128)[:50] + shift for shift in (0, 64, 128)]).astype(np.int32)
+    prediction = np.stack([rng.permutation(128) for _ in range(3)]).astype(np.int32)
+    lens = [np.full(3, n, np.int32) for n in (50, 128)]
+    check_all(tuple(torch.from_numpy(a) for a in (context, lens[0], prediction, lens[1])), backend)
+
+
 # bad input
 
 
@@ -342,6 +424,14 @@ def test_bad_outputs_and_scratch(backend: str) -> None:
         lcs.lcs_length(*x, carry=poisoned(backend, 3, 4), backend=backend)
     with pytest.raises(ValueError, match=r"history: expected shape \[3, 4, 1\], found \[3, 4, 2\]"):
         lcs.lcs_edit_script(*x, history=poisoned(backend, 3, 4, 2), backend=backend)
+    workspace = poisoned_workspace(backend, 3, 4, 200)
+    with pytest.raises(
+        ValueError, match=r"workspace.table: expected shape \[3, 1, 256\], found \[3, 1, 512\]"
+    ):
+        lcs.lcs_length(*x, workspace=workspace, backend=backend)
+    workspace = poisoned_workspace(backend, 3, 4, 5)._replace(codes=poisoned(backend, 3, 1, 1))
+    with pytest.raises(TypeError, match=r"workspace.codes: expected dtype torch.int64, found torch.int32"):
+        lcs.lcs_length(*x, workspace=workspace, backend=backend)
     with pytest.raises(ValueError, match=r"block_words: expected a power of two up to 512, found 3"):
         lcs.lcs_length(*x, block_words=3, backend=backend)
 
@@ -360,6 +450,17 @@ def test_row_words() -> None:
     assert [lcs.lcs_row_words(n) for n in (0, 1, 32, 33, 8192)] == [0, 1, 1, 2, 256]
     with pytest.raises(ValueError, match="max_prediction_len: expected 0 or more, found -1"):
         lcs.lcs_row_words(-1)
+
+
+def test_workspace_shapes() -> None:
+    workspace = lcs.lcs_workspace(2, 10, 4096, device="cpu")
+    assert [list(x.shape) for x in workspace] == [[2, 1, 8192], [2, 1, 3], [2, 1, 12, 128]]
+    workspace = lcs.lcs_workspace(2, 10, 40_000, device="cpu")
+    assert [list(x.shape) for x in workspace] == [[2, 3, 32768], [2, 3, 3], [2, 3, 14, 512]]
+    with pytest.raises(ValueError, match="max_context_len: expected 0 or more, found 2, -1"):
+        lcs.lcs_workspace(2, -1, 3, device="cpu")
+    with pytest.raises(ValueError, match="max_prediction_len: expected 0 or more, found -3"):
+        lcs.lcs_workspace(2, 1, -3, device="cpu")
 
 
 @pytest.mark.parametrize(
