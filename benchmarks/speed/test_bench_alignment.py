@@ -15,14 +15,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-<<<<<<< HEAD
 from benchmarks.speed.device_time import time_device
 from benchmarks.speed.workload import spread
-from gpu_align.ops.lcs import lcs_length
-=======
-from benchmarks.speed.workload import spread, time_device
 from gpu_align.ops.lcs import lcs_length, lcs_workspace
->>>>>>> camp9
 
 Tokens = npt.NDArray[np.int32]
 Lists = list[tuple[list[int], list[int]]]
