@@ -63,38 +63,60 @@ def record(num_tokens: int, num_prediction: int) -> tuple[list[Launch], torch.Te
 def measure_lcs(compiler: Any, target: str, size: int) -> dict[str, float]:
     """The row of a prediction length.
 
-    cycles: of a token, in a program alone; instructions: of a word and token; registers; tcups_batch and
-    tcups_full: 10**12 cells a second at 1 GHz, for `BATCH` pairs with contexts of `CONTEXT` tokens, and for as
-    many pairs as the GPU holds. Programs of a multiprocessor take as long as one alone or, where that is more, as
-    long as the busiest pipe takes for all of them.
+    cycles: of a token, in programs alone, of both kernels; instructions: of a warp and token, of both; registers:
+    the more; tcups_batch and tcups_full: 10**12 cells a second at 1 GHz, for `BATCH` pairs with contexts of
+    `CONTEXT` tokens, and for as many pairs as the GPU holds. One kernel runs after the other. Programs of a
+    multiprocessor take as long as one alone or, where that is more, as long as the busiest pipe takes for all of
+    them.
 
     Raises:
         AssertionError: a length is not the reference's.
     """
-    traces: list[Trace] = []
-    for num_tokens in TOKENS:
-        [launch], out, expected = record(num_tokens, size)
-        compiled = compiler(launch)
-        traces.append(run_launch(launch, compiled.program, target, Latencies()))
-        assert int(out) == expected, f"LCS: expected {expected}, found {int(out)}"
-    first, last = traces
-    step, more = TOKENS[1] - TOKENS[0], CONTEXT - TOKENS[0]
-
-    def whole(a: float, b: float) -> float:
-        return a + (b - a) / step * more
-
-    alone = whole(first.cycles, last.cycles)
-    bound = max(whole(first.load(pipe), last.load(pipe)) for pipe in last.busy)
-    held = compiled.programs(launch.num_warps)
-    few = min(held, -(-BATCH // NUM_SMS))
-    waves = -(-BATCH // (NUM_SMS * few))
+    runs = [_run(compiler, target, num_tokens, size) for num_tokens in TOKENS]
+    pairs = list(zip(*runs, strict=True))  # of each kernel: the two runs
     cells = size * CONTEXT
-    rate_batch = BATCH * cells / (waves * max(alone, few * bound)) / 1e3
-    rate_full = NUM_SMS * held * cells / max(alone, held * bound) / 1e3
+    kernels = [_Kernel(*pair) for pair in pairs]
+    batch = sum(kernel.cycles(BATCH) for kernel in kernels)
+    full = NUM_SMS * min(kernel.held for kernel in kernels)
+    step = TOKENS[1] - TOKENS[0]
     return {
-        "cycles": round((last.cycles - first.cycles) / step, 1),
-        "instructions": round((last.count.total() - first.count.total()) / step / launch.num_warps, 1),
-        "registers": compiled.registers,
-        "tcups_batch": round(rate_batch, 2),
-        "tcups_full": round(rate_full, 2),
+        "cycles": round(sum((b.cycles - a.cycles) / step for (a, _, _), (b, _, _) in pairs), 1),
+        "instructions": round(
+            sum((b.count.total() - a.count.total()) / step / c.num_warps for (a, _, _), (b, _, c) in pairs), 1
+        ),
+        "registers": max(kernel.compiled.registers for kernel in kernels),
+        "tcups_batch": round(BATCH * cells / batch / 1e3, 2),
+        "tcups_full": round(full * cells / sum(kernel.cycles(full) for kernel in kernels) / 1e3, 2),
     }
+
+
+def _run(compiler: Any, target: str, num_tokens: int, size: int) -> list[tuple[Trace, Compiled, Launch]]:
+    """Every kernel of one call, run one after the other."""
+    found, out, expected = record(num_tokens, size)
+    runs = []
+    for launch in found:
+        compiled = compiler(launch)
+        runs.append((run_launch(launch, compiled.program, target, Latencies()), compiled, launch))
+    assert int(out) == expected, f"LCS: expected {expected}, found {int(out)}"
+    return runs
+
+
+class _Kernel:
+    """What `CONTEXT` tokens take in one kernel, by two runs with `TOKENS`."""
+
+    def __init__(self, first: tuple[Trace, Compiled, Launch], last: tuple[Trace, Compiled, Launch]) -> None:
+        (a, self.compiled, launch), (b, _, _) = first, last
+        self.alone = _whole(a.cycles, b.cycles)
+        self.bound = max(_whole(a.load(pipe), b.load(pipe)) for pipe in b.busy)
+        self.held = self.compiled.programs(launch.num_warps)
+
+    def cycles(self, batch: int) -> float:
+        """Of a batch: one program a pair, as many at once as the multiprocessors hold."""
+        few = min(self.held, -(-batch // NUM_SMS))
+        waves = -(-batch // (NUM_SMS * few))
+        return waves * max(self.alone, few * self.bound)
+
+
+def _whole(a: float, b: float) -> float:
+    """What a run of `CONTEXT` tokens takes, by the two that were made."""
+    return a + (b - a) / (TOKENS[1] - TOKENS[0]) * (CONTEXT - TOKENS[0])

@@ -60,6 +60,7 @@ class Warp(Lanes):
     def __init__(self, machine: Machine, i_warp: int, i_program: int) -> None:
         special = {
             "SR_TID.X": (ALL + 32 * i_warp).astype(np.uint32), "SR_CTAID.X": np.array([i_program], np.uint32),
+            "SR_CTAID.Y": np.array([0], np.uint32),
             "SR_LANEID": ALL.astype(np.uint32), "SR_CgaCtaId": np.zeros(1, np.uint32),
         }  # fmt: skip
         super().__init__(machine.constants, special)
