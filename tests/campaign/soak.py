@@ -28,8 +28,8 @@ CLIENTS = 64
 MOST_SLOPE = 1.0  # MiB per 1,000 requests
 FLAGS = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "256", "--max-model-len", "128")
 QUIET = ("--disable-uvicorn-access-log",)
-#: oneDNN keeps what it has made for a batch size, up to 1,024 times: hundreds of MiB in the worker, growing over tens
-#: of thousands of requests, with predictions or without.
+#: oneDNN keeps what it has made for a batch size, up to 1,024 times. In the worker these are hundreds
+#: of MiB, which grow for tens of thousands of requests, with predictions or without.
 ENVIRONMENT = {"GPU_ALIGN_DEBUG_DIR": "", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 KINDS = ("none", "own", "edited", "unrelated", "long", "ids", "one")
 
