@@ -41,6 +41,7 @@ FLAGS = ("--max-model-len", str(TOKENS), "--num-gpu-blocks-override", "64", "--d
 ENVIRONMENT = {
     "GPU_ALIGN_DEBUG_DIR": "",
     "GPU_ALIGN_MAX_BODY_BYTES": str(BODY),
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",  # as in soak.py
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "600",
 }
 HEALTH = Wrong("health", "/health", request_head("GET", "/health", None))

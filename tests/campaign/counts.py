@@ -14,10 +14,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +37,7 @@ from tests.campaign.recount import (
     of_prediction,
     recount,
     samples_of_choice,
+    scrape,
     whole_steps,
 )
 
@@ -78,22 +77,6 @@ class Asked:
     @property
     def tokens(self) -> int:
         return len(self.texts[0].split()) + 1 if "stop" in self.body else N
-
-
-def scrape(url: str) -> Counter[str]:
-    """The samples that are compared; those of steps lost for any reason as "lost"."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
-        lines = response.read().decode().splitlines()
-    found: Counter[str] = Counter()
-    for line in lines:
-        name, _, value = line.rpartition(" ")
-        if line.startswith(f"{OURS}steps_lost_total"):
-            found["lost"] += int(float(value))
-        elif re.match(rf"{OURS}\w+_(total|count|tokens_sum)", line):
-            found[name] = int(float(value))
-        elif line.startswith(("vllm:spec_decode_num", "vllm:num_preemptions_total", "vllm:num_requests_")):
-            found[name.partition("{")[0]] += int(float(value))
-    return found
 
 
 def make(draw: random.Random, plain: Sequence[str], *, leaves: bool = False) -> Asked:

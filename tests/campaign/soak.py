@@ -28,6 +28,9 @@ CLIENTS = 64
 MOST_SLOPE = 1.0  # MiB per 1,000 requests
 FLAGS = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "256", "--max-model-len", "128")
 QUIET = ("--disable-uvicorn-access-log",)
+#: oneDNN keeps what it has made for a batch size, up to 1,024 times. In the worker these are hundreds
+#: of MiB, which grow for tens of thousands of requests, with predictions or without.
+ENVIRONMENT = {"GPU_ALIGN_DEBUG_DIR": "", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 KINDS = ("none", "own", "edited", "unrelated", "long", "ids", "one")
 
 
@@ -113,7 +116,7 @@ def run(c: Campaign) -> Iterator[Row]:
     most = c.size(1, 100) * MOST_SLOPE  # a few hundred requests warm up all the time
     with tempfile.TemporaryDirectory() as folder:
         model = build(Path(folder) / "model")
-        with serve(model, Path(folder), *FLAGS, *QUIET, environment={"GPU_ALIGN_DEBUG_DIR": ""}) as server:
+        with serve(model, Path(folder), *FLAGS, *QUIET, environment=ENVIRONMENT) as server:
             begun = time.monotonic()
             soak = Soak(c, server.url, tallies, every)
             asyncio.run(soak.run())
@@ -122,7 +125,10 @@ def run(c: Campaign) -> Iterator[Row]:
     for tally, memory in zip(tallies, soak.memory, strict=True):
         found = slope(soak.served[first:], memory[first:])
         tally.check(found <= most, {"slope": found, "served": soak.served, "MiB": memory}, count=0)
-        ends = f"{memory[first]:.0f} MiB after {skipped:,}, {memory[-1]:.0f} at the end"
+        middle = memory[(first + len(memory)) // 2]
+        ends = (
+            f"{memory[first]:.0f} MiB after {skipped:,}, {middle:.0f} half-way, {memory[-1]:.0f} at the end"
+        )
         yield tally.row(f"{found:+.2f} MiB per 1,000 requests; {ends}; {rate:.0f} requests/s")
 
 
