@@ -94,16 +94,17 @@ def survival_of(chi_square: float, freedom: int) -> float:
 def bins_of(
     probs: Floats, tokens: npt.NDArray[np.int64], first: npt.NDArray[np.int64], rng: np.random.Generator
 ) -> float:
-    """p of chi-square over `BINS` of u for N draws. probs: [N, V]. first: [N] the token that comes first."""
+    """p of chi-square over u of N draws. probs: [N, V]. first: [N] the token that comes first."""
+    bins = max(2, min(BINS, int(len(tokens) / LEAST)))
     rows = np.arange(len(tokens))
     rank = probs.copy()
     rank[rows, first] = 2.0
     own = probs[rows, tokens]
     before = np.where(rank > rank[rows, tokens, None], probs, 0.0).sum(-1)
     u = before + rng.random(len(tokens)) * own
-    found = np.bincount(np.minimum((u * BINS).astype(np.int64), BINS - 1), minlength=BINS)
-    expected = len(tokens) / BINS
-    return survival_of(float(((found - expected) ** 2 / expected).sum()), BINS - 1)
+    found = np.bincount(np.minimum((u * bins).astype(np.int64), bins - 1), minlength=bins)
+    expected = len(tokens) / bins
+    return survival_of(float(((found - expected) ** 2 / expected).sum()), bins - 1)
 
 
 def pairs_of(
