@@ -36,6 +36,7 @@ class Config:
         types: what differs from `TYPES` in this kernel.
         unaligned: arguments that are not multiples of 16. Pointers and strides are taken to be, as they are with
             PyTorch's allocator and row lengths that are multiples of 16; Triton compiles for that case apart.
+        max_registers: of a thread, on NVIDIA; 0 leaves it to the compiler.
     """
 
     label: str
@@ -43,6 +44,7 @@ class Config:
     warps: int
     types: dict[str, str] = field(default_factory=dict)
     unaligned: frozenset[str] = frozenset()
+    max_registers: int = 0
 
 
 def _lcs_planes(words: int) -> int:
@@ -97,6 +99,7 @@ CONFIGS: dict[str, list[Config]] = {
             f"step {K}{' with recipes' if recipes else ''}",
             {"K": K, "BLOCK_K": max(K, 32), "HAS_RECIPES": recipes},
             warps,
+            max_registers=128 if warps == 4 else 0,
         )
         for recipes in (False, True)
         for K, warps in ((16, 1), (64, 1), (256, 4))

@@ -106,7 +106,10 @@ def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
         if (signature[arg][0] == "*" or arg.startswith("stride")) and arg not in config.unaligned:
             attrs[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=config.constants, attrs=attrs)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": config.warps})
+    options = {"num_warps": config.warps}
+    if config.max_registers and TARGETS[target][0] == "cuda":
+        options["maxnreg"] = config.max_registers
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
 def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:

@@ -123,8 +123,10 @@ def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
             num_draft_tokens=K,
             environment={"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", "GPU_ALIGN_RECIPES": "off"},
             runner=runner,
-            forks=True,
-            before=f"fork_workers(); record_drafts({str(directory)!r})",
+            # Forked from a process that has imported torch, V2's would compile what they must not.
+            forks=runner == "V1",
+            record_drafts=runner == "V2",
+            before=f"fork_workers(); record_drafts({str(directory)!r})" if runner == "V1" else "",
             tensor_parallel_size=2,
             distributed_executor_backend="mp",
         ) as engine:

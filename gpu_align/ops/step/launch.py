@@ -80,8 +80,14 @@ class StepLaunch:
         # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
         from .kernels import _step_kernel
 
-        num_warps = 1 if self._sizes["K"] <= 128 else 4
-        self._compiled = _step_kernel[grid](*args, **self._sizes, num_warps=num_warps)
+        self._compiled = _step_kernel[grid](*args, **self._sizes, **_options(self._sizes["K"]))
+
+
+def _options(K: int) -> dict[str, int]:
+    """How the kernel is compiled. Left alone, the compiler spills with 4 warps rather than take 100 registers."""
+    if K <= 128:
+        return {"num_warps": 1}
+    return {"num_warps": 4} if torch.version.hip else {"num_warps": 4, "maxnreg": 128}
 
 
 def make_step(
