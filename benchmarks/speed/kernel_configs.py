@@ -16,6 +16,8 @@ TYPES = {
     "slots_ptr": "*i64",
     "op_ptr": "*i8",
     "carry_ptr": "*i8",
+    "code_ptr": "*i16",
+    "chunk_ptr": "*i64",
     "confidence_ptr": "*fp32",
     "recipe_confidence_ptr": "*fp32",
     "lcs_row_ptr": "*i16",
@@ -58,7 +60,6 @@ def _lcs_code() -> list[Config]:
             f"code {words}",
             {"BLOCK_B": 1, "BLOCK_T": tokens, "PLANES": _lcs_planes(words)},
             tokens // 256,
-            types={"codes_ptr": "*i16"},
         )
         for words, tokens in ((32, 1024), (128, 4096), (512, 4096))
     ]
@@ -77,9 +78,7 @@ def _lcs_wavefront() -> list[Config]:
                 "PLANES": _lcs_planes(words),
                 **dict.fromkeys(sorted(unused)),
             }
-            found.append(
-                Config(f"{name} {words}", constants, max(words // 64, 1), types={"codes_ptr": "*i64"})
-            )
+            found.append(Config(f"{name} {words}", constants, max(words // 64, 1)))
     return found
 
 

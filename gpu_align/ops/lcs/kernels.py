@@ -120,7 +120,7 @@ def _count_ones(b_word):
         "stride_context_b",
         "stride_prediction_b",
         "stride_table_b",
-        "stride_codes_b",
+        "stride_code_b",
         "stride_planes_b",
         "B",
         "M",
@@ -136,8 +136,8 @@ def _lcs_code_kernel(
     prediction_len_ptr,  # [B] int32
     table_ptr,  # [B, panels, 2 << PLANES] int32: (round << PLANES) + position, or EMPTY
     stride_table_b,
-    codes_ptr,  # [B, panels, 4 * chunks] int16; a chunk is 4 context tokens
-    stride_codes_b,
+    code_ptr,  # [B, panels, 4 * chunks] int16; a chunk is 4 context tokens
+    stride_code_b,
     planes_ptr,  # [B, panels, PLANES, words of 32 tokens] int32
     stride_planes_b,
     B,
@@ -152,11 +152,11 @@ def _lcs_code_kernel(
     for panel in range(panels):                        # a program each
         number = {}
         for j, token in enumerate(prediction[panel << PLANES : (panel + 1) << PLANES]):
-            code = number.setdefault(token, j)
+            n = number.setdefault(token, j)
             for i in range(PLANES):
-                planes[panel][i] bit j = bit PLANES - 1 - i of code
+                planes[panel][i] bit j = bit PLANES - 1 - i of n
         for t, token in enumerate(context):
-            codes[panel][t] = number[token] << (15 - PLANES) if token in number else -1
+            code[panel][t] = number[token] << (15 - PLANES) if token in number else -1
 
     `number` is a hash table with linear probing and twice as many slots as the panel has tokens. BLOCK_T tokens
     look for their slots at once, a slot a round. A slot holds the round and the position of the token that has it,
@@ -208,7 +208,7 @@ def _lcs_code_kernel(
             tl.store(p_planes + i * PANEL_WORDS + i_n // 32, b_plane, mask=o_word_b < B)
     tl.debug_barrier()
     chunks = (M + 3) // 4
-    p_codes = codes_ptr + o_b * stride_codes_b + i_panel * (chunks * 4)
+    p_code = code_ptr + o_b * stride_code_b + i_panel * (chunks * 4)
     for i_t in range(0, tl.max(b_m, axis=0), BLOCK_T):
         m_open = i_t + o_t < b_m
         b_token = tl.load(context_ptr + o_b * stride_context_b + i_t + o_t, mask=m_open, other=0)
@@ -222,12 +222,12 @@ def _lcs_code_kernel(
             b_code = tl.where(m_same, b_has << (15 - PLANES), b_code)
             m_open &= ~m_same
             b_slot = (b_slot + 1) & (SLOTS - 1)
-        tl.store(p_codes + i_t + o_t, b_code.to(tl.int16), mask=m_b & (i_t + o_t < chunks * 4))
+        tl.store(p_code + i_t + o_t, b_code.to(tl.int16), mask=m_b & (i_t + o_t < chunks * 4))
 
 
 @triton.jit(
     do_not_specialize=[
-        "stride_codes_b",
+        "stride_chunk_b",
         "stride_planes_b",
         "stride_row_b",
         "stride_history_b",
@@ -240,8 +240,8 @@ def _lcs_code_kernel(
     ]
 )
 def _lcs_wavefront_kernel(
-    codes_ptr,  # [B, panels, chunks] int64: the codes of four tokens, 16 bits each
-    stride_codes_b,
+    chunk_ptr,  # [B, panels, chunks] int64: the codes of four tokens, 16 bits each
+    stride_chunk_b,
     planes_ptr,  # [B, panels, PLANES, words of 32 tokens] int32
     stride_planes_b,
     context_len_ptr,  # [B] int32
@@ -270,7 +270,7 @@ def _lcs_wavefront_kernel(
             for w in range(BLOCK_W):                   # lanes, all at once
                 carry = carries[w - 1] of the last diagonal
                 for k in range(4):                     # the tokens of this lane's chunk, d - w
-                    code = codes[panel][4 * (d - w) + k]
+                    code = code[panel][4 * (d - w) + k]
                     M = the bits j where planes[i] of word w has bit i of code for all i, none if code is -1
                     V[w], carries[w][k] = step(V[w], M, carry[k])
         length += zeros(V)
@@ -296,16 +296,16 @@ def _lcs_wavefront_kernel(
         b_v = b_ones
         b_carries = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
         o_c = -o_w
-        p_codes = codes_ptr + o_b * stride_codes_b + i_panel * ((M + 3) // 4) + o_c
-        b_next = tl.load(p_codes, mask=(o_c >= 0) & (o_c < b_chunks), other=-1)
+        p_chunk = chunk_ptr + o_b * stride_chunk_b + i_panel * ((M + 3) // 4) + o_c
+        b_next = tl.load(p_chunk, mask=(o_c >= 0) & (o_c < b_chunks), other=-1)
         if history_ptr is not None:
             p_history = (
                 history_ptr + o_b * stride_history_b + o_c.to(tl.int64) * 4 * stride_history_m + 2 * o_word
             )
         for _ in range(tl.max(b_chunks, axis=0) + tl.minimum(words - i_word, BLOCK_W) - 1):
             b_chunk = b_next
-            p_codes += 1
-            b_next = tl.load(p_codes, mask=(o_c >= -1) & (o_c + 1 < b_chunks), other=-1)
+            p_chunk += 1
+            b_next = tl.load(p_chunk, mask=(o_c >= -1) & (o_c + 1 < b_chunks), other=-1)
             b_in = tl.gather(b_carries, o_before, axis=0) & b_inner
             if carry_ptr is not None:
                 # The first lane's carries in left the last lane of the panel before.
