@@ -64,7 +64,7 @@ class Runner:
         )
         yield self.preempted.row(f"{self.without:,} in the engines without plugin")
         share = self.hits / max(1, self.queries)
-        yield self.lookups.row(f"{self.hits:,} of {self.queries:,} tokens found ({share:.0%}), on both sides")
+        yield self.lookups.row(f"{self.hits:,} of {self.queries:,} tokens found with it ({share:.0%})")
 
 
 class StageRun:
