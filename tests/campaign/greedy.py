@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.campaign.campaign import Campaign, Row, main
 from tests.campaign.greedy_cases import WORDS, Probe, prompt_of
@@ -63,7 +64,7 @@ class Runner:
         )
         yield self.preempted.row(f"{self.without:,} in the engines without plugin")
         share = self.hits / max(1, self.queries)
-        yield self.lookups.row(f"{self.hits:,} of {self.queries:,} tokens found ({share:.0%}), on both sides")
+        yield self.lookups.row(f"{self.hits:,} of {self.queries:,} tokens found with it ({share:.0%})")
 
 
 class StageRun:
@@ -125,33 +126,37 @@ class StageRun:
 
     def _compare(self, asked: Sequence[Asked], run: Run, engine: V2Engine, k: int) -> int:
         """How many answers differ."""
-        tally, parted = self.runner.texts, 0
+        tally = self.runner.texts
         told = {"stage": self.stage.name, "K": k, "settings": self.stage.settings}
         tally.check(run.accepted > len(asked), {**told, "accepted": run.accepted}, count=0)
+        parted: list[tuple[Asked, dict[str, Any]]] = []
         for one, ours in zip(asked, run.answers, strict=True):
-            theirs = one.case.answer
             self.runner.kinds[one.kind] += 1
             self.runner.features[one.case.feature] += 1
-            part = difference(ours, theirs)
-            case = {**told, **one.told(), "differs": part, "ours": ours, "theirs": theirs}
-            if part and parted < _MOST_JUDGED:
-                (again,) = serve(engine, [replace(one.request, arrives=0)]).answers
-                case["differs, alone"] = difference(again, theirs)
-                case["lead"] = self._lead(one, ours)
-                if case["lead"] <= NEAR_TIE:
-                    self.runner.near_ties += 1
-                    part = ""
-            tally.check(not part, case)
-            parted += bool(part)
-        return parted
+            if differs := difference(ours, one.case.answer):
+                parted.append((one, {"differs": differs, "ours": ours, "theirs": one.case.answer}))
+            else:
+                tally.check(True)
+        self._look_into(parted[:_MOST_JUDGED], engine)
+        near = [found for _, found in parted if found.get("lead", 1.0) <= NEAR_TIE]
+        for one, found in parted:
+            tally.check(found in near, {**told, **one.told(), **found})
+        self.runner.near_ties += len(near)
+        return len(parted) - len(near)
 
-    def _lead(self, one: Asked, ours: dict[str, object]) -> float:
+    def _look_into(self, parted: Sequence[tuple[Asked, dict[str, Any]]], engine: V2Engine) -> None:
+        """Whether each differs without others beside it, too, and by how much the likeliest token led."""
+        if not parted:
+            return
+        for one, found in parted:
+            (again,) = serve(engine, [replace(one.request, arrives=0)]).answers
+            found["differs, alone"] = difference(again, one.case.answer)
         settings = {**self.stage.settings, "logprobs_mode": "processed_logits"}
         for name in ("asynchronous", "delay_counts"):
             settings.pop(name, None)
-        judge = start("V1", self.model, self.directory / "judge", None, **settings)
-        with judge as engine:
-            return lead_where_they_part(engine, one, ours, one.case.answer)
+        with start("V1", self.model, self.directory / "judge", None, **settings) as judge:
+            for one, found in parted:
+                found["lead"] = lead_where_they_part(judge, one, found["ours"], one.case.answer)
 
     def _talk(self, engine: V2Engine) -> None:
         """Conversations, one request at a time: prompts share beginnings, and each continues an answer."""
@@ -192,18 +197,20 @@ def _since(before: dict[str, int], after: dict[str, int]) -> Lookup:
 def run_stage(stage: Stage, runner: Runner, model: Path, directory: Path, seed: int) -> None:
     """An engine that ends costs its own requests, and counts as a failure."""
     run = StageRun(stage, runner, model, directory, seed)
-    run.without_plugin()
-    for number, num_draft_tokens in enumerate(stage.draft_tokens):
-        print(
-            f"  {stage.name}, K {num_draft_tokens}: {runner.texts.count:,} so far",
-            file=sys.stderr,
-            flush=True,
-        )
-        try:
-            run.with_plugin(number, num_draft_tokens)
-        except RuntimeError as error:
-            case = {"stage": stage.name, "K": num_draft_tokens, "error": str(error)[-4000:]}
-            runner.texts.check(False, case, count=0)
+    try:
+        run.without_plugin()
+        for number, k in enumerate(stage.draft_tokens):
+            print(f"  {stage.name}, K {k}: {runner.texts.count:,} so far", file=sys.stderr, flush=True)
+            try:
+                run.with_plugin(number, k)
+            except RuntimeError as error:
+                _ended(runner, stage, k, error)
+    except RuntimeError as error:
+        _ended(runner, stage, None, error)
+
+
+def _ended(runner: Runner, stage: Stage, k: int | None, error: RuntimeError) -> None:
+    runner.texts.check(False, {"stage": stage.name, "K": k, "error": str(error)[-4000:]}, count=0)
 
 
 def run(c: Campaign) -> Iterator[Row]:
