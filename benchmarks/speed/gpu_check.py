@@ -112,7 +112,8 @@ class Check:
         """``(exit code of the last process, whether the limit ended it)``."""
         end = min(time.monotonic() + stage.seconds, self.deadline)
         environment = {
-            **os.environ,
+            # Whoever runs this in a test run's worker: the suite's own test run is none of its workers.
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
             "GPU_CHECK_FILE": str(path), "GPU_CHECK_STAGE": stage.name,
             "GPU_CHECK_HEADER": json.dumps(self.header), "GPU_CHECK_DRY_RUN": "1" if self.dry_run else "0",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1",

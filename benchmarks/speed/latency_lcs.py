@@ -20,7 +20,7 @@ WARPS, REGISTERS, SHARED, PROGRAMS = 64, 65_536, 227 * 1024, 32
 
 #: Prediction lengths that are run, and the context lengths; cycles between the latter are those of a token.
 SIZES = (1024, 4096)
-TOKENS = (64, 96)
+TOKENS = (64, 192)
 #: The batch and context of the throughput that is not at full occupancy.
 BATCH, CONTEXT = 256, 4096
 
@@ -47,10 +47,11 @@ def record(num_tokens: int, num_prediction: int) -> tuple[list[Launch], torch.Te
     """
     from gpu_align.ops.lcs import kernels, launch
 
-    rng = np.random.default_rng([num_tokens, num_prediction])
-    often, seldom = (rng.integers(0, n, num_tokens + num_prediction, np.int32) for n in (50, 40_000))
+    rng = np.random.default_rng(num_prediction)
+    often, seldom = (rng.integers(0, n, num_prediction + max(TOKENS), np.int32) for n in (50, 40_000))
     text = torch.from_numpy(np.where(rng.random(len(often)) < 0.5, often, seldom)).reshape(1, -1)
-    context, prediction = text[:, :num_tokens].contiguous(), text[:, num_tokens:].contiguous()
+    context = text[:, num_prediction : num_prediction + num_tokens].contiguous()
+    prediction = text[:, :num_prediction].contiguous()
     lengths = [torch.tensor([t.shape[1]], dtype=torch.int32) for t in (context, prediction)]
     out = torch.zeros(1, dtype=torch.int32)
     inputs = context, lengths[0], prediction, lengths[1]
@@ -77,7 +78,7 @@ def measure_lcs(compiler: Any, target: str, size: int) -> dict[str, float]:
     cells = size * CONTEXT
     kernels = [_Kernel(*pair) for pair in pairs]
     batch = sum(kernel.cycles(BATCH) for kernel in kernels)
-    full = NUM_SMS * min(kernel.held for kernel in kernels)
+    full = NUM_SMS * max(kernel.held for kernel in kernels)
     step = TOKENS[1] - TOKENS[0]
     return {
         "cycles": round(sum((b.cycles - a.cycles) / step for (a, _, _), (b, _, _) in pairs), 1),
