@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from tests.campaign.campaign import FOLDER, Row
 
@@ -87,11 +86,23 @@ def gpu() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
 
 
-def page(programs: list[str], seed: int, seconds: float) -> str:
+def of_the_run(programs: list[str]) -> str:
+    """How long the last run of all programs took, and which of them have been run since, by themselves."""
+    path = FOLDER / "run.json"
+    if not path.exists():
+        return "each program by itself"
+    run = json.loads(path.read_text())
+    files = {program: FOLDER / f"{program}.json" for program in programs}
+    since = [p for p, file in files.items() if file.exists() and file.stat().st_mtime > run["end"]]
+    again = f"; since then by themselves: {', '.join(since)}" if since else ""
+    return f"in {(run['end'] - run['begin']) / 60:.0f} minutes{again}"
+
+
+def page(programs: list[str], seed: int) -> str:
     """The generated part of the page: versions, machine, a table."""
     told = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "machine")
     lines = [
-        f"Run on {date.today().isoformat()}, seed {seed}, in {seconds / 60:.0f} minutes: {machine()['machine']}.",
+        f"Run on {date.today().isoformat()}, seed {seed}, {of_the_run(programs)}: {machine()['machine']}.",
         told + ".",
         "",
         "| what | checked | at least | result | seconds |",
@@ -127,19 +138,17 @@ def main() -> None:
         parser.error(f"expected programs of {', '.join(PROGRAMS)}, found {', '.join(sorted(unknown))}")
     programs: list[str] = arguments.programs or list(PROGRAMS)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
-    took = FOLDER / "took.json"
+    begin = time.time()
     if not arguments.page_only:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             longest_first = sorted(programs, key=lambda program: -PROGRAMS[program])
             list(pool.map(lambda p: run_program(p, arguments.quick, arguments.seed), longest_first))
         if not arguments.programs:
-            took.write_text(json.dumps({"seconds": time.monotonic() - begun}))
+            (FOLDER / "run.json").write_text(json.dumps({"begin": begin, "end": time.time()}))
     if not arguments.quick and not arguments.programs:
-        told: dict[str, Any] = json.loads(took.read_text()) if took.exists() else {"seconds": 0.0}
-        write_page(page(programs, arguments.seed, told["seconds"]))
+        write_page(page(programs, arguments.seed))
     failed = [row for program in programs for row in rows_of(program) if not (row.passed or row.not_run)]
-    print(f"{len(failed)} rows failed, {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
+    print(f"{len(failed)} rows failed, {(time.time() - begin) / 60:.1f} minutes", flush=True)
     sys.exit(1 if failed else 0)
 
 

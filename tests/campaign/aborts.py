@@ -22,7 +22,6 @@ from v2_harness import VOCABULARY, Request, Run, V2Engine, edited
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.campaign.disconnects import disconnects
 from tests.campaign.sampling_oracle import Oracle
-from tests.campaign.v1_engine import V1Engine
 
 K = 8
 #: A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
@@ -146,10 +145,11 @@ def run(c: Campaign) -> Iterator[Row]:
         with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
             # The server and V2 start while V1 is at work.
             server = pool.submit(stack.enter_context, disconnects(c, oracle, model, Path(directory)))
-            v2 = V2Engine(model, Path(directory), num_draft_tokens=K, **TIGHT, **OF_V2)
-            v1 = V1Engine(model, num_draft_tokens=K, **TIGHT)
-            tally = c.tally("aborts in the engine, V1", 2000, 40)
-            yield Aborts(tally, texts, v1.serve, v1.held).row(c.size(100, 60))
+            v2 = V2Engine(model, Path(directory) / "V2", num_draft_tokens=K, **TIGHT, **OF_V2)
+            v1 = V2Engine(model, Path(directory) / "V1", num_draft_tokens=K, runner="V1", **TIGHT)
+            with v1:
+                tally = c.tally("aborts in the engine, V1", 2000, 40)
+                yield Aborts(tally, texts, v1.run, v1.held).row(c.size(100, 60))
             with v2:
                 tally = c.tally("aborts in the engine, V2, asynchronous scheduling", 250, 10)
                 yield Aborts(tally, texts, v2.run, v2.held).row(c.size(60, 16))

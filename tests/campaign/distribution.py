@@ -34,7 +34,6 @@ from v2_harness import VOCABULARY, Request, Run, V2Engine
 
 from tests.campaign.campaign import Campaign, Row, main
 from tests.campaign.sampling_oracle import Filters, Oracle, bins_of, pairs_of
-from tests.campaign.v1_engine import V1Engine
 
 PROMPT_LEN = 4
 #: What a request writes; little is drafted after the first words of an unrelated prediction.
@@ -274,12 +273,16 @@ def run(c: Campaign) -> Iterator[Row]:
         model = build(Path(directory) / "model", max_len=SIZES["max_model_len"])
         oracle = Oracle(model)
         v2 = V2Engine(
-            model, Path(directory), num_draft_tokens=K, seed=c.rng.getrandbits(31), **SIZES, **OF_V2
+            model, Path(directory) / "V2", num_draft_tokens=K, seed=c.rng.getrandbits(31), **SIZES, **OF_V2
         )
         # It starts meanwhile.
-        v1 = V1Engine(model, num_draft_tokens=K, seed=c.rng.getrandbits(31), **SIZES, **OF_V1)
+        v1 = V2Engine(
+            model, Path(directory) / "V1", num_draft_tokens=K, seed=c.rng.getrandbits(31), runner="V1",
+            **SIZES, **OF_V1,
+        )  # fmt: skip
         prompts = Prompts(oracle, c.rng, c.size(24, 2))
-        yield Distribution(c, oracle, prompts, "V1", v1.serve).row()
+        with v1:
+            yield Distribution(c, oracle, prompts, "V1", partial(v1.run, seconds=2700)).row()
         with v2:
             yield Distribution(c, oracle, prompts, "V2", partial(v2.run, seconds=2700)).row()
 

@@ -392,12 +392,16 @@ class Engine:
 
     def state(self) -> dict[str, Any]:
         """What is left of requests that have ended."""
-        speculator = self.runner.speculator
+        if speculator := getattr(self.runner, "speculator", None):
+            occupied, rows = int(speculator._occupied.sum()), self.runner.req_states.req_id_to_index
+        else:
+            proposer = self.runner.drafter
+            occupied, rows = len(proposer.slots) + len(proposer.requests), self.runner.requests
         return {
-            "occupied": int(speculator._occupied.sum()),
+            "occupied": occupied,
             "known": len(self.scheduler.drafted_requests),
             "counted": len(self.scheduler.ledger) + self.followed(),
-            "rows": len(self.runner.req_states.req_id_to_index),
+            "rows": len(rows),
         }
 
     def held(self) -> dict[str, int]:

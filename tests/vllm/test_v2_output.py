@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
@@ -242,3 +243,24 @@ def test_drafts_end_at_max_tokens_and_at_the_context(k16: V2Engine, greedy: Gree
     assert run.answers[0]["end"] == run.answers[1]["end"] == "length"
     # Beyond the first token, at most five more can be output: one from the model, so four drafts.
     assert max(drafts for _, drafts, _ in run.of(1)) <= 4
+
+
+def test_a_batch_that_is_smaller_than_the_drafts_serves_a_cached_prompt(
+    tiny_model: Path, tmp_path: Path, greedy: Greedy
+) -> None:
+    """vLLM pads a request whose prompt is cached but for one token to 1 + K tokens, and waits for room."""
+    prompt = prompt_of(7, 33)
+    with V2Engine(
+        tiny_model,
+        tmp_path,
+        num_draft_tokens=64,
+        environment={"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"},
+        max_num_batched_tokens=64,
+        enable_prefix_caching=True,
+    ) as engine:
+        again = Request(prompt, greedy(prompt, N), N, arrives=N + 20)
+        run = engine.run([Request(prompt, greedy(prompt, N), N), again], seconds=60)
+        [line] = engine.warnings()
+    assert run.outputs == [greedy(prompt, N)] * 2
+    assert "num_speculative_tokens is 64; gpu_align uses 63" in line
+    assert run.verification_steps(1) == 1

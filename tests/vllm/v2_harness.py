@@ -202,6 +202,7 @@ class V2Engine:
         forks: bool = False,
         **settings: Any,
     ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **ENVIRONMENT, **RUNNERS[runner], **(environment or {})}
         self.steps = directory / "steps"
         if step_log:

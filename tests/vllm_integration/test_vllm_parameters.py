@@ -27,7 +27,7 @@ def engine_config_of(
     vllm_config.speculative_config.method = method
     vllm_config.use_v2_model_runner = v2
     vllm_config.scheduler_config = SimpleNamespace(
-        scheduler_cls=scheduler, async_scheduling=False, max_num_seqs=4
+        scheduler_cls=scheduler, async_scheduling=False, max_num_seqs=4, max_num_batched_tokens=2048
     )
     return vllm_config
 
@@ -48,6 +48,23 @@ def test_v1_drafts_no_more_than_its_sampler_verifies(asked: int, used: int, plug
     said = [line for line in plugin_log if "num_speculative_tokens" in line]
     assert len(said) == (asked > used)
     assert all(f"is {asked}; gpu_align uses {used}" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("asked", "room", "used"), [(63, 64, 63), (64, 64, 63), (200, 64, 63), (200, 2048, 200)]
+)
+def test_v2_drafts_no_more_than_a_batch_has_room_for(
+    asked: int, room: int, used: int, plugin_log: list[str]
+) -> None:
+    pytest.importorskip("vllm.config.vllm")
+    vllm_config = engine_config_of(v2=True)
+    vllm_config.scheduler_config.max_num_batched_tokens = room
+    vllm_config.speculative_config.num_speculative_tokens = asked
+    engine_config.post_init(lambda _: None, vllm_config)
+    assert vllm_config.speculative_config.num_speculative_tokens == used
+    said = [line for line in plugin_log if "num_speculative_tokens" in line]
+    assert len(said) == (asked > used)
+    assert all(f"is {asked}; gpu_align uses {used}, the most that fit" in line for line in said)
 
 
 def test_v2_and_other_drafters_keep_their_drafts() -> None:

@@ -50,7 +50,8 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     without adaptive verification and without more drafts than its sampler takes.
 
     vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
-    own check our method counts as one of them. On V1 our scheduler only counts what was verified.
+    own check our method counts as one of them. On V1 our scheduler only counts what was verified. K is capped
+    at what the V1 sampler verifies, and on V2 at what fits into a batch.
     Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
     """
     if not drafts_predictions(self):
@@ -62,12 +63,16 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     if not self.use_v2_model_runner:
         if adaptive.is_on(self):
             adaptive.do_without(self, "the V1 model runner has none")
-        _cap_draft_tokens(self)
+        _cap_draft_tokens(self, max_spec_len(), "the most that vLLM's V1 sampler verifies")
         result = original(self, *args, **kwargs)
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
         if counts and not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
         return result
+    # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for so
+    # many, it would wait for ever. On V1 our scheduler does not pad.
+    room = max(1, self.scheduler_config.max_num_batched_tokens - 1)
+    _cap_draft_tokens(self, room, "the most that fit into max_num_batched_tokens")
     module: Any = sys.modules[CONFIG]
     on_device = module.NgramGPUTypes
     module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
@@ -90,15 +95,16 @@ def _warn_of_rust_front_end() -> None:
         )
 
 
-def _cap_draft_tokens(vllm_config: Any) -> None:
-    """At most as many drafts as the V1 sampler verifies; it ends the engine on a request that has more. Not only
-    ours: vLLM's scheduler pads with as many placeholders as the configuration says."""
-    speculative, most = vllm_config.speculative_config, max_spec_len()
+def _cap_draft_tokens(vllm_config: Any, most: int, why: str) -> None:
+    """At most `most` drafts a request and step. Not only ours: vLLM's scheduler pads with as many placeholders as
+    the configuration says. With more the engine ends (V1) or a request is never scheduled (V2)."""
+    speculative = vllm_config.speculative_config
     if speculative.num_speculative_tokens > most:
         logger.warning(
-            "num_speculative_tokens is %d; gpu_align uses %d, the most that vLLM's V1 sampler verifies",
+            "num_speculative_tokens is %d; gpu_align uses %d, %s",
             speculative.num_speculative_tokens,
             most,
+            why,
         )
         speculative.num_speculative_tokens = most
 

@@ -33,6 +33,19 @@ def find_spec(cls, name, path=None, target=None):
     return None if name.partition(".")[0] in hidden else find(name, path, target)
 importlib.machinery.PathFinder.find_spec = classmethod(find_spec)
 """
+#: Stops every process that runs a stage once its result file holds a row, so that it can be killed there.
+STOP_AT_A_ROW = """
+import json, os, signal
+replace = os.replace
+def stop(source, target):
+    replace(source, target)
+    if str(target) == os.environ.get("GPU_CHECK_FILE"):
+        with open(target) as file:
+            found = json.load(file)
+        if found["pid"] == os.getpid() and found["rows"]:
+            os.kill(os.getpid(), signal.SIGSTOP)
+os.replace = stop
+"""
 
 
 def run_script(out: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -90,6 +103,8 @@ def test_a_stage_that_is_killed_leaves_what_it_had(
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(gpu_check.Check, "_ask_header", lambda self: HEADER)
     (tmp_path / "bench.json").write_text("{}")
+    (tmp_path / "sitecustomize.py").write_text(STOP_AT_A_ROW)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     check = gpu_check.Check(tmp_path, 120, dry_run=True)
     thread = threading.Thread(target=check.run, args=(stage,))
     thread.start()
