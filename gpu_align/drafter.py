@@ -17,7 +17,8 @@ from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.recipe_lookup import Recipes, RecipeTable
 from .ops.state import allocate_state, occupy_slot, store_prediction, vacate_slot
-from .ops.step import StepLaunch, StepSettings, make_step
+from .ops.step import Step, StepLaunch, StepSettings, make_step
+from .preparation import Preparation
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
@@ -43,6 +44,7 @@ class Drafter:
     The loop that an engine runs::
 
         drafter.add(slot, prediction, prompt_len)              # when a request arrives
+        drafter.prepare(token_ids, total_len, [slot])          # optional: beside the prefill of a long prompt
         while generating:
             draft = drafter.propose(token_ids, total_len, slots, num_sampled)
             ...                                                # verify, append what was accepted
@@ -125,16 +127,18 @@ class Drafter:
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}
         self._settings = StepSettings.of(self.config, vocab_size)
-        self._step = make_step(
-            resolve_backend(backend, self._state.prediction_tokens),
-            self._state, self._tables, self._recipes, self._draft, self._settings,
-        )  # fmt: skip
+        self._backend = resolve_backend(backend, self._state.prediction_tokens)
+        self._step = self._make_step(self._draft)
+        self._preparation: Preparation | None = None
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of any request."""
         names = "max_slots", "max_context_len", "max_prediction_len", "num_draft_tokens", "vocab_size"
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in names)
         return f"Drafter({sizes}, device={str(self.device)!r})"
+
+    def _make_step(self, out: Draft) -> Step:
+        return make_step(self._backend, self._state, self._tables, self._recipes, out, self._settings)
 
     def add(
         self,
@@ -185,6 +189,7 @@ class Drafter:
             )
         check_sharing_key(sharing_key)
         tokens = ids.astype(np.int32)  # a copy: of our own
+        self._join()
         self._release(slot)
         extent = self._arena.acquire(tokens, sharing_key)
         if extent is not None:
@@ -212,6 +217,7 @@ class Drafter:
             ValueError: no such slot.
         """
         slot = self._check_slot(slot)
+        self._join()
         self._release(slot)
         vacate_slot(self._state, slot)
 
@@ -262,10 +268,51 @@ class Drafter:
             ValueError: a shape, device or layout differs from the above; on the CPU also a value.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
+        self._join()
         self._step(token_ids, total_len, slots, num_sampled)
         if batch_size not in self._drafts:
             self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
         return self._drafts[batch_size]
+
+    def prepare(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
+        """Do now what the next step would do first for these slots; no draft depends on it.
+
+        A step enters all tokens of a new context in its index, and aligns all output of a request that returns
+        after a preemption: 80 µs for a prompt of 32,000 tokens, milliseconds for thousands of lost tokens, by the
+        latency model (docs/benchmarks.md), and the batch waits for its slowest request. Called behind `add`, when
+        the tokens are in their row, this happens beside the prefill.
+
+        Args:
+            token_ids, total_len: as in `propose`. Read only.
+            slots: distinct slots, ``0 <= slot < max_slots``; a vacant one is left alone.
+
+        On CUDA it runs on a stream of its own, behind what the current stream holds now; the next call of another
+        method, or the next replay of a captured step, comes after it on the device. The host does not wait. Until
+        then keep `token_ids`, and do not change what is in the rows of these slots before their `total_len`; you
+        may append tokens. On the CPU it runs at once.
+
+        Raises:
+            TypeError, ValueError: as in `propose`, or a slot that is there twice.
+        """
+        chosen = [self._check_slot(slot) for slot in slots]
+        twice = [slot for slot in set(chosen) if chosen.count(slot) > 1]
+        if twice:
+            raise ValueError(
+                f"slots: expected distinct slots, found {twice[0]} {chosen.count(twice[0])} times"
+            )
+        self._check_rows(token_ids, total_len)
+        if chosen:
+            self._prepared().start(token_ids, total_len, chosen)
+
+    def _prepared(self) -> Preparation:
+        if self._preparation is None:
+            sizes = self.max_slots, self.num_draft_tokens
+            self._preparation = Preparation(self._make_step, *sizes, self.device)
+        return self._preparation
+
+    def _join(self) -> None:
+        if self._preparation is not None:
+            self._preparation.join()
 
     def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
         """Run once what a request runs, so that nothing is compiled or loaded when the first one comes.
@@ -282,6 +329,7 @@ class Drafter:
                 self._arena.discard(extent)
             else:
                 self._arena.release(extent)
+        self._prepared()
         # Nothing is sampled: the step leaves the slot as it is.
         slots = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.propose(token_ids, total_len, slots, torch.zeros(1, dtype=torch.int32, device=self.device))
@@ -315,11 +363,7 @@ class Drafter:
         num_sampled: torch.Tensor,
     ) -> int:
         """Check what the operations cannot know: the sizes promised at construction. Returns B."""
-        size = self.max_slots, self.max_context_len
-        check_tensor(
-            "token_ids", token_ids, dtype=torch.int32, shape=size, device=self.device, contiguous="inner"
-        )
-        check_tensor("total_len", total_len, dtype=torch.int32, shape=size[:1], device=self.device)
+        self._check_rows(token_ids, total_len)
         check_tensor("slots", slots, dtype=torch.int64, shape=(None,), device=self.device)
         batch_size = slots.shape[0]
         check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
@@ -327,8 +371,15 @@ class Drafter:
             raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
         if self.device.type == "cpu" and isinstance(self._step, StepLaunch):
             # Under Triton's interpreter; the reference looks itself.
-            check_batch(*size, total_len, slots, num_sampled)
+            check_batch(self.max_slots, self.max_context_len, total_len, slots, num_sampled)
         return batch_size
+
+    def _check_rows(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
+        size = self.max_slots, self.max_context_len
+        check_tensor(
+            "token_ids", token_ids, dtype=torch.int32, shape=size, device=self.device, contiguous="inner"
+        )
+        check_tensor("total_len", total_len, dtype=torch.int32, shape=size[:1], device=self.device)
 
 
 class CapturedStep:
@@ -346,6 +397,7 @@ class CapturedStep:
         slots: torch.Tensor,
         num_sampled: torch.Tensor,
     ) -> None:
+        self._drafter = drafter
         self._propose = partial(drafter.propose, token_ids, total_len, slots, num_sampled)
         self._graph: torch.cuda.CUDAGraph | None = None
         # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
@@ -360,6 +412,7 @@ class CapturedStep:
         """Run the step with what the captured tensors hold now."""
         if self._graph is None:
             return self._propose()
+        self._drafter._join()
         self._graph.replay()
         return self.draft
 

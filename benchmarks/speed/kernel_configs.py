@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_align.ops.step.launch import compile_options
+
 #: Argument name → type, in every kernel. Other names that end in ``_ptr`` are pointers to int32, the rest int32.
 TYPES = {
     "slots_ptr": "*i64",
@@ -82,6 +84,16 @@ def _lcs_wavefront() -> list[Config]:
     return found
 
 
+def _step(K: int, recipes: bool) -> Config:
+    options = compile_options(K)
+    return Config(
+        f"step {K}{' with recipes' if recipes else ''}",
+        {"K": K, "BLOCK_K": max(K, 32), "HAS_RECIPES": recipes},
+        options["num_warps"],
+        max_registers=options.get("maxnreg", 0),
+    )
+
+
 _MATCH = {"MAX_LENGTH": 64, "BLOCK_N": 1024}
 
 #: ``operation.kernel`` → how its launcher calls it.
@@ -93,14 +105,5 @@ CONFIGS: dict[str, list[Config]] = {
         Config("match prediction", {**_MATCH, "HAS_ANCHOR": True}, 4),
         Config("match context", {**_MATCH, "HAS_ANCHOR": False}, 4),
     ],
-    "step._step_kernel": [
-        Config(
-            f"step {K}{' with recipes' if recipes else ''}",
-            {"K": K, "BLOCK_K": max(K, 32), "HAS_RECIPES": recipes},
-            warps,
-            max_registers=128 if warps == 4 else 0,
-        )
-        for recipes in (False, True)
-        for K, warps in ((16, 1), (64, 1), (256, 4))
-    ],
+    "step._step_kernel": [_step(K, recipes) for recipes in (False, True) for K in (16, 64, 256)],
 }

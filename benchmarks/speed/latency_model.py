@@ -59,7 +59,9 @@ class Compiler:
         if key not in self.compiled:
             # Triton asks such an argument nothing, so it does not know its alignment.
             unknown = frozenset(p.name for p in launch.kernel.params if p.do_not_specialize)
-            config = Config("", launch.constants, launch.num_warps, unaligned=unknown)
+            config = Config(
+                "", launch.constants, launch.num_warps, unaligned=unknown, max_registers=launch.max_registers
+            )
             done = static_check.compile_kernel(launch.kernel, config, self.target)
             registers = static_check.read_cubin(done)["registers"]
             self.compiled[key] = Compiled(disassemble(done.asm["cubin"]), registers, done.metadata.shared)
@@ -156,12 +158,7 @@ def main(
     os.environ.pop("TRITON_INTERPRET", None)
     import triton
 
-    targets = list(target or TARGETS)
-    unknown = [t for t in targets if t not in TARGETS]
-    if unknown or (renew and (target or only)):
-        wrong = f"unknown target {unknown}" if unknown else "--write needs every row and every target"
-        typer.echo(f"error: {wrong}; targets are {', '.join(TARGETS)}", err=True)
-        raise typer.Exit(2)
+    targets = static_check.chosen_targets(target, TARGETS, renew and bool(target or only))
     if lines:
         show_lines(targets, only, lines)
         return

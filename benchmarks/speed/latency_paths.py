@@ -89,12 +89,12 @@ def resynced(new: int) -> Path:
     return Path(path.prediction, output, path.prompt, path.steps)
 
 
-def first_step(num_prompt: int) -> Path:
+def first_step(num_prompt: int, is_prepared: bool) -> Path:
     """The first step behind a prompt; one token is written, the prediction's first."""
     texts = make_texts(1, NUM_TEXT, "lost")
     prediction = texts.predictions[0].copy()
     prediction[0] = OFTEN
-    return Path(prediction, prediction[:1], texts.outputs[0][:num_prompt], ())
+    return Path(prediction, prediction[:1], texts.outputs[0][:num_prompt], (0,) if is_prepared else ())
 
 
 def _none() -> Tokens:
@@ -113,7 +113,9 @@ PATHS: dict[str, Callable[[], Path]] = {
     "lost, 8 new": lambda: lost(8, NUM_TEXT // 2),
     "lost, 17 new": lambda: lost(17, NUM_TEXT // 2),
     "lost, 17 new, 64 match in the context": lambda: repeated(17),
-    "first step, prompt of 32k": lambda: first_step(NUM_TEXT - 32),
+    "first step, prompt of 32k": lambda: first_step(NUM_TEXT - 32, is_prepared=False),
+    "first step, prompt of 32k, prepared": lambda: first_step(NUM_TEXT - 32, is_prepared=True),
+    "resume, 8k lost tokens, prepared": lambda: lost(1, 8192),
 }
 #: Name → (the path of a length, the length it stands for, the lengths that are run): all lost tokens are folded
 #: again. Its cycles are the first length's, and for each further token as many as there are between the two.
@@ -124,12 +126,16 @@ SCALED: dict[str, tuple[Callable[[int], Path], int, tuple[int, int]]] = {
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as a launcher calls it: arguments by name, in order; constants are constexprs and None."""
+    """A kernel as a launcher calls it: arguments by name, in order; constants are constexprs and None.
+
+    max_registers: of a thread; 0 leaves it to the compiler.
+    """
 
     kernel: Any
     arguments: dict[str, Any]
     constants: dict[str, Any]
     num_warps: int
+    max_registers: int
 
 
 def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
@@ -141,7 +147,7 @@ def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
             self.kernel = kernel
 
         def __getitem__(self, _: Any) -> Callable[..., None]:
-            def launch(*args: Any, num_warps: int = 4, **by_name: Any) -> None:
+            def launch(*args: Any, num_warps: int = 4, maxnreg: int = 0, **by_name: Any) -> None:
                 named = {**dict(zip(self.kernel.arg_names, args, strict=False)), **by_name}
                 constants = {
                     p.name: named[p.name]
@@ -149,7 +155,7 @@ def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
                     if p.is_constexpr or named[p.name] is None
                 }
                 arguments = {name: named[name] for name in self.kernel.arg_names if name not in constants}
-                found.append(Launch(self.kernel, arguments, constants, num_warps))
+                found.append(Launch(self.kernel, arguments, constants, num_warps, maxnreg))
 
             return launch
 

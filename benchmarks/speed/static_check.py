@@ -23,6 +23,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -268,6 +269,17 @@ def markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
+def chosen_targets(target: list[str] | None, known: Collection[str], renews_a_part: bool) -> list[str]:
+    """The targets of a run, all unless told; ends the program on an unknown one, or where a part would be renewed."""
+    targets = list(target or known)
+    unknown = [t for t in targets if t not in known]
+    if unknown or renews_a_part:
+        wrong = f"unknown target {unknown}" if unknown else "--write needs every row and every target"
+        typer.echo(f"error: {wrong}; targets are {', '.join(known)}", err=True)
+        raise typer.Exit(2)
+    return targets
+
+
 def main(
     renew: Annotated[bool, typer.Option("--write", help="renew the table of the installed Triton")] = False,
     target: Annotated[list[str] | None, typer.Option(help="only these; not with --write")] = None,
@@ -279,12 +291,7 @@ def main(
     os.environ.pop("TRITON_INTERPRET", None)
     import triton
 
-    targets = list(target or TARGETS)
-    unknown = [t for t in targets if t not in TARGETS]
-    if unknown or (renew and (target or only)):
-        wrong = f"unknown target {unknown}" if unknown else "--write needs every kernel and every target"
-        typer.echo(f"error: {wrong}; targets are {', '.join(TARGETS)}", err=True)
-        raise typer.Exit(2)
+    targets = chosen_targets(target, TARGETS, renew and bool(target or only))
     table = measure(targets, only)
     version = triton.__version__
     if json_path is not None:

@@ -146,7 +146,7 @@ class Runner:
     def add_requests(self, scheduler_output: Any) -> str:
         for new in scheduler_output.scheduled_new_reqs:
             self.req_states.req_id_to_index[new.req_id] = new.row
-            self.req_states.prompt_len.np[new.row] = 2
+            self.req_states.prompt_len.np[new.row] = self.req_states.prefill_len.np[new.row] = 2
         return "added"
 
     def _remove_request(self, req_id: str) -> bool:

@@ -56,6 +56,7 @@ def speculators(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
             total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),
             prompt_len=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)),
+            prefill_len=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)),
             req_id_to_index={},
         )
         config = SimpleNamespace(
@@ -285,6 +286,31 @@ def test_strict_raises_instead(speculator: Any, monkeypatch: pytest.MonkeyPatch)
         propose(speculator, [0])
 
 
+def test_long_requests_and_those_that_return_are_prepared(
+    speculator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before their first step; not short ones, nor those without a prediction, for which nothing is drafted."""
+    from vllm_integration.worker import speculator as module
+
+    prepared: list[list[int]] = []
+    states = speculator.req_states
+    monkeypatch.setattr(speculator.drafter, "prepare", lambda tokens, total, slots: prepared.append(slots))
+    monkeypatch.setattr(module, "PREPARED_LEN", 20)
+
+    def arrive(*rows: tuple[int, int, int, Any]) -> None:
+        new = []
+        for row, prompt_len, num_tokens, prediction in rows:
+            states.prompt_len.np[row], states.prefill_len.np[row] = prompt_len, num_tokens
+            states.req_id_to_index[f"r{row}"] = row
+            new.append(SimpleNamespace(req_id=f"r{row}", sampling_params=params_of(prediction)))
+        speculator.observe_new(SimpleNamespace(scheduled_new_reqs=new))
+
+    arrive((0, 19, 19, [5, 6]), (1, 20, 20, None))
+    assert prepared == []
+    arrive((2, 20, 20, [5, 6]), (0, 4, 4, [5]), (3, 4, 5, [5, 6]))
+    assert prepared == [[2, 3]]
+
+
 def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
     from vllm_integration.worker import speculator as module
 
@@ -298,7 +324,7 @@ def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
             for new in scheduler_output.scheduled_new_reqs:
                 self._remove_request(new.req_id)
                 self.req_states.req_id_to_index[new.req_id] = new.row
-                self.req_states.prompt_len.np[new.row] = 2
+                self.req_states.prompt_len.np[new.row] = self.req_states.prefill_len.np[new.row] = 2
             return "added"
 
         @wrapped_by(module.remove_request)

@@ -321,6 +321,7 @@ SEAMS: tuple[Seam, ...] = (
             "RequestState.all_token_ids": "prompt and output of every row; made dense device memory",
             "RequestState.total_len": "tokens of every row",
             "RequestState.prompt_len": "prompt length",
+            "RequestState.prefill_len": "tokens of a row when its request comes or returns",
         }),
     *_seams("v2", "vllm.v1.worker.gpu.buffer_utils",
         call={"StagedWriteTensor(size, dtype, device)": "the rows as dense device memory"}),

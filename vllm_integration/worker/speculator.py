@@ -31,6 +31,9 @@ from vllm_integration.worker.warm_up import WarmUp, compiling
 
 logger = logging.getLogger("vllm.gpu_align")
 
+#: Requests of so many tokens, and those that return with output, are prepared beside their prefill.
+PREPARED_LEN = 512
+
 
 class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM is not typed for us
     """Drafts from each request's prediction, its own context and recipes; made once a worker, on the last PP rank.
@@ -146,10 +149,15 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             self._unless_it_fails(self._observe_new, scheduler_output)
 
     def _observe_new(self, scheduler_output: Any) -> None:
-        states = self.req_states
+        states, long = self.req_states, []
         for new in scheduler_output.scheduled_new_reqs:
             slot = states.req_id_to_index[new.req_id]
-            self.add_request(new.req_id, slot, int(states.prompt_len.np[slot]), new.sampling_params)
+            prompt_len, num_tokens = int(states.prompt_len.np[slot]), int(states.prefill_len.np[slot])
+            self.add_request(new.req_id, slot, prompt_len, new.sampling_params)
+            if self._occupied[slot] and (num_tokens >= PREPARED_LEN or num_tokens > prompt_len):
+                long.append(slot)
+        if long:
+            self.drafter.prepare(states.all_token_ids.gpu, states.total_len.gpu, long)
 
     def observe_gone(self, req_id: str) -> None:
         """The runner is about to free the row of a request: finished, aborted or preempted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+import triton
 
 from ..draft import Draft, SurvivalTables
 from ..recipe_lookup import RecipeTable
@@ -80,14 +81,22 @@ class StepLaunch:
         # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
         from .kernels import _step_kernel
 
-        self._compiled = _step_kernel[grid](*args, **self._sizes, **_options(self._sizes["K"]))
+        self._compiled = _step_kernel[grid](*args, **self._sizes, **compile_options(self._sizes["K"]))
 
 
-def _options(K: int) -> dict[str, int]:
-    """How the kernel is compiled. Left alone, the compiler spills with 4 warps rather than take 100 registers."""
-    if K <= 128:
-        return {"num_warps": 1}
-    return {"num_warps": 4} if torch.version.hip else {"num_warps": 4, "maxnreg": 128}
+def compile_options(K: int) -> dict[str, int]:
+    """How the kernel is compiled.
+
+    Left alone, the compiler spills rather than take the registers that the code wants: with 4 warps every version,
+    with one Triton before 3.9. On AMD nothing is given.
+    """
+    options = {"num_warps": 1 if K <= 128 else 4}
+    if torch.version.hip:
+        return options
+    if K > 128:
+        return {**options, "maxnreg": 128}
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return options if version >= (3, 9) else {**options, "maxnreg": 248}
 
 
 def make_step(

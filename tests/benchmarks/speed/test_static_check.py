@@ -106,7 +106,7 @@ def test_every_kernel_is_as_the_table_says_and_does_not_spill(target: str, tmp_p
 
 def test_a_wrong_command() -> None:
     assert "unknown target ['sm_1']" in run_check("--target", "sm_1").stderr
-    assert "--write needs every kernel" in run_check("--write", "--only", "walk").stderr
+    assert "--write needs every row" in run_check("--write", "--only", "walk").stderr
 
 
 def test_a_kernel_without_a_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,174 @@
+"""`Drafter.prepare`: no draft depends on it, and the step behind it finds the work done."""
+
+import random
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from gpu_align.ops import constants as c
+from gpu_align.ops.draft import Draft
+from gpu_align.preparation import Preparation
+from tests.gpu_align.engine import Engine, distinct, same, snapshot
+from tests.gpu_align.step_harness import BACKENDS, INTERPRETED
+
+
+def texts(rng):
+    """A prompt, a prediction with words of it, and an output that edits the prediction, and leaves it at times."""
+    prompt = rng.choices(range(40), k=rng.choice((0, 1, 63, 64, 200)))
+    prediction = rng.choices(range(40), k=60) + prompt[:20]
+    output = list(prediction)
+    for at in sorted(rng.sample(range(len(output)), 4), reverse=True):
+        output[at : at + rng.randrange(3)] = rng.choices(range(40), k=rng.randrange(12))
+    return prompt, prediction, output
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_draft_depends_on_it(backend):
+    """New requests and those that return with some output; what is written between `prepare` and the step, too."""
+    rng = random.Random(5)
+    for _ in range(6 if backend == "triton" and INTERPRETED else 60):
+        engines = [Engine(backend, T=400, N=128) for _ in range(2)]
+        slots, ends = [0, 2, 3], []
+        for slot in slots:
+            prompt, prediction, output = texts(rng)
+            done = rng.choice((0, rng.randrange(len(output))))
+            for engine in engines:
+                engine.add(slot, prediction, prompt, output[:done])
+            ends.append((output, done))
+        engines[0].drafter.prepare(engines[0].token_ids, engines[0].total_len, rng.sample(slots, 3))
+        for _ in range(2):
+            for slot, (output, done) in zip(slots, ends, strict=True):
+                for engine in engines:
+                    engine.write(slot, output[done : done + 1])
+            ends = [(output, done + 1) for output, done in ends]
+            assert engines[0].propose(slots) == engines[1].propose(slots)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_next_step_finds_the_work_done(backend):
+    engine = Engine(backend, T=400)
+    prompt, output = distinct(150), distinct(30, 500)
+    engine.add(1, distinct(100, 200), prompt, output)
+    engine.propose([2])
+    before = [tensor.clone() for tensor in engine.drafter._draft]
+    engine.drafter.prepare(engine.token_ids, engine.total_len, [1])
+    assert all(torch.equal(a, b) for a, b in zip(before, engine.drafter._draft, strict=True))
+    assert engine.drafter._state.align_state[1, c.SEEN] == 180
+    done = snapshot(engine.drafter)
+    engine.propose([1])
+    assert same(done, engine.drafter)
+
+
+def test_vacant_slots_and_none_are_left_alone():
+    engine = Engine("reference")
+    before = snapshot(engine.drafter)
+    engine.drafter.prepare(engine.token_ids, engine.total_len, [0, 3])
+    engine.drafter.prepare(engine.token_ids, engine.total_len, [])
+    assert same(before, engine.drafter)
+
+
+@pytest.mark.parametrize("slots", [[4], [-1], [0, 1, 0]])
+def test_wrong_slots_are_refused(slots):
+    engine = Engine("reference")
+    with pytest.raises(ValueError, match="slot"):
+        engine.drafter.prepare(engine.token_ids, engine.total_len, slots)
+    with pytest.raises(TypeError, match="slot"):
+        engine.drafter.prepare(engine.token_ids, engine.total_len, [0.5])
+    with pytest.raises(TypeError, match="total_len"):
+        engine.drafter.prepare(engine.token_ids, engine.total_len.long(), [0])
+
+
+class Streams:
+    """CUDA streams that only write down what is asked of them, and what runs on which."""
+
+    def __init__(self, monkeypatch):
+        self.current, self.done = "main", []
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("main", self))
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+
+    @contextmanager
+    def on(self, stream):
+        self.current = stream.name
+        yield
+        self.current = "main"
+
+
+class Stream:
+    def __init__(self, name, streams):
+        self.name, self.streams = name, streams
+
+    def wait_stream(self, other):
+        self.streams.done.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self.streams.done.append(f"{self.name} waits for {event}")
+
+    def record_event(self):
+        self.streams.done.append(f"{self.name} records")
+        return "what side recorded"
+
+
+def test_on_a_gpu_it_runs_beside_the_current_stream(monkeypatch):
+    streams = Streams(monkeypatch)
+    seen = []
+
+    def make(out: Draft):
+        def step(token_ids, total_len, slots, num_sampled):
+            streams.done.append(f"step on {streams.current}")
+            seen.append((total_len.tolist(), slots.tolist(), num_sampled.tolist()))
+
+        return step
+
+    preparation = Preparation(make, 4, 8, torch.device("cpu"))
+    preparation._stream = Stream("side", streams)
+    total_len = torch.tensor([5, 6, 7, 8], dtype=torch.int32)
+    preparation.join()
+    assert streams.done == []
+    preparation.start(torch.zeros(4, 9), total_len, [3, 1])
+    assert streams.done == ["side waits for main", "step on side", "side records"]
+    streams.done.clear()
+    preparation.join()
+    preparation.join()
+    assert streams.done == ["main waits for what side recorded"]
+    assert seen == [([5, 6, 7, 8], [3, 1], [1, 1])]
+
+
+@pytest.mark.parametrize("call", ["propose", "add", "remove", "replay", "prepare"])
+def test_what_follows_waits_for_it(call):
+    """In whatever way the drafter is called next."""
+    engine = Engine("reference")
+    engine.add(0, [1, 2, 3], [4], [1])
+    tensors = engine.token_ids, engine.total_len, torch.zeros(1, dtype=torch.int64), torch.ones(1).int()
+    captured = engine.drafter.capture(*tensors)
+    engine.drafter.prepare(engine.token_ids, engine.total_len, [0])
+    joined = []
+    engine.drafter._preparation.join = lambda: joined.append(call)
+    {
+        "propose": lambda: engine.drafter.propose(*tensors),
+        "add": lambda: engine.drafter.add(1, [1], 0),
+        "remove": lambda: engine.drafter.remove(0),
+        "replay": captured.replay,
+        "prepare": lambda: engine.drafter.prepare(engine.token_ids, engine.total_len, [0]),
+    }[call]()
+    assert joined
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_drafts_are_the_same():
+    """Long prompts and thousands of lost tokens, beside work on the current stream."""
+    rng = random.Random(3)
+    engines = [Engine("triton", T=40_000, N=9000, vocab=50_000) for _ in range(2)]
+    for slot in range(4):
+        prompt, prediction = rng.choices(range(900), k=30_000), rng.choices(range(900), k=8000)
+        output = rng.choices(range(900), k=4000 if slot % 2 else 0)
+        for engine in engines:
+            engine.add(slot, prediction, prompt, output)
+    engines[0].drafter.prepare(engines[0].token_ids, engines[0].total_len, [0, 1, 2, 3])
+    torch.ones(4096, 4096, device="cuda") @ torch.ones(4096, 4096, device="cuda")
+    for slot in range(4):
+        for engine in engines:
+            engine.write(slot, [slot, 5])
+    assert engines[0].propose([0, 1, 2, 3]) == engines[1].propose([0, 1, 2, 3])
