@@ -270,7 +270,7 @@ def markdown(table: Table) -> str:
 
 
 def chosen_targets(target: list[str] | None, known: Collection[str], renews_a_part: bool) -> list[str]:
-    """The targets of a run, all unless told; ends the program on an unknown one, or where a part would be renewed."""
+    """The targets of a run, all unless told. Ends the program on an unknown one, or on a part to be renewed."""
     targets = list(target or known)
     unknown = [t for t in targets if t not in known]
     if unknown or renews_a_part:

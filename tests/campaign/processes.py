@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -133,22 +134,16 @@ def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
             for _ in range(steps):  # if nothing were drafted it would never end
                 if told[f"{runner} steps"] >= steps or not tally.goes_on():
                     break
-                _compare(c, tally, engine, directory, greedy, told, runner)
+                _serve(c, tally, engine, greedy, told)
+                _compare(tally, directory, told, runner)
+            tally.check(_have_written_as_much(directory), case=runner, count=0)
+            _compare(tally, directory, told, runner)
             tally.check(not engine.warnings(), case=engine.warnings(), count=0)
     return tally.row(", ".join(f"{count:,} {name}" for name, count in told.items()))
 
 
-def _compare(
-    c: Campaign,
-    tally: Tally,
-    engine: V2Engine,
-    directory: Path,
-    greedy: Greedy,
-    told: Counter[str],
-    runner: str,
-) -> None:
-    """A batch of requests with predictions of several kinds, which arrive and are aborted at random; a step counts
-    where it drafts."""
+def _serve(c: Campaign, tally: Tally, engine: V2Engine, greedy: Greedy, told: Counter[str]) -> None:
+    """A batch of requests with predictions of several kinds, which arrive and are aborted at random."""
     n, requests, texts = 40, [], []
     for index in range(8):
         seed = c.rng.randrange(24)  # of few prompts, whose answers are known then
@@ -167,15 +162,33 @@ def _compare(
         all(same), case={"requests": [r.as_json() for r in requests], "outputs": run.outputs}, count=0
     )
     told["requests"] += len(requests)
-    ranks = [(directory / f"rank-{rank}") for rank in (0, 1)]
-    first, second = (path.read_text().splitlines() for path in ranks)
-    tally.check(len(first) == len(second), case=[len(first), len(second)], count=0)
-    for left, right in zip(first, second, strict=False):
+
+
+def _drafts_of(directory: Path) -> list[list[str]]:
+    """What each rank has written so far, one line a step."""
+    texts = [(directory / f"rank-{rank}").read_text() for rank in (0, 1)]
+    return [text.rpartition("\n")[0].splitlines() for text in texts]
+
+
+def _have_written_as_much(directory: Path) -> bool:
+    """Whether both ranks have written as many steps, in the end: one may be a step behind the other."""
+    for _ in range(100):
+        first, second = _drafts_of(directory)
+        if len(first) == len(second):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _compare(tally: Tally, directory: Path, told: Counter[str], runner: str) -> None:
+    """Compare what both ranks have written and was not compared yet; a step counts where it drafts."""
+    first, second = _drafts_of(directory)
+    both = list(zip(first, second, strict=False))
+    for left, right in both[told[f"{runner} steps in all"] :]:
         if any(any(drafts) for drafts in json.loads(left)[1]):
             told[f"{runner} steps"] += 1
             tally.check(left == right, case={"runner": runner, "rank 0": left, "rank 1": right})
-    for path in ranks:
-        path.unlink()
+    told[f"{runner} steps in all"] = len(both)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,14 @@ import triton.language as tl
 from ..constexprs import HASH, WINDOW, WORD
 
 _WORDS = tl.constexpr(WINDOW // WORD)
+#: A bit for each word.
+_EVERY_WORD = tl.constexpr((1 << _WORDS.value) - 1)
 
 
 @triton.jit
 def _row_offsets():
-    """[words, WORD]: which token of the window each bit stands for."""
-    return tl.arange(0, _WORDS)[:, None] * WORD + tl.arange(0, WORD)[None, :]
+    """[WORD, words]: which token of the window each bit stands for. A sum over bits is then one within lanes."""
+    return tl.arange(0, WORD)[:, None] + tl.arange(0, _WORDS)[None, :] * WORD
 
 
 @triton.jit
@@ -47,39 +49,48 @@ def _load_row(p_row):
     o_j = _row_offsets()
     b_common = tl.load(p_row + o_j).to(tl.int32)
     b_before = tl.load(p_row + o_j - 1, mask=o_j > 0, other=0).to(tl.int32)
-    return tl.sum((1 - (b_common - b_before)) << tl.arange(0, WORD)[None, :], axis=1)
+    return tl.sum((1 - (b_common - b_before)) << tl.arange(0, WORD)[:, None], axis=0)
 
 
 @triton.jit
 def _row_lengths(b_words):
-    """LCS lengths with the window up to each of its tokens, [words, WORD] int32: the opposite of `_load_row`."""
-    b_rise = (~b_words[:, None] >> tl.arange(0, WORD)[None, :]) & 1
-    b_total = tl.sum(b_rise, axis=1)
-    return (tl.cumsum(b_total, axis=0) - b_total)[:, None] + tl.cumsum(b_rise, axis=1)
+    """LCS lengths with the window up to each of its tokens, [WORD, words] int32: the opposite of `_load_row`."""
+    b_rise = (~b_words[None, :] >> tl.arange(0, WORD)[:, None]) & 1
+    b_total = tl.sum(b_rise, axis=0)
+    return (tl.cumsum(b_total, axis=0) - b_total)[None, :] + tl.cumsum(b_rise, axis=0)
 
 
 @triton.jit
-def _extend_row(b_words, p_tokens, num_tokens, anchor, token):
-    """The words after one more token, [words] int32. The window begins at `anchor` and may end beyond the tokens,
-    of which there is one at least.
+def _load_window(p_tokens, num_tokens, anchor):
+    """The window behind `anchor`, [WORD, words] int32, and which bits of each word are in it, [words] int32.
+
+    It may end beyond the tokens, of which there is one at least.
+    """
+    # Offsets from the prediction's beginning: those from the anchor took 96 → 127 registers in a step for sm_80.
+    o_position = anchor + _row_offsets()
+    b_window = tl.load(p_tokens + tl.minimum(o_position, num_tokens - 1))
+    b_inside = tl.sum((o_position < num_tokens).to(tl.int32) << tl.arange(0, WORD)[:, None], axis=0)
+    return b_window, b_inside
+
+
+@triton.jit
+def _extend_row(b_words, b_window, b_inside, token):
+    """The words after one more token, [words] int32; the window as `_load_window` returns it.
 
     ::
 
         M = the bits j with window[j] == token
         V = (V + (V & M)) | (V & ~M)
     """
-    # Offsets from the prediction's beginning: those from the anchor took 96 → 127 registers in a step for sm_80.
-    o_position = anchor + _row_offsets()
-    b_token = tl.load(p_tokens + tl.minimum(o_position, num_tokens - 1))
-    m_same = (o_position < num_tokens) & (b_token == token)
-    b_match = tl.sum(tl.where(m_same, 1 << tl.arange(0, WORD)[None, :], 0), axis=1)
+    b_match = tl.sum((b_window == token).to(tl.int32) << tl.arange(0, WORD)[:, None], axis=0) & b_inside
     b_both = b_words & b_match
     b_sum = tl.add(b_words, b_both, sanitize_overflow=False)
     # The carries of all words by one small addition: a carry out of word w runs on through words of ones only.
     o_w = tl.arange(0, _WORDS)
     b_out = ((b_both | (b_words & ~b_sum)) >> 31) & 1
-    ones = tl.sum((b_sum == -1).to(tl.int32) << o_w, axis=0)
-    carries = (ones + 2 * tl.sum(b_out << o_w, axis=0)) ^ ones
+    both = tl.sum(((b_sum == -1).to(tl.int32) + (b_out << _WORDS)) << o_w, axis=0)
+    ones = both & _EVERY_WORD
+    carries = (ones + 2 * (both >> _WORDS)) ^ ones
     b_sum = tl.add(b_sum, (carries >> o_w) & 1, sanitize_overflow=False)
     return b_sum | (b_words & ~b_match)
 

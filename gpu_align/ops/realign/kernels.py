@@ -37,7 +37,7 @@ from ..constexprs import (
     SEEN,
     WINDOW,
 )
-from ..lcs.kernels import _WORDS, _extend_row, _load_row, _row_lengths, _row_offsets
+from ..lcs.kernels import _WORDS, _extend_row, _load_row, _load_window, _row_lengths, _row_offsets
 from ..suffix_match.kernels import _load_bucket, _nearest, _position_of, _rank
 
 #: Keys of one score in `_standing`: j is 0 to `WINDOW`.
@@ -111,19 +111,24 @@ def _invalidate_edits(edits, prediction, cursor, run):
 
 
 @triton.jit
-def _ends_like(prediction, o_position, p_output, done, MATCH: tl.constexpr):
-    """Whether the last MATCH tokens of the output are those before each position, [lanes]; 1 <= done."""
-    o_k = tl.arange(0, MATCH)[:, None]
-    m_position = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
+def _tokens_before(prediction, o_position, MATCH: tl.constexpr):
+    """The last MATCH tokens before each position, [MATCH, lanes] int32, from the last on; any if it has fewer."""
+    m_position = (o_position >= MATCH) & (o_position <= prediction.length)
     # No load has a mask, see `_match_lengths`. A page of the arena is longer than MATCH.
-    b_output = tl.load(p_output + tl.maximum(done - 1 - o_k, 0))
     b_position = tl.where(m_position, o_position, MATCH)
-    b_prediction = tl.load(prediction.p_tokens + b_position[None, :] - 1 - o_k)
-    return m_position & (tl.max((b_prediction != b_output).to(tl.int32), axis=0) == 0)
+    return tl.load(prediction.p_tokens + b_position[None, :] - 1 - tl.arange(0, MATCH)[:, None])
 
 
 @triton.jit
-def _resync(prediction, anchor, p_output, done, token):
+def _ends_like(prediction, o_position, b_before, p_output, done, MATCH: tl.constexpr):
+    """Whether the last MATCH tokens of the output are those before each position, [lanes]; 1 <= done."""
+    m_position = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
+    b_output = tl.load(p_output + tl.maximum(done - 1 - tl.arange(0, MATCH)[:, None], 0))
+    return m_position & (tl.max((b_before != b_output).to(tl.int32), axis=0) == 0)
+
+
+@triton.jit
+def _resync(prediction, anchor, b_local, p_output, done, token):
     """The position at which the output is in sync again, or `NOWHERE`; `token` is its last.
 
     ::
@@ -132,15 +137,18 @@ def _resync(prediction, anchor, p_output, done, token):
             if the last LOCAL_MATCH tokens of the output are those before it: return position
         if done % GLOBAL_EVERY == 0:                                                          # global
             return the position of _nearest(its bucket) with the lowest rank before which the last GLOBAL_MATCH are
+
+    b_local: `_tokens_before` the local positions.
     """
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
-    m_local = _ends_like(prediction, o_local, p_output, done, LOCAL_MATCH)
+    m_local = _ends_like(prediction, o_local, b_local, p_output, done, LOCAL_MATCH)
     position = tl.min(tl.where(m_local, o_local, NOWHERE), axis=0)
     if (position == NOWHERE) & (done % GLOBAL_EVERY == 0):
         begin, end = _nearest(prediction, _load_bucket(prediction, token), anchor)
         o_entry = begin + tl.arange(0, NEAREST)
         o_global = tl.load(prediction.p_positions + o_entry, mask=o_entry < end, other=0)
-        m_global = _ends_like(prediction, o_global, p_output, done, GLOBAL_MATCH)
+        b_global = _tokens_before(prediction, o_global, GLOBAL_MATCH)
+        m_global = _ends_like(prediction, o_global, b_global, p_output, done, GLOBAL_MATCH)
         rank = tl.min(tl.where(m_global, _rank(o_global, anchor), NOWHERE), axis=0)
         position = tl.where(rank == NOWHERE, NOWHERE, _position_of(rank, anchor))
     return position
@@ -218,12 +226,15 @@ def _fold(prediction, p_output, done, num_output, a, edits):
         if a.in_sync == 0:
             b_words = a.b_words
             position = tl.full([], NOWHERE, tl.int32)
+            # What is behind the anchor stays what it is until the output is in sync again.
+            b_window, b_inside = _load_window(prediction.p_tokens, prediction.length, a.anchor)
+            b_local = _tokens_before(prediction, a.anchor + tl.arange(0, LOCAL_RANGE), LOCAL_MATCH)
             # A loop of its own, which carries little from turn to turn.
             while (position == NOWHERE) & (done < num_output):
                 token = tl.load(p_output + done)
                 done += 1
-                b_words = _extend_row(b_words, prediction.p_tokens, prediction.length, a.anchor, token)
-                position = _resync(prediction, a.anchor, p_output, done, token)
+                b_words = _extend_row(b_words, b_window, b_inside, token)
+                position = _resync(prediction, a.anchor, b_local, p_output, done, token)
             a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
             if position != NOWHERE:
                 common = _common_end(prediction, a, position, p_output, done)
@@ -292,7 +303,7 @@ def _standing(b_row, num_window):
     o_j = _row_offsets() + 1
     b_key = (b_row * MATCH_WEIGHT - o_j) * _J_KEYS + (-o_j + (_J_KEYS - 1))
     b_key = tl.where(o_j <= num_window, b_key, _J_KEYS - 1)
-    top = tl.maximum(tl.max(tl.max(b_key, axis=1), axis=0), _J_KEYS - 1)  # the last: j = 0, score 0
+    top = tl.maximum(tl.max(tl.max(b_key, axis=0), axis=0), _J_KEYS - 1)  # the last: j = 0, score 0
     return -(top % _J_KEYS) + (_J_KEYS - 1), top // _J_KEYS
 
 
