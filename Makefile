@@ -47,7 +47,7 @@ test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
 	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-campaign: $(VENV)/.dev  ## attack the library and the plugin for an hour: docs/reliability.md (QUICK=1: small counts)
+campaign: $(VENV)/.dev  ## attack the library and the plugin: docs/reliability.md (QUICK=1: small counts)
 	@$(BIN)/python -m tests.campaign $(if $(QUICK),--quick)
 
 clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own

@@ -7,7 +7,8 @@
 
 keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
 argument it rewrites the blocks from docs/quality.json as it is. The table of the ablation is made from
-docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes.
+docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of
+the latency model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[1]
 NUMBERS = DOCS / "quality.json"
 ABLATION = DOCS / "ablation.json"
+LATENCY = DOCS.parent / "benchmarks" / "results" / "latency.json"
+#: Clock of the latency model, in GHz.
+GIGAHERTZ = 1.755
 #: Name of the block in ``<!-- NAME:begin -->``.
 MAIN_BLOCK = "numbers"
 OURS = "gpu_align"
@@ -179,11 +183,35 @@ def ablation(numbers: dict[str, Any]) -> str:
     return "\n".join([*rows, "", f"Test split: {first['records']} outputs{every}, K = {K}."])
 
 
+def latency(numbers: dict[str, Any]) -> str:
+    """Cycles by the latency model as µs, and the throughput of the LCS, for sm_90 by Triton version."""
+    tables = json.loads(LATENCY.read_text(encoding="utf-8"))["triton"]
+    versions = sorted(tables, reverse=True)
+    rows = [
+        f"| sm_90, warm / cold | {' | '.join(f'Triton {version}' for version in versions)} |",
+        "|---|" + "--:|" * len(versions),
+    ]
+    for label in tables[versions[0]]:
+        found = [tables[version][label]["sm_90"] for version in versions]
+        if label.startswith("lcs_length"):
+            cells = [f"{row['tcups_batch'] * GIGAHERTZ:.1f} TCUPS" for row in found]
+        else:
+            cells = [f"{_us(row['warm'])} / {_us(row['cold'])} µs" for row in found]
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _us(cycles: float) -> str:
+    us = cycles / GIGAHERTZ / 1e3
+    return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
+
+
 #: Page → its blocks by name.
 Blocks = dict[str, Callable[[dict[str, Any]], str]]
 PAGES: dict[Path, Blocks] = {
     DOCS.parent / "README.md": {MAIN_BLOCK: table},
     DOCS / "numbers.md": {MAIN_BLOCK: table},
+    DOCS / "benchmarks.md": {"latency": latency},
     DOCS / "quality.md": {
         "checks": checks,
         "everything": everything,

@@ -84,9 +84,7 @@ def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_
     b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
     b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
     p_last = context.p_tokens + context.total
-    b_near = b_known + _match_lengths(
-        prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16, 16
-    )
+    b_near = b_known + _match_lengths(prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16)
     b_key = _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match)
     b_position, b_matched = _best_matches(b_key, cursor)
     b_matched += b_near

@@ -85,18 +85,13 @@ class StepLaunch:
 
 
 def compile_options(K: int) -> dict[str, int]:
-    """How the kernel is compiled.
-
-    Left alone, the compiler spills rather than take the registers that the code wants: with 4 warps every version,
-    with one Triton before 3.9. On AMD nothing is given.
-    """
+    """How the kernel is compiled. Left alone, ptxas stops at 96 or 168 registers and spills; before 3.9 Triton's
+    code for one warp wants more than 128."""
     options = {"num_warps": 1 if K <= 128 else 4}
     if torch.version.hip:
         return options
-    if K > 128:
-        return {**options, "maxnreg": 128}
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return options if version >= (3, 9) else {**options, "maxnreg": 248}
+    return {**options, "maxnreg": 128 if K > 128 or version >= (3, 9) else 248}
 
 
 def make_step(

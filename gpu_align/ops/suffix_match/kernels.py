@@ -125,18 +125,18 @@ def _nearest(prediction, bucket, anchor):
 
 
 @triton.jit
-def _match_block(p_first, b_most, b_furthest, p_last, num_last, i_back, BACK: tl.constexpr):
+def _match_block(p_first, b_most, p_last, num_last, i_back, BACK: tl.constexpr):
     """``(run, most)``: tokens of the next BACK that agree, and `b_most`, 0 in lanes where one differs."""
     o_back = tl.arange(0, BACK)[:, None]
     o_k = i_back + o_back
     b_last = tl.load(p_last - 1 - tl.minimum(o_k, num_last - 1))
-    b_text = tl.load(p_first[None, :] - tl.minimum(o_k, b_furthest[None, :]))
+    b_text = tl.load(p_first[None, :] - tl.minimum(o_k, tl.maximum(b_most - 1, 0)[None, :]))
     b_run = tl.min(tl.where((o_k < b_most[None, :]) & (b_text == b_last), BACK, o_back), axis=0)
     return b_run, tl.where(b_run < BACK, 0, b_most)
 
 
 @triton.jit
-def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.constexpr, MORE: tl.constexpr):
+def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.constexpr):
     """Tokens that agree, walking back from each position and from `p_last` at once, [lanes] int32.
 
     ::
@@ -145,20 +145,26 @@ def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.co
             length += 1
 
     b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most the position and
-    `num_last`, the tokens before `p_last`. BACK tokens are compared at once, as most matches end among the first;
-    then MORE.
+    `num_last`, the tokens before `p_last`. BACK tokens are compared at once: most matches end among the first.
 
     No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
     # The tokens that are compared, from the last on; without any, the first token of the text.
     p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
-    b_furthest = tl.maximum(b_most - 1, 0)
-    b_length, b_most = _match_block(p_first, b_most, b_furthest, p_last, num_last, 0, BACK)
-    i_back = BACK
+    b_length = tl.zeros_like(b_most)
+    i_back = 0
+    if BACK > 1:
+        b_length, b_most = _match_block(p_first, b_most, p_last, num_last, 0, BACK)
+        i_back = BACK
     while tl.max(b_most, axis=0) > i_back:
-        b_run, b_most = _match_block(p_first, b_most, b_furthest, p_last, num_last, i_back, MORE)
+        if BACK > 1:
+            # Lanes that are done load one token all together: each place in memory takes a load longer.
+            m_open = b_most > i_back
+            p_first = tl.where(m_open, p_first, p_last - 1)
+            b_most = tl.where(m_open, b_most, 0)
+        b_run, b_most = _match_block(p_first, b_most, p_last, num_last, i_back, BACK)
         b_length += b_run
-        i_back += MORE
+        i_back += BACK
     return b_length
 
 
@@ -188,7 +194,7 @@ def _find_matches(prediction, context, bucket, cursor, num_common, min_match, mi
     b_known = tl.where(m_prediction & (o_position == cursor) & (num_common >= b_most), b_most, 0)
     p_text = tl.where(m_context, context.p_tokens, prediction.p_tokens)
     p_last = context.p_tokens + context.total
-    b_matched = b_known + _match_lengths(p_text, o_position, b_most - b_known, p_last, context.total, 8, 8)
+    b_matched = b_known + _match_lengths(p_text, o_position, b_most - b_known, p_last, context.total, 8)
     b_rank = _rank(o_position, cursor)
     b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
     b_least = tl.where(m_context, min_context_match, min_match)
@@ -285,7 +291,7 @@ def _scan(
         o_position = i_block + o_block
         b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
         b_most = tl.where(o_position < text_len, b_most, 0)
-        b_length = _match_lengths(p_text, o_position, b_most, p_context, num_context, 1, 1)
+        b_length = _match_lengths(p_text, o_position, b_most, p_context, num_context, 1)
         b_tie = o_position
         if HAS_ANCHOR:
             b_tie = -_rank(o_position, anchor) + NOWHERE
