@@ -66,8 +66,11 @@ def k16(start_engine: Callable[..., V2Engine]) -> V2Engine:
 
 @pytest.fixture(scope="session")
 def k32(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """K = 32, synchronous scheduling, prefix caching, a longer context."""
-    return start_engine("k32", num_draft_tokens=32, max_model_len=512, enable_prefix_caching=True)
+    """K = 32, synchronous scheduling, prefix caching, a longer context; every request is prepared."""
+    before = "from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1"
+    return start_engine(
+        "k32", num_draft_tokens=32, max_model_len=512, enable_prefix_caching=True, before=before
+    )
 
 
 TIGHT = {
