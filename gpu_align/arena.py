@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -106,16 +105,17 @@ class PredictionArena:
     predictions of at most n pages each in use, an arena of ``(2 S - 1) n - S + 1`` pages refuses none: fewer than
     S others are in use, and they and the S gaps of ``n - 1`` pages between them do not fill it.
 
-    Predictions are found by the BLAKE2b-256 digest of their tokens, their length and the sharing key. The tokens
-    are not kept. Placement depends on the sequence of calls alone (no hash seeds, no addresses, no time), so ranks
-    that are told the same do the same. Whether a prediction was there before shows in `Extent.base` and
-    `Extent.fresh` only, and what is drafted must depend on neither.
+    Predictions are found by their tokens and the sharing key: the key of a dictionary, 4 bytes a token on the
+    host for what the arena holds. (A cryptographic digest would save that memory and takes 3 to 8 times as long.)
+    Placement depends on the sequence of calls alone (no hash seeds, no addresses, no time), so ranks that are told
+    the same do the same. Whether a prediction was there before shows in `Extent.base` and `Extent.fresh` only, and
+    what is drafted must depend on neither.
 
     One CUDA stream: a step launched before `release` may still be reading pages that the next `acquire` hands
     out. This is safe because the upload and the index go on the same stream behind that step. Whoever uploads on
     another stream has to make it wait.
 
-    `acquire` is linear in the tokens, for the digest, and in the number of predictions held. Not thread-safe.
+    `acquire` is linear in the tokens, for their hash, and in the number of predictions held. Not thread-safe.
 
     Example, with pages of 4 tokens::
 
@@ -157,7 +157,7 @@ class PredictionArena:
         """Find or make a place for a prediction, until `release`.
 
         Args:
-            tokens: [n] int32, may be empty. Read only, and not kept.
+            tokens: [n] int32, may be empty. Read only; they may change afterwards.
             sharing_key: pages are shared with equal predictions of this key alone. The arena keeps it with the
                 prediction and compares it; None is a key like any other.
 
@@ -178,8 +178,7 @@ class PredictionArena:
             extent = Extent(base=0, num_tokens=0, capacity=0, fresh=False)
             self._extents[extent] = None
             return extent
-        digest = blake2b(np.ascontiguousarray(tokens).data, digest_size=32).digest()
-        key = tokens.size, digest, sharing_key
+        key = tokens.tobytes(), sharing_key
         entry = self._entries.get(key)
         fresh = entry is None
         if entry is None:
@@ -265,15 +264,15 @@ class PredictionArena:
         return self._free.give(entry.start, entry.num_pages)
 
 
-#: Length and digest of a prediction, and its sharing key.
-_Key = tuple[int, bytes, Hashable]
+#: The tokens of a prediction, and its sharing key.
+_Key = tuple[bytes, Hashable]
 
 
 @dataclass(slots=True)
 class _Entry:
     """One prediction in the arena."""
 
-    key: _Key
+    key: _Key = field(repr=False)  # a user's text
     start: int  # its first page
     num_pages: int
     num_users: int = 0

@@ -16,7 +16,7 @@ from .ops._check import Backend, check_batch, check_int, check_tensor, resolve_b
 from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.recipe_lookup import Recipes, RecipeTable
-from .ops.state import allocate_state, occupy_slot, store_prediction, vacate_slot
+from .ops.state import allocate_state, load_slot_kernel, occupy_slot, store_prediction, vacate_slot
 from .ops.step import Step, StepLaunch, StepSettings, make_step
 from .preparation import Preparation
 
@@ -77,7 +77,8 @@ class Drafter:
             prediction that finds no room is refused, and its request is served without it.
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
-    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 150 bytes a recipe.
+    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 150 bytes a recipe. On the
+    host: 4 bytes a token of the predictions that are held.
 
     Raises:
         TypeError: an argument of another type.
@@ -164,9 +165,9 @@ class Drafter:
             own context alone (`prediction_stats` counts these).
 
         On CUDA the prediction is copied once, asynchronously on the current stream, from pinned memory, and
-        indexed there. One that is held already with the same `sharing_key`, of another request or of the same one
-        before it was preempted, is shared: `add` then takes less time. Held with another key, it is uploaded and
-        indexed as if it were not there.
+        indexed there; the host waits for neither. One that is held already with the same `sharing_key`, of another
+        request or of the same one before it was preempted, is shared: `add` then takes less time. Held with
+        another key, it is uploaded and indexed as if it were not there.
 
         Raises:
             TypeError: an argument is no integer, the prediction holds something else than integers, or
@@ -182,13 +183,11 @@ class Drafter:
             raise ValueError(
                 f"prediction: expected at most {self.max_prediction_len} tokens, found {len(ids)}"
             )
-        wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
-        if wrong.size:
-            raise ValueError(
-                f"prediction[{wrong[0]}]: expected 0 <= id < {self.vocab_size}, found {ids[wrong[0]]}"
-            )
+        if ids.size and (ids.min() < 0 or ids.max() >= self.vocab_size):
+            wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0]
+            raise ValueError(f"prediction[{wrong}]: expected 0 <= id < {self.vocab_size}, found {ids[wrong]}")
         check_sharing_key(sharing_key)
-        tokens = ids.astype(np.int32)  # a copy: of our own
+        tokens = ids.astype(np.int32, copy=False)
         self._join()
         self._release(slot)
         extent = self._arena.acquire(tokens, sharing_key)
@@ -197,17 +196,17 @@ class Drafter:
                 self._store(slot, extent, tokens)
             self._extents[slot] = extent
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
-        occupy_slot(self._state, slot, base, num_tokens, prompt_len, self.config.use_context)
+        occupy_slot(self._state, slot, base, num_tokens, prompt_len, self.config.use_context, self._backend)
         return extent is not None
 
     def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
         """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""
         try:
-            store_prediction(self._state, extent.base, tokens)
+            store_prediction(self._state, extent.base, tokens, self._backend)
         except BaseException:
             # These pages hold no request's prediction now, and the slot's old one is released.
             self._arena.discard(extent)
-            vacate_slot(self._state, slot)
+            vacate_slot(self._state, slot, self._backend)
             raise
 
     def remove(self, slot: int) -> None:
@@ -219,7 +218,7 @@ class Drafter:
         slot = self._check_slot(slot)
         self._join()
         self._release(slot)
-        vacate_slot(self._state, slot)
+        vacate_slot(self._state, slot, self._backend)
 
     @property
     def prediction_stats(self) -> ArenaStats:
@@ -320,15 +319,16 @@ class Drafter:
         Args:
             token_ids, total_len: as in `propose`. Read only.
 
-        On CUDA the kernel is compiled, or loaded from Triton's cache, and the operations of `add` are loaded; no
-        slot changes. On the CPU all that is done when the drafter is made.
+        On CUDA the kernels are compiled, or loaded from Triton's cache, as are PyTorch's that `add` needs; no slot
+        changes. On the CPU all that is done when the drafter is made.
         """
-        if not self._extents and (extent := self._arena.acquire(np.zeros(2, dtype=np.int32))) is not None:
-            if extent.fresh:
-                store_prediction(self._state, extent.base, np.zeros(2, dtype=np.int32))
-                self._arena.discard(extent)
-            else:
-                self._arena.release(extent)
+        # PyTorch sorts few keys by one kernel and many by another, and there are keys of 16 and of 32 bits.
+        sizes = (2, 8192, self.max_prediction_len) if self._backend == "triton" else (2,)
+        most = min(self.max_prediction_len, self._arena.num_tokens)
+        for num_tokens in () if self._arena.stats().num_predictions else sizes:
+            tokens = np.zeros(min(num_tokens, most), dtype=np.int32)
+            store_prediction(self._state, 0, tokens, self._backend)  # no request has these pages
+        load_slot_kernel(self._state, self._backend)
         self._prepared()
         # Nothing is sampled: the step leaves the slot as it is.
         slots = torch.zeros(1, dtype=torch.int64, device=self.device)

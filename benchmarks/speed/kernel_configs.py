@@ -20,6 +20,7 @@ TYPES = {
     "carry_ptr": "*i8",
     "code_ptr": "*i16",
     "chunk_ptr": "*i64",
+    "order_ptr": "*i64",
     "confidence_ptr": "*fp32",
     "recipe_confidence_ptr": "*fp32",
     "lcs_row_ptr": "*i16",
@@ -94,6 +95,20 @@ def _step(K: int, recipes: bool) -> Config:
     )
 
 
+def _index(label: str, *pointers: str) -> list[Config]:
+    # Keys of predictions whose pages have up to 131,071 tokens, and of longer ones; any alignment.
+    return [
+        Config(
+            f"{label} {key}",
+            {"BLOCK": 1024},
+            4,
+            {"keys_ptr": f"*{key}"},
+            frozenset({"keys_ptr", *pointers}),
+        )
+        for key in ("i16", "i32")
+    ]
+
+
 _MATCH = {"MAX_LENGTH": 64, "BLOCK_N": 1024}
 
 #: ``operation.kernel`` → how its launcher calls it.
@@ -101,9 +116,14 @@ CONFIGS: dict[str, list[Config]] = {
     "lcs._lcs_code_kernel": _lcs_code(),
     "lcs._lcs_wavefront_kernel": _lcs_wavefront(),
     "lcs._lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
+    "suffix_match._index_keys_kernel": _index("index keys", "prediction_tokens_ptr"),
+    "suffix_match._index_kernel": _index("index", "order_ptr", "positions_ptr", "offsets_ptr"),
     "suffix_match._suffix_match_kernel": [
         Config("match prediction", {**_MATCH, "HAS_ANCHOR": True}, 4),
         Config("match context", {**_MATCH, "HAS_ANCHOR": False}, 4),
+    ],
+    "state._set_slot_kernel": [
+        Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],
     "step._step_kernel": [_step(K, recipes) for recipes in (False, True) for K in (16, 64, 256)],
 }

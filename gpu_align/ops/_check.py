@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 Backend = Literal["auto", "triton", "reference"]
+_BACKENDS = get_args(Backend)
 
 
 def check_int(name: str, value: object, low: int, high: int, domain: str = "") -> int:
@@ -113,8 +114,8 @@ def resolve_backend(backend: str, t: torch.Tensor) -> Literal["triton", "referen
     Raises:
         ValueError: an unknown backend, or one that cannot read tensors on this device.
     """
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend: expected one of {get_args(Backend)}, found {backend!r}")
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend: expected one of {_BACKENDS}, found {backend!r}")
     if backend == "auto":
         return "triton" if t.device.type == "cuda" else "reference"
     if backend == "reference" and t.device.type != "cpu":

@@ -25,6 +25,22 @@ def take(arena: PredictionArena, name: int, num_pages: int) -> Extent:
     return extent
 
 
+def test_a_prediction_is_found_by_its_tokens() -> None:
+    arena, tokens = PredictionArena(4 * P, page=P), text(7, P)
+    first = arena.acquire(tokens)
+    tokens[-1] = 8  # of the caller's own
+    other, same, strided = (
+        arena.acquire(tokens),
+        arena.acquire(text(7, P)),
+        arena.acquire(text(7, 2 * P)[::2]),
+    )
+    assert [extent and (extent.base, extent.fresh) for extent in (first, other, same, strided)] == [
+        (0, True), (P, True), (0, False), (0, False),
+    ]  # fmt: skip
+    # No traceback shows a user's text.
+    assert "\\x07" not in repr(arena._entries.values())
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "capacity"), [(1, 256), (255, 256), (256, 256), (257, 512), (512, 512), (1000, 1024)]
 )

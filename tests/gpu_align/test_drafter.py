@@ -296,6 +296,18 @@ class TestOnTheGPU:
             torch.cuda.set_sync_debug_mode("default")
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
 
+    def test_add_and_remove_wait_for_nothing(self):
+        """With few tokens, which PyTorch sorts by one kernel, with many, and with an index of 32 bits."""
+        engine = Engine("triton", N=140_000, vocab=200_000)
+        engine.drafter.warm_up(engine.token_ids, engine.total_len)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for slot, num_tokens in enumerate((60, 8000, 140_000)):
+                assert engine.drafter.add(slot, distinct(num_tokens), 0)
+            engine.drafter.remove(1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
     def test_a_graph_replays_the_same_bits(self):
         engine, args = self.engine()
         graph = torch.cuda.CUDAGraph()
@@ -319,7 +331,7 @@ def test_version_matches_the_package():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_warming_up_changes_no_slot_and_holds_no_prediction(backend):
-    cold, warm = Engine(backend), Engine(backend)
+    cold, warm = (Engine(backend, N=600, max_prediction_tokens=256) for _ in range(2))
     slots, stats = snapshot(warm.drafter)[3:], warm.drafter.prediction_stats
     warm.drafter.warm_up(warm.token_ids, warm.total_len)
     assert all(torch.equal(*pair) for pair in zip(slots, snapshot(warm.drafter)[3:], strict=True))

@@ -1,11 +1,31 @@
 """`Drafter`: requests share the room for predictions, and what they share never shows."""
 
+import warnings
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_align import Source
 from gpu_align.ops.constants import PAGE
-from tests.gpu_align.engine import Engine, distinct
+from gpu_align.ops.state.kernels import _set_slot_kernel
+from gpu_align.ops.suffix_match.kernels import _index_kernel, _index_keys_kernel
+from tests.gpu_align.engine import Engine, distinct, snapshot
 from tests.gpu_align.step_harness import BACKENDS, standing_of
+
+
+class Operations(TorchDispatchMode):
+    """PyTorch's operations within a ``with`` block, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -117,10 +137,108 @@ class TestPredictions:
             raise RuntimeError("out of memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr("gpu_align.ops.state.build_index", fail)
+            patch.setattr("gpu_align.ops.state.state.build_index", fail)
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.add(0, distinct(60, 200), [])
         assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]
         # What was uploaded in part is not taken for a prediction that is there.
         assert engine.add(0, distinct(60, 200), [], [200])
         assert engine.propose([0])[0][0] == distinct(16, 201)
+
+
+#: Of an `add` that uploads and indexes.
+OPERATIONS = ("slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.stable")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Kernels that are to be launched, with their variants; none of them runs."""
+    found: list[tuple[Any, Any]] = []
+    for module in ("suffix_match.index", "state.state"):
+        monkeypatch.setattr(
+            f"gpu_align.ops.{module}.launch",
+            lambda kernel, *_, variant=None, **__: found.append((kernel, variant)),
+        )
+    return found
+
+
+class TestWhatAddWrites:
+    """The kernels that `add` launches, and what both backends write to the same bits."""
+
+    def test_both_backends_write_the_same_state(self):
+        """Indexes, slots that are new, shared, refused, empty, and vacated ones."""
+        engines = [Engine(backend, N=600, max_prediction_tokens=4 * PAGE) for backend in BACKENDS]
+        for engine in engines:
+            assert engine.add(0, [7] * 257, [900, 901])
+            assert engine.add(1, distinct(PAGE), [])
+            assert engine.add(2, [7] * 257, [])
+            assert not engine.add(3, distinct(300), [5])
+            assert engine.add(1, [], [3])
+            engine.drafter.remove(2)
+        states = [[tensor.tolist() for tensor in snapshot(engine.drafter)] for engine in engines]
+        assert states[0] == states[1]
+
+    def test_kernels_and_operations_of_an_add(self, launched):
+        """How many of them there are is what `add` costs the host."""
+        drafter = Engine("triton").drafter
+        with Operations() as operations:
+            drafter.add(0, distinct(60), 0)
+        assert [kernel for kernel, _ in launched] == [_index_keys_kernel, _index_kernel, _set_slot_kernel]
+        # On a GPU the pages are filled by a copy from pinned memory, `empty` and `copy_`, without `detach`.
+        assert set(operations.names) <= {f"aten::{name}" for name in OPERATIONS}
+        assert len(operations.names) <= len(OPERATIONS)
+        for call in (lambda: drafter.add(1, distinct(60), 0), lambda: drafter.remove(0)):
+            launched.clear()
+            with Operations() as operations:
+                call()
+            assert (launched, operations.names) == ([(_set_slot_kernel, None)], [])
+
+    def test_warming_up_loads_every_kernel_of_an_add(self, launched):
+        engine = Engine("triton", N=131_072)
+        engine.drafter.warm_up(engine.token_ids, engine.total_len)
+        of_an_index = [
+            (kernel, dtype)
+            for kernel in (_index_keys_kernel, _index_kernel)
+            for dtype in (torch.int16, torch.int32)
+        ]
+        assert set(launched) == {*of_an_index, (_set_slot_kernel, None)}
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_the_caller_may_change_its_tokens(self, backend):
+        engine, tokens = Engine(backend), np.array(distinct(60), dtype=np.int32)
+        engine.add(0, tokens, [], distinct(3))
+        tokens[:] = 5
+        assert engine.propose([0])[0][0] == distinct(16, 3)
+        # They are found again by what they were.
+        engine.add(1, distinct(60), [])
+        engine.add(2, tokens, [])
+        assert engine.drafter.prediction_stats.num_predictions == 2
+        assert engine.drafter.prediction_stats.reused == 1
+        tokens.flags.writeable = False
+        with warnings.catch_warnings(action="error"):
+            engine.add(3, tokens[::2], [])
+
+    def test_an_upload_is_from_pinned_memory_and_not_waited_for(self, monkeypatch):
+        """On a GPU; `meta` stands for one that is not there."""
+        from gpu_align.ops.state.state import _upload
+
+        sources, copies = [], []
+        empty, copy = torch.empty, torch.Tensor.copy_
+        out = torch.zeros(5, dtype=torch.int32, device="meta")
+
+        def unpinned(*size, pin_memory, **kwargs):
+            assert pin_memory
+            sources.append(empty(*size, **kwargs))
+            return sources[-1]
+
+        def copied(out, source, *, non_blocking):
+            assert non_blocking
+            copies.append((source, out.shape))
+            return copy(out, source)
+
+        monkeypatch.setattr(torch, "empty", unpinned)
+        monkeypatch.setattr(torch.Tensor, "copy_", copied)
+        _upload(np.arange(5, dtype=np.int32), out)
+        [(source, shape)] = copies
+        assert source is sources[0]
+        assert (source.tolist(), source.dtype, shape) == (list(range(5)), torch.int32, out.shape)

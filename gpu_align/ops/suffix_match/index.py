@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from .._check import Backend, resolve_backend
+from .._launch import launch
 from ..constants import HASH
+
+#: Positions, and buckets, of one program.
+BLOCK = 1024
 
 
 def build_index(
@@ -14,6 +19,7 @@ def build_index(
     base: int,
     num_tokens: int,
     bits: int,
+    backend: Backend = "auto",
 ) -> None:
     """Index the prediction ``tokens = prediction_tokens[base : base + num_tokens]`` of n tokens.
 
@@ -31,9 +37,51 @@ def build_index(
         base: where the prediction begins in all three.
         num_tokens: n >= 1.
         bits: log2 of the number of buckets; ``2**bits + 1`` entries of `offsets` are the prediction's own.
+        backend: "auto" runs two kernels around PyTorch's sort on CUDA tensors and the reference on CPU tensors.
 
-    No sync. A radix sort of n keys of 32 bits, and a search of 2**bits values in them.
+    No sync. A stable radix sort of n keys of 16 or 32 bits, and a search of 2**bits values in them.
     """
+    if resolve_backend(backend, prediction_tokens) == "triton":
+        _launch_index(prediction_tokens, positions, offsets, base, num_tokens, bits)
+    else:
+        _index_reference(prediction_tokens, positions, offsets, base, num_tokens, bits)
+
+
+def _launch_index(
+    prediction_tokens: torch.Tensor,
+    positions: torch.Tensor,
+    offsets: torch.Tensor,
+    base: int,
+    num_tokens: int,
+    bits: int,
+) -> None:
+    # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
+    from .kernels import _index_kernel, _index_keys_kernel
+
+    num_keys, num_buckets = num_tokens - 1, 1 << bits
+    # A radix sort makes one pass for every 8 bits of the type.
+    dtype = torch.int16 if bits < 16 else torch.int32
+    keys = torch.empty(num_keys, dtype=dtype, device=prediction_tokens.device)
+    launch(
+        _index_keys_kernel, -(-num_keys // BLOCK), prediction_tokens, keys, base, num_keys, 32 - bits,
+        variant=dtype, num_warps=4, BLOCK=BLOCK,
+    )  # fmt: skip
+    keys, order = torch.sort(keys, stable=True)
+    launch(
+        _index_kernel, -(-max(num_keys, num_buckets + 1) // BLOCK),
+        keys, order, positions, offsets, base, num_keys, num_buckets, 1 << num_keys.bit_length() >> 1,
+        variant=dtype, num_warps=4, BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def _index_reference(
+    prediction_tokens: torch.Tensor,
+    positions: torch.Tensor,
+    offsets: torch.Tensor,
+    base: int,
+    num_tokens: int,
+    bits: int,
+) -> None:
     tokens = prediction_tokens[base : base + num_tokens - 1].to(torch.int64)
     bucket = ((tokens * HASH) & 0xFFFFFFFF) >> (32 - bits)
     in_order, order = torch.sort(bucket.to(torch.int32), stable=True)

@@ -342,3 +342,60 @@ def _suffix_match_kernel(
     found = length >= min_match
     tl.store(end_ptr + i_b, tl.where(found, end, -1))
     tl.store(length_ptr + i_b, tl.where(found, length, 0))
+
+
+@triton.jit(do_not_specialize=["prediction_tokens_ptr", "keys_ptr", "base", "num_keys", "shift"])
+def _index_keys_kernel(
+    prediction_tokens_ptr,  # [A] int32
+    keys_ptr,  # [num_keys] int16 or int32, written
+    base,  # of the prediction
+    num_keys,
+    shift,  # of `_bucket`
+    BLOCK: tl.constexpr,
+):
+    """Grid (ceil(num_keys / BLOCK),). The bucket of every token but the last::
+
+    keys[i] = bucket(prediction_tokens[base + i])     # 0 <= i < num_keys
+    """
+    o_key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_key = o_key < num_keys
+    b_token = tl.load(prediction_tokens_ptr + base + o_key, mask=m_key, other=0)
+    tl.store(keys_ptr + o_key, _bucket(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "keys_ptr", "order_ptr", "positions_ptr", "offsets_ptr", "base", "num_keys", "num_buckets", "step",
+    ]
+)  # fmt: skip
+def _index_kernel(
+    keys_ptr,  # [num_keys] int16 or int32, rising
+    order_ptr,  # [num_keys] int64
+    positions_ptr,  # [A] int32, written
+    offsets_ptr,  # [A] int32, written
+    base,  # of the prediction
+    num_keys,
+    num_buckets,
+    step,  # the largest power of two up to num_keys; 0 without keys
+    BLOCK: tl.constexpr,
+):
+    """Grid (ceil(max(num_keys, num_buckets + 1) / BLOCK),). From the sorted keys::
+
+        positions[base + i] = order[i] + 1                   # 0 <= i < num_keys
+        offsets[base + b] = sum(key < b for key in keys)     # 0 <= b <= num_buckets
+
+    The sum is found bit by bit: the keys below b are the first ones.
+    """
+    o_i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_key = o_i < num_keys
+    b_order = tl.load(order_ptr + o_i, mask=m_key, other=0)
+    tl.store(positions_ptr + base + o_i, b_order.to(tl.int32) + 1, mask=m_key)
+    m_bucket = o_i <= num_buckets
+    b_below = tl.zeros([BLOCK], tl.int32)
+    while step > 0:
+        b_more = b_below + step
+        m_more = m_bucket & (b_more <= num_keys)
+        b_key = tl.load(keys_ptr + b_more - 1, mask=m_more, other=0)
+        b_below = tl.where(m_more & (b_key < o_i), b_more, b_below)
+        step = step // 2
+    tl.store(offsets_ptr + base + o_i, b_below, mask=m_bucket)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +18,8 @@ from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, alloc
 from gpu_align.ops.recipe_lookup import Recipes, RecipeTable
 from gpu_align.ops.state import StepState, occupy_slot, store_prediction
 from gpu_align.ops.step import StepLaunch, StepSettings
-from gpu_align.ops.suffix_match.index import build_index
-from tests.gpu_align.step_harness import recipes_of
+from gpu_align.ops.suffix_match.index import BLOCK, build_index
+from tests.gpu_align.step_harness import BACKENDS, device_of, recipes_of
 from tests.gpu_align.step_oracle import Oracle, bucket_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -513,28 +515,55 @@ def test_a_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched == [_step_kernel]
 
 
-@pytest.mark.parametrize("bits", [0, 1, 7, 12])
-@pytest.mark.parametrize("size", [1, 2, 3, 255, 256, 257, 4000])
-def test_index(size: int, bits: int) -> None:
-    rng = random.Random(size)
-    text = [rng.choice([3, 3, rng.randrange(131072), -5, 2**31 - 1]) for _ in range(size)]
+def token_in(bucket: int, bits: int) -> int:
+    """The int32 whose product with `HASH` has `bucket` in its upper bits, and nothing below."""
+    token = (bucket << 32 - bits) * pow(constants.HASH, -1, 2**32) % 2**32
+    return token - (token >> 31 << 32)
+
+
+def check_index(text: list[int], bits: int, backend: str) -> None:
+    """The index of a text against plain Python; what is beside it stays as it was."""
+    size, device = len(text), device_of(backend)
     room = max(size, 2**bits + 1)
-    tensors = [torch.full((room + 20,), GARBAGE, dtype=torch.int32, device=DEVICE) for _ in range(3)]
-    tensors[0][10 : 10 + size] = torch.tensor(text, dtype=torch.int32, device=DEVICE)
-    build_index(*tensors, 10, size, bits)
-    ends = sorted(range(1, size), key=lambda e: (bucket_of(text[e - 1], bits), e))
-    starts = (
-        [sum(bucket_of(text[e - 1], bits) < b for e in ends) for b in range(2**bits + 1)]
-        if bits < 12
-        else None
-    )
+    tensors = [torch.full((room + 20,), GARBAGE, dtype=torch.int32, device=device) for _ in range(3)]
+    tensors[0][10 : 10 + size] = torch.tensor(text, dtype=torch.int32, device=device)
+    build_index(*tensors, 10, size, bits, backend)
+    buckets = [bucket_of(token, bits) for token in text]
+    ends = sorted(range(1, size), key=lambda e: (buckets[e - 1], e))
+    counts = Counter(buckets[:-1])
+    starts = list(accumulate((counts[b] for b in range(2**bits)), initial=0))
     around = [GARBAGE] * 10
     assert tensors[1].tolist() == around + ends + [GARBAGE] * (room + 10 - len(ends))
-    first = tensors[2].tolist()
-    assert first[:10] == around
-    assert first[10 + 2**bits + 1 :] == [GARBAGE] * (room + 10 - 2**bits - 1)
-    for b in range(2**bits):
-        begin, end = first[10 + b], first[11 + b]
-        assert all(bucket_of(text[e - 1], bits) == b for e in ends[begin:end])
-    if starts is not None:
-        assert first[10 : 10 + 2**bits + 1] == starts
+    assert tensors[2].tolist() == around + starts + [GARBAGE] * (room + 10 - len(starts))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bits", [0, 1, 7, 12])
+@pytest.mark.parametrize("size", [1, 2, 3, 255, 256, 257, 4000])
+def test_index(size: int, bits: int, backend: str) -> None:
+    rng = random.Random(size)
+    text = [rng.choice([3, 3, rng.randrange(131072), -5, 2**31 - 1]) for _ in range(size)]
+    check_index(text, bits, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("used", ["first", "last", "first and last", "middle", "every"])
+@pytest.mark.parametrize(
+    ("size", "bits"),
+    # Keys, and offsets, around those of one program and of two; from 16 bits on keys have 32.
+    [
+        (1, 10),
+        (2, 10),
+        *((BLOCK + n, 9) for n in (-1, 0, 1, 2)),
+        (2 * BLOCK, 10),
+        (2 * BLOCK + 1, 11),
+        (3000, 16),
+    ],
+)
+def test_index_of_few_buckets(size: int, bits: int, used: str, backend: str) -> None:
+    last = 2**bits - 1
+    of = {"first": [0], "last": [last], "first and last": [last, 0, 0], "middle": [2 ** (bits - 1)]}
+    buckets = of.get(used, range(last, -1, -1))
+    tokens = [token_in(bucket, bits) for bucket in buckets]
+    assert [bucket_of(token, bits) for token in tokens] == list(buckets)
+    check_index([tokens[i % len(tokens)] for i in range(size)], bits, backend)

@@ -9,10 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import constants as c
-from .suffix_match import build_index
+from .. import constants as c
+from .._check import Backend, resolve_backend
+from .._launch import launch
+from ..suffix_match import build_index
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
+#: The columns of ``slot_meta`` that are used, in their order.
+_Meta = tuple[int, int, int, int, int]
 
 
 class StepState(NamedTuple):
@@ -63,14 +67,22 @@ def allocate_state(
     )  # fmt: skip
 
 
-def store_prediction(state: StepState, base: int, tokens: npt.NDArray[np.int32]) -> None:
-    """Upload a prediction to its pages and index it there. tokens: [n] int32, n >= 1; do not change it after."""
+def store_prediction(
+    state: StepState, base: int, tokens: npt.NDArray[np.int32], backend: Backend = "auto"
+) -> None:
+    """Upload a prediction to its pages and index it there. tokens: [n] int32, n >= 1."""
     _upload(tokens, state.prediction_tokens[base : base + len(tokens)])
-    build_index(*state[:3], base, len(tokens), c.index_bits(c.whole_pages(len(tokens))))
+    build_index(*state[:3], base, len(tokens), c.index_bits(c.whole_pages(len(tokens))), backend)
 
 
 def occupy_slot(
-    state: StepState, slot: int, base: int, num_tokens: int, prompt_len: int, use_context: bool
+    state: StepState,
+    slot: int,
+    base: int,
+    num_tokens: int,
+    prompt_len: int,
+    use_context: bool,
+    backend: Backend = "auto",
 ) -> None:
     """Give a slot to a request; the next step starts over.
 
@@ -81,15 +93,16 @@ def occupy_slot(
         num_tokens: tokens of the prediction; 0 is none.
         prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
+        backend: "auto" runs a kernel on CUDA tensors and the reference on CPU tensors.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
-    _write_meta(state, slot, base, num_tokens, shift, prompt_len, 0 if use_context else c.VACANT)
-    state.align_state[slot, c.SEEN] = -1
+    context_start = 0 if use_context else c.VACANT
+    _set_slot(state, slot, (base, num_tokens, shift, prompt_len, context_start), backend)
 
 
-def vacate_slot(state: StepState, slot: int) -> None:
+def vacate_slot(state: StepState, slot: int, backend: Backend = "auto") -> None:
     """Nothing is drafted for the slot any more."""
-    _write_meta(state, slot, 0, 0, 0, c.VACANT, c.VACANT)
+    _set_slot(state, slot, (0, 0, 0, c.VACANT, c.VACANT), backend)
 
 
 def state_of(
@@ -107,19 +120,34 @@ def state_of(
     return state
 
 
-def _write_meta(
-    state: StepState, slot: int, base: int, num_tokens: int, shift: int, output_start: int, context_start: int
-) -> None:
-    meta = np.zeros(c.SLOT_META, dtype=np.int32)
-    meta[[c.PREDICTION_BASE, c.PREDICTION_LEN, c.PREDICTION_SHIFT]] = base, num_tokens, shift
-    meta[[c.OUTPUT_START, c.CONTEXT_START]] = output_start, context_start
-    _upload(meta, state.slot_meta[slot])
+def load_slot_kernel(state: StepState, backend: Backend = "auto") -> None:
+    """Compile or load what `occupy_slot` and `vacate_slot` run; no slot changes."""
+    if resolve_backend(backend, state.slot_meta) == "triton":
+        _launch_set_slot(state, 0, (0, 0, 0, 0, 0), num_programs=0)
 
 
-def _upload(values: npt.NDArray[np.int32], out: torch.Tensor) -> None:
-    """Copy to the device, without the host waiting for it."""
-    source = torch.from_numpy(values)
-    if out.device.type == "cuda":
-        # PyTorch's pinned allocator keeps the block until the copy on this stream is done.
-        source = source.pin_memory()
+def _set_slot(state: StepState, slot: int, meta: _Meta, backend: Backend) -> None:
+    """Write a slot's meta, and that none of its tokens was seen."""
+    if resolve_backend(backend, state.slot_meta) == "triton":
+        _launch_set_slot(state, slot, meta)
+    else:
+        state.slot_meta.numpy()[slot, : len(meta)] = meta
+        state.align_state.numpy()[slot, c.SEEN] = -1
+
+
+def _launch_set_slot(state: StepState, slot: int, meta: _Meta, num_programs: int = 1) -> None:
+    # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
+    from .kernels import _set_slot_kernel
+
+    launch(_set_slot_kernel, num_programs, state.slot_meta, state.align_state, slot, *meta, num_warps=1)
+
+
+def _upload(tokens: npt.NDArray[np.int32], out: torch.Tensor) -> None:
+    """Copy to the device, without the host waiting for it. The tokens may change afterwards."""
+    if out.device.type == "cpu":
+        out.numpy()[:] = tokens
+        return
+    # PyTorch's pinned allocator keeps the block until the copy on this stream is done.
+    source = torch.empty(len(tokens), dtype=torch.int32, pin_memory=True)
+    source.numpy()[:] = tokens
     out.copy_(source, non_blocking=True)

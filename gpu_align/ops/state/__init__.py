@@ -1,0 +1,25 @@
+"""What a step reads and writes, and how a prediction and a slot get there."""
+
+from .state import (
+    IntArray,
+    StepArrays,
+    StepState,
+    allocate_state,
+    load_slot_kernel,
+    occupy_slot,
+    state_of,
+    store_prediction,
+    vacate_slot,
+)
+
+__all__ = [
+    "IntArray",
+    "StepArrays",
+    "StepState",
+    "allocate_state",
+    "load_slot_kernel",
+    "occupy_slot",
+    "state_of",
+    "store_prediction",
+    "vacate_slot",
+]
