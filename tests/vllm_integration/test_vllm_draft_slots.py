@@ -248,3 +248,18 @@ def test_a_request_that_is_gone_is_forgotten() -> None:
     assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": 0, "b": 2}
     slots.requests.keep_only({"b": object()})
     assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": K, "b": 2}
+
+
+def test_the_requests_of_a_step_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that is in time names them by the very list that the step's output has."""
+    slots, requests = Budget(), [request_of("a"), request_of("b")]
+    report = report_of({"a": (0.5,), "b": (0.5, 0.25)})
+    req_ids = report.drafts[0].req_ids
+    rows = slots.requests.rows_of(req_ids, requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(slots.requests, "rows_of", lambda *_: pytest.fail("looked up again"))
+        slots.requests.take(report, req_ids, rows)
+    slots.requests.take(
+        report_of({"b": (0.5,), "a": ()}), req_ids, rows
+    )  # of other requests, or in another order
+    assert slots.grant(requests, exact=True) == {"a": 0, "b": 1}

@@ -70,17 +70,19 @@ class DraftedRequests:
                     self._add(req_id, request)
             return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
 
-    def take(self, report: DraftReport) -> None:
+    def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Rows | None = None) -> None:
         """Take in what came with a step's output; to be called once a step, also when that is nothing.
 
         What is reported of requests without a row is left out: nobody has met them, or they are gone.
+        req_ids, rows: the requests of the step and their rows, if somebody has looked them up. The drafts of that
+        very step come with the same list of requests, and need no second look.
         """
         self.reports += 1
         self.off |= report.off
         table = self.table
         for drafts in report.drafts:
-            rows = self.rows_of(drafts.req_ids)
-            known = table.take(rows)
+            at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)
+            known = table.take(at)
             known["drafts"][:, 1:] = known["drafts"][:, :-1]
             for field, column in (
                 (POSITION, drafts.position),
@@ -90,7 +92,7 @@ class DraftedRequests:
                 known["drafts"][:, 0, field] = column
             known["survival"] = drafts.survival
             known["made"] = self.reports - drafts.age
-            table.put(rows, known)
+            table.put(at, known)
         for req_id, reason in report.refused.items():
             table["refused"][self._rows.get(req_id, 0)] = REFUSALS.index(reason)
         table[:1] = self._nobody

@@ -23,11 +23,13 @@ Ints = npt.NDArray[np.int64]
 class Begun(NamedTuple):
     """A step that has run, before vLLM has looked for the end of each output.
 
+    req_ids: of the step.
     place: [R] row in the table of requests → place in `columns`, of the requests that are drafted for and sampled
     tokens; −1 for all others.
     columns: [4, B] row, tokens before the step, draft slots, tokens sampled.
     """
 
+    req_ids: Sequence[str]
     place: Ints
     columns: Ints
 
@@ -36,7 +38,7 @@ class VerificationLedger:
     """Joins the steps of the scheduler with the drafts of the worker, a batch at a time.
 
         begun = ledger.begin(requests, scheduler_output, output, trimmed)   # before vLLM looks at the output
-        drafted_requests.take(report)                                      # what came with the output
+        drafted_requests.take(report, begun.req_ids, begun.columns[0])     # what came with the output
         ledger.settle(begun, engine_core_outputs)                          # after vLLM
         ledger.forget(drafted_requests.keep_only(requests))
 
@@ -73,7 +75,7 @@ class VerificationLedger:
         place = np.full(len(self._requests.table), -1)
         place[rows] = np.where((positions >= 0) & (sampled > 0), np.arange(size), -1)
         place[0] = -1
-        return Begun(place, np.array([rows, positions, slots, sampled]))
+        return Begun(req_ids, place, np.array([rows, positions, slots, sampled]))
 
     def settle(self, begun: Begun, outputs: Sequence[Any]) -> None:
         """Attach to vLLM's `EngineCoreOutput`s what is now known about their requests."""

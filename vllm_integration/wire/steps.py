@@ -21,6 +21,8 @@ Counts = TypeVar("Counts", int, Ints)
 
 #: A number n ≥ 0 travels as the character of code n + 48: a digit where it is below 10.
 _ZERO = ord("0")
+#: Stands behind each message while a batch of them is read: below 0, as no number of a message is.
+_END = ord("\n") - _ZERO
 
 
 class Steps(NamedTuple):
@@ -79,12 +81,12 @@ def decode(texts: Sequence[str]) -> Messages:
     """The inverse of `encode`. Raises `ValueError` where one of the texts is no message."""
     width = len(Steps._fields)
     joined = "\n".join([*texts, ""])
-    numbers = np.frombuffer(joined.encode("utf-32-le"), dtype="<u4").astype(np.int64) - _ZERO
+    numbers = np.frombuffer(joined.encode("utf-32-le"), dtype="<i4") - np.int64(_ZERO)
     ends = np.flatnonzero(numbers < 0)  # of each text, if there is nothing else below 0
     sizes = ends.copy()
     sizes[1:] -= ends[:-1] + 1
     counts, rest = np.divmod(sizes, width)
-    if len(ends) != len(texts) or (rest != 1).any() or (numbers[ends] != ord("\n") - _ZERO).any():
+    if len(ends) != len(texts) or (rest != 1).any() or (numbers[ends] != _END).any():
         raise ValueError(f"expected messages of {width} characters a step and one more, got {texts!r:.80}")
     is_step = numbers >= 0
     is_step[ends - 1] = False
