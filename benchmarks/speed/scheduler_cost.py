@@ -121,7 +121,7 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
 
         def begin(plan: Any = plan, output: Any = output, report: DraftReport = report) -> Any:
             begun = ledger.begin(requests, plan, output, report.trimmed)
-            drafted.take(report)
+            drafted.take(report, begun.req_ids, begun.columns[0])
             return begun
 
         begun = timer.time("begin", begin)
@@ -135,7 +135,7 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
 
         def cut() -> None:
             for request, n in zip(running, budget.grant(running, exact=True), strict=True):
-                request.spec_token_ids = request.spec_token_ids[:n]
+                request.spec_token_ids = request.spec_token_ids[:n] if n else []
 
         timer.time("settle", settle)
         timer.time("budget", cut)

@@ -361,6 +361,7 @@ class Engine:
         from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
 
         runner, states = self.runner, self.runner.req_states
+        runner.speculator._speculative.enable_adaptive_verification = price is not None
         if price is None:
             runner.adaptive_verification = None
             runner.rejection_sampler.enable_adaptive_verification = False

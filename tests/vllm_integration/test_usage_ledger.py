@@ -205,6 +205,16 @@ def test_a_request_that_is_aborted_while_its_step_runs_is_not_counted(engine: En
     assert engine.step(8, 4) is None
 
 
+def test_an_output_of_a_request_that_was_not_in_the_step_is_left_alone(engine: Engine) -> None:
+    """Of one that a connector has failed, in a step without any other."""
+    engine.step(report=drafted(11, 8))
+    nothing = SimpleNamespace(scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None)
+    output = SimpleNamespace(req_ids=[], sampled_token_ids=[], req_id_to_index={})
+    sent = SimpleNamespace(request_id="r", new_token_ids=[], trace_headers=None)
+    engine.ledger.settle(engine.ledger.begin(engine.requests, nothing, output, {}), [sent])
+    assert sent.trace_headers is None
+
+
 def test_nothing_is_kept_of_requests_that_are_gone(engine: Engine) -> None:
     for index in range(10_000):
         req_id = f"r{index}"

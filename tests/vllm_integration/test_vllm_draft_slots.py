@@ -144,6 +144,44 @@ def test_the_budget_goes_to_the_likeliest() -> None:
     assert slots.grant(requests[:1], exact=True) == {"low": 10}
 
 
+class Writing:
+    """A request that notes how often somebody looks how long its output is."""
+
+    def __init__(self, max_tokens: int, **more: Any) -> None:
+        vars(self).update(vars(request_of("a", max_tokens=max_tokens)))
+        vars(self).update(more, written=self.__dict__.pop("num_output_tokens"), looks=0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        self.looks += 1
+        return int(self.written)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, K + 1])
+@pytest.mark.parametrize("max_tokens", [1, K + 1, 500, 501])
+def test_the_last_drafts_are_those_that_can_become_output(tokens: int, max_tokens: int) -> None:
+    """Though nobody looks at a request's output while its end is far away."""
+    slots, request = Budget(), Writing(max_tokens)
+    steps = far = 0
+    while request.written < max_tokens:
+        slots.report({"a": (0.99,) * K})
+        granted = slots.grant([request], exact=True)
+        assert granted == {"a": min(K, max_tokens - request.written - 1)}
+        far += max_tokens - request.written > 200
+        request.written += tokens
+        steps += 1
+    assert request.looks <= steps - far + 5
+
+
+def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
+    """vLLM's streaming input: the next turn of the same request brings its own `max_tokens`."""
+    slots, request = Budget(), Writing(10_000, resumable=True)
+    slots.report({"a": (0.99,) * K})
+    assert slots.grant([request], exact=True) == {"a": K}
+    request.max_tokens = 4
+    assert slots.grant([request], exact=True) == {"a": 3}
+
+
 def test_ties_are_served_in_batch_order_and_the_budget_is_never_passed() -> None:
     requests = [request_of(str(i)) for i in range(10)]
     for budget in (1, 15, 16, 17, 100, 159, 160, 1000):
@@ -210,3 +248,18 @@ def test_a_request_that_is_gone_is_forgotten() -> None:
     assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": 0, "b": 2}
     slots.requests.keep_only({"b": object()})
     assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": K, "b": 2}
+
+
+def test_the_requests_of_a_step_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that is in time names them by the very list that the step's output has."""
+    slots, requests = Budget(), [request_of("a"), request_of("b")]
+    report = report_of({"a": (0.5,), "b": (0.5, 0.25)})
+    req_ids = report.drafts[0].req_ids
+    rows = slots.requests.rows_of(req_ids, requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(slots.requests, "rows_of", lambda *_: pytest.fail("looked up again"))
+        slots.requests.take(report, req_ids, rows)
+    slots.requests.take(
+        report_of({"b": (0.5,), "a": ()}), req_ids, rows
+    )  # of other requests, or in another order
+    assert slots.grant(requests, exact=True) == {"a": 0, "b": 1}

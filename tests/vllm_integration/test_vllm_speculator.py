@@ -90,6 +90,7 @@ def batch_of(rows: list[int]) -> Any:
         idx_mapping=torch.tensor(rows, dtype=torch.int64, device=DEVICE),
         idx_mapping_np=np.array(rows, dtype=np.int32),
         num_draft_tokens_per_req=None,
+        cu_num_logits=torch.arange(len(rows) + 1, dtype=torch.int32, device=DEVICE),
     )
 
 
@@ -127,6 +128,7 @@ def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None
 
 
 def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:
+    speculator._speculative.enable_adaptive_verification = True
     for row, first in ((0, 100), (2, 300)):
         prediction = list(range(first, first + 20))
         write(speculator, row, [7, 8, first, first + 1])
@@ -156,6 +158,7 @@ def test_every_rank_drafts_the_same_and_the_first_writes_the_log(
     assert [rank.log is not None for rank in ranks] == [True, False]
     for rank in ranks:
         rank.log = None
+        rank._speculative.enable_adaptive_verification = True
         for row in range(3):
             write(rank, row, [7, 8, *range(100, 103 + row)])
             rank.add_request(f"r{row}", row, 2, params_of(list(range(100, 120)) if row else None))
@@ -166,6 +169,7 @@ def test_every_rank_drafts_the_same_and_the_first_writes_the_log(
 
 
 def test_confidences_are_those_of_this_step_or_0(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    speculator._speculative.enable_adaptive_verification = True
     write(speculator, 0, [7, 8, 100, 101])
     speculator.add_request("r0", 0, 2, params_of(list(range(100, 120))))
     propose(speculator, [0])
@@ -173,6 +177,30 @@ def test_confidences_are_those_of_this_step_or_0(speculator: Any, monkeypatch: p
     monkeypatch.setattr(compat, "_off_reason", "turned off while serving")
     assert propose(speculator, [0]).tolist() == [[0] * K]
     assert speculator.draft_token_confidence_probs[0].tolist() == [0] * K
+
+
+def test_confidences_are_copied_for_adaptive_verification_alone(
+    speculator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(speculator, 0, [7, 8, 100, 101])
+    speculator.add_request("r0", 0, 2, params_of(list(range(100, 120))))
+    speculator.draft_token_confidence_probs = None  # would fail if it were used
+    assert propose(speculator, [0])[0].tolist() == [102, 103, 104, 105]
+    monkeypatch.setattr(compat, "_off_reason", "turned off while serving")
+    assert propose(speculator, [0]).tolist() == [[0] * K]
+
+
+def test_the_drafter_reads_the_runners_row_numbers(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    speculator.add_request("r1", 1, 0, params_of([5, 6]))
+    given: list[torch.Tensor] = []
+    run = speculator.drafter.propose
+    monkeypatch.setattr(speculator.drafter, "propose", lambda *args: given.append(args[2]) or run(*args))
+    batch, num_sampled = batch_of([1]), torch.ones(1, dtype=torch.int32, device=DEVICE)
+    speculator.propose(batch, num_sampled=num_sampled)
+    assert given.pop() is batch.idx_mapping
+    batch.idx_mapping = batch.idx_mapping.to(torch.int32)
+    speculator.propose(batch, num_sampled=num_sampled)
+    assert (given[0].dtype, given[0].tolist()) == (torch.int64, [1])
 
 
 def test_adaptive_verification_can_be_refused_after_the_speculator_is_made(speculator: Any) -> None:
@@ -193,6 +221,7 @@ def test_recipes_draft_for_requests_that_are_drafted_for_and_for_no_others(
     make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speculator = make_speculator(recipes=Recipes.from_lists([([101], [7, 8], [0.9, 0.8])]))
+    speculator._speculative.enable_adaptive_verification = True
     for row in range(3):
         write(speculator, row, [40 + row, 100, 101])
         speculator.add_request(f"r{row}", row, 1, params_of([[500, 501], None, [102, 103]][row]))

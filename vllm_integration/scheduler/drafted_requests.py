@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from vllm_integration.wire.reports import REFUSALS, DraftReport
 
 #: Drafts of a request that are remembered. One report rarely brings more than two.
 DEPTH = 8
+#: What is remembered of each.
+POSITION, LENGTH, SOURCE = range(3)
 #: Survival of every slot of a request that nothing is known of yet.
 CERTAIN = 255
 #: `made` of such a request.
@@ -29,9 +32,10 @@ class DraftedRequests:
 
     | field | | meaning |
     |---|---|---|
-    | position, length, source | [DEPTH] | the last drafts, the newest first; position −1: none |
+    | drafts | [DEPTH, 3] int32 | `POSITION`, `LENGTH`, `SOURCE` of the last, newest first; position −1: none |
     | made | | number of the report that the newest draft comes with if it is not late; `NEVER`: no report yet |
     | survival | [K] uint8 | of the newest draft; all `CERTAIN` before the first report |
+    | far_until | | until this many reports a whole draft can become output, whatever the request samples |
     | refused | | index of `REFUSALS`; 0 when the front end knows of it |
 
     `reports` counts reports: a draft is as new as can be where `made == reports`.
@@ -39,60 +43,70 @@ class DraftedRequests:
 
     def __init__(self, draft_without_prediction: bool, num_draft_tokens: int = 0) -> None:
         self._draft_without_prediction = draft_without_prediction
-        drafts = [(name, np.int32, (DEPTH,)) for name in ("position", "length", "source")]
-        rest = [("made", np.int64), ("survival", np.uint8, (num_draft_tokens,)), ("refused", np.int8)]
-        self.table = np.zeros(64, dtype=np.dtype([*drafts, *rest], align=True))
+        drafts = ("drafts", np.int32, (DEPTH, 3))
+        numbers = [("made", np.int64), ("far_until", np.int64), ("refused", np.int8)]
+        survival = ("survival", np.uint8, (num_draft_tokens,))
+        self.table = np.zeros(64, dtype=np.dtype([drafts, *numbers, survival], align=True))
         self.reports = 0
         self.off = False
         self._rows: dict[str, int] = {}
         self._free = list(range(1, len(self.table)))
         self._blank(np.arange(len(self.table)))
+        self._nobody = self.table[:1].copy()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows_of(self, req_ids: Sequence[str], requests: Sequence[Any]) -> Rows:
-        """[N] the rows of requests, which get one where they had none. requests: vLLM's; None for one that is
-        gone."""
-        rows = list(map(self._rows.get, req_ids))
-        if None in rows:
-            rows = [
-                self._add(req_id, request) if row is None else row
-                for req_id, request, row in zip(req_ids, requests, rows, strict=True)
-            ]
-        return np.array(rows, dtype=np.int64)
+    def rows_of(self, req_ids: Sequence[str], requests: Iterable[Any] | None = None) -> Rows:
+        """[N] the rows of requests; 0 for those that have none.
 
-    def take(self, report: DraftReport) -> None:
+        requests: vLLM's, or None for one that is gone: those that nobody has met before get a row, or 0.
+        """
+        try:
+            return np.fromiter(map(self._rows.__getitem__, req_ids), np.int64, len(req_ids))
+        except KeyError:
+            for req_id, request in () if requests is None else zip(req_ids, requests, strict=True):
+                if req_id not in self._rows and request is not None:
+                    self._add(req_id, request)
+            return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
+
+    def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Rows | None = None) -> None:
         """Take in what came with a step's output; to be called once a step, also when that is nothing.
 
         What is reported of requests without a row is left out: nobody has met them, or they are gone.
+        req_ids, rows: the requests of the step and their rows, if somebody has looked them up. The drafts of that
+        very step come with the same list of requests, and need no second look.
         """
         self.reports += 1
         self.off |= report.off
         table = self.table
         for drafts in report.drafts:
-            rows = [self._rows.get(req_id, 0) for req_id in drafts.req_ids]
-            for name in ("position", "length", "source"):
-                newest, known = getattr(drafts, name)[:, None], table[name][rows]
-                table[name][rows] = np.concatenate([newest, known[:, :-1]], axis=1)
-            table["survival"][rows] = drafts.survival
-            table["made"][rows] = self.reports - drafts.age
+            at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)
+            known = table.take(at)
+            known["drafts"][:, 1:] = known["drafts"][:, :-1]
+            for field, column in (
+                (POSITION, drafts.position),
+                (LENGTH, drafts.length),
+                (SOURCE, drafts.source),
+            ):
+                known["drafts"][:, 0, field] = column
+            known["survival"] = drafts.survival
+            known["made"] = self.reports - drafts.age
+            table.put(at, known)
         for req_id, reason in report.refused.items():
             table["refused"][self._rows.get(req_id, 0)] = REFUSALS.index(reason)
-        self._blank(np.zeros(1, dtype=np.int64))
+        table[:1] = self._nobody
 
     def keep_only(self, alive: Mapping[str, Any]) -> list[int]:
         """Forget requests that are not in `alive`; the rows they had."""
-        gone = [self._rows.pop(req_id) for req_id in self._rows.keys() - alive.keys()]
-        rows = [row for row in gone if row]
+        gone = [] if self._rows.keys() <= alive.keys() else self._rows.keys() - alive.keys()
+        rows = [row for row in map(self._rows.pop, gone) if row]
         if rows:
             self._blank(np.array(rows))
             self._free += rows
         return rows
 
-    def _add(self, req_id: str, request: Any) -> int:
-        if request is None:
-            return 0
+    def _add(self, req_id: str, request: Any) -> None:
         row = 0
         if self._draft_without_prediction or has_prediction(request):
             if not self._free:
@@ -102,12 +116,12 @@ class DraftedRequests:
                 self._blank(np.arange(size, 2 * size))
             row = self._free.pop()
         self._rows[req_id] = row
-        return row
 
     def _blank(self, rows: Rows) -> None:
         self.table[rows] = np.zeros(1, dtype=self.table.dtype)
-        self.table["position"][rows] = -1
+        self.table["drafts"][rows, :, POSITION] = -1
         self.table["made"][rows] = NEVER
+        self.table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
         self.table["survival"][rows] = np.where(rows > 0, CERTAIN, 0)[:, None]
 
 

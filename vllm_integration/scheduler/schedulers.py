@@ -100,7 +100,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report = self._unless_ended(_ALL, reports.take, model_runner_output) or DraftReport()
         begun = self._unless_ended((_USAGE,), self._begin_step, scheduler_output, model_runner_output, report)
-        self._unless_ended(_ALL, self._take, report)
+        self._unless_ended(_ALL, self._take, report, begun)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._unless_ended((_USAGE,), self._settle, begun, outputs)
         self._unless_ended(_ALL, self._forget)
@@ -130,8 +130,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     def _begin_step(self, scheduler_output: Any, output: Any, report: DraftReport) -> Any:
         return self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
 
-    def _take(self, report: DraftReport) -> None:
-        self.drafted_requests.take(report)
+    def _take(self, report: DraftReport, begun: Any) -> None:
+        known = () if begun is None else (begun.req_ids, begun.columns[0])
+        self.drafted_requests.take(report, *known)
 
     def _settle(self, begun: Any, outputs: Any) -> None:
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
@@ -189,7 +190,7 @@ class _WithDraftBudget(PredictedOutputsV1Scheduler):
         slots = self.draft_budget.grant(requests, exact=exact, batch_size=len(self.running))
         for request, count in zip(requests, slots, strict=True):
             # A new list: asynchronous scheduling shares one list of placeholders between requests.
-            request.spec_token_ids = request.spec_token_ids[:count]
+            request.spec_token_ids = request.spec_token_ids[:count] if count else []
         return True
 
 

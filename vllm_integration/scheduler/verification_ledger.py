@@ -7,14 +7,14 @@ worker reports how many of the slots hold drafts, and who proposed them. Here th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.scheduler.drafted_requests import POSITION, DraftedRequests
 from vllm_integration.wire.steps import HEADER, Steps, count_verified, encode
 
 Ints = npt.NDArray[np.int64]
@@ -23,11 +23,14 @@ Ints = npt.NDArray[np.int64]
 class Begun(NamedTuple):
     """A step that has run, before vLLM has looked for the end of each output.
 
-    place: request → its place in `columns`, of the requests that are drafted for and sampled tokens.
-    columns: [4, B] row in the table of requests, tokens before the step, draft slots, tokens sampled.
+    req_ids: of the step.
+    place: [R] row in the table of requests → place in `columns`, of the requests that are drafted for and sampled
+    tokens; −1 for all others.
+    columns: [4, B] row, tokens before the step, draft slots, tokens sampled.
     """
 
-    place: Mapping[str, int]
+    req_ids: Sequence[str]
+    place: Ints
     columns: Ints
 
 
@@ -35,7 +38,7 @@ class VerificationLedger:
     """Joins the steps of the scheduler with the drafts of the worker, a batch at a time.
 
         begun = ledger.begin(requests, scheduler_output, output, trimmed)   # before vLLM looks at the output
-        drafted_requests.take(report)                                      # what came with the output
+        drafted_requests.take(report, begun.req_ids, begun.columns[0])     # what came with the output
         ledger.settle(begun, engine_core_outputs)                          # after vLLM
         ledger.forget(drafted_requests.keep_only(requests))
 
@@ -56,61 +59,79 @@ class VerificationLedger:
         self, requests: Mapping[str, Any], scheduler_output: Any, output: Any, trimmed: Mapping[str, int]
     ) -> Begun:
         """Note the step before vLLM appends the sampled tokens to its requests, and may cut them."""
-        req_ids = output.req_ids
-        found: list[Any] = list(map(requests.get, req_ids))
-        rows = self._requests.rows_of(req_ids, found)
-        sampled = list(map(len, output.sampled_token_ids)) or [0] * len(req_ids)
-        slots = list(map(len, map(scheduler_output.scheduled_spec_decode_tokens.get, req_ids, repeat(()))))
+        req_ids, size = output.req_ids, len(output.req_ids)
+        rows = self._requests.rows_of(req_ids, map(requests.get, req_ids))
+        sampled = _lengths(output.sampled_token_ids or repeat((), size), size)
+        slots = _lengths(map(scheduler_output.scheduled_spec_decode_tokens.get, req_ids, repeat(())), size)
         for req_id, invalid in (scheduler_output.num_invalid_spec_tokens or {}).items():
             slots[output.req_id_to_index[req_id]] -= invalid
         if trimmed:
-            slots = [min(n, trimmed.get(req_id, n)) for req_id, n in zip(req_ids, slots, strict=True)]
+            slots = np.minimum(slots, list(map(trimmed.get, req_ids, slots.tolist())))
         # A request may have been aborted while its step ran.
-        columns = zip(found, rows.tolist(), sampled, strict=True)
-        counted = [request is not None and bool(row and n) for request, row, n in columns]
-        positions = [request.num_tokens if c else 0 for request, c in zip(found, counted, strict=True)]
-        place = {req_id: i for i, (req_id, c) in enumerate(zip(req_ids, counted, strict=True)) if c}
-        return Begun(place, np.array([rows, positions, slots, sampled], dtype=np.int64))
+        positions = np.array(
+            [-1 if request is None else request.num_tokens for request in map(requests.get, req_ids)],
+            dtype=np.int64,
+        )
+        place = np.full(len(self._requests.table), -1)
+        place[rows] = np.where((positions >= 0) & (sampled > 0), np.arange(size), -1)
+        place[0] = -1
+        return Begun(req_ids, place, np.array([rows, positions, slots, sampled]))
 
     def settle(self, begun: Begun, outputs: Sequence[Any]) -> None:
         """Attach to vLLM's `EngineCoreOutput`s what is now known about their requests."""
-        outputs = [output for output in outputs if output.request_id in begun.place]
+        places = begun.place[self._requests.rows_of([output.request_id for output in outputs])]
+        if places.min(initial=0) < 0:
+            outputs, places = list(compress(outputs, (places >= 0).tolist())), places[places >= 0]
         if not outputs:
             return
-        columns = begun.columns[:, [begun.place[output.request_id] for output in outputs]]
-        kept = np.array([[len(output.new_token_ids) for output in outputs]])
+        kept = _lengths([output.new_token_ids for output in outputs], len(outputs))
+        steps = np.concatenate([begun.columns.take(places, axis=1), kept[None]])
+        rows = steps[0]
         waited = len(self)
-        steps = np.concatenate([self._waiting, np.concatenate([columns, kept])], axis=1)
-        rows, messages, done = steps[0], *self._count(steps)
-        self._waiting = steps[:, ~done]
-        earlier: defaultdict[int, str] = defaultdict(str)
-        for i in np.flatnonzero(done[:waited]):
-            earlier[int(rows[i])] += messages[i][:-1]
-        for i in np.flatnonzero(~done):
-            messages[i] = messages[i][-1]
-        texts = messages[waited:]
-        if earlier:
-            texts = [earlier[row] + text for row, text in zip(rows[waited:].tolist(), texts, strict=True)]
-        for output, text in zip(outputs, texts, strict=True):
+        if waited:
+            steps = np.concatenate([self._waiting, steps], axis=1)
+        messages, done = self._count(steps)
+        if waited or not done.all():
+            self._waiting = steps[:, ~done]
+            messages = _joined(messages, steps[0].tolist(), done, waited)
+        for output, text in zip(outputs, messages, strict=True):
             headers = output.trace_headers
             output.trace_headers = {HEADER: text} if headers is None else {**headers, HEADER: text}
-        self._requests.table["refused"][rows[waited:]] = 0
+        self._requests.table["refused"][rows] = 0
 
     def _count(self, steps: Ints) -> tuple[list[str], npt.NDArray[np.bool_]]:
         """The messages of S steps, and which of these need not wait any more."""
         rows, positions, slots, sampled, kept = steps
-        table = self._requests.table
-        known = table["position"][rows]  # [S, DEPTH]
-        same = known == positions[:, None]
-        newest, found = same.argmax(axis=1), same.any(axis=1)
-        done = found | (slots <= 0) | (known.max(axis=1) > positions) | self._requests.off
-        length = np.where(found, table["length"][rows, newest], 0)
-        source = np.where(length > 0, table["source"][rows, newest], 0)
+        known = self._requests.table.take(rows)
+        drafts = known["drafts"]  # [S, DEPTH, 3]
+        made_at = drafts[:, :, POSITION]
+        newest = (made_at == positions[:, None]).argmax(axis=1)
+        position, length, source = drafts[np.arange(len(rows)), newest].T
+        found = position == positions
+        done = found | (slots <= 0) | self._requests.off
+        if not done.all():
+            done |= made_at.max(axis=1) > positions
+        length = length * found
         verified, accepted = count_verified(np.maximum(slots, 0), length, sampled, kept)
-        counted = Steps(source, length, verified, accepted)
-        return encode(counted, done.astype(np.int64), table["refused"][rows]), done
+        counted = Steps(source * found, length, verified, accepted)
+        return encode(counted, done.view(np.int8), known["refused"]), done
 
     def forget(self, rows: Sequence[int]) -> None:
         """The requests of these rows are gone."""
         if len(self) and rows:
             self._waiting = self._waiting[:, ~np.isin(self._waiting[0], rows)]
+
+
+def _lengths(lists: Iterable[Sized], count: int) -> Ints:
+    return np.fromiter(map(len, lists), np.int64, count)
+
+
+def _joined(messages: list[str], rows: list[int], done: npt.NDArray[np.bool_], waited: int) -> list[str]:
+    """The messages of the outputs, from those of S steps: the first `waited` are of earlier steps and go with the
+    outputs of their requests; those that are not done wait on."""
+    earlier: defaultdict[int, str] = defaultdict(str)
+    for i in np.flatnonzero(done[:waited]):
+        earlier[rows[i]] += messages[i][:-1]
+    for i in np.flatnonzero(~done):
+        messages[i] = messages[i][-1]
+    return [earlier[row] + text for row, text in zip(rows[waited:], messages[waited:], strict=True)]

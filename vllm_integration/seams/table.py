@@ -373,6 +373,7 @@ SEAMS: tuple[Seam, ...] = (
             "Request.cache_salt": "who may share the memory of equal predictions",
             "Request.max_tokens": "no drafts past the end",
             "Request.num_output_tokens": "no drafts past the end",
+            "Request.resumable": "`max_tokens` of such a request may fall",
         }),
     *_seams("v2", "vllm.v1.outputs",
         implement={

@@ -21,6 +21,8 @@ Counts = TypeVar("Counts", int, Ints)
 
 #: A number n ≥ 0 travels as the character of code n + 48: a digit where it is below 10.
 _ZERO = ord("0")
+#: Stands behind each message while a batch of them is read: below 0, as no number of a message is.
+_END = ord("\n") - _ZERO
 
 
 class Steps(NamedTuple):
@@ -68,19 +70,25 @@ def encode(steps: Steps, own: Ints, refused: Ints) -> list[str]:
 
     Messages are joined by `message[:-1] + later_message`; a message without its step is `message[-1]`.
     """
-    numbers = np.stack([*steps, own + 2 * refused], axis=1) + _ZERO
-    text = numbers.astype("<u4").tobytes().decode("utf-32-le")
-    width = len(steps) + 1
-    return [text[start : start + width] for start in range(0, len(text), width)]
+    numbers = np.array([*steps, own + 2 * refused]) + _ZERO
+    # NumPy's strings are code points of four bytes.
+    text = numbers.T.astype("<u4", order="C").view(f"<U{len(numbers)}")
+    messages: list[str] = text[:, 0].tolist()
+    return messages
 
 
 def decode(texts: Sequence[str]) -> Messages:
     """The inverse of `encode`. Raises `ValueError` where one of the texts is no message."""
     width = len(Steps._fields)
-    sizes = np.array([len(text) for text in texts], dtype=np.int64)
-    numbers = np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4").astype(np.int64) - _ZERO
-    if (sizes % width != 1).any() or (numbers < 0).any():
+    joined = "\n".join([*texts, ""])
+    numbers = np.frombuffer(joined.encode("utf-32-le"), dtype="<i4") - np.int64(_ZERO)
+    ends = np.flatnonzero(numbers < 0)  # of each text, if there is nothing else below 0
+    sizes = ends.copy()
+    sizes[1:] -= ends[:-1] + 1
+    counts, rest = np.divmod(sizes, width)
+    if len(ends) != len(texts) or (rest != 1).any() or (numbers[ends] != _END).any():
         raise ValueError(f"expected messages of {width} characters a step and one more, got {texts!r:.80}")
-    ends = np.cumsum(sizes) - 1
-    steps = np.delete(numbers, ends).reshape(-1, width)
-    return Messages(Steps(*steps.T), sizes // width, numbers[ends] % 2, numbers[ends] // 2)
+    is_step = numbers >= 0
+    is_step[ends - 1] = False
+    steps, last = numbers[is_step].reshape(-1, width), numbers[ends - 1]
+    return Messages(Steps(*steps.T), counts, last & 1, last >> 1)

@@ -69,8 +69,6 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        # vLLM's row numbers are int32; widened in place, so that a step allocates nothing.
-        self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
         self.log: StepLog | None = None
         self.reporter: Any = None
         self.drafter: Any = None
@@ -270,25 +268,28 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         draft = self.drafter.propose(
             self.req_states.all_token_ids.gpu,
             self.req_states.total_len.gpu,
-            self._slots[:num_reqs].copy_(input_batch.idx_mapping),
+            input_batch.idx_mapping.to(torch.int64),  # which it is on 0.32; int32 on older ones
             num_sampled,
         )
         if log is not None:
             log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
         if not dummy_run:
-            self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
+            trims = self.enable_adaptive_verification
+            if trims:
+                self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
             self.reporter.copy(
                 input_batch.req_ids,
                 input_batch.idx_mapping_np,
                 draft,
                 self.req_states.total_len.gpu,
-                input_batch.cu_num_logits if self.enable_adaptive_verification else None,
+                input_batch.cu_num_logits if trims else None,
             )
         token_ids: torch.Tensor = draft.token_ids
         return token_ids
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
-        self.draft_token_confidence_probs[:num_reqs].zero_()
+        if self.enable_adaptive_verification:
+            self.draft_token_confidence_probs[:num_reqs].zero_()
         # The runner may have written -1 into what it was given.
         return self._nothing[:num_reqs].zero_()
 

@@ -1,0 +1,156 @@
+"""The copies of a step's drafts on CUDA: what runs after what, on streams that only note it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_integration.wire import reports
+from vllm_integration.worker import draft_reporter
+from vllm_integration.worker.draft_reporter import DraftReporter
+
+K = 16
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+
+class Stream:
+    """before: what has run when the next thing on this stream runs."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.before: set[str] = set()
+
+    def wait_event(self, event: Event) -> None:
+        self.before |= event.before
+
+
+class Event:
+    """Arrived when somebody has waited for it."""
+
+    def __init__(self) -> None:
+        self.before: set[str] = set()
+        self.waited = False
+
+    def record(self, stream: Stream) -> None:
+        self.before, self.waited = set(stream.before), False
+
+    def query(self) -> bool:
+        return self.waited
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+class Device:
+    """A CUDA device. before: of everything that was run on it, what had run before it on the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = self.current = Stream()
+        self.before: dict[str, set[str]] = {}
+        self.names: dict[int, str] = {}
+        zeros = torch.zeros
+        monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **more: zeros(*a, **more))
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        copy = draft_reporter._copy
+
+        def noted(host: torch.Tensor, device: torch.Tensor, size: int) -> None:
+            self.run(self.names[id(device)])
+            copy(host, device, size)
+
+        monkeypatch.setattr(draft_reporter, "_copy", noted)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        self.current, outside = stream, self.current
+        yield
+        self.current = outside
+
+    def run(self, name: str) -> None:
+        self.before[name] = set(self.current.before)
+        self.current.before.add(name)
+
+    def step(self, reporter: DraftReporter, number: int, *, drafts: bool = True, trims: bool = False) -> None:
+        """An engine's step: it writes its own tensors and runs the drafter. Its things are named by its number."""
+        tensors = {
+            "length": torch.tensor([number]),
+            "source": torch.ones(1),
+            "confidence": torch.ones((1, K)),
+            "total_len": torch.tensor([10 * number]),
+            "query_ends": torch.tensor([0, number]),
+        }
+        self.names |= {id(tensor): f"{name} {number}" for name, tensor in tensors.items()}
+        self.run(f"engine {number}")
+        reporter.begin_step()
+        if drafts:
+            self.run(f"drafter {number}")
+            total_len, query_ends = tensors.pop("total_len"), tensors.pop("query_ends")
+            draft = SimpleNamespace(**tensors)
+            reporter.copy(["r"], np.array([0]), draft, total_len, query_ends if trims else None)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+def reporter_of(device: Device) -> DraftReporter:
+    return DraftReporter(1, K, torch.device("cuda"))
+
+
+OURS, ENGINES = ("length", "source", "confidence"), ("total_len", "query_ends")
+
+
+def test_the_engine_goes_on_without_the_copies_and_overwrites_nothing_that_they_read(device: Device) -> None:
+    reporter = reporter_of(device)
+    for number in range(1, 4):
+        device.step(reporter, number, trims=True)
+    for number in range(1, 4):
+        for name in OURS:
+            assert f"drafter {number}" in device.before[f"{name} {number}"]
+        for name in ENGINES:
+            assert f"engine {number}" in device.before[f"{name} {number}"]
+    for number in range(1, 3):
+        assert {f"{name} {number}" for name in ENGINES} <= device.before[f"engine {number + 1}"]
+        assert not {f"{name} {number}" for name in OURS} & device.before[f"engine {number + 1}"]
+        assert {f"{name} {number}" for name in OURS} <= device.before[f"drafter {number + 1}"]
+    assert device.current is device.engine
+
+
+def test_a_step_without_drafts_changes_nothing_of_that(device: Device) -> None:
+    reporter = reporter_of(device)
+    for number, drafts in ((1, True), (2, False), (3, True)):
+        device.step(reporter, number, drafts=drafts)
+    assert {f"{name} 1" for name in OURS} <= device.before["drafter 3"]
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_the_host_reads_what_all_copies_of_a_step_have_written(device: Device, trims: bool) -> None:
+    reporter = reporter_of(device)
+    device.step(reporter, 1, trims=trims)
+    (copies,) = reporter._in_flight
+    assert {f"{name} 1" for name in (*OURS, *(ENGINES if trims else ENGINES[:1]))} <= copies.event.before
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_copies_of_earlier_steps_are_in_the_report_and_those_of_the_step_itself_are_not_waited_for(
+    device: Device, trims: bool
+) -> None:
+    """Unless the device trims drafts: then the step's own are, too."""
+    reporter, output = reporter_of(device), SimpleNamespace()
+    device.step(reporter, 1, trims=trims)
+    device.step(reporter, 2, trims=trims)
+    reporter.attach(output, 2)
+    told = reports.take(output)
+    assert [(d.length.tolist(), d.position.tolist(), d.age) for d in told.drafts] == [
+        ([1], [10], 1),
+        *([([2], [20], 0)] if trims else []),
+    ]
+    assert told.trimmed == ({"r": 1} if trims else {})
