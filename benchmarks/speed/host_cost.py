@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from gpu_align import Drafter
-from gpu_align.ops.state import state as slots_of
+from gpu_align.ops.state import launch as slots_of
 from gpu_align.ops.suffix_match import index
 
 BATCH, CONTEXT, K = 64, 8192, 16

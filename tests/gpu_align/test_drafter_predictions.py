@@ -137,7 +137,7 @@ class TestPredictions:
             raise RuntimeError("out of memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr("gpu_align.ops.state.state.build_index", fail)
+            patch.setattr("gpu_align.ops.state.launch.build_index", fail)
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.add(0, distinct(60, 200), [])
         assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]
@@ -154,7 +154,7 @@ OPERATIONS = ("slice.Tensor", "empty.memory_format", "copy_", "detach", "sort.st
 def launched(monkeypatch):
     """Kernels that are to be launched, with their variants; none of them runs."""
     found: list[tuple[Any, Any]] = []
-    for module in ("suffix_match.index", "state.state"):
+    for module in ("suffix_match.index", "state.launch"):
         monkeypatch.setattr(
             f"gpu_align.ops.{module}.launch",
             lambda kernel, *_, variant=None, **__: found.append((kernel, variant)),
@@ -220,7 +220,7 @@ class TestWhatAddWrites:
 
     def test_an_upload_is_from_pinned_memory_and_not_waited_for(self, monkeypatch):
         """On a GPU; `meta` stands for one that is not there."""
-        from gpu_align.ops.state.state import _upload
+        from gpu_align.ops.state.launch import _upload
 
         sources, copies = [], []
         empty, copy = torch.empty, torch.Tensor.copy_
