@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -237,7 +237,7 @@ class PredictedOutputs:
             slot = None
         if slot is None:
             slot = self.slots.acquire(state.req_id)
-            prediction: Sequence[int] = [] if state.prediction is None else state.prediction.tolist()
+            prediction = np.zeros(0, np.int32) if state.prediction is None else state.prediction
             try:
                 held = self.drafter.add(slot, prediction, state.prompt_len, sharing_key=state.sharing_key)
                 if not held:
