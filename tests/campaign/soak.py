@@ -113,7 +113,8 @@ def run(c: Campaign) -> Iterator[Row]:
     every, skipped = c.size(500, 50), c.size(2000, 150)
     names = ("resident memory of the API server", "resident memory of the engine core and its worker")
     tallies = (c.tally(names[0], 20_000, 300), c.tally(names[1], 20_000, 300))
-    most = c.size(1, 100) * MOST_SLOPE  # a few hundred requests warm up all the time
+    # Within a few hundred requests allocators grow by tens of MiB at once: there only a MiB a request is too much.
+    most = c.size(1, 1000) * MOST_SLOPE
     with tempfile.TemporaryDirectory() as folder:
         model = build(Path(folder) / "model")
         with serve(model, Path(folder), *FLAGS, *QUIET, environment=ENVIRONMENT) as server:
