@@ -286,9 +286,9 @@ class Drafter:
             slots: distinct slots, ``0 <= slot < max_slots``; a vacant one is left alone.
 
         On CUDA it runs on a stream of its own, behind what the current stream holds now; the next call of another
-        method, or the next replay of a captured step, comes after it on the device. The host does not wait. Until
-        then keep `token_ids`, and do not change what is in the rows of these slots before their `total_len`; you
-        may append tokens. On the CPU it runs at once.
+        method, or the next replay of `capture`, comes after it on the device, but not that of a graph recorded
+        otherwise. The host does not wait. Until then keep `token_ids`, and do not change what is in the rows of
+        these slots before their `total_len`; you may append tokens. On the CPU it runs at once.
 
         Raises:
             TypeError, ValueError: as in `propose`, or a slot that is there twice.

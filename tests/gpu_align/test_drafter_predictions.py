@@ -6,26 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.speed.host_cost import Operations
 from gpu_align import Source
 from gpu_align.ops.constants import PAGE
 from gpu_align.ops.state.kernels import _set_slot_kernel
 from gpu_align.ops.suffix_match.kernels import _index_kernel, _index_keys_kernel
 from tests.gpu_align.engine import Engine, distinct, snapshot
 from tests.gpu_align.step_harness import BACKENDS, standing_of
-
-
-class Operations(TorchDispatchMode):
-    """PyTorch's operations within a ``with`` block, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(function.name())
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

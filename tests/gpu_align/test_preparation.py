@@ -2,6 +2,7 @@
 
 import random
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,6 +143,7 @@ def test_what_follows_waits_for_it(call):
     engine.add(0, [1, 2, 3], [4], [1])
     tensors = engine.token_ids, engine.total_len, torch.zeros(1, dtype=torch.int64), torch.ones(1).int()
     captured = engine.drafter.capture(*tensors)
+    captured._graph = SimpleNamespace(replay=lambda: None)  # as on a GPU
     engine.drafter.prepare(engine.token_ids, engine.total_len, [0])
     joined = []
     engine.drafter._preparation.join = lambda: joined.append(call)
