@@ -17,8 +17,6 @@ from usage_harness import moved, scrape
 from v2_harness import Spoken, prompt_of
 from vllm_harness import Server
 
-from gpu_align.recipes.misses import Misses
-
 pytestmark = pytest.mark.vllm
 
 N = 24
@@ -123,7 +121,9 @@ def test_where_a_pack_cannot_be_read_an_unknown_name_is_told_once(
         token_ids, details = answer(server, prompt, {"recipes": ["nope"], "memory": False})
         assert token_ids == greedy(prompt, N)
         assert "recipe" in details["gpu_align"]["by_source"]
-    warnings = [line for line in server.output.read_text().splitlines() if "names recipes that are not" in line]
+    warnings = [
+        line for line in server.output.read_text().splitlines() if "names recipes that are not" in line
+    ]
     assert len(warnings) == 1
 
 
@@ -166,5 +166,7 @@ def test_misses_are_in_a_file_when_the_server_has_ended(spoken: Spoken, tmp_path
             answer(running, prompt, {})
     [file] = folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
+    from gpu_align.recipes.misses import Misses
+
     misses = Misses.load(file)
     assert misses.num_accepted > 0

@@ -135,7 +135,12 @@ class TestWhatTheEngineGets:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("DRAFT_WITHOUT_PREDICTION", "1"), ("MEMORY_TOKENS", "9"), ("RECIPES", "base,mine"), ("RECIPES", "x@1")],
+        [
+            ("DRAFT_WITHOUT_PREDICTION", "1"),
+            ("MEMORY_TOKENS", "9"),
+            ("RECIPES", "base,mine"),
+            ("RECIPES", "x@1"),
+        ],
     )
     def test_requests_without_a_prediction_are_drafted_for(
         self, monkeypatch: pytest.MonkeyPatch, name: str, value: str
@@ -203,9 +208,7 @@ def test_a_bad_choice_is_a_400(request_app: Any, xargs: dict[str, Any]) -> None:
         assert "nope" not in error["message"]
 
 
-def test_choices_are_taken_out_of_the_request(
-    monkeypatch: pytest.MonkeyPatch, two_packs: str
-) -> None:
+def test_choices_are_taken_out_of_the_request(monkeypatch: pytest.MonkeyPatch, two_packs: str) -> None:
     from request_app import ENDPOINTS, Serving, make_app, send
 
     seen: list[Any] = []

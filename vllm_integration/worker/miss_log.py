@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,12 @@ import torch
 
 from gpu_align import Recipes, Source
 from gpu_align.ops.constants import SHAPE_WINDOW
-from gpu_align.recipes.misses import Misses, count_misses
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import strict
 from vllm_integration.seams.log_text import shown_error
+
+if TYPE_CHECKING:
+    from gpu_align.recipes.misses import Misses
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -158,6 +160,8 @@ class MissLog:
         written = total - request.position
         if not 0 < written <= len(tail) - SHAPE_WINDOW:
             return
+        from gpu_align.recipes.misses import count_misses
+
         num_output = request.position - request.prompt_len
         count_misses(
             self._misses,
@@ -260,6 +264,8 @@ def open_miss_log(
         return None
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
     try:
+        from gpu_align.recipes.misses import Misses
+
         misses = Misses(
             tokenizer=_fingerprint(vllm_config.model_config), shapes_only=settings.recipe_misses_shapes
         )
@@ -282,4 +288,5 @@ def _fingerprint(model_config: Any) -> str:
     from gpu_align.recipes.shapes import fingerprint
 
     tokenizer = cached_tokenizer_from_config(model_config)
-    return fingerprint(lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts])
+    found: str = fingerprint(lambda texts: [tokenizer.encode(t, add_special_tokens=False) for t in texts])
+    return found

@@ -56,7 +56,8 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
         return None
     # The received arrays may be read-only, which PyTorch warns about.
     arrays = {name: value.copy() for name, value in vars(sent).items() if isinstance(value, np.ndarray)}
-    return replace(sent, **arrays)
+    received: Recipes = replace(sent, **arrays)
+    return received
 
 
 def _make(settings: Settings, model_config: Any) -> Recipes | None:
@@ -88,7 +89,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
             _go_without(entry, shown_error(error))
             continue
         made[name] = recipes
-        told.append(f"{name} {len(recipes):,} {pack.content_hash[:_HASH]}")
+        told.append(f"{name} {len(recipes):,} {getattr(pack, 'content_hash', '')[:_HASH]}")
     return _joined(settings, made, told, started) if made else None
 
 
@@ -117,14 +118,14 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
     """
     recipes = pack.tokenize(
         lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
-        token_texts_of(tokenizer),
+        *((token_texts_of(tokenizer),) if getattr(pack, "observed", ()) else ()),
     )
     unknown = getattr(tokenizer, "unk_token_id", None)
     ids = np.concatenate([recipes.context, recipes.token_ids], axis=1)
     wrong = ids >= vocab_size
     if unknown is not None:
         wrong |= ids == int(unknown)
-    return recipes.select(~wrong.any(axis=1))
+    return recipes.select(np.logical_not(wrong.any(axis=1)))
 
 
 def token_texts_of(tokenizer: Any) -> Callable[[Sequence[int]], list[str]]:

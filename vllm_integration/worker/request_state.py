@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_align import Recipes, explain
 from gpu_align.explain import Explainer, Explanation
+from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.step_log import SOURCES, Step
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.steps import count_verified
@@ -88,15 +89,16 @@ class RequestState:
         if self._explainer is None:
             self.tokens = tokens()
             prediction = [] if self.prediction is None else self.prediction.tolist()
-            chosen = {} if self.recipes is None else {"recipe_packs": self.recipes.pack_bits(self.terms.recipes)}
             self._explainer = Explainer(
                 prediction,
                 self.prompt_len,
                 num_draft_tokens,
                 recipes=self.recipes,
                 max_context_len=max_context_len,
+                recipe_packs=ALL_PACKS
+                if self.recipes is None
+                else self.recipes.pack_bits(self.terms.recipes),
                 is_memory=self.terms.memory,
-                **chosen,
             )
 
     def record(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
