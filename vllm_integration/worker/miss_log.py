@@ -34,6 +34,10 @@ logger = logging.getLogger("vllm.gpu_align")
 
 #: Seconds between two writes of the file.
 EVERY = 60.0
+#: Tokens before a draft that a context, literal or a shape, can depend on.
+_BEFORE = SHAPE_WINDOW + 1
+#: Accepted tokens are counted of one draft in so many, as that many: it takes time, and there are many.
+ACCEPTED_OF = 8
 #: Requests that are followed; the oldest are forgotten.
 _MAX_REQUESTS = 4096
 #: Steps whose copies may be under way at once.
@@ -68,10 +72,11 @@ class MissLog:
     def __init__(self, path: Path, misses: Misses, recipes: Recipes, num_draft_tokens: int) -> None:
         self._path, self._misses, self._recipes = path, misses, recipes
         #: Tokens of a request's end that `take` wants: those before a draft, and what a step can write.
-        self.tail_len = SHAPE_WINDOW + num_draft_tokens + 1
+        self.tail_len = _BEFORE + num_draft_tokens + 1
         self._requests: OrderedDict[str, _Followed] = OrderedDict()
         self._written = time.monotonic()
         self._dirty = False
+        self._drafts = 0
         self.on = True
         self.guard(self._open)
         # vLLM's workers are children of multiprocessing, which do not run what `atexit` knows.
@@ -152,24 +157,25 @@ class MissLog:
             request.draft = token_ids[row, :drafted].tolist()
             if drafted:
                 request.position = total
-                request.before = tails[row, -min(SHAPE_WINDOW, total) :].tolist()
+                request.before = tails[row, -min(_BEFORE, total) :].tolist()
         if self._dirty and time.monotonic() - self._written > EVERY:
             self._write()
 
     def _compare(self, request: _Followed, total: int, tail: Ints) -> None:
         written = total - request.position
-        if not 0 < written <= len(tail) - SHAPE_WINDOW:
+        if not 0 < written <= len(tail) - _BEFORE:
             return
         from gpu_align.recipes.misses import count_misses
 
-        num_output = request.position - request.prompt_len
+        self._drafts += 1
         count_misses(
             self._misses,
             request.before,
+            request.position - request.prompt_len,
             request.draft,
             tail[-written:].tolist(),
-            num_output=min(num_output, len(request.before)),
-            shape_of=self._recipes.shape_of,
+            self._recipes.shape_of,
+            accepted_count=0 if self._drafts % ACCEPTED_OF else ACCEPTED_OF,
         )
         self._dirty = True
 

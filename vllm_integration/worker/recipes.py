@@ -118,7 +118,7 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
     """
     recipes = pack.tokenize(
         lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
-        *((token_texts_of(tokenizer),) if getattr(pack, "observed", ()) else ()),
+        *((token_texts_of(tokenizer, vocab_size),) if getattr(pack, "observed", ()) else ()),
     )
     unknown = getattr(tokenizer, "unk_token_id", None)
     ids = np.concatenate([recipes.context, recipes.token_ids], axis=1)
@@ -128,8 +128,9 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
     return recipes.select(np.logical_not(wrong.any(axis=1)))
 
 
-def token_texts_of(tokenizer: Any) -> Callable[[Sequence[int]], list[str]]:
-    """The text that each token has inside a text; empty for an id that the tokenizer does not know.
+def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]], list[str]]:
+    """The text that each token has inside a text; empty for an id that the tokenizer does not know. Of ids that the
+    model does not have there is none.
 
     Alone, a token may lose the space that it begins with, so each is decoded behind a bracket.
     """
@@ -143,7 +144,7 @@ def token_texts_of(tokenizer: Any) -> Callable[[Sequence[int]], list[str]]:
         except Exception:  # the model may have more ids than its tokenizer
             return ""
 
-    return lambda token_ids: [text_of(int(token)) for token in token_ids]
+    return lambda token_ids: [text_of(int(token)) for token in token_ids if token < vocab_size]
 
 
 def _go_without(what: str, reason: str) -> None:
