@@ -29,7 +29,10 @@ def test_both_ranks_draft_the_same_and_one_writes_the_log(
         distributed_executor_backend="mp",
     ) as engine:
         run = engine.run(
-            [Request(p, prediction, n) for p, prediction in zip(prompts, predictions, strict=True)]
+            [
+                Request(p, prediction, n, extra={"recipes": []} if prediction is None else {})
+                for p, prediction in zip(prompts, predictions, strict=True)
+            ]
         )
     assert run.outputs == outputs
     assert run.accepted > n // 2

@@ -1,4 +1,4 @@
-"""Recipes and earlier answers on the V2 runner, from the pack's file to the usage: fewer steps, the same tokens."""
+"""Recipes and earlier answers on the V2 runner, up to the usage: fewer steps, the same tokens."""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are speci
 @dataclass
 class Request:
     """One request; arrives and is aborted before the step of that number, or aborted the n-th time that it is in a
-    phase: (phase, n), see `engine_process.Engine.phase`. extra: more of its `extra_args`. salt: its `cache_salt`."""
+    phase: (phase, n), see `engine_process.Engine.phase`.
+
+    extra: more of its `extra_args`. salt: its `cache_salt`.
+    """
 
     prompt: list[int]
     prediction: list[int] | None = None

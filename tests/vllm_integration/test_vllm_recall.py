@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,7 +108,7 @@ def test_tenants_see_their_own() -> None:
 
 
 @pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Our V1 scheduler with vLLM's own methods left out: what a request's tokens do to it is told beforehand."""
     pytest.importorskip("vllm")
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -127,7 +126,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     )
     made = PredictedOutputsV1Scheduler(SimpleNamespace(model_config=SimpleNamespace(max_model_len=50)))
     monkeypatch.setattr(made, "_cache_tokens", lambda request: None)
-    yield made
+    return made
 
 
 def test_only_whole_answers_are_remembered(scheduler: Any) -> None:

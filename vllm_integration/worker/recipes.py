@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpu_align import RecipePack, Recipes
+from gpu_align.recipes import PackError
 from vllm_integration.config.packs import load_pack
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install
@@ -79,10 +80,10 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
         try:
             name, pack = load_pack(entry, settings.recipe_registry)
             if name in made:
-                raise ValueError(f"another pack is called {name!r} too")
+                raise PackError(f"another pack is called {name!r} too")
             recipes = in_tokens(pack, tokenizer, vocab_size)
             if not len(recipes):
-                raise ValueError(
+                raise PackError(
                     "this tokenizer cuts texts at other places than words, or does not know the words"
                 )
         except Exception as error:  # of the pack, or of the tokenizer
@@ -129,8 +130,8 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
 
 
 def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]], list[str]]:
-    """The text that each token has inside a text; empty for an id that the tokenizer does not know. Of ids that the
-    model does not have there is none.
+    """The text that each token has inside a text; empty for an id that the tokenizer does not know, none for one
+    that the model does not have.
 
     Alone, a token may lose the space that it begins with, so each is decoded behind a bracket.
     """
