@@ -17,6 +17,8 @@ from usage_harness import moved, scrape
 from v2_harness import Spoken, prompt_of
 from vllm_harness import Server
 
+from gpu_align.recipes import Misses
+
 pytestmark = pytest.mark.vllm
 
 N = 24
@@ -160,14 +162,13 @@ def test_logs_show_sizes(server: Server) -> None:
 def test_misses_are_in_a_file_when_the_server_has_ended(spoken: Spoken, tmp_path: Path) -> None:
     folder = tmp_path / "misses"
     variables = {"GPU_ALIGN_RECIPES": str(spoken.pack), "GPU_ALIGN_RECIPE_MISSES": str(folder)}
-    with serve(spoken.model, tmp_path, environment=variables) as running:
+    # By default vLLM ends its workers without waiting, and what was counted in the last seconds is lost.
+    with serve(spoken.model, tmp_path, "--shutdown-timeout", "20", environment=variables) as running:
         assert folder.stat().st_mode & 0o777 == 0o700
         for prompt in spoken.prompts:
             answer(running, prompt, {})
     [file] = folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    from gpu_align.recipes.misses import Misses
-
     misses = Misses.load(file)
     assert misses.tokenizer.startswith("sha256:")
     assert len(misses) > 0

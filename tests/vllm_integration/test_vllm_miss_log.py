@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 from vllm_fakes import FakeEngine, config, sampling
 
 from gpu_align import Recipes, Source
-from gpu_align.recipes.misses import Misses
+from gpu_align.recipes import Misses
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.prediction import KEY, Prediction
 from vllm_integration.worker import miss_log
@@ -98,16 +99,20 @@ def test_accepted_tokens_are_a_sample_that_counts_as_all(log: MissLog) -> None:
         assert num_accepted(log._misses) == 2 * ACCEPTED_OF * ((number + 1) // ACCEPTED_OF)
 
 
-def test_the_file_is_written_now_and_then(
-    log: MissLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "new" / "x.misses.json"
+def test_the_file_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when nothing is served any more."""
+    monkeypatch.setattr(miss_log, "EVERY", 0.01)
+    path = tmp_path / "x.misses.json"
+    log = MissLog(path, Misses(), RECIPES, K)
+    time.sleep(0.05)
+    assert not path.exists()  # nothing is counted
     log.add("r", 0)
     take(log, [10], [11])
     take(log, [10, 99], [])
-    assert not path.exists()
-    monkeypatch.setattr(miss_log, "EVERY", 0.0)
-    take(log, [10, 99, 5], [])
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    log.close()
     assert refuted(Misses.load(path)) == [((10,), 11, 99)]
 
 
@@ -120,12 +125,12 @@ def test_a_full_disk_costs_the_counts_and_one_line(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(log._misses, "save", full)
-    monkeypatch.setattr(miss_log, "EVERY", 0.0)
+    monkeypatch.setattr(Misses, "save", full)
     log.add("r", 0)
     for end in range(3):
         take(log, [10, *[99] * end], [11])
-    log.close()
+    for _ in range(2):
+        log.close()
     assert not log.on
     [line] = plugin_log
     assert line.startswith("gpu_align counts no recipe misses any more (GPU_ALIGN_RECIPE_MISSES=")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +24,15 @@ import torch
 
 from gpu_align import Recipes, Source
 from gpu_align.ops.constants import SHAPE_WINDOW
+from gpu_align.recipes import Misses, count_misses, fingerprint
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import strict
 from vllm_integration.seams.log_text import shown_error
 
-if TYPE_CHECKING:
-    from gpu_align.recipes.misses import Misses
-
 logger = logging.getLogger("vllm.gpu_align")
 
-#: Seconds between two writes of the file.
-EVERY = 60.0
+#: Seconds between two writes of the file. vLLM may end a worker without warning, so this is also what can be lost.
+EVERY = 30.0
 #: Tokens before a draft that a context, literal or a shape, can depend on.
 _BEFORE = SHAPE_WINDOW + 1
 #: Accepted tokens are counted of one draft in so many, as that many: it takes time, and there are many.
@@ -58,7 +57,7 @@ class _Followed:
 
 class MissLog:
     """Compares each draft of recipe tokens with what the model then wrote. Whatever fails turns the log off, with
-    one ERROR line, and nothing else.
+    one ERROR line, and nothing else. A thread writes the file now and then.
 
         log.add(req_id, prompt_len)                                     # a request that is drafted for
         log.take(req_ids, total_len, source, length, token_ids, tails)  # each step, behind the drafter
@@ -74,11 +73,14 @@ class MissLog:
         #: Tokens of a request's end that `take` wants: those before a draft, and what a step can write.
         self.tail_len = _BEFORE + num_draft_tokens + 1
         self._requests: OrderedDict[str, _Followed] = OrderedDict()
-        self._written = time.monotonic()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._dirty = False
         self._drafts = 0
         self.on = True
         self.guard(self._open)
+        if self.on:
+            threading.Thread(target=self._keep_writing, name="gpu_align-misses", daemon=True).start()
         # vLLM's workers are children of multiprocessing, which do not run what `atexit` knows.
         util.Finalize(None, self.close, exitpriority=10)
 
@@ -129,8 +131,12 @@ class MissLog:
         self.guard(self._take, req_ids, total_len, source, length, token_ids, tails)
 
     def close(self) -> None:
-        """Write what has been counted."""
-        if self._dirty:
+        """Write what has been counted, for the last time."""
+        self._closed.set()
+        self.guard(self._write)
+
+    def _keep_writing(self) -> None:
+        while self.on and not self._closed.wait(EVERY):
             self.guard(self._write)
 
     def _open(self) -> None:
@@ -158,31 +164,31 @@ class MissLog:
             if drafted:
                 request.position = total
                 request.before = tails[row, -min(_BEFORE, total) :].tolist()
-        if self._dirty and time.monotonic() - self._written > EVERY:
-            self._write()
 
     def _compare(self, request: _Followed, total: int, tail: Ints) -> None:
         written = total - request.position
         if not 0 < written <= len(tail) - _BEFORE:
             return
-        from gpu_align.recipes.misses import count_misses
-
         self._drafts += 1
-        count_misses(
-            self._misses,
-            request.before,
-            request.position - request.prompt_len,
-            request.draft,
-            tail[-written:].tolist(),
-            self._recipes.shape_of,
-            accepted_count=0 if self._drafts % ACCEPTED_OF else ACCEPTED_OF,
-        )
-        self._dirty = True
+        with self._lock:
+            count_misses(
+                self._misses,
+                request.before,
+                request.position - request.prompt_len,
+                request.draft,
+                tail[-written:].tolist(),
+                self._recipes.shape_of,
+                accepted_count=0 if self._drafts % ACCEPTED_OF else ACCEPTED_OF,
+            )
+            self._dirty = True
 
     def _write(self) -> None:
-        self._misses.save(self._path)
+        if not self._dirty:
+            return
+        with self._lock:
+            counted, self._dirty = Misses.of(self._misses.content), False
+        counted.save(self._path)
         self._path.chmod(0o600)
-        self._written, self._dirty = time.monotonic(), False
 
 
 class _Step:
@@ -270,8 +276,6 @@ def open_miss_log(
         return None
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
     try:
-        from gpu_align.recipes.misses import Misses
-
         misses = Misses(
             tokenizer=_fingerprint(vllm_config.model_config), shapes_only=settings.recipe_misses_shapes
         )
@@ -290,8 +294,6 @@ def open_miss_log(
 
 def _fingerprint(model_config: Any) -> str:
     from vllm.tokenizers import cached_tokenizer_from_config
-
-    from gpu_align.recipes.shapes import fingerprint
 
     tokenizer = cached_tokenizer_from_config(model_config)
     found: str = fingerprint(lambda texts: [tokenizer.encode(t, add_special_tokens=False) for t in texts])

@@ -90,7 +90,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
             _go_without(entry, shown_error(error))
             continue
         made[name] = recipes
-        told.append(f"{name} {len(recipes):,} {getattr(pack, 'content_hash', '')[:_HASH]}")
+        told.append(f"{name} {len(recipes):,} {pack.content_hash[:_HASH]}")
     return _joined(settings, made, told, started) if made else None
 
 
@@ -119,7 +119,7 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
     """
     recipes = pack.tokenize(
         lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
-        *((token_texts_of(tokenizer, vocab_size),) if getattr(pack, "observed", ()) else ()),
+        token_texts_of(tokenizer, vocab_size),
     )
     unknown = getattr(tokenizer, "unk_token_id", None)
     ids = np.concatenate([recipes.context, recipes.token_ids], axis=1)
