@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ..ops.recipe_lookup import Recipes
 from . import files
@@ -214,7 +215,7 @@ class RecipePack:
         literal, shapes = self._runs(shape_of)
         return _joined(words, Recipes.from_lists(literal), Recipes.from_lists(shapes, shape_of=shape_of))
 
-    def _runs(self, shape_of: np.ndarray) -> tuple[list[Row], list[Row]]:  # type: ignore[type-arg]
+    def _runs(self, shape_of: npt.NDArray[np.int32]) -> tuple[list[Row], list[Row]]:
         """Literal rows and those of shapes: each entry with the run that begins with its token."""
         chains = Chains(self.observed, dict(enumerate(shape_of.tolist())))
         rows: tuple[list[Row], list[Row]] = [], []
@@ -233,9 +234,8 @@ def _joined(words: Recipes, literal: Recipes, shapes: Recipes) -> Recipes:
     known = {row.tobytes() for row in literal.context}
     words = words.select(np.array([row.tobytes() not in known for row in words.context], dtype=np.bool_))
     each = literal, words, shapes
-    return Recipes(
-        *(np.concatenate([getattr(part, name) for part in each]) for name in _ROWS), shape_of=shapes.shape_of
+    context, token_ids, survival, is_shape = (
+        np.concatenate([getattr(part, name) for part in each])
+        for name in ("context", "token_ids", "survival", "is_shape")
     )
-
-
-_ROWS = "context", "token_ids", "survival", "is_shape"
+    return Recipes(context, token_ids, survival, is_shape, shape_of=shapes.shape_of)
