@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .chains import Observed
 from .content import Content, Miss, MissContent, PackError
@@ -36,8 +36,8 @@ def merge(parts: Sequence[Content | MissContent]) -> Content:
         next((pack.made_by for pack in packs if pack.made_by), ""),
         "+".join(dict.fromkeys(name for pack in packs for name in pack.task.split("+") if name)),
         tokenizer,
-        sorted(observed.values(), key=by_frequency),
-        sorted({token for pack in packs for token in pack.kept}),
+        tuple(sorted(observed.values(), key=by_frequency)),
+        tuple(sorted({token for pack in packs for token in pack.kept})),
     )
 
 
@@ -94,43 +94,82 @@ def _merge_observed(packs: Sequence[Content]) -> dict[Key, Observed]:
 
 
 def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> dict[Key, Observed]:
-    """The entries once what was checked is counted: see the README of this folder.
+    """The entries once what was checked is counted.
 
     ::
 
         each entry behind whose context a token was checked:    seen += count, and hits if it says what was said
         an entry that is not certain any more:    says nothing if a shorter one says something; else it goes
-        the longest context of a token that was refuted:    says what was said, if twice and nothing else was
-        that at the beginning of its draft:    says the first token, so that the run knows as much
+        for each token that was refuted, its longest shape, then its longest literal context, until one settles it:
+            says what was said here, if at least twice and nothing else was; or as certainly as any entry
+            else says nothing
+        that context at the beginning of its draft:    says the first token, so that the run knows as much
+
+    Only a literal context is asked where a literal one decides. Where all that is known of a context still expects
+    the refuted token, it is left, unless it was left the last time, or all were: then it says nothing.
     """
     entries = dict(observed)
+    said: defaultdict[Key, Counter[int]] = defaultdict(Counter)
     for miss, count in counts.items():
-        for key in _suffixes(miss.literal, miss.shape):
+        said[False, miss.literal][miss.said] += count
+        said[True, miss.shape][miss.said] += count
+        for key in (*_suffixes(False, miss.literal), *_suffixes(True, miss.shape)):
             entry = entries.get(key)
             if entry is not None:
                 right = count if entry.token == miss.said else 0
                 entries[key] = entry._replace(hits=entry.hits + right, seen=entry.seen + count)
+    refuted = sorted(miss for miss in counts if miss.said != miss.expected)
+    ways = {miss: _ways(miss, entries) for miss in refuted}
     entries = _without_uncertain(entries)
-    said: defaultdict[Key, Counter[int]] = defaultdict(Counter)
-    for miss, count in counts.items():
-        for key in _longest(miss.literal, miss.shape, entries):
-            said[key][miss.said] += count
-    refuted = {
-        key
-        for miss in counts
-        if miss.said != miss.expected
-        for key in _longest(miss.literal, miss.shape, entries)
-    }
-    for key in refuted:
-        total = said[key].total()
-        token, hits = said[key].most_common(1)[0]
-        unanimous = len(said[key]) == 1 and total >= MIN_SAID
-        entries[key] = Observed(*key, token if unanimous else -1, hits if unanimous else 0, total, 1)
-    for miss, count in counts.items():
-        if miss.said != miss.expected and miss.first >= 0:
-            for key in _longest(miss.literal_start, miss.shape_start, entries):
-                entries.setdefault(key, Observed(*key, miss.first, count, count, 1))
+    left = []
+    for miss in refuted:
+        found = [(_said_at(key, said[key]), start) for key, start in ways[miss]]
+        settled = [(entry, start) for entry, start in found if entry.token != miss.expected]
+        entry, start = settled[0] if settled else found[-1]
+        if not settled:
+            key = entry.is_shape, entry.context
+            if key not in observed:
+                left.append((miss, entry, start))
+                entries[key] = entry
+                continue
+            entry = _silenced(entry)
+        _settle(entries, miss, entry, start)
+    if len(left) == len(refuted):
+        for miss, entry, start in left:
+            _settle(entries, miss, _silenced(entry), start)
     return entries
+
+
+def _said_at(key: Key, said: Counter[int]) -> Observed:
+    """What was said behind a context, if it is certain, else an entry that says nothing."""
+    token = min(said, key=lambda token: (-said[token], token))
+    hits, seen = said[token], said.total()
+    if hits < max(MIN_SAID, CERTAIN * seen):
+        token, hits = -1, 0
+    return Observed(*key, token, hits, seen, 1)
+
+
+def _silenced(entry: Observed) -> Observed:
+    """The same context, and nothing is drafted there."""
+    return entry._replace(token=-1, hits=0)
+
+
+def _settle(entries: dict[Key, Observed], miss: Miss, entry: Observed, start: Key) -> None:
+    """Enter what is said behind a refuted context, and what its draft began with."""
+    entries[entry.is_shape, entry.context] = entry
+    if miss.first >= 0 and start[1]:
+        entries.setdefault(start, Observed(*start, miss.first, 1, 1, 1))
+
+
+def _ways(miss: Miss, entries: Mapping[Key, Observed]) -> list[tuple[Key, Key]]:
+    """The contexts that may settle a refuted token, each with that of its draft's beginning, in this order."""
+    by_literal = any(
+        key in entries for part in (miss.literal, miss.literal_start) for key in _suffixes(False, part)
+    )
+    shape = ((True, miss.shape), (True, miss.shape_start))
+    literal = ((False, miss.literal), (False, miss.literal_start))
+    ways = [literal] if by_literal and miss.literal else [shape, literal]
+    return [way for way in ways if way[0][1]] or [shape]
 
 
 def _without_uncertain(entries: dict[Key, Observed]) -> dict[Key, Observed]:
@@ -143,19 +182,9 @@ def _without_uncertain(entries: dict[Key, Observed]) -> dict[Key, Observed]:
             continue
         shorter = (kept.get((is_shape, context[i:])) for i in range(1, len(context)))
         if any(other is not None and other.token >= 0 for other in shorter):
-            kept[is_shape, context] = entry._replace(token=-1, hits=0)
+            kept[is_shape, context] = _silenced(entry)
     return kept
 
 
-def _suffixes(literal: tuple[int, ...], shape: tuple[int, ...]) -> Iterable[Key]:
-    for is_shape, context in ((False, literal), (True, shape)):
-        for i in range(len(context)):
-            yield is_shape, context[i:]
-
-
-def _longest(literal: tuple[int, ...], shape: tuple[int, ...], entries: Mapping[Key, Observed]) -> list[Key]:
-    """The longest context of the kind that decides here: a literal one where any is known, else the shape."""
-    by_literal = any((False, literal[i:]) in entries for i in range(len(literal)))
-    if literal and (by_literal or not shape):
-        return [(False, literal)]
-    return [(True, shape)] if shape else []
+def _suffixes(is_shape: bool, context: tuple[int, ...]) -> Iterator[Key]:
+    return ((is_shape, context[i:]) for i in range(len(context)))

@@ -124,9 +124,13 @@ class _Layer(NamedTuple):
     #: [C] bool: needed whatever runs they make: they say something that no shorter context says.
     new: npt.NDArray[np.bool_]
 
-    def without(self, left_out: npt.NDArray[np.bool_]) -> _Layer:
-        """The other contexts."""
-        return _Layer(self.is_shape, *(field[~left_out] for field in self[1:]))
+    def with_free(self, kept: IntArray) -> _Layer:
+        """Only contexts with a token that is not kept."""
+        free = np.flatnonzero((~np.isin(self.context, kept)).any(axis=1))
+        context, token, hits, seen, groups = (
+            field[free] for field in (self.context, self.token, self.hits, self.seen, self.groups)
+        )
+        return _Layer(self.is_shape, context, token, hits, seen, groups, self.new[free])
 
     def entries(self, chosen: npt.NDArray[np.bool_]) -> list[Observed]:
         fields = (self.context, self.token, self.hits, self.seen, self.groups)
@@ -147,7 +151,7 @@ def _layers(positions: Positions, evidence: Evidence, is_shape: bool, min_groups
         own = followed.hits / followed.seen
         new = certain & ((before != followed.token) | (own - sure > SAME))
         repeated = np.arange(len(certain))
-        right = followed.count(repeated, before)
+        right = followed.count_of(repeated, before)
         blocks = ~certain & (before >= 0) & (followed.seen >= 2) & (right < BLOCKED * followed.seen)
         chosen = certain | blocks
         layers.append(
@@ -182,12 +186,10 @@ def _say(
 def _choose(
     positions: Positions, evidence: Evidence, kept: IntArray, min_groups: int, chains: Chains
 ) -> list[Observed]:
+    """The entries of a pack: what is new by the next token, and what makes longer runs."""
     layers = [layer for kind in (True, False) for layer in _layers(positions, evidence, kind, min_groups)]
     # Of kept tokens alone a shape says the same, and where more is known, a longer shape says more.
-    layers = [
-        layer if layer.is_shape else layer.without(np.isin(layer.context, kept).all(axis=1))
-        for layer in layers
-    ]
+    layers = [layer if layer.is_shape else layer.with_free(kept) for layer in layers]
     chosen = [entry for layer in layers for entry in layer.entries(layer.new)]
     for entry in chosen:
         chains.add(entry)

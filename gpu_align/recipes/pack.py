@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ..ops.recipe_lookup import Recipes
 from . import files
@@ -107,7 +108,16 @@ class RecipePack:
             raise ValueError(f"agree: expected 0 < share <= 1, found {agree}")
         found = observe(groups, encode, token_texts, agree, progress)
         task = task or "+".join(dict.fromkeys(name for name in found.tasks if name))
-        return cls({}, [], (0.0,) * NUM_BINS, made_by, task, fingerprint(encode), found.observed, found.kept)
+        return cls(
+            {},
+            [],
+            (0.0,) * NUM_BINS,
+            made_by,
+            task,
+            fingerprint(encode),
+            tuple(found.observed),
+            tuple(found.kept),
+        )
 
     @classmethod
     def load(cls, path: Path | str | None = None) -> RecipePack:
@@ -149,10 +159,14 @@ class RecipePack:
         Words, recipes and literal prefixes, which are text, are left out, and so are tokens that stay themselves
         in no shape that is left.
         """
-        left = [e for e in self.observed if e.is_shape and (e.groups >= min_groups or e.token < 0)]
+        left = tuple(e for e in self.observed if e.is_shape and (e.groups >= min_groups or e.token < 0))
         named = {item for entry in left for item in entry.context}
         return replace(
-            self, words={}, recipes=[], observed=left, kept=[token for token in self.kept if token in named]
+            self,
+            words={},
+            recipes=[],
+            observed=left,
+            kept=tuple(token for token in self.kept if token in named),
         )
 
     def merge(self, *others: RecipePack | Misses) -> RecipePack:
@@ -214,7 +228,7 @@ class RecipePack:
         literal, shapes = self._runs(shape_of)
         return _joined(words, Recipes.from_lists(literal), Recipes.from_lists(shapes, shape_of=shape_of))
 
-    def _runs(self, shape_of: np.ndarray) -> tuple[list[Row], list[Row]]:  # type: ignore[type-arg]
+    def _runs(self, shape_of: npt.NDArray[np.int32]) -> tuple[list[Row], list[Row]]:
         """Literal rows and those of shapes: each entry with the run that begins with its token."""
         chains = Chains(self.observed, dict(enumerate(shape_of.tolist())))
         rows: tuple[list[Row], list[Row]] = [], []
@@ -233,9 +247,8 @@ def _joined(words: Recipes, literal: Recipes, shapes: Recipes) -> Recipes:
     known = {row.tobytes() for row in literal.context}
     words = words.select(np.array([row.tobytes() not in known for row in words.context], dtype=np.bool_))
     each = literal, words, shapes
-    return Recipes(
-        *(np.concatenate([getattr(part, name) for part in each]) for name in _ROWS), shape_of=shapes.shape_of
+    context, token_ids, survival, is_shape = (
+        np.concatenate([getattr(part, name) for part in each])
+        for name in ("context", "token_ids", "survival", "is_shape")
     )
-
-
-_ROWS = "context", "token_ids", "survival", "is_shape"
+    return Recipes(context, token_ids, survival, is_shape, shape_of=shapes.shape_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from reprlib import Repr
 from typing import Any
 
@@ -42,7 +43,7 @@ def parse_pack(data: dict[str, Any]) -> Content:
     kept = _list(data, "kept")
     if not all(type(token) is int and 0 <= token < MAX_TOKEN for token in kept):
         raise PackError(f"kept: expected token ids, found {shown(kept)}")
-    if any(a >= b for a, b in zip(kept, kept[1:], strict=False)):
+    if any(a >= b for a, b in pairwise(kept)):
         raise PackError(f"kept: expected each token once, ascending, found {shown(kept)}")
     observed: dict[tuple[bool, tuple[int, ...]], Observed] = {}
     for i, entry in enumerate(_list(data, "observed")):
@@ -56,7 +57,14 @@ def parse_pack(data: dict[str, Any]) -> Content:
             "tokenizer: expected the fingerprint of the one that the token ids are of, found none"
         )
     return Content(
-        words, recipes, offsets, made_by, _string(data, "task"), tokenizer, list(observed.values()), kept
+        words,
+        recipes,
+        offsets,
+        made_by,
+        _string(data, "task"),
+        tokenizer,
+        tuple(observed.values()),
+        tuple(kept),
     )
 
 

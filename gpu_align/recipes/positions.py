@@ -103,7 +103,7 @@ class Followed(NamedTuple):
     context: IntArray
     #: [C]: one position of each.
     first: IntArray
-    #: [C]: occurrences, of which `hits` are followed by `token`, the most frequent one, of equal ones the smallest.
+    #: [C]: occurrences, of which `hits` are followed by `token`, the most frequent, of equal ones the smallest.
     seen: IntArray
     token: IntArray
     hits: IntArray
@@ -113,7 +113,7 @@ class Followed(NamedTuple):
     pairs: IntArray
     counts: IntArray
 
-    def count(self, contexts: IntArray, tokens: IntArray) -> IntArray:
+    def count_of(self, contexts: IntArray, tokens: IntArray) -> IntArray:
         """How often each context is followed by this token; 0 for token -1."""
         return _look_up(self.pairs, self.counts, contexts << 31 | np.maximum(tokens, 0)) * (tokens >= 0)
 

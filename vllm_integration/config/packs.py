@@ -17,14 +17,7 @@ def load_pack(entry: str, registry: str | None) -> tuple[str, RecipePack]:
 
     Raises whatever keeps the pack from being read: `PackError`, `OSError`.
     """
-    try:
-        from gpu_align.recipes.registry import resolve_packs
-    except ImportError:  # INTERIM
-        from gpu_align import RecipePack
-
-        if entry == "base":
-            return entry, RecipePack.load(None)
-        return Path(entry).name.partition(".")[0], RecipePack.load(entry)
+    from gpu_align.recipes.registry import resolve_packs
 
     ((name, pack),) = resolve_packs(entry, None if registry is None else Path(registry)).items()
     return name, pack
