@@ -32,6 +32,9 @@ SHIPPED_RECIPES, NO_RECIPES = "base", "off"
 #: Packs that a drafter can tell apart.
 MAX_PACKS = 31
 
+#: What can ask for drafts where there is no prediction.
+_WITHOUT_PREDICTION = ("RECIPES", "MEMORY_TOKENS", "DRAFT_WITHOUT_PREDICTION")
+
 _FALSE = ("0", "false", "no", "off")
 _MAX_SHOWN = 60
 
@@ -163,6 +166,13 @@ class Settings(BaseModel):
         """Tokens of all predictions together: the longest fits at least, and no more than can be needed."""
         wanted = ARENA_TOKENS if self.arena_tokens is None else self.arena_tokens
         return min(max(wanted, capacity), tokens_for_all(max_slots, capacity))
+
+
+def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
+    """`Settings.drafts_without_prediction` of this process; a microsecond where nothing asks for it."""
+    if recipes is None and not any(PREFIX + name in os.environ for name in _WITHOUT_PREDICTION):
+        return False
+    return Settings.from_env().drafts_without_prediction(recipes, memory)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic_core import SchemaSerializer, core_schema
 
 from vllm_integration.config.in_use import drafts_predictions
-from vllm_integration.config.settings import Settings
+from vllm_integration.config.settings import Settings, drafts_without_prediction
 from vllm_integration.frontend import limits, response_usage
 from vllm_integration.frontend.choices import KEYS, ChoiceError, Choices, check_known, choices_of
 from vllm_integration.frontend.faults import unless_it_fails
@@ -135,8 +135,7 @@ async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Predicti
     elif getattr(request, "use_beam_search", False):
         return None
     if prediction is None:
-        settings = Settings.from_env()
-        if not choices and not (settings.usage_details and settings.drafts_without_prediction()):
+        if not choices and not (drafts_without_prediction() and Settings.from_env().usage_details):
             return None
         http_request_id = response_usage.new_http_request_id()
         prediction = wire.Prediction(token_ids=b"", http_request_id=http_request_id)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_integration.config.in_use import drafts_predictions
-from vllm_integration.config.settings import Settings
+from vllm_integration.config.settings import Settings, drafts_without_prediction
 from vllm_integration.frontend.choices import KEYS, ChoiceError, check_known, choices_of
 from vllm_integration.frontend.limits import Limits, PredictionError, count_refused
 from vllm_integration.seams.install import seam, strict
@@ -107,7 +107,7 @@ def _of_none(params: Any, empty: wire.Prediction | None) -> wire.Prediction | No
     if not hasattr(params, "extra_args") or (max_tokens is not None and max_tokens <= 1):
         return None
     given = empty or wire.Prediction(token_ids=b"")
-    return given if Settings.from_env().drafts_without_prediction(given.recipes, given.memory) else None
+    return given if drafts_without_prediction(given.recipes, given.memory) else None
 
 
 def _choices_of(extra_args: Any) -> Any:
