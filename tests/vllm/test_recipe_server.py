@@ -148,6 +148,11 @@ def test_an_answer_is_remembered_for_its_tenant(
     assert again < first == other
     assert unsalted < first
     assert not answer(server, prompt, ALONE, cache_salt="a")[1].get("gpu_align")
+    # Nor is the answer of one that stays out remembered, whether it is drafted for or not.
+    for salt, apart in (("c", ALONE), ("d", {"memory": False})):
+        answer(server, prompt, apart, cache_salt=salt)
+        later = answer(server, prompt, xargs, cache_salt=salt)[1]
+        assert "memory" not in later["gpu_align"]["by_source"]
 
 
 def test_logs_show_sizes(server: Server) -> None:

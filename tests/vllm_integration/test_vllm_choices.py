@@ -168,7 +168,10 @@ class TestWhatTheEngineGets:
         assert brought({"recipes": []}) is None
         monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "9")
         assert brought({"recipes": []}) == {KEY: Prediction(token_ids=b"", recipes=())}
-        assert brought({"recipes": [], "memory": False}) is None
+        # Its answer must not be remembered either.
+        assert brought({"recipes": [], "memory": 0, "x": 1}) == {"memory": False, "x": 1}
+        assert brought({KEY: Prediction(token_ids=b"", recipes=(), memory=False)}) == {"memory": False}
+        assert brought({"memory": False}, max_tokens=1) == {"memory": False}
         assert brought({"memory": False}) == {KEY: Prediction(token_ids=b"", memory=False)}
 
     @pytest.mark.parametrize("given", [{"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}])

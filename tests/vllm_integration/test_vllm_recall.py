@@ -88,6 +88,9 @@ def test_who_brings_a_prediction_or_stays_out_is_given_nothing(given: Any) -> No
 def test_who_stays_out_leaves_nothing_behind() -> None:
     recall = Recall(max_tokens=100, most=100)
     recall.keep(request_of(Prediction(token_ids=b"", memory=False), output=[1, 2, 3]))
+    apart = request_of(None, output=[1, 2, 3])
+    apart.sampling_params.extra_args = {"memory": False}
+    recall.keep(apart)
     recall.keep(SimpleNamespace(sampling_params=None, cache_salt=None, output_token_ids=[4]))
     assert given_to(recall, request_of()) == []
     recall.keep(request_of(None, output=[5, 6]))  # also those that bring a prediction, or nothing

@@ -147,6 +147,12 @@ def test_recipes_are_names_and_paths(value: str | None, pack: str) -> None:
     assert Settings.from_env({} if value is None else {"GPU_ALIGN_RECIPES": value}).recipes == pack
 
 
+def test_more_packs_than_a_drafter_tells_apart_are_refused() -> None:
+    assert len(Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 31)}).packs) == 31
+    with pytest.raises(ValueError, match="GPU_ALIGN_RECIPES: expected base, off, or 1 to 31 packs"):
+        Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 32)})
+
+
 @pytest.mark.parametrize(
     ("given", "recipes", "memory", "drafted"),
     [
@@ -194,7 +200,6 @@ def test_who_is_drafted_for_without_a_prediction(
         ("GPU_ALIGN_SURE", "80%"),
         ("GPU_ALIGN_RECIPES", "base,,x"),
         ("GPU_ALIGN_RECIPES", "base,off"),
-        ("GPU_ALIGN_RECIPES", ",".join(["x"] * 32)),
         ("GPU_ALIGN_MEMORY_TOKENS", "-1"),
         ("GPU_ALIGN_MEMORY_TOKENS", "a lot"),
         ("GPU_ALIGN_RECIPE_MISSES_SHAPES", "3"),

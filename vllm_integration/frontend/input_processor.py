@@ -93,11 +93,13 @@ def _prepared(processor: Any, params: Any) -> Any:
     if choices is not None:
         params = _without(params, *KEYS)
         prediction = choices.put_into(prediction or wire.Prediction(token_ids=b""))
-    if prediction is None or prediction.is_empty:
-        prediction = _of_none(params, prediction)
-    if prediction is not None:
-        return _with(params, prediction)
-    return _without(params, wire.KEY) if wire.KEY in extra_args else params
+    kept = _of_none(params, prediction) if prediction is None or prediction.is_empty else prediction
+    if kept is not None:
+        return _with(params, wire.KEY, kept)
+    params = _without(params, wire.KEY)
+    # Its answer is not to be remembered, though nothing is drafted for it.
+    apart = prediction is not None and prediction.memory is False
+    return _with(params, wire.MEMORY_KEY, False) if apart else params
 
 
 def _of_none(params: Any, empty: wire.Prediction | None) -> wire.Prediction | None:
@@ -144,9 +146,9 @@ def _with_token_ids(processor: Any, value: Any) -> wire.Prediction:
     return prediction
 
 
-def _with(params: Any, prediction: wire.Prediction) -> Any:
+def _with(params: Any, key: str, value: object) -> Any:
     params = params.clone()
-    params.extra_args = {**(params.extra_args or {}), wire.KEY: prediction}
+    params.extra_args = {**(params.extra_args or {}), key: value}
     return params
 
 

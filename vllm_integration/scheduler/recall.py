@@ -43,7 +43,10 @@ class Recall:
 
     def keep(self, request: Any) -> None:
         """Remember the answer of a request."""
-        given = wire.brought_by(request.sampling_params)
-        if request.sampling_params is None or (given is not None and given.memory is False):
+        params = request.sampling_params
+        if params is None or (params.extra_args or {}).get(wire.MEMORY_KEY) is False:
+            return
+        given = wire.brought_by(params)
+        if given is not None and given.memory is False:
             return
         self._memory.remember(sharing_key_of(request), list(request.output_token_ids))

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 KEY = "gpu_align_prediction"
 #: What a client sends beside it: the packs whose recipes the request uses, and whether it takes part in the memory
-#: of earlier answers. The front end moves both into the `Prediction`.
+#: of earlier answers. The front end moves both into the `Prediction`; where nothing is drafted for the request,
+#: ``memory: False`` alone is left, in its place.
 RECIPES_KEY, MEMORY_KEY = "recipes", "memory"
 MAX_TOKEN_ID = 2**31 - 1
 
