@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from v2_harness import Request, Spoken, V2Engine, prompt_of
+
+from gpu_align.recipes import Misses
 
 pytestmark = pytest.mark.vllm
 
@@ -18,9 +21,11 @@ APART = {"memory": False}
 @pytest.fixture(scope="module")
 def engine(spoken: Spoken, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2Engine]:
     """K = 4, asynchronous scheduling, with a pack that knows what the model writes."""
+    directory = tmp_path_factory.mktemp("recipes")
     with V2Engine(
         spoken.model,
-        tmp_path_factory.mktemp("recipes"),
+        directory,
+        before="from vllm_integration.worker import miss_log\nmiss_log.EVERY = 0.1",
         num_draft_tokens=4,
         asynchronous=True,
         delay_counts=1,
@@ -29,6 +34,7 @@ def engine(spoken: Spoken, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "GPU_ALIGN_RECIPES": str(spoken.pack),
             "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
             "GPU_ALIGN_MEMORY_TOKENS": "1000",
+            "GPU_ALIGN_RECIPE_MISSES": str(directory / "misses"),
         },
     ) as running:
         yield running
@@ -62,6 +68,30 @@ def test_recipes_change_steps_and_no_token(
             if step["proposed"]:
                 assert step["candidate"]["source"] == step["source"]
     assert engine.warnings() == []
+
+
+def test_recipe_tokens_are_counted_as_the_model_wrote_them(
+    engine: V2Engine, spoken: Spoken, greedy: Callable[[list[int], int], list[int]]
+) -> None:
+    """Against the step logs: every refuted recipe token is counted, with what was written instead."""
+    prompts = [*spoken.prompts, *(prompt_of(seed) for seed in range(60, 64))]
+    engine.run([Request(prompt, None, spoken.num_tokens, extra=APART) for prompt in prompts])
+    refuted = set()
+    for path in engine.steps.iterdir():
+        for step in yaml.safe_load(path.read_text())["steps"]:
+            accepted, drafts, new = step["accepted"], step["proposed"], step["new"]
+            wrong = accepted < len(drafts) and accepted < len(new) and drafts[accepted] != new[accepted]
+            if step["source"] == "recipe" and wrong:
+                refuted.add((drafts[accepted], new[accepted]))
+    assert refuted
+    deadline = time.monotonic() + 20
+    counted: set[tuple[int, int]] = set()
+    while not refuted <= counted and time.monotonic() < deadline:
+        time.sleep(0.2)
+        for path in (engine.steps.parent / "misses").glob("*.json"):
+            misses = Misses.load(path).content.counts
+            counted = {(miss.expected, miss.said) for miss in misses if miss.said != miss.expected}
+    assert refuted <= counted
 
 
 def test_earlier_answers_are_drafted_from(
