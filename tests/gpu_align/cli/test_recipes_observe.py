@@ -1,4 +1,4 @@
-"""``gpu-align recipes observe``, ``merge``, ``report``, ``show`` and ``index``: what they write, how they refuse."""
+"""``gpu-align recipes observe``, ``merge``, ``report``, ``show``, ``index``: what they write, how they refuse."""
 
 from __future__ import annotations
 
