@@ -276,7 +276,7 @@ def show_command(
     rows = [_shown(entry, texts) for entry in loaded.observed[:top]]
     by_seen = sorted(loaded.recipes, key=lambda recipe: (-recipe.seen, recipe.context))
     rows += [
-        ["words", repr("".join(r.context))[1:-1], repr(r.word)[1:-1], f"{r.hits:,}", f"{r.seen:,}", ""]
+        ["words", _visible("".join(r.context)), _visible(r.word), f"{r.hits:,}", f"{r.seen:,}", ""]
         for r in by_seen[: top - len(rows)]
     ]
     if rows:
@@ -286,12 +286,17 @@ def show_command(
 def _shown(entry: Observed, texts: Callable[[Sequence[int]], list[str]]) -> list[str]:
     def one(item: int) -> str:
         if item < 0:
-            return _CLASSES.get(item, "–")
-        return repr("".join(texts([item])) or f"#{item}")[1:-1]
+            return _CLASSES.get(item, "(nothing)")
+        return _visible("".join(texts([item])) or f"#{item}")
 
-    prefix = "⋅".join(map(one, entry.context))
     counts = [f"{number:,}" for number in (entry.hits, entry.seen, entry.groups)]
+    prefix = " ".join(map(one, entry.context))
     return ["shape" if entry.is_shape else "literal", prefix, one(entry.token), *counts]
+
+
+def _visible(text: str) -> str:
+    """The text in one line, with spaces that show."""
+    return repr(text)[1:-1].replace(" ", "␣")
 
 
 @recipes_app.command("index")
