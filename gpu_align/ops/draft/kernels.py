@@ -176,10 +176,9 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 
 
 @triton.jit
-def _classes(prediction, context, found, alignment, p_row, top, prior):
-    """Class of every candidate, [LANES] int32. prior: output tokens that count as out of sync before the first."""
-    num_output = context.total - context.output_start
-    adherence = _adherence(alignment.num_in_sync, num_output + prior)
+def _classes(prediction, found, alignment, p_row, top, num_output):
+    """Class of every candidate, [LANES] int32. num_output: with the adherence prior."""
+    adherence = _adherence(alignment.num_in_sync, num_output)
     num_window = tl.minimum(prediction.length - alignment.anchor, WINDOW)
     b_deficit = _score_deficits(found.b_position, alignment, p_row, num_window, top)
     b_margin = _margins(found, adherence)
@@ -190,14 +189,13 @@ def _classes(prediction, context, found, alignment, p_row, top, prior):
 
 
 @triton.jit
-def _is_exact_prefix(alignment, num_output, prior):
+def _is_exact_prefix(alignment, num_output):
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
 
-    The beginning of a memory, which has an adherence prior, says nothing.
+    With an adherence prior in `num_output` it never is: the beginning of a memory says nothing.
     """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
-    is_all &= (num_output <= MAX_MATCH) & (prior == 0)
-    return (alignment.in_sync > 0) & is_all
+    return (alignment.in_sync > 0) & is_all & (num_output <= MAX_MATCH)
 
 
 @triton.jit

@@ -185,13 +185,14 @@ def _step_kernel(
             lookup = _begin_lookup(recipes, context, HAS_SHAPES)
         # Not loaded before: it would take a register all the while.
         prior = tl.load(p_meta + ADHERENCE_PRIOR)
-        b_class = _classes(prediction, context, found, alignment, p_row, top, prior)
+        num_output = tl.maximum(total - output_start, 0) + prior
+        b_class = _classes(prediction, found, alignment, p_row, top, num_output)
         if HAS_RECIPES:
             packs = tl.load(p_meta + RECIPE_PACKS)
             shape_way = -1
             if HAS_SHAPES:
                 shape_way = _find_shape(recipes, context, lookup, packs)
-        exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0), prior)
+        exact_prefix = _is_exact_prefix(alignment, num_output)
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:
             recipe, num_recipe, expected_recipe = _find_recipe(recipes, context, lookup, packs, shape_way)
