@@ -33,7 +33,8 @@ class TestPacks:
         one, two = pack_of(Observed(False, (1,), 2, 9, 9, 2)), pack_of(Observed(False, (1,), 3, 8, 8, 2))
         assert one.merge(two).observed == (Observed(False, (1,), -1, 0, 17, 0),)
         few = pack_of(Observed(False, (1,), 3, 1, 1, 2))
-        assert one.merge(few).observed == (Observed(False, (1,), 2, 9, 10, 2),)
+        one = pack_of(Observed(False, (1,), 2, 19, 19, 2))
+        assert one.merge(few).observed == (Observed(False, (1,), 2, 19, 20, 2),)
 
     def test_words(self) -> None:
         one = RecipePack({"a": 4, "b": 2}, [Recipe(("a",), "b", 3, 4)], calibration=[0.1] * 20, made_by="one")
