@@ -23,8 +23,7 @@ from ..constexprs import (
 class Recipes(NamedTuple):
     """The table of R recipes."""
 
-    p_keys: Any  # [buckets, RECIPE_WAYS] int32
-    p_packs: Any  # [buckets, RECIPE_WAYS] int32: a bit for each pack that it belongs to
+    p_keys: Any  # [buckets, RECIPE_WAYS] int64: a key, and in the lower half a bit for each pack
     p_ways: (
         Any  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, its drafts, expected drafts
     )
@@ -40,8 +39,7 @@ class Lookup(NamedTuple):
 
     b_key: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: of the literal contexts, a lane a way
     o_way: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: where each way lies
-    b_found: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: the key that is there
-    b_packs: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: and its packs
+    b_held: Any  # [MAX_CONTEXT * RECIPE_WAYS] int64: what is there
     b_item: Any  # [SHAPE_WINDOW] int32: what the last output tokens are in a shape, the very last one first
     b_later: Any  # [SHAPE_WINDOW] int32: the item of the token behind each
 
@@ -83,12 +81,12 @@ def _begin_lookup(recipes, context, HAS_SHAPES: tl.constexpr):
     b_key = _literal_keys(context)
     o_first = RECIPE_WAYS - 1 - tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) % RECIPE_WAYS
     o_way = (b_key >> recipes.shift) * RECIPE_WAYS + o_first
-    b_found, b_packs = tl.load(recipes.p_keys + o_way), tl.load(recipes.p_packs + o_way)
+    b_held = tl.load(recipes.p_keys + o_way)
     if HAS_SHAPES:
         b_item = _shape_items(recipes, b_recent, o_last, num_output)
         b_behind = tl.load(p_last + 1 - o_last, mask=(o_last > 0) & (o_last <= num_output), other=0)
         b_later = _shape_items(recipes, b_behind, o_last - 1, num_output)
-    return Lookup(b_key, o_way, b_found, b_packs, b_item, b_later)
+    return Lookup(b_key, o_way, b_held, b_item, b_later)
 
 
 @triton.jit
@@ -120,6 +118,12 @@ def _shape_keys(context, lookup):
 
 
 @triton.jit
+def _holds(b_held, b_key, packs):
+    """Whether a way holds the key for one of the packs."""
+    return ((b_held >> 32).to(tl.int32) == b_key) & ((b_held.to(tl.int32) & packs) != 0)
+
+
+@triton.jit
 def _find_shape(recipes, context, lookup, packs):
     """The way of the longest shape that has a recipe of these packs, or -1."""
     b_key = _shape_keys(context, lookup)
@@ -127,8 +131,7 @@ def _find_shape(recipes, context, lookup, packs):
     o_last = tl.arange(0, SHAPE_WINDOW)
     b_order = tl.full([SHAPE_WINDOW], -1, tl.int32)
     for way in tl.static_range(RECIPE_WAYS - 1, -1, -1):
-        m_found = tl.load(recipes.p_keys + o_bucket + way) == b_key
-        m_found &= (tl.load(recipes.p_packs + o_bucket + way) & packs) != 0
+        m_found = _holds(tl.load(recipes.p_keys + o_bucket + way), b_key, packs)
         b_order = tl.where(m_found, o_last * RECIPE_WAYS + way, b_order)
     longest = tl.max(b_order, axis=0)
     return tl.max(
@@ -149,8 +152,7 @@ def _find_recipe(recipes, context, lookup, packs, shape_way):
         return -1, 0, 0
     """
     o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
-    m_found = (lookup.b_found == lookup.b_key) & ((lookup.b_packs & packs) != 0)
-    m_found = m_found & (o_lane // RECIPE_WAYS < context.total)
+    m_found = _holds(lookup.b_held, lookup.b_key, packs) & (o_lane // RECIPE_WAYS < context.total)
     longest = tl.max(tl.where(m_found, o_lane, -1), axis=0)
     way = tl.max(tl.where(m_found & (o_lane == longest), lookup.o_way, -1), axis=0)
     way = tl.where(way < 0, shape_way, way)

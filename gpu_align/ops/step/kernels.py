@@ -108,8 +108,7 @@ def _step_kernel(
     expected_ptr,  # [NUM_CLASSES, K + 1] int32
     confidence_ptr,  # [NUM_CLASSES, K] float32
     # Recipes.
-    recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int32
-    recipe_packs_ptr,  # [buckets, RECIPE_WAYS] int32
+    recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int64
     recipe_ways_ptr,  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32
     recipe_tokens_ptr,  # [R, MAX_TOKENS] int32
     recipe_confidence_ptr,  # [R, MAX_TOKENS] float32
@@ -150,7 +149,7 @@ def _step_kernel(
     state = _load_state(p_align, p_edits)
     tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = Recipes(
-        recipe_keys_ptr, recipe_packs_ptr, recipe_ways_ptr, recipe_tokens_ptr,
+        recipe_keys_ptr, recipe_ways_ptr, recipe_tokens_ptr,
         recipe_confidence_ptr, shape_of_ptr, recipe_shift, num_shapes,
     )  # fmt: skip
     o_k = tl.arange(0, BLOCK_K)
