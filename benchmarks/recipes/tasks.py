@@ -59,6 +59,14 @@ def read(name: str, folder: Path) -> Task:
     return Task(groups, [Output(**row) for row in map(json.loads, _lines(folder / f"{name}.outputs.jsonl"))])
 
 
+def ensure(folder: Path) -> int:
+    """Make the data of all tasks unless they are there; returns `main`'s exit code."""
+    there = all(
+        (folder / f"{name}.{part}.jsonl").is_file() for name in TASKS for part in ("samples", "outputs")
+    )
+    return 0 if there else main([str(folder)])
+
+
 def _lines(path: Path) -> Iterable[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
