@@ -5,6 +5,7 @@ Importing this needs torch, triton and numpy only.
 
 from .config import DrafterConfig
 from .drafter import CapturedStep, Drafter
+from .memory import ResponseMemory
 from .ops.draft import Draft, Source
 from .ops.recipe_lookup import Recipes
 from .recipes import RecipePack
@@ -16,6 +17,7 @@ __all__ = [
     "DrafterConfig",
     "RecipePack",
     "Recipes",
+    "ResponseMemory",
     "Source",
     "__version__",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,6 +121,10 @@ class Drafter:
             num_draft_tokens, self.device, self.config.survival_table,
             self.config.min_survival, self.config.min_survival_lost,
         )  # fmt: skip
+        recipes = recipes if recipes is not None else Recipes.from_lists([])
+        #: Names of the recipe packs that a request may choose from.
+        self.recipe_names = recipes.names
+        self._pack_bits = recipes.pack_bits
         self._recipes = RecipeTable.build(
             recipes, num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
         )
@@ -148,6 +152,8 @@ class Drafter:
         prompt_len: int,
         *,
         sharing_key: Hashable = None,
+        recipes: Collection[str] | None = None,
+        memory: bool = False,
     ) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
 
@@ -159,6 +165,9 @@ class Drafter:
                 with which the prediction is aligned, begins there.
             sharing_key: who may share the memory of this prediction: requests that bring an equal one with an
                 equal key. Without keys all requests share. Drafts do not depend on it.
+            recipes: names of the recipe packs that this request uses, of `recipe_names`; None is all.
+            memory: whether the prediction is no prediction but a text of earlier answers, `ResponseMemory.recall`.
+                Drafts from it have `Source.MEMORY`, and none is made before the output has matched it.
 
         Returns:
             Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
@@ -172,7 +181,7 @@ class Drafter:
         Raises:
             TypeError: an argument is no integer, the prediction holds something else than integers, or
                 `sharing_key` is not hashable.
-            ValueError: an argument outside its domain, or a tensor that is not on the CPU.
+            ValueError: an argument outside its domain, a tensor that is not on the CPU, or no such pack.
 
         After an error in an argument the slot is as it was.
         """
@@ -187,6 +196,10 @@ class Drafter:
             wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0]
             raise ValueError(f"prediction[{wrong}]: expected 0 <= id < {self.vocab_size}, found {ids[wrong]}")
         check_sharing_key(sharing_key)
+        _check_type("memory", memory, bool, "a bool")
+        if isinstance(recipes, str):
+            raise TypeError(f"recipes: expected names of packs, found the str {recipes!r}")
+        packs = self._pack_bits(recipes)
         tokens = ids.astype(np.int32, copy=False)
         self._join()
         self._release(slot)
@@ -196,7 +209,10 @@ class Drafter:
                 self._store(slot, extent, tokens)
             self._extents[slot] = extent
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
-        occupy_slot(self._state, slot, base, num_tokens, prompt_len, self.config.use_context, self._backend)
+        occupy_slot(
+            self._state, slot, base, num_tokens, prompt_len, self.config.use_context, self._backend,
+            recipe_packs=packs, is_memory=memory,
+        )  # fmt: skip
         return extent is not None
 
     def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:

@@ -32,7 +32,8 @@ class Choice:
     """One position that drafts could be read from.
 
     Attributes:
-        source: ``"prediction"``, ``"context"``: the request's own prompt and output, or ``"recipe"``.
+        source: ``"prediction"``, ``"context"``: the request's own prompt and output, ``"recipe"``, or
+            ``"memory"``: earlier answers.
         position: the first draft's position in it; which recipe it is.
         matched: how many of the last tokens are the same there.
         expected: how many drafts were expected to be accepted, by the survival table.
@@ -94,6 +95,8 @@ class Explainer:
         config: of the drafter.
         recipes: of the drafter.
         max_context_len: of the drafter: which positions of the context it remembers depends on it.
+        recipe_packs: bit i: the request uses recipe pack i.
+        is_memory: whether the prediction is a text of earlier answers.
 
     Each call processes only what is new in ``tokens``.
     """
@@ -107,14 +110,18 @@ class Explainer:
         *,
         recipes: Recipes | None = None,
         max_context_len: int,
+        recipe_packs: int = c.ALL_PACKS,
+        is_memory: bool = False,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         self._prompt_len = prompt_len
+        self._text = "memory" if is_memory else "prediction"
         self._recipes = recipes
         self._recipe_table = _table_of(recipes, num_draft_tokens, config.min_survival_recipe)
         self._view = StepView(
-            [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table
-        )
+            [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
+            recipe_packs=recipe_packs, is_memory=is_memory,
+        )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:
         """The drafter's view after `tokens`: prompt and output.
@@ -153,8 +160,10 @@ class Explainer:
 
     def _describe_recipe(self, recipe: int) -> Choice:
         assert self._recipes is not None
-        matched = int((self._recipes.context[recipe] >= 0).sum())
+        matched = int((self._recipes.context[recipe] != -1).sum())
         words = f"the last {matched} tokens" if matched > 1 else "the last token"
+        if self._recipes.is_shape[recipe]:
+            words = f"texts of which the last {matched} items have this shape"
         expected = round(float(self._recipe_table.expected_accepted[recipe]) / c.SURVIVAL_ONE, 2)
         return Choice("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
 
@@ -162,7 +171,7 @@ class Explainer:
         found = view.candidates
         class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
         return Choice(
-            "context" if IS_CONTEXT[lane] else "prediction",
+            "context" if IS_CONTEXT[lane] else self._text,
             int(found.position[0, lane]),
             int(found.matched[0, lane]),
             round(
@@ -180,7 +189,7 @@ class Explainer:
             yield f"{words} occurred before, in the prompt or the output"
             return
         in_sync, num_in_sync = self._view.state.align_state[0, [c.IN_SYNC, c.NUM_IN_SYNC]]
-        if in_sync and position == cursor == num_in_sync == num_output:
+        if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
             yield "the output so far is the beginning of the prediction"
             return
         ahead = position - cursor
@@ -190,7 +199,7 @@ class Explainer:
             else f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'} the cursor"
         )
         if matched:
-            yield f"{words} occur{'s' if matched == 1 else ''} in the prediction, {where}"
+            yield f"{words} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
         else:
             yield f"{where}, where the last token does not occur"
         bucket, adherence = class_id // c.NUM_ADHERENCES % c.NUM_ALIGNMENTS, class_id % c.NUM_ADHERENCES
@@ -198,6 +207,6 @@ class Explainer:
         if bucket in _WORSE and not in_sync:
             yield _WORSE[bucket]
         if adherence == c.ADHERENCE_LOST:
-            yield "the output follows little of the prediction"
+            yield f"the output follows little of the {self._text}"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"

@@ -25,7 +25,7 @@ _LABELS = {
     Origin.PREDICTION: "accepted from the prediction",
     Origin.CONTEXT: "accepted from the context",
     Origin.RECIPE: "accepted from a recipe",
-    Origin.MEMORY: "accepted from earlier answers",
+    Origin.MEMORY: "accepted from an earlier answer",
     Origin.ACCEPTED: "accepted draft",
 }
 
@@ -33,10 +33,10 @@ _LABELS = {
 _STYLE = """
 :root { color-scheme: light dark;
   --bg: #ffffff; --fg: #1b1f24; --soft: #57606a; --line: #d0d7de; --panel: #f6f8fa;
-  --o1: #c8ecd0; --o2: #cfe2ff; --o3: #f3d9fa; --o4: #fbd5d5; --o5: #d5ece9; --o0: #fbe3c0; }
+  --o1: #c8ecd0; --o2: #cfe2ff; --o3: #f3d9fa; --o4: #fde2e4; --o5: #d5ece9; --o0: #fbe3c0; }
 @media (prefers-color-scheme: dark) { :root {
   --bg: #0d1117; --fg: #e6edf3; --soft: #9aa4af; --line: #30363d; --panel: #161b22;
-  --o1: #14532d; --o2: #153e75; --o3: #5b2167; --o4: #6b1d1d; --o5: #134e4a; --o0: #6b3f0a; } }
+  --o1: #14532d; --o2: #153e75; --o3: #5b2167; --o4: #6b2330; --o5: #134e4a; --o0: #6b3f0a; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem; max-width: 76rem; background: var(--bg); color: var(--fg);
   font: 15px/1.5 system-ui, sans-serif; }
@@ -60,7 +60,7 @@ pre.tokens { background: var(--panel); padding: .8rem; border-radius: 6px; white
 .o1 { background: var(--o1); }
 .o2 { background: var(--o2); border-bottom: 1px solid var(--fg); }
 .o3 { background: var(--o3); border-bottom: 1px dashed var(--fg); }
-.o4 { background: var(--o4); border-bottom: 2px solid var(--fg); }
+.o4 { background: var(--o4); border-bottom: 3px dotted var(--fg); }
 .o5 { background: var(--o5); border-bottom: 1px solid var(--fg); }
 ul.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; }
 ul.legend .o { padding: 0 .5rem; margin-right: .4rem; }

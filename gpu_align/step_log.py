@@ -17,7 +17,7 @@ from gpu_align.errors import MissingExtraError
 
 FORMAT = "gpu-align-steps/1"
 #: Names of `gpu_align.Source`, in its order.
-SOURCES = ("none", "prediction", "context", "recipe")
+SOURCES = ("none", "prediction", "context", "recipe", "memory")
 
 #: Tokens before a text that it is decoded with: leading spaces and torn characters depend on them.
 _TEXT_CONTEXT = 8

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from benchmarks.corpus import build as corpus
 from benchmarks.quality.runs import Entry, read_entries
 from gpu_align import RecipePack, Source
+from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.ops.recipe_lookup import RecipeTable
 from gpu_align.ops.recipe_lookup.reference import find_recipe
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
@@ -81,7 +82,7 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
         while done < len(record.output):
             draft = policy.propose()[: len(record.output) - done]
             accepted = 0
-            recipe = find_recipe(counted, tokens[: len(record.prompt) + done])
+            recipe = find_recipe(counted, tokens[: len(record.prompt) + done], len(record.prompt), ALL_PACKS)
             for token in draft:
                 right = token == record.output[done + accepted]
                 if policy.source == Source.RECIPE:

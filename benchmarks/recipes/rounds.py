@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_align.recipes.misses import Misses
+from gpu_align.recipes.shapes import shape_of_output
+
 from benchmarks.recipes.runs import Counts, K, encode, ours, token_texts
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.ops.constants import MAX_CONTEXT
-from gpu_align.recipes.misses import Misses
-from gpu_align.recipes.shapes import shape_of_output
 from gpu_align.simulate import Record
 from gpu_align.simulate.drafter_policy import DrafterPolicy
 

@@ -85,11 +85,12 @@ def _lcs_wavefront() -> list[Config]:
     return found
 
 
-def _step(K: int, recipes: bool) -> Config:
+def _step(K: int, knows: str) -> Config:
     options = compile_options(K)
+    constants = {"HAS_RECIPES": knows != "", "HAS_SHAPES": knows == " with shapes"}
     return Config(
-        f"step {K}{' with recipes' if recipes else ''}",
-        {"K": K, "BLOCK_K": max(K, 32), "HAS_RECIPES": recipes},
+        f"step {K}{knows}",
+        {"K": K, "BLOCK_K": max(K, 32), **constants},
         options["num_warps"],
         max_registers=options.get("maxnreg", 0),
     )
@@ -125,5 +126,7 @@ CONFIGS: dict[str, list[Config]] = {
     "state._set_slot_kernel": [
         Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],
-    "step._step_kernel": [_step(K, recipes) for recipes in (False, True) for K in (16, 64, 256)],
+    "step._step_kernel": [
+        _step(K, knows) for knows in ("", " with recipes", " with shapes") for K in (16, 64, 256)
+    ],
 }

@@ -20,8 +20,12 @@ A *position* lies between two tokens: position p of a text is behind its first p
 """
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
-#: `index_bits`), where the request's output begins, and where the context begins that may be drafted from.
-PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START = range(5)
+#: `index_bits`), where the request's output begins, where the context begins that may be drafted from, a bit for
+#: each recipe pack that the request uses, and its adherence prior: 0 of a prediction, `MEMORY_PRIOR` of a memory.
+(
+    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START, RECIPE_PACKS,
+    ADHERENCE_PRIOR,
+) = range(7)  # fmt: skip
 SLOT_META = 8
 #: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
 VACANT = 2**31 - 1
@@ -96,22 +100,33 @@ BACKWARD_DEFICIT, NO_SCORE = 2, 99
 #: Adherence: the share of the output that was in sync: below 1/`LOST_SHARE`, below 1/`LOOSE_SHARE`, above.
 LOST_SHARE, LOOSE_SHARE = 8, 2
 ADHERENCE_LOST, ADHERENCE_LOOSE, ADHERENCE_CLOSE, NUM_ADHERENCES = range(4)
+#: Adherence prior of a text of earlier answers: so many output tokens count as out of sync before the first.
+MEMORY_PRIOR = 32
 NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_ALIGNMENTS * NUM_ADHERENCES
 #: Probabilities are integers over this, so that kernel and reference add them up to the same bits.
 SURVIVAL_ONE = 1 << 16
 #: More than any candidate is expected to get accepted, and small enough to be part of a key of 31 bits.
 EXACT_PREFIX = (1 << 26) - 1
 
-#: Recipes: tokens of a context, tokens of a continuation, ways of a bucket.
-MAX_CONTEXT, MAX_TOKENS = 8, 8
+#: Recipes: items of a context, tokens of a continuation, ways of a bucket, and packs that a drafter holds.
+MAX_CONTEXT, MAX_TOKENS = 8, 16
 RECIPE_WAYS = 8
+MAX_PACKS, ALL_PACKS = 31, 2**31 - 1
+#: Output tokens among which the items of a shape are looked for.
+SHAPE_WINDOW = 32
+#: Items of a shape that are no tokens: the classes of free tokens, and the beginning of the output.
+SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_SPACE, SHAPE_STRING, SHAPE_START = -2, -3, -4, -5, -6
 #: Bits of a key; no recipe has the key `NO_KEY`.
 KEY_BITS, NO_KEY = 31, -1
 #: The key of no tokens: large, as a token is small, and short contexts would share their keys with longer ones.
 KEY_SEED = 0x5BD1E995
+#: What the r-th item of a shape is multiplied by: powers of `HASH`, modulo 2**31.
+SHAPE_POWERS = tuple(pow(HASH, r + 1, 1 << 31) for r in range(MAX_CONTEXT))
+#: Bits of an item's share of the key: eight shares add up within 31 bits.
+SHAPE_SHARE = (1 << 28) - 1
 
 #: `Source` of a draft.
-SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE = range(4)
+SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE, SOURCE_MEMORY = range(5)
 #: The most drafts a step, tokens of a prediction and tokens of a context: what lanes and keys of kernels hold.
 MOST_DRAFTS, MOST_PREDICTION, MOST_CONTEXT = 256, 2**24 - 1, 2**25 - 1
 

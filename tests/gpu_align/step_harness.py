@@ -113,7 +113,7 @@ class Request:
 
     def __init__(
         self, backend, prediction, prompt=(), *, K=8, capacity=1200, vocab=1000, curves=None, floor=1,
-        floor_lost=1, recipes=None, **config,
+        floor_lost=1, recipes=None, memory=False, packs=None, **config,
     ):  # fmt: skip
         self.device, self.K, self.vocab = device_of(backend), K, vocab
         self.prompt, self.capacity = list(prompt), capacity
@@ -133,7 +133,7 @@ class Request:
             use_tables(self.drafter, tables, backend)
         # Another prediction first, so that ours does not begin where the arena does.
         self.drafter.add(0, [0], 0)
-        self.drafter.add(self.SLOT, prediction, len(self.prompt))
+        self.drafter.add(self.SLOT, prediction, len(self.prompt), memory=memory, recipes=packs)
         self.token_ids = torch.full((3, capacity), POISON, dtype=torch.int32, device=self.device)
         self.total_len = torch.full((3,), POISON, dtype=torch.int32, device=self.device)
 
@@ -213,12 +213,25 @@ def edited(generator: random.Random, prediction: list[int], alphabet: int, lengt
     return output[:length]
 
 
+def shapes_of(rng: random.Random, alphabet: int, num: int):
+    """``(recipes, shape_of)``: shapes as contexts, and what each token is in one; some tokens are beyond it."""
+    shape_of = np.array(
+        [rng.choice([t, t, -2, -3, -4, -5]) for t in range(max(alphabet - 1, 1))], dtype=np.int32
+    )
+    recipes = {}
+    for context, *rest in recipes_of(rng, alphabet, num):
+        items = [int(shape_of[t]) if t < len(shape_of) else -5 for t in context]
+        shape = tuple([-6, *items][:8] if rng.random() < 0.2 else items)
+        recipes.setdefault(shape, rest)
+    return tuple((shape, *rest) for shape, rest in recipes.items()), shape_of
+
+
 def recipes_of(rng: random.Random, alphabet: int, num: int):
     """Contexts of 1 to 8 tokens, many of them ends of others; a few say that nothing is likely."""
     recipes = {}
     for _ in range(num):
         context = tuple(rng.randrange(alphabet) for _ in range(rng.choice([1, 1, 2, 2, 3, 5, 8])))
-        length = rng.choice([0, 1, 2, 5, 8])
+        length = rng.choice([0, 1, 2, 5, 8, 16])
         alive = [1.0]
         for _ in range(length):
             alive.append(alive[-1] * rng.choice([0.3, 0.8, 0.95, 1.0]))

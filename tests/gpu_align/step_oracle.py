@@ -67,13 +67,18 @@ class Oracle:
     """One request. `step` takes all its tokens so far and says what is drafted."""
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
-                 min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0):  # fmt: skip
+                 min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0,
+                 shapes=(), shape_of=(), memory=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
         #: Context -> number, continuation, survival.
         self.recipes = {tuple(before): (i, *rest) for i, (before, *rest) in enumerate(recipes)}
+        self.shapes = {tuple(before): (i + len(recipes), *rest) for i, (before, *rest) in enumerate(shapes)}
+        self.shape_of = list(shape_of)
         self.recipe_floor = recipe_floor
+        #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no beginning of an output.
+        self.memory = memory
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
         self.context_index_bits = context_index_bits(capacity)
         self.seen = 0
@@ -208,7 +213,8 @@ class Oracle:
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
         following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
         num_output = max(len(tokens) - self.prompt_len, 0)
-        adherence = 0 if 8 * self.num_in_sync < num_output else 1 if 2 * self.num_in_sync < num_output else 2
+        weighed = num_output + (32 if self.memory else 0)
+        adherence = 0 if 8 * self.num_in_sync < weighed else 1 if 2 * self.num_in_sync < weighed else 2
         # Of a prediction that the output does not follow nothing is heard.
         heard = [
             (c, t) for c, t in zip(found, following, strict=True) if c is not None and (adherence or c.own)
@@ -255,10 +261,13 @@ class Oracle:
         return draft[:num]
 
     def recipe(self, tokens: list[int]) -> tuple[int, list[int], int]:
-        """``(number, draft, value)`` of the recipe with the longest context that the tokens end with."""
-        for length in range(min(8, len(tokens)), 0, -1):
-            if tuple(tokens[-length:]) in self.recipes:
-                number, continuation, survival = self.recipes[tuple(tokens[-length:])]
+        """``(number, draft, value)`` of the recipe with the longest context, else with the longest shape."""
+        shape = self.shape(tokens[self.prompt_len :])
+        contexts = [(self.recipes, tuple(tokens[-n:])) for n in range(min(8, len(tokens)), 0, -1)]
+        contexts += [(self.shapes, tuple(shape[-n:])) for n in range(len(shape), 0, -1)]
+        for table, context in contexts:
+            if context in table:
+                number, continuation, survival = table[context]
                 units = [round(float(np.float32(p)) * 2**16) for p in survival]
                 floor = max(round(self.recipe_floor * 2**16), 1)
                 likely = [
@@ -267,6 +276,16 @@ class Oracle:
                 num = min([*likely, False].index(False), self.K)
                 return number, list(continuation[:num]), sum(units[:num])
         return -1, [], 0
+
+    def shape(self, output: list[int]) -> list[int]:
+        """The shape of an output, in reading order: the items of its last 32 tokens, at most 8 of them."""
+        if not self.shapes:
+            return []
+        known = [*self.shape_of, -5]
+        items = [-6, *(known[min(t, len(self.shape_of))] for t in output)][-32:]
+        # Of neighbours that are free, the last one stays.
+        kept = [a for a, b in zip(items, [*items[1:], 0], strict=True) if not (-6 < a < 0 and b < 0)]
+        return kept[-8:]
 
     def update_state(self, tokens: list[int]) -> None:
         """Bring what is known up to date: `tokens` are all so far, prompt and output."""
@@ -293,7 +312,8 @@ class Oracle:
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
             num = min(num, int(self.tables.max_draft_len[class_id]))
             value = int(self.tables.expected_accepted[class_id, num])
-            if i == 6 and self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH:
+            at_start = self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH
+            if i == 6 and at_start and not self.memory:
                 num, value = self.K, 2**31 - 1  # all of the output is the beginning of the prediction
             if value > best_value:
                 best, best_value, best_num = i, value, num
@@ -305,7 +325,7 @@ class Oracle:
         else:
             c = found[best]
             assert c is not None
-            class_id, source = classes[best], 2 if c.own else 1
+            class_id, source = classes[best], 2 if c.own else 4 if self.memory else 1
             if c.own:
                 draft = tokens[c.position : c.position + best_num]
             else:

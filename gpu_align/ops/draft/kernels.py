@@ -166,7 +166,8 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 @triton.jit
 def _classes(prediction, context, found, alignment, p_row, top):
     """Class of every candidate, [LANES] int32."""
-    adherence = _adherence(alignment.num_in_sync, context.total - context.output_start)
+    num_output = context.total - context.output_start
+    adherence = _adherence(alignment.num_in_sync, num_output + prediction.adherence_prior)
     num_window = tl.minimum(prediction.length - alignment.anchor, WINDOW)
     b_deficit = _score_deficits(found.b_position, alignment, p_row, num_window, top)
     b_margin = _margins(found, adherence)
@@ -177,10 +178,14 @@ def _classes(prediction, context, found, alignment, p_row, top):
 
 
 @triton.jit
-def _is_exact_prefix(alignment, num_output):
-    """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction."""
+def _is_exact_prefix(prediction, alignment, num_output):
+    """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
+
+    The beginning of a memory, which has an adherence prior, says nothing.
+    """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
-    return (alignment.in_sync > 0) & is_all & (num_output <= MAX_MATCH)
+    is_all &= (num_output <= MAX_MATCH) & (prediction.adherence_prior == 0)
+    return (alignment.in_sync > 0) & is_all
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..constants import SOURCE_CONTEXT, SOURCE_NONE, SOURCE_PREDICTION, SOURCE_RECIPE
+from ..constants import SOURCE_CONTEXT, SOURCE_MEMORY, SOURCE_NONE, SOURCE_PREDICTION, SOURCE_RECIPE
 
 
 class Source(IntEnum):
@@ -18,6 +18,8 @@ class Source(IntEnum):
     #: The request's own prompt or output.
     CONTEXT = SOURCE_CONTEXT
     RECIPE = SOURCE_RECIPE
+    #: Earlier answers, given in place of a prediction.
+    MEMORY = SOURCE_MEMORY
 
 
 class Draft(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import constants as c
 from .._jit import njit
-from ..constants import HASH, KEY_BITS, KEY_SEED, MAX_CONTEXT, RECIPE_WAYS
 from ..suffix_match.reference import shift_of
 from .table import RecipeArrays
 
@@ -16,15 +16,49 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 @njit
-def find_recipe(recipes: RecipeArrays, context: IntArray) -> int:
-    """The recipe with the longest context that these tokens end with, or -1."""
-    shift, total = shift_of(len(recipes.keys), KEY_BITS), len(context)
-    key, found = KEY_SEED, -1
-    for i in range(min(total, MAX_CONTEXT)):
-        key = ((key ^ int(context[total - 1 - i])) * HASH) & 0x7FFFFFFF
-        for way in range(RECIPE_WAYS):
-            if recipes.keys[key >> shift, way] == key:
-                found = int(recipes.rows[key >> shift, way])
+def find_recipe(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
+    """The recipe of these packs with the longest literal context, else with the longest shape, or -1.
+
+    tokens: all so far; packs: bit i is pack i.
+    """
+    found = _longest_literal(recipes, tokens, packs)
+    return found if found >= 0 else _longest_shape(recipes, tokens, output_start, packs)
+
+
+@njit
+def _longest_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> int:
+    key, found = c.KEY_SEED, -1
+    for i in range(min(len(tokens), c.MAX_CONTEXT)):
+        key = ((key ^ int(tokens[len(tokens) - 1 - i])) * c.HASH) & 0x7FFFFFFF
+        found = _look_up(recipes, key, packs, found)
+    return found
+
+
+@njit
+def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
+    rank, key, found, was_free = 0, 0, -1, False
+    total, vocab_size = len(tokens), len(recipes.shape_of)
+    num_output = max(total - output_start, 0)
+    for i in range(min(num_output + 1, c.SHAPE_WINDOW) if vocab_size else 0):
+        item = c.SHAPE_START
+        if i < num_output:
+            item = int(recipes.shape_of[min(max(int(tokens[total - 1 - i]), 0), vocab_size - 1)])
+        is_free = item < 0 and i < num_output
+        if rank < c.MAX_CONTEXT and not (is_free and was_free):
+            key += ((item ^ c.KEY_SEED) * c.SHAPE_POWERS[rank]) & c.SHAPE_SHARE
+            found = _look_up(recipes, (key * c.HASH) & 0x7FFFFFFF, packs, found)
+            rank += 1
+        was_free = is_free
+    return found
+
+
+@njit
+def _look_up(recipes: RecipeArrays, key: int, packs: int, found: int) -> int:
+    """The recipe with this key of the first of these packs that has one, else `found`."""
+    bucket = key >> shift_of(len(recipes.keys), c.KEY_BITS)
+    for way in range(c.RECIPE_WAYS):
+        if recipes.keys[bucket, way] == key and recipes.packs[bucket, way] & packs:
+            return int(recipes.rows[bucket, way])
     return found
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,17 +21,46 @@ IntArray = npt.NDArray[np.int32]
 class Recipes:
     """R recipes: what to draft after which tokens. Two are equal only if they are the same one.
 
+    A recipe applies after a *literal context*, the last tokens as they are, or after a *shape*: the last tokens of
+    the output, of which only those that structure a text stay themselves; see README.md here.
+
     Attributes:
-        context: [R, MAX_CONTEXT] int32: the last tokens that a recipe applies after, the very last one first;
-            -1 behind them. Distinct.
+        context: [R, MAX_CONTEXT] int32: the last tokens, or items of a shape, that a recipe applies after, the
+            very last one first; -1 behind them. Distinct among those of one kind and one pack.
         token_ids: [R, MAX_TOKENS] int32: the continuation; -1 behind it. Where it is empty nothing is drafted,
             whatever a shorter context says.
         survival: [R, MAX_TOKENS] float32: probability that the first k of them are all accepted; 0 behind them.
+        is_shape: [R] bool: whether the context is a shape; by default none is.
+        packs: [R] int32: bit i: the recipe belongs to pack i; by default all belong to pack 0.
+        names: of the packs, at most 31. A request that uses several packs gets, of recipes with one context, that
+            of the first pack.
+        shape_of: [V] int32: the item of a shape that each token is: itself, or one of the classes
+            `SHAPE_IDENTIFIER`, `SHAPE_NUMBER`, `SHAPE_SPACE` and `SHAPE_STRING`; also that of tokens from V on.
+            None where there are no shapes.
     """
 
     context: IntArray
     token_ids: IntArray
     survival: npt.NDArray[np.float32]
+    is_shape: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    packs: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    names: tuple[str, ...] = ("",)
+    shape_of: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in what was left out.
+
+        Raises:
+            ValueError: shapes and nothing that says what each token is in one, or another number of packs.
+        """
+        if not len(self.is_shape):
+            object.__setattr__(self, "is_shape", np.zeros(len(self.context), dtype=np.bool_))
+        if not len(self.packs):
+            object.__setattr__(self, "packs", np.ones(len(self.context), dtype=np.int32))
+        if not 1 <= len(self.names) <= c.MAX_PACKS:
+            raise ValueError(f"names: expected 1 to {c.MAX_PACKS} packs, found {len(self.names)}")
+        if self.is_shape.any() and self.shape_of is None:
+            raise ValueError("shape_of: expected the item of each token, as there are shapes, found None")
 
     def __len__(self) -> int:
         return len(self.context)
@@ -41,13 +70,23 @@ class Recipes:
         return f"Recipes(num_recipes={len(self)})"
 
     @classmethod
-    def from_lists(cls, recipes: Iterable[tuple[Sequence[int], Sequence[int], Sequence[float]]]) -> Recipes:
+    def from_lists(
+        cls,
+        recipes: Iterable[tuple[Sequence[int], Sequence[int], Sequence[float]]],
+        *,
+        shape_of: IntArray | None = None,
+    ) -> Recipes:
         """Recipes of one's own: ``(context, continuation, survival)`` each, the context in reading order.
+
+        Args:
+            recipes: with literal contexts, or with shapes where `shape_of` is given.
+            shape_of: [V] int32: the item of a shape that each token is.
 
         Raises:
             ValueError: a context that is empty, too long or there twice; a continuation that is too long; a
                 token that is no id; survival that is not from 0 to 1, rises, or of another length.
         """
+        is_item = _ITEMS if shape_of is not None else range(0)
         rows = list(recipes)
         context = np.full((len(rows), c.MAX_CONTEXT), -1, dtype=np.int32)
         token_ids = np.full((len(rows), c.MAX_TOKENS), -1, dtype=np.int32)
@@ -60,7 +99,8 @@ class Recipes:
                 )
             if len(after) > c.MAX_TOKENS:
                 raise ValueError(f"recipe {i}: expected at most {c.MAX_TOKENS} tokens, found {len(after)}")
-            if bad := [t for t in (*before, *after) if not 0 <= t < 1 << 31]:
+            ids = [t for t in before if t not in is_item]
+            if bad := [t for t in (*ids, *after) if not 0 <= t < 1 << 31]:
                 raise ValueError(f"recipe {i}: expected token ids, found {bad[0]}")
             if tuple(before) in taken:
                 raise ValueError(f"recipe {i}: the context {list(before)} is there twice")
@@ -75,18 +115,83 @@ class Recipes:
             context[i, : len(before)] = before[::-1]
             token_ids[i, : len(after)] = after
             survival[i, : len(after)] = alive
-        return cls(context, token_ids, survival)
+        return cls(context, token_ids, survival, np.full(len(rows), shape_of is not None), shape_of=shape_of)
+
+    @classmethod
+    def join(cls, packs: Mapping[str, Recipes]) -> Recipes:
+        """Several packs as one, each under its name, in this order.
+
+        A token that stays itself in the shapes of one pack does so in all.
+
+        Raises:
+            ValueError: no packs, more than 31, or one that holds several already.
+        """
+        if wrong := [name for name, recipes in packs.items() if len(recipes.names) != 1]:
+            raise ValueError(
+                f"packs: expected one pack each, found {len(packs[wrong[0]].names)} in {wrong[0]!r}"
+            )
+        each = list(packs.values())
+        if not 1 <= len(each) <= c.MAX_PACKS:
+            raise ValueError(f"packs: expected 1 to {c.MAX_PACKS}, found {len(each)}")
+        return cls(
+            np.concatenate([recipes.context for recipes in each]),
+            np.concatenate([recipes.token_ids for recipes in each]),
+            np.concatenate([recipes.survival for recipes in each]),
+            np.concatenate([recipes.is_shape for recipes in each]),
+            np.concatenate([np.full(len(recipes), 1 << i, dtype=np.int32) for i, recipes in enumerate(each)]),
+            tuple(packs),
+            _join_shapes([recipes.shape_of for recipes in each if recipes.shape_of is not None]),
+        )
+
+    def select(self, kept: npt.NDArray[np.bool_]) -> Recipes:
+        """Those of them that are kept. kept: [R] bool."""
+        names = "context", "token_ids", "survival", "is_shape", "packs"
+        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+
+    def pack_bits(self, names: Iterable[str] | None) -> int:
+        """Bit i for each pack i that is named; None names all.
+
+        Raises:
+            ValueError: a name that no pack has.
+        """
+        if names is None:
+            return c.ALL_PACKS
+        bits = 0
+        for name in names:
+            if name not in self.names:
+                raise ValueError(
+                    f"recipes: expected names of {', '.join(map(repr, self.names))}, found {name!r}"
+                )
+            bits |= 1 << self.names.index(name)
+        return bits
+
+
+#: Items of a shape that are no tokens.
+_ITEMS = range(c.SHAPE_START, c.SHAPE_IDENTIFIER + 1)
+
+
+def _join_shapes(shapes: Sequence[IntArray]) -> IntArray | None:
+    """A token that stays itself in one stays itself; the others are what the first that knows them says."""
+    if not shapes:
+        return None
+    joined = np.full(max(map(len, shapes)), c.SHAPE_STRING, dtype=np.int32)
+    for shape_of in reversed(shapes):
+        known = joined[: len(shape_of)]
+        known[:] = np.where(known >= 0, known, shape_of)
+    return joined
 
 
 class RecipeArrays(NamedTuple):
     """`RecipeTable` as NumPy sees it."""
 
     keys: npt.NDArray[np.signedinteger[Any]]
+    packs: npt.NDArray[np.signedinteger[Any]]
     rows: npt.NDArray[np.signedinteger[Any]]
     max_draft_len: npt.NDArray[np.signedinteger[Any]]
     expected_accepted: npt.NDArray[np.signedinteger[Any]]
     token_ids: npt.NDArray[np.signedinteger[Any]]
     confidence: npt.NDArray[np.float32]
+    shape_of: npt.NDArray[np.signedinteger[Any]]
 
 
 class RecipeTable(NamedTuple):
@@ -94,6 +199,8 @@ class RecipeTable(NamedTuple):
 
     #: [buckets, RECIPE_WAYS] int32: `keys_of` the contexts, `NO_KEY` where there is none.
     keys: torch.Tensor
+    #: The same shape: a bit for each pack that it belongs to.
+    packs: torch.Tensor
     #: The same shape: which recipe it is.
     rows: torch.Tensor
     #: [R] int32, 0 to K: drafts that are likely enough.
@@ -104,6 +211,13 @@ class RecipeTable(NamedTuple):
     token_ids: torch.Tensor
     #: [R, MAX_TOKENS] float32: P(token k is accepted | those before it are).
     confidence: torch.Tensor
+    #: [V + 1] int32: the item of a shape that each token is, the last for all from V on; [0] without shapes.
+    shape_of: torch.Tensor
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether a shape can be found."""
+        return len(self.shape_of) > 0
 
     @property
     def num_recipes(self) -> int:
@@ -142,7 +256,8 @@ class RecipeTable(NamedTuple):
             held = np.zeros(0, dtype=np.int64)
         else:
             held = np.arange(len(recipes))
-        keys, rows = _hash(keys_of(recipes.context[held]), held)
+        packs = recipes.packs[held]
+        keys, bits, rows = _hash(keys_of(recipes.context[held], recipes.is_shape[held]), packs, held)
         units = np.rint(recipes.survival.astype(np.float64) * c.SURVIVAL_ONE).astype(np.int32)
         likely = (recipes.token_ids >= 0) & (recipes.token_ids < vocab_size)
         likely &= units >= max(survival_units(min_survival), 1)
@@ -151,36 +266,42 @@ class RecipeTable(NamedTuple):
         before = np.concatenate([np.full((len(units), 1), c.SURVIVAL_ONE), units[:, :-1]], axis=1)
         arrays = (
             keys,
+            bits,
             rows,
             max_draft_len,
             np.where(within, units, 0).sum(axis=1, dtype=np.int32),
             recipes.token_ids,
             np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),
+            _shapes_of(recipes),
         )
         return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
 
 
-def keys_of(context: IntArray) -> npt.NDArray[np.int64]:
-    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token first.
+def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
+    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; README.md has the loops.
 
-    ::
-
-        key = KEY_SEED
-        for token in context:    key = (key ^ token) * HASH mod 2**31
+    is_shape: [R]; None: no context is a shape.
     """
     key = np.full(len(context), c.KEY_SEED, dtype=np.int64)
     for column in context.T.astype(np.int64):
-        key = np.where(column < 0, key, ((key ^ column) * c.HASH) & 0x7FFFFFFF)
-    return key
+        key = np.where(column == -1, key, ((key ^ column) * c.HASH) & 0x7FFFFFFF)
+    if is_shape is None or not is_shape.any():
+        return key
+    total = np.zeros(len(context), dtype=np.int64)
+    for column, power in zip(context.T.astype(np.int64), c.SHAPE_POWERS, strict=True):
+        total += np.where(column == -1, 0, ((column ^ c.KEY_SEED) * power) & c.SHAPE_SHARE)
+    return np.where(is_shape, (total * c.HASH) & 0x7FFFFFFF, key)
 
 
-def _hash(keys: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> tuple[IntArray, IntArray]:
-    """Keys and rows by bucket: as many buckets as keys at least, and more until each key has its place.
+def _hash(
+    keys: npt.NDArray[np.int64], packs: IntArray, rows: npt.NDArray[np.int64]
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Keys, packs and rows by bucket: as many buckets as keys at least, and more until each has its place.
 
-    Of two recipes with one key the first has it.
+    Of two recipes with one key the first has it, for the packs that it belongs to.
     """
-    _, first = np.unique(keys, return_index=True)
-    keys, rows = keys[np.sort(first)], rows[np.sort(first)]
+    kept, packs = _first_of_each(keys, packs)
+    keys, packs, rows = keys[kept], packs[kept], rows[kept]
     bits = max(len(keys), 1).bit_length()
     while True:
         bucket = keys >> (c.KEY_BITS - bits)
@@ -189,6 +310,33 @@ def _hash(keys: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> tuple[Int
         if not (way >= c.RECIPE_WAYS).any():
             break
         bits += 1
-    table = np.full((2, 1 << bits, c.RECIPE_WAYS), c.NO_KEY, dtype=np.int32)
-    table[0, bucket[order], way], table[1, bucket[order], way] = keys[order], rows[order]
-    return table[0], table[1]
+    table = np.full((3, 1 << bits, c.RECIPE_WAYS), c.NO_KEY, dtype=np.int32)
+    place = bucket[order], way
+    table[0][place], table[1][place], table[2][place] = keys[order], packs[order], rows[order]
+    return table[0], table[1], table[2]
+
+
+def _first_of_each(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.NDArray[np.int64], IntArray]:
+    """Which recipes can be found, and for which packs, [R]; at most `RECIPE_WAYS` of a key, first packs first."""
+    packs = np.array(packs)
+    order = np.lexsort((np.arange(len(keys)), _lowest_bit(packs), keys))
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    ends = np.append(starts[1:], len(order))
+    for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
+        taken = num = 0
+        for row in order[start:end]:
+            packs[row] &= ~taken if num < c.RECIPE_WAYS else 0
+            taken |= int(packs[row])
+            num += bool(packs[row])
+    return order[packs[order] != 0], packs
+
+
+def _lowest_bit(packs: IntArray) -> IntArray:
+    return packs & -packs
+
+
+def _shapes_of(recipes: Recipes) -> IntArray:
+    """[V + 1]: the item of a shape that each token is, the last for all from V on; [0] without shapes."""
+    if recipes.shape_of is None or not recipes.is_shape.any():
+        return np.zeros(0, dtype=np.int32)
+    return np.append(recipes.shape_of, c.SHAPE_STRING).astype(np.int32)

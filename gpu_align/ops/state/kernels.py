@@ -4,12 +4,14 @@ import triton
 import triton.language as tl
 
 from ..constexprs import (
+    ADHERENCE_PRIOR,
     ALIGN_STATE,
     CONTEXT_START,
     OUTPUT_START,
     PREDICTION_BASE,
     PREDICTION_LEN,
     PREDICTION_SHIFT,
+    RECIPE_PACKS,
     SEEN,
     SLOT_META,
 )
@@ -18,7 +20,7 @@ from ..constexprs import (
 @triton.jit(
     do_not_specialize=[
         "slot_meta_ptr", "align_state_ptr", "slot", "prediction_base", "prediction_len", "prediction_shift",
-        "output_start", "context_start",
+        "output_start", "context_start", "recipe_packs", "adherence_prior",
     ]
 )  # fmt: skip
 def _set_slot_kernel(
@@ -30,10 +32,12 @@ def _set_slot_kernel(
     prediction_shift,
     output_start,
     context_start,
+    recipe_packs,
+    adherence_prior,
 ):
     """Grid (1,)::
 
-    slot_meta[slot, :5] = prediction_base, prediction_len, prediction_shift, output_start, context_start
+    slot_meta[slot, :7] = prediction_base, …, adherence_prior        the fields of `SlotMeta`
     align_state[slot, SEEN] = -1
     """
     i_slot = slot.to(tl.int64)
@@ -43,4 +47,6 @@ def _set_slot_kernel(
     tl.store(p_meta + PREDICTION_SHIFT, prediction_shift)
     tl.store(p_meta + OUTPUT_START, output_start)
     tl.store(p_meta + CONTEXT_START, context_start)
+    tl.store(p_meta + RECIPE_PACKS, recipe_packs)
+    tl.store(p_meta + ADHERENCE_PRIOR, adherence_prior)
     tl.store(align_state_ptr + i_slot * ALIGN_STATE + SEEN, -1)

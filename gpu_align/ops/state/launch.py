@@ -13,7 +13,7 @@ from .._check import Backend, resolve_backend
 from .._launch import launch
 from ..suffix_match import build_index
 from .reference import set_slot_reference
-from .state import StepState, allocate_state
+from .state import SlotMeta, StepState, allocate_state
 
 
 def store_prediction(
@@ -32,6 +32,9 @@ def occupy_slot(
     prompt_len: int,
     use_context: bool,
     backend: Backend = "auto",
+    *,
+    recipe_packs: int = c.ALL_PACKS,
+    is_memory: bool = False,
 ) -> None:
     """Give a slot to a request; the next step starts over.
 
@@ -43,25 +46,35 @@ def occupy_slot(
         prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
         backend: "auto" runs a kernel on CUDA tensors and the reference on CPU tensors.
+        recipe_packs: bit i: it uses recipe pack i.
+        is_memory: whether the prediction is a text of earlier answers.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
     context_start = 0 if use_context else c.VACANT
-    _set_slot(state, slot, (base, num_tokens, shift, prompt_len, context_start), backend)
+    prior = c.MEMORY_PRIOR if is_memory else 0
+    meta = SlotMeta(base, num_tokens, shift, prompt_len, context_start, recipe_packs, prior)
+    _set_slot(state, slot, meta, backend)
 
 
 def vacate_slot(state: StepState, slot: int, backend: Backend = "auto") -> None:
     """Nothing is drafted for the slot any more."""
-    _set_slot(state, slot, (0, 0, 0, c.VACANT, c.VACANT), backend)
+    _set_slot(state, slot, SlotMeta(), backend)
 
 
 def load_slot_kernel(state: StepState, backend: Backend = "auto") -> None:
     """Compile or load what `occupy_slot` and `vacate_slot` run; no slot changes."""
     if resolve_backend(backend, state.slot_meta) == "triton":
-        _launch_set_slot(state, 0, (0, 0, 0, 0, 0), num_programs=0)
+        _launch_set_slot(state, 0, SlotMeta(), num_programs=0)
 
 
 def state_of(
-    predictions: Sequence[Sequence[int]], prompt_lens: Sequence[int], max_context_len: int, use_context: bool
+    predictions: Sequence[Sequence[int]],
+    prompt_lens: Sequence[int],
+    max_context_len: int,
+    use_context: bool,
+    *,
+    recipe_packs: int = c.ALL_PACKS,
+    is_memory: bool = False,
 ) -> StepState:
     """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
     capacities = [c.whole_pages(len(prediction)) for prediction in predictions]
@@ -70,21 +83,22 @@ def state_of(
     for slot, (prediction, prompt_len) in enumerate(zip(predictions, prompt_lens, strict=True)):
         if len(prediction):
             store_prediction(state, base, np.array(prediction, dtype=np.int32))
-        occupy_slot(state, slot, base, len(prediction), prompt_len, use_context)
+        occupy_slot(
+            state, slot, base, len(prediction), prompt_len, use_context,
+            recipe_packs=recipe_packs, is_memory=is_memory,
+        )  # fmt: skip
         base += capacities[slot]
     return state
 
 
-def _set_slot(state: StepState, slot: int, meta: tuple[int, int, int, int, int], backend: Backend) -> None:
+def _set_slot(state: StepState, slot: int, meta: SlotMeta, backend: Backend) -> None:
     if resolve_backend(backend, state.slot_meta) == "triton":
         _launch_set_slot(state, slot, meta)
     else:
         set_slot_reference(state, slot, meta)
 
 
-def _launch_set_slot(
-    state: StepState, slot: int, meta: tuple[int, int, int, int, int], num_programs: int = 1
-) -> None:
+def _launch_set_slot(state: StepState, slot: int, meta: SlotMeta, num_programs: int = 1) -> None:
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
     from .kernels import _set_slot_kernel
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from .. import constants as c
-from .state import StepState
+from .state import SlotMeta, StepState
 
 
-def set_slot_reference(state: StepState, slot: int, meta: tuple[int, int, int, int, int]) -> None:
+def set_slot_reference(state: StepState, slot: int, meta: SlotMeta) -> None:
     """Write a slot's meta, and that none of its tokens was seen.
 
     ::
 
-        slot_meta[slot, :5] = prediction_base, prediction_len, prediction_shift, output_start, context_start
+        slot_meta[slot, :7] = meta
         align_state[slot, SEEN] = -1
     """
     state.slot_meta.numpy()[slot, : len(meta)] = meta

@@ -43,6 +43,18 @@ class StepArrays(NamedTuple):
     context_index: IntArray
 
 
+class SlotMeta(NamedTuple):
+    """What the host says about a slot's request, in the order of the columns of ``slot_meta``."""
+
+    prediction_base: int = 0
+    prediction_len: int = 0
+    prediction_shift: int = 0
+    output_start: int = c.VACANT
+    context_start: int = c.VACANT
+    recipe_packs: int = 0
+    adherence_prior: int = 0
+
+
 def allocate_state(
     max_slots: int, max_context_len: int, num_tokens: int, device: torch.device | str
 ) -> StepState:

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ..constexprs import (
+    ADHERENCE_PRIOR,
     ALIGN_STATE,
     CONTEXT_START,
     EDIT,
@@ -14,8 +15,10 @@ from ..constexprs import (
     PREDICTION_BASE,
     PREDICTION_LEN,
     PREDICTION_SHIFT,
+    RECIPE_PACKS,
     SLOT_META,
     SOURCE_CONTEXT,
+    SOURCE_MEMORY,
     SOURCE_NONE,
     SOURCE_PREDICTION,
     SOURCE_RECIPE,
@@ -78,8 +81,8 @@ def _read_confidence(
 @triton.jit(
     do_not_specialize=[
         "token_ids_ptr", "stride_token_ids_s", "total_len_ptr", "slots_ptr", "num_sampled_ptr",
-        "context_shift", "recipe_shift", "length_quarters", "min_match", "min_context_match", "max_context_len",
-        "vocab_size",
+        "context_shift", "recipe_shift", "num_shapes", "length_quarters", "min_match", "min_context_match",
+        "max_context_len", "vocab_size",
     ]
 )  # fmt: skip
 def _step_kernel(
@@ -106,12 +109,15 @@ def _step_kernel(
     confidence_ptr,  # [NUM_CLASSES, K] float32
     # Recipes.
     recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int32
+    recipe_packs_ptr,  # [buckets, RECIPE_WAYS] int32
     recipe_rows_ptr,  # [buckets, RECIPE_WAYS] int32
     recipe_max_draft_len_ptr,  # [R] int32
     recipe_expected_ptr,  # [R] int32
     recipe_tokens_ptr,  # [R, MAX_TOKENS] int32
     recipe_confidence_ptr,  # [R, MAX_TOKENS] float32
+    shape_of_ptr,  # [num_shapes] int32
     recipe_shift,
+    num_shapes,
     # The drafts.
     draft_ptr,  # [B, K] int64
     draft_length_ptr,  # [B] int32
@@ -126,6 +132,7 @@ def _step_kernel(
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_RECIPES: tl.constexpr,
+    HAS_SHAPES: tl.constexpr,
 ):
     """Grid (B,). The loop over the requests that this computes is in README.md and in `reference._step`."""
     i_b = tl.program_id(0)
@@ -140,13 +147,15 @@ def _step_kernel(
     prediction_len = tl.load(p_meta + PREDICTION_LEN)
     shift = tl.load(p_meta + PREDICTION_SHIFT)
     uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
+    packs = tl.load(p_meta + RECIPE_PACKS)
+    adherence_prior = tl.load(p_meta + ADHERENCE_PRIOR)
     p_align = align_state_ptr + i_slot * ALIGN_STATE
     p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
     state = _load_state(p_align, p_edits)
     tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = Recipes(
-        recipe_keys_ptr, recipe_rows_ptr, recipe_max_draft_len_ptr, recipe_expected_ptr, recipe_tokens_ptr,
-        recipe_confidence_ptr, recipe_shift,
+        recipe_keys_ptr, recipe_packs_ptr, recipe_rows_ptr, recipe_max_draft_len_ptr, recipe_expected_ptr,
+        recipe_tokens_ptr, recipe_confidence_ptr, shape_of_ptr, recipe_shift, num_shapes,
     )  # fmt: skip
     o_k = tl.arange(0, BLOCK_K)
     b_tokens = tl.zeros([BLOCK_K], tl.int32)
@@ -156,15 +165,16 @@ def _step_kernel(
     recipe = tl.full([], -1, tl.int32)
     if (tl.load(num_sampled_ptr + i_b) > 0) & (output_start != VACANT):
         prediction = Prediction(
-            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift
-        )
+            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift,
+            adherence_prior,
+        )  # fmt: skip
         context = Context(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
             stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip
         p_row = lcs_row_ptr + i_slot * WINDOW
         if HAS_RECIPES:
-            recipe = _find_recipe(recipes, context)
+            recipe = _find_recipe(recipes, context, packs, HAS_SHAPES)
         inserted = total
         if context.is_used:
             inserted = _begin_context(context, state[0])
@@ -178,7 +188,7 @@ def _step_kernel(
             prediction, context, bucket, alignment.cursor, num_common, min_match, min_context_match
         )
         b_class = _classes(prediction, context, found, alignment, p_row, top)
-        exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0))
+        exact_prefix = _is_exact_prefix(prediction, alignment, tl.maximum(total - output_start, 0))
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:
             recipe = _likelier(recipes, recipe, expected)
@@ -203,7 +213,8 @@ def _step_kernel(
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
         m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
-        source = tl.where(in_context, SOURCE_CONTEXT, SOURCE_PREDICTION)
+        source = tl.where(adherence_prior > 0, SOURCE_MEMORY, SOURCE_PREDICTION)
+        source = tl.where(in_context, SOURCE_CONTEXT, source)
         source = tl.where(recipe >= 0, SOURCE_RECIPE, source)
         source = tl.where(length > 0, source, SOURCE_NONE)
 

@@ -50,10 +50,15 @@ class StepLaunch:
     ) -> None:
         buckets, K = state.context_index.shape[1], out.token_ids.shape[1]
         self._state = *state, state.context_index.stride(0), 33 - buckets.bit_length()
-        self._rest = *tables[:3], *recipes, recipes.shift, *out, *settings
+        self._rest = *tables[:3], *recipes, recipes.shift, len(recipes.shape_of), *out, *settings
         # Lanes of a warp at least: of fewer the compiler makes worse code.
         block = max(32, 1 << (K - 1).bit_length())
-        self._sizes = {"K": K, "BLOCK_K": block, "HAS_RECIPES": recipes.num_recipes > 0}
+        self._sizes = {
+            "K": K,
+            "BLOCK_K": block,
+            "HAS_RECIPES": recipes.num_recipes > 0,
+            "HAS_SHAPES": recipes.has_shapes,
+        }
         #: What Triton compiled; under its interpreter always None.
         self._compiled: Any = None
 

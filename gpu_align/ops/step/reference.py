@@ -49,6 +49,8 @@ class Request(NamedTuple):
     prediction: Prediction
     context: Context
     alignment: Alignment
+    #: Bit i: it uses recipe pack i.
+    recipe_packs: int
 
 
 class Choice(NamedTuple):
@@ -111,6 +113,7 @@ def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
             state.positions[base:],
             state.offsets[base:],
             int(meta[c.PREDICTION_SHIFT]),
+            int(meta[c.ADHERENCE_PRIOR]),
         ),
         Context(
             tokens,
@@ -120,13 +123,14 @@ def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
             bool(meta[c.CONTEXT_START] != c.VACANT),
         ),
         Alignment(state.align_state[slot], state.lcs_row[slot], state.edits[slot]),
+        int(meta[c.RECIPE_PACKS]),
     )
 
 
 @njit
 def update_state(request: Request) -> None:
     """Bring what is known of a request up to date: the index of its context, and where it stands."""
-    prediction, context, alignment = request
+    prediction, context, alignment, _ = request
     total, seen = len(context.tokens), int(alignment.state[c.SEEN])
     if seen < 0 or total < seen:
         start_over(alignment)
@@ -143,12 +147,12 @@ def choose_draft(
     request: Request, tables: TableArrays, recipes: RecipeArrays, found: Candidates, settings: StepSettings
 ) -> Choice:
     """Write the candidates of a request, after `update_state`, and say what is drafted from."""
-    prediction, context, alignment = request
-    recipe = find_recipe(recipes, context.tokens)
+    prediction, context, alignment, packs = request
+    recipe = find_recipe(recipes, context.tokens, context.output_start, packs)
     cursor, top = standing(prediction, alignment)
     candidates(prediction, context, cursor, settings.min_match, settings.min_context_match, found)
     classes(prediction, context, found, alignment, cursor, top)
-    exact_prefix = is_exact_prefix(alignment, max(len(context.tokens) - context.output_start, 0))
+    exact_prefix = is_exact_prefix(prediction, alignment, max(len(context.tokens) - context.output_start, 0))
     lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters)
     return Choice(cursor, lane, num, expected, likelier(recipes, recipe, expected))
 
@@ -158,7 +162,7 @@ def write_draft(
     request: Request, recipes: RecipeArrays, choice: Choice, position: int, draft: IntArray
 ) -> tuple[int, int]:
     """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``."""
-    prediction, context, alignment = request
+    prediction, context, alignment, _ = request
     if choice.recipe >= 0:
         return copy_recipe(recipes, choice.recipe, draft), 0
     if choice.lane < c.FIRST_CONTEXT:
@@ -225,7 +229,8 @@ def _step(
                     length = k
                     break
             if length > 0:
-                source = c.SOURCE_CONTEXT if lane >= c.FIRST_CONTEXT else c.SOURCE_PREDICTION
+                source = c.SOURCE_PREDICTION if request.prediction.adherence_prior == 0 else c.SOURCE_MEMORY
+                source = c.SOURCE_CONTEXT if lane >= c.FIRST_CONTEXT else source
                 source = c.SOURCE_RECIPE if recipe >= 0 else source
         last = int(tokens[total - 1]) if total > 0 else 0
         draft[length:] = last if 0 <= last < settings.vocab_size else 0

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...config import DrafterConfig
 from .._jit import Entry
-from ..constants import NUM_CANDIDATES
+from ..constants import ALL_PACKS, NUM_CANDIDATES
 from ..draft import SurvivalTables
 from ..draft.reference import Candidates, allocate_candidates, worth
 from ..draft.tables import TableArrays
@@ -55,6 +55,8 @@ class StepView:
         config: of the drafter; the defaults if None.
         recipes: of the drafter, for K.
         tables: what a choice is made by, for K; those of `config` if None.
+        recipe_packs: bit i: the requests use recipe pack i.
+        is_memory: whether the predictions are texts of earlier answers.
 
     Attributes:
         token_ids: [R, T] int32, for the caller to write prompts and outputs in.
@@ -71,6 +73,8 @@ class StepView:
         config: DrafterConfig | None,
         recipes: RecipeArrays,
         tables: SurvivalTables | None = None,
+        recipe_packs: int = ALL_PACKS,
+        is_memory: bool = False,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         if tables is None:
@@ -78,7 +82,10 @@ class StepView:
                 num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
             )
         self.tables = tables.numpy()
-        self.state = state_of(predictions, prompt_lens, max_context_len, config.use_context).numpy()
+        self.state = state_of(
+            predictions, prompt_lens, max_context_len, config.use_context,
+            recipe_packs=recipe_packs, is_memory=is_memory,
+        ).numpy()  # fmt: skip
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
         # A draft is shown as it is found: no vocabulary ends it.

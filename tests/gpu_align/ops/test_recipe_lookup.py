@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.ops.constants import KEY_BITS, NO_KEY, RECIPE_WAYS, SURVIVAL_ONE
+from gpu_align.ops.constants import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_WAYS, SURVIVAL_ONE
 from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes, RecipeTable
 from gpu_align.ops.recipe_lookup.reference import find_recipe
 from gpu_align.ops.recipe_lookup.table import keys_of
@@ -18,15 +18,15 @@ class TestFromLists:
         recipes = Recipes.from_lists([((5, 6), (7, 8, 9), (0.5, 0.5, 0.25)), ((1,), (), ())])
         assert len(recipes) == 2
         assert recipes.context.tolist() == [[6, 5, *[-1] * 6], [1, *[-1] * 7]]
-        assert recipes.token_ids.tolist() == [[7, 8, 9, *[-1] * 5], [-1] * 8]
-        assert recipes.survival.tolist() == [[0.5, 0.5, 0.25, *[0] * 5], [0] * 8]
+        assert recipes.token_ids.tolist() == [[7, 8, 9, *[-1] * 13], [-1] * 16]
+        assert recipes.survival.tolist() == [[0.5, 0.5, 0.25, *[0] * 13], [0] * 16]
 
     @pytest.mark.parametrize(
         ("recipe", "said"),
         [
             (((), (1,), (0.5,)), "expected a context of 1 to 8 tokens, found 0"),
             ((range(9), (1,), (0.5,)), "expected a context of 1 to 8 tokens, found 9"),
-            (((1,), range(9), [0.5] * 9), "expected at most 8 tokens, found 9"),
+            (((1,), range(17), [0.5] * 17), "expected at most 16 tokens, found 17"),
             (((-1,), (1,), (0.5,)), "expected token ids, found -1"),
             (((1,), (1 << 31,), (0.5,)), "expected token ids, found 2147483648"),
             (((1,), (1, 2), (0.5,)), r"expected 2 probabilities .* found \[0.5\]"),
@@ -49,7 +49,7 @@ class TestTable:
         table = RecipeTable.build(recipes, 64, "cpu", 0.2)
         assert table.max_draft_len.tolist() == [2, 0, 0]
         assert table.expected_accepted.tolist() == [round(1.25 * SURVIVAL_ONE), 0, 0]
-        assert table.confidence[0].tolist() == pytest.approx([0.75, 2 / 3, *[0] * 6])
+        assert table.confidence[0].tolist() == pytest.approx([0.75, 2 / 3, *[0] * 14])
         assert table.token_ids[0, :3].tolist() == [2, 3, 4]
 
     def test_no_more_than_k(self):
@@ -74,7 +74,7 @@ class TestTable:
         for recipes in (None, Recipes.from_lists([])):
             table = RecipeTable.build(recipes, 4, "cpu")
             assert table.num_recipes == 0
-            assert find_recipe(table.numpy(), np.arange(9)) == -1
+            assert find_recipe(table.numpy(), np.arange(9), 0, ALL_PACKS) == -1
 
     def test_the_key_of_the_readme(self):
         key = 0x5BD1E995
@@ -91,7 +91,7 @@ class TestTable:
         table = RecipeTable.build(Recipes.from_lists([((t,), (t + 1,), (0.5,)) for t in alike]), 4, "cpu")
         assert len(table.keys) > 1 << 10
         arrays = table.numpy()
-        assert [find_recipe(arrays, np.array([t])) for t in alike] == list(range(len(alike)))
+        assert [find_recipe(arrays, np.array([t]), 0, ALL_PACKS) for t in alike] == list(range(len(alike)))
 
     def test_of_two_with_one_key_the_first_is_found(self):
         by_key: dict[int, int] = {}
@@ -108,7 +108,7 @@ class TestTable:
             Recipes.from_lists([(first, (1,), (0.5,)), (second, (2,), (0.5,))]), 4, "cpu"
         )
         assert table.num_recipes == 1
-        assert find_recipe(table.numpy(), np.array(second)) == 0
+        assert find_recipe(table.numpy(), np.array(second), 0, ALL_PACKS) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -124,11 +124,11 @@ def test_the_longest_context_is_found(seed):
         expected = next(
             (number[tokens[-n:]] for n in range(min(8, total), 0, -1) if tokens[-n:] in number), -1
         )
-        assert find_recipe(arrays, context[:total]) == expected
+        assert find_recipe(arrays, context[:total], 0, ALL_PACKS) == expected
 
 
 def test_sizes():
-    assert (MAX_CONTEXT, MAX_TOKENS, NO_KEY) == (8, 8, -1)
+    assert (MAX_CONTEXT, MAX_TOKENS, NO_KEY) == (8, 16, -1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -22,6 +22,7 @@ from tests.gpu_align.step_harness import (
     poison,
     random_curves,
     recipes_of,
+    shapes_of,
     standing_of,
     use_tables,
 )
@@ -79,7 +80,11 @@ def test_a_batch_of_edits(backend, seed):
     K, vocab = generator.choice([1, 4, 16, 64, 65]), generator.choice([3, 8, 40, 500])
     config, device = settings_of(generator), device_of(backend)
     lists = recipes_of(generator, vocab, generator.choice([0, 5, 200]))
-    recipes = Recipes.from_lists(lists) if lists else None
+    shapes, shape_of = shapes_of(generator, vocab, generator.choice([0, 0, 30]))
+    packs = {"words": Recipes.from_lists(lists)} if lists else {}
+    if shapes:
+        packs["shapes"] = Recipes.from_lists(shapes, shape_of=shape_of)
+    recipes = Recipes.join(packs) if packs else None
     drafter = Drafter(
         max_slots=5, max_context_len=CAPACITY, max_prediction_len=600, num_draft_tokens=K, vocab_size=vocab,
         device=device, config=config, backend=backend, recipes=recipes,
@@ -92,12 +97,13 @@ def test_a_batch_of_edits(backend, seed):
     running, done = {}, {}
     for slot in slots:
         prediction, prompt, output = request_of(generator, vocab)
-        drafter.add(slot, prediction, len(prompt))
+        memory = generator.random() < 0.3
+        drafter.add(slot, prediction, len(prompt), memory=memory)
         oracle = Oracle(
             prediction, len(prompt), tables, K=K, quarters=int(4 * config.length_factor), vocab_size=vocab,
             capacity=CAPACITY, min_match=config.min_match, min_context_match=config.min_context_match,
             use_context=config.use_context, recipes=lists,
-            recipe_floor=config.min_survival_recipe,
+            recipe_floor=config.min_survival_recipe, shapes=shapes, shape_of=shape_of, memory=memory,
         )  # fmt: skip
         tokens = [*prompt, *output]
         token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
