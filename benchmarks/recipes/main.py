@@ -69,16 +69,16 @@ def measure_task(
     """Everything about one task, and the results of its runs."""
     records = records_of(task.outputs)
     results = run_all(drafters(base_recipes(), recipes, task), records)
-    report = pack.report(task.outputs, encode, token_texts, K).tasks[task.outputs[0].task]
+    found_rounds = rounds(pack, task.outputs)
     found = {
         "groups": len(task.groups),
         "sample_tokens": sum(len(ids) for group in task.groups for ids in encode(group.samples)),
         "outputs": len(task.outputs),
         "output_tokens": sum(len(record.output) for record in records),
         "pack": size_of(pack),
-        "report": report._asdict(),
+        "report": found_rounds[0],
         "runs": {name: Counts.of(pairs).as_json() for name, pairs in results.items()},
-        "rounds": rounds(pack, records),
+        "rounds": found_rounds,
     }
     return found, results
 

@@ -115,7 +115,7 @@ def rounds_table(results: Results) -> str:
     for name, task in results["tasks"].items():
         rounds = task["rounds"]
         cells = [f"{found['rejected']:,}" for found in rounds]
-        speed = f"{per_step(rounds[0]):.2f} → {per_step(rounds[-1]):.2f}"
+        speed = f"{rounds[0]['tokens_per_step']:.2f} → {rounds[-1]['tokens_per_step']:.2f}"
         rows.append(f"| {name} | {' | '.join(cells)} | {speed} |")
     return "\n".join(rows)
 
