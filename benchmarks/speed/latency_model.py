@@ -44,7 +44,8 @@ WARM, COLD = Latencies(), Latencies(first=600)
 TABLE = Path(__file__).parents[1] / "results" / "latency.json"
 #: What a number may differ by from the table's.
 TOLERANCE = 0.02
-STEP, STEP_RECIPES = "step: ", "step with recipes: "
+#: What the rows of the step begin with, and what its drafter knows.
+STEPS = {"step: ": "no recipes", "step with recipes: ": "recipes", "step with shapes: ": "shapes"}
 
 
 class Compiler:
@@ -71,22 +72,22 @@ class Compiler:
 def measure(target: str, only: str = "") -> dict[str, dict[str, float]]:
     """Label → row, for every path and size whose label contains `only`."""
     compiler, rows = Compiler(target), {}
-    for prefix in (STEP, STEP_RECIPES):
+    for prefix, recipes in STEPS.items():
         names = [name for name in (*PATHS, *SCALED) if only in prefix + name]
         for name in names:
-            rows[prefix + name] = measure_path(name, prefix == STEP_RECIPES, compiler)
+            rows[prefix + name] = measure_path(name, recipes, compiler)
     for size in SIZES:
         if only in (label := f"lcs_length: {size // 1024}k"):
             rows[label] = measure_lcs(compiler, target, size)
     return rows
 
 
-def measure_path(name: str, with_recipes: bool, compiler: Compiler) -> dict[str, float]:
+def measure_path(name: str, recipes: str, compiler: Compiler) -> dict[str, float]:
     """Cycles, with all data in the second-level cache (warm) or in memory (cold), and instructions."""
     if name in PATHS:
-        return _run(Case(PATHS[name](), with_recipes), compiler)
+        return _run(Case(PATHS[name](), recipes), compiler)
     make, length, (short, longer) = SCALED[name]
-    a, b = (_run(Case(make(n), with_recipes), compiler) for n in (short, longer))
+    a, b = (_run(Case(make(n), recipes), compiler) for n in (short, longer))
     return {key: round(a[key] + (b[key] - a[key]) * (length - short) / (longer - short)) for key in a}
 
 
@@ -138,10 +139,10 @@ def show_lines(targets: list[str], only: str, number: int) -> None:
     """Print the most expensive functions and lines of every path whose label contains `only`."""
     for target in targets:
         compiler = Compiler(target)
-        for prefix in (STEP, STEP_RECIPES):
+        for prefix, recipes in STEPS.items():
             for name in PATHS:
                 if only in prefix + name:
-                    case = Case(PATHS[name](), prefix == STEP_RECIPES)
+                    case = Case(PATHS[name](), recipes)
                     trace = run_case(case, compiler)
                     typer.echo(f"\n{target}, {prefix}{name}: {trace.cycles} cycles\n")
                     typer.echo(hot_lines(compiler(case.launches()[0]).program, trace, number))

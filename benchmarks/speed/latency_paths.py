@@ -17,8 +17,8 @@ import torch
 from benchmarks.speed.sass import Program
 from benchmarks.speed.sass_memory import STACK, Latencies, Memory
 from benchmarks.speed.sass_warp import Machine, Trace
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_texts
-from gpu_align import Drafter
+from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_shapes, make_texts
+from gpu_align import Drafter, Recipes
 
 NUM_TEXT = 32_768
 Tokens = npt.NDArray[np.int32]
@@ -123,6 +123,13 @@ SCALED: dict[str, tuple[Callable[[int], Path], int, tuple[int, int]]] = {
     "resume, 8k lost tokens": (lambda num_lost: lost(num_lost, 0), 8192, (128, 192)),
 }
 
+#: What drafters know.
+RECIPES: dict[str, Callable[[], Recipes | None]] = {
+    "no recipes": lambda: None,
+    "recipes": make_recipes,
+    "shapes": make_shapes,
+}
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -171,14 +178,14 @@ def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
 
 
 class Case:
-    """A path as a drafter sees it, in front of its last step."""
+    """A path as a drafter sees it, in front of its last step. recipes: a key of `RECIPES`."""
 
-    def __init__(self, path: Path, with_recipes: bool) -> None:
+    def __init__(self, path: Path, recipes: str) -> None:
         length = NUM_TEXT + NUM_DRAFT_TOKENS
         self.drafter = Drafter(
             max_slots=1, max_context_len=length, max_prediction_len=NUM_TEXT,
             num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device="cpu", backend="reference",
-            recipes=make_recipes() if with_recipes else None,
+            recipes=RECIPES[recipes](),
         )  # fmt: skip
         self.drafter.add(0, path.prediction, len(path.prompt))
         tokens = np.concatenate([path.prompt, path.output])

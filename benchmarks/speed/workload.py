@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
+from gpu_align.ops.constants import SHAPE_IDENTIFIER
 from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS
 
 STATES = ("aligned", "lost", "mixed")
@@ -86,6 +87,18 @@ def make_recipes() -> gpu_align.Recipes:
     token_ids[:, :3] = (context[:, :1] + np.arange(1, 4)) % 40_000
     survival = np.where(token_ids >= 0, np.float32(0.2), np.float32(0))
     return gpu_align.Recipes(context, token_ids, survival)
+
+
+@lru_cache(maxsize=1)
+def make_shapes() -> gpu_align.Recipes:
+    """`make_recipes`, and 2,000 recipes behind shapes as a second pack; every fourth token stays itself in one."""
+    shape_of = np.where(np.arange(VOCAB_SIZE) % 4 == 0, np.arange(VOCAB_SIZE), SHAPE_IDENTIFIER).astype(
+        np.int32
+    )
+    free, kept = range(SHAPE_IDENTIFIER, SHAPE_IDENTIFIER + 1), range(0, 8_000, 4)
+    lists = (((*free, token), (token + 1, token + 2, token + 3), (0.9, 0.9, 0.9)) for token in kept)
+    shapes = gpu_align.Recipes.from_lists(lists, shape_of=shape_of)
+    return gpu_align.Recipes.join({"words": make_recipes(), "shapes": shapes})
 
 
 class Steps:

@@ -112,6 +112,10 @@ EXACT_PREFIX = (1 << 26) - 1
 MAX_CONTEXT, MAX_TOKENS = 8, 16
 RECIPE_WAYS = 8
 MAX_PACKS, ALL_PACKS = 31, 2**31 - 1
+#: What the table says of a way's recipe, in columns: which it is, its drafts, and how many of them are expected to
+#: be accepted.
+RECIPE_ROW, RECIPE_LEN, RECIPE_EXPECTED = range(3)
+RECIPE_COLUMNS = 4
 #: Output tokens among which the items of a shape are looked for.
 SHAPE_WINDOW = 32
 #: Items of a shape that are no tokens: the classes of free tokens, and the beginning of the output.
@@ -120,10 +124,8 @@ SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_SPACE, SHAPE_STRING, SHAPE_START = -2, -3,
 KEY_BITS, NO_KEY = 31, -1
 #: The key of no tokens: large, as a token is small, and short contexts would share their keys with longer ones.
 KEY_SEED = 0x5BD1E995
-#: What the r-th item of a shape is multiplied by: powers of `HASH`, modulo 2**31.
-SHAPE_POWERS = tuple(pow(HASH, r + 1, 1 << 31) for r in range(MAX_CONTEXT))
-#: Bits of an item's share of the key: eight shares add up within 31 bits.
-SHAPE_SHARE = (1 << 28) - 1
+#: In place of `HASH` in the key of a shape: 31 bits, so that it is an int32.
+SHAPE_HASH = 0x4F1BBCDD
 
 #: `Source` of a draft.
 SOURCE_NONE, SOURCE_PREDICTION, SOURCE_CONTEXT, SOURCE_RECIPE, SOURCE_MEMORY = range(5)

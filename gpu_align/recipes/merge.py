@@ -36,8 +36,8 @@ def merge(parts: Sequence[Content | MissContent]) -> Content:
         next((pack.made_by for pack in packs if pack.made_by), ""),
         "+".join(dict.fromkeys(name for pack in packs for name in pack.task.split("+") if name)),
         tokenizer,
-        sorted(observed.values(), key=by_frequency),
-        sorted({token for pack in packs for token in pack.kept}),
+        tuple(sorted(observed.values(), key=by_frequency)),
+        tuple(sorted({token for pack in packs for token in pack.kept})),
     )
 
 

@@ -108,7 +108,16 @@ class RecipePack:
             raise ValueError(f"agree: expected 0 < share <= 1, found {agree}")
         found = observe(groups, encode, token_texts, agree, progress)
         task = task or "+".join(dict.fromkeys(name for name in found.tasks if name))
-        return cls({}, [], (0.0,) * NUM_BINS, made_by, task, fingerprint(encode), found.observed, found.kept)
+        return cls(
+            {},
+            [],
+            (0.0,) * NUM_BINS,
+            made_by,
+            task,
+            fingerprint(encode),
+            tuple(found.observed),
+            tuple(found.kept),
+        )
 
     @classmethod
     def load(cls, path: Path | str | None = None) -> RecipePack:
@@ -150,10 +159,14 @@ class RecipePack:
         Words, recipes and literal prefixes, which are text, are left out, and so are tokens that stay themselves
         in no shape that is left.
         """
-        left = [e for e in self.observed if e.is_shape and (e.groups >= min_groups or e.token < 0)]
+        left = tuple(e for e in self.observed if e.is_shape and (e.groups >= min_groups or e.token < 0))
         named = {item for entry in left for item in entry.context}
         return replace(
-            self, words={}, recipes=[], observed=left, kept=[token for token in self.kept if token in named]
+            self,
+            words={},
+            recipes=[],
+            observed=left,
+            kept=tuple(token for token in self.kept if token in named),
         )
 
     def merge(self, *others: RecipePack | Misses) -> RecipePack:

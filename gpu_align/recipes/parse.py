@@ -57,7 +57,14 @@ def parse_pack(data: dict[str, Any]) -> Content:
             "tokenizer: expected the fingerprint of the one that the token ids are of, found none"
         )
     return Content(
-        words, recipes, offsets, made_by, _string(data, "task"), tokenizer, list(observed.values()), kept
+        words,
+        recipes,
+        offsets,
+        made_by,
+        _string(data, "task"),
+        tokenizer,
+        tuple(observed.values()),
+        tuple(kept),
     )
 
 

@@ -164,10 +164,10 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 
 
 @triton.jit
-def _classes(prediction, context, found, alignment, p_row, top):
-    """Class of every candidate, [LANES] int32."""
+def _classes(prediction, context, found, alignment, p_row, top, prior):
+    """Class of every candidate, [LANES] int32. prior: output tokens that count as out of sync before the first."""
     num_output = context.total - context.output_start
-    adherence = _adherence(alignment.num_in_sync, num_output + prediction.adherence_prior)
+    adherence = _adherence(alignment.num_in_sync, num_output + prior)
     num_window = tl.minimum(prediction.length - alignment.anchor, WINDOW)
     b_deficit = _score_deficits(found.b_position, alignment, p_row, num_window, top)
     b_margin = _margins(found, adherence)
@@ -178,13 +178,13 @@ def _classes(prediction, context, found, alignment, p_row, top):
 
 
 @triton.jit
-def _is_exact_prefix(prediction, alignment, num_output):
+def _is_exact_prefix(alignment, num_output, prior):
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
 
     The beginning of a memory, which has an adherence prior, says nothing.
     """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
-    is_all &= (num_output <= MAX_MATCH) & (prediction.adherence_prior == 0)
+    is_all &= (num_output <= MAX_MATCH) & (prior == 0)
     return (alignment.in_sync > 0) & is_all
 
 

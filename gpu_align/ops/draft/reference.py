@@ -133,10 +133,11 @@ def classes(
     alignment: Alignment,
     cursor: int,
     top: int,
+    prior: int,
 ) -> None:
-    """Write the class of every candidate."""
+    """Write the class of every candidate. prior: output tokens that count as out of sync before the first."""
     num_output = max(len(context.tokens) - context.output_start, 0)
-    adherence = adherence_of(int(alignment.state[c.NUM_IN_SYNC]), num_output + prediction.adherence_prior)
+    adherence = adherence_of(int(alignment.state[c.NUM_IN_SYNC]), num_output + prior)
     length = len(prediction.tokens)
     margins(found, adherence)
     for lane in range(c.NUM_CANDIDATES):
@@ -151,14 +152,14 @@ def classes(
 
 
 @njit
-def is_exact_prefix(prediction: Prediction, alignment: Alignment, num_output: int) -> bool:
+def is_exact_prefix(alignment: Alignment, num_output: int, prior: int) -> bool:
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
 
     The beginning of a memory, which has an adherence prior, says nothing.
     """
     state = alignment.state
     is_all = state[c.CURSOR] == num_output == state[c.NUM_IN_SYNC] <= c.MAX_MATCH
-    return bool(state[c.IN_SYNC] > 0 and is_all and prediction.adherence_prior == 0)
+    return bool(state[c.IN_SYNC] > 0 and is_all and prior == 0)
 
 
 @njit

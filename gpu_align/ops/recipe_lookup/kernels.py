@@ -9,10 +9,12 @@ from ..constexprs import (
     HASH,
     KEY_SEED,
     MAX_CONTEXT,
-    NO_KEY,
+    RECIPE_COLUMNS,
+    RECIPE_EXPECTED,
+    RECIPE_LEN,
+    RECIPE_ROW,
     RECIPE_WAYS,
-    SHAPE_POWERS,
-    SHAPE_SHARE,
+    SHAPE_HASH,
     SHAPE_START,
     SHAPE_WINDOW,
 )
@@ -23,14 +25,31 @@ class Recipes(NamedTuple):
 
     p_keys: Any  # [buckets, RECIPE_WAYS] int32
     p_packs: Any  # [buckets, RECIPE_WAYS] int32: a bit for each pack that it belongs to
-    p_rows: Any  # [buckets, RECIPE_WAYS] int32: which recipe it is
-    p_max_draft_len: Any  # [R] int32
-    p_expected: Any  # [R] int32
+    p_ways: (
+        Any  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, its drafts, expected drafts
+    )
     p_tokens: Any  # [R, MAX_TOKENS] int32
     p_confidence: Any  # [R, MAX_TOKENS] float32
     p_shape_of: Any  # [num_shapes] int32: the item of a shape that each token is, the last for all beyond
     shift: Any  # a key's upper bits are its bucket
     num_shapes: Any
+
+
+class Lookup(NamedTuple):
+    """What the contexts of one request are."""
+
+    b_key: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: of the literal contexts
+    b_item: Any  # [SHAPE_WINDOW] int32: of the output's tokens, the last one first
+    b_later: Any  # [SHAPE_WINDOW] int32: of the token behind each
+
+
+class Ways(NamedTuple):
+    """The ways of the buckets of several keys."""
+
+    o_way: Any  # int32: where each lies
+    b_key: Any  # int32: what is looked for
+    b_found: Any  # int32: the key that is there
+    b_packs: Any  # int32: a bit for each pack that its recipe belongs to
 
 
 @triton.jit
@@ -56,70 +75,89 @@ def _shape_items(recipes, context, o_last, num_output):
 
 
 @triton.jit
-def _shape_keys(recipes, context):
-    """``(key, rank, is_item)``, [SHAPE_WINDOW] each: of each item the key of the shape from the last item to it.
-
-    ::
-
-        for i in range(SHAPE_WINDOW):                             # the last token first
-            if i is the first of a run of free tokens, another token, or num_output:
-                key += ((item[i] ^ KEY_SEED) * SHAPE_POWERS[rank]) mod 2**28
-                key_of[i], rank = key * HASH mod 2**31, rank + 1
-    """
+def _read_lookup(recipes, context, HAS_SHAPES: tl.constexpr):
+    """What a look-up begins with. Done early: until `_load_ways` other work hides that memory is slow."""
     o_last = tl.arange(0, SHAPE_WINDOW)
-    num_output = tl.maximum(context.total - context.output_start, 0)
-    b_item = _shape_items(recipes, context, o_last, num_output)
-    m_later_free = (_shape_items(recipes, context, o_last - 1, num_output) < 0) & (o_last > 0)
-    m_goes_on = (b_item < 0) & (o_last < num_output) & m_later_free
-    m_item = (o_last <= num_output) & (m_goes_on == 0)
-    b_rank = tl.cumsum(m_item.to(tl.int32), axis=0) - 1
-    m_item = m_item & (b_rank < MAX_CONTEXT)
-    b_power = tl.zeros([SHAPE_WINDOW], tl.int64)
-    for rank in tl.static_range(MAX_CONTEXT):
-        b_power = tl.where(b_rank == rank, SHAPE_POWERS[rank], b_power)
-    b_share = ((b_item ^ KEY_SEED).to(tl.int64) * b_power) & SHAPE_SHARE
-    b_sum = tl.cumsum(tl.where(m_item, b_share.to(tl.int32), 0), axis=0)
-    return ((b_sum.to(tl.int64) * HASH) & 0x7FFFFFFF).to(tl.int32), b_rank, m_item
+    b_item, b_later = o_last, o_last
+    if HAS_SHAPES:
+        num_output = tl.maximum(context.total - context.output_start, 0)
+        b_item = _shape_items(recipes, context, o_last, num_output)
+        b_later = _shape_items(recipes, context, o_last - 1, num_output)
+    return Lookup(_literal_keys(context), b_item, b_later)
 
 
 @triton.jit
-def _find_recipe(recipes, context, packs, HAS_SHAPES: tl.constexpr):
-    """The recipe of these packs with the longest literal context, else with the longest shape, or -1.
+def _then(factor, key, next_factor, next_key):
+    """One linear map of a key, then the next."""
+    return factor * next_factor, key * next_factor + next_key
+
+
+@triton.jit
+def _shape_keys(context, lookup):
+    """The key of the shape from the last output token to each, [SHAPE_WINDOW] int32.
+
+    ::
+
+        key = 0
+        for i in range(min(num_output + 1, SHAPE_WINDOW)):        # the last token first
+            if i is not a free token behind another, in reading order in front of it:
+                key = (key + item[i] + KEY_SEED) * SHAPE_HASH mod 2**32
+            key_of[i] = key >> 1
+    """
+    o_last = tl.arange(0, SHAPE_WINDOW)
+    num_output = tl.maximum(context.total - context.output_start, 0)
+    m_same = (lookup.b_item < 0) & (o_last < num_output) & (lookup.b_later < 0) & (o_last > 0)
+    m_same = m_same | (o_last > num_output)
+    b_factor = tl.where(m_same, 1, SHAPE_HASH)
+    b_key = tl.where(m_same, 0, (lookup.b_item + KEY_SEED) * SHAPE_HASH)
+    _, b_key = tl.associative_scan((b_factor, b_key), 0, _then)
+    return (b_key >> 1) & 0x7FFFFFFF
+
+
+@triton.jit
+def _load_ways(recipes, context, lookup, HAS_SHAPES: tl.constexpr):
+    """``(contexts, shapes)``: their ways, [64] and [SHAPE_WINDOW, RECIPE_WAYS], all loaded at once.
+
+    In each bucket the last way comes first.
+    """
+    o_first = RECIPE_WAYS - 1 - tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) % RECIPE_WAYS
+    o_way = (lookup.b_key >> recipes.shift) * RECIPE_WAYS + o_first
+    contexts = Ways(o_way, lookup.b_key, tl.load(recipes.p_keys + o_way), tl.load(recipes.p_packs + o_way))
+    shapes = contexts
+    if HAS_SHAPES:
+        b_key = _shape_keys(context, lookup)[:, None]
+        o_way = (b_key >> recipes.shift) * RECIPE_WAYS + tl.arange(0, RECIPE_WAYS)[None, :]
+        shapes = Ways(o_way, b_key, tl.load(recipes.p_keys + o_way), tl.load(recipes.p_packs + o_way))
+    return contexts, shapes
+
+
+@triton.jit
+def _find_recipe(recipes, context, ways, packs, HAS_SHAPES: tl.constexpr):
+    """``(recipe, drafts, expected)`` of the longest literal context, else of the longest shape; recipe -1 if none.
 
     ::
 
         for key in keys of the literal contexts, the longest first, then of the shapes:
             for way in range(RECIPE_WAYS):
                 if keys[key >> shift, way] == key and packs_of[key >> shift, way] & packs:
-                    return rows[key >> shift, way]
-        return -1
+                    return ways[key >> shift, way]
+        return -1, 0, 0
     """
-    # A lane a way of each length: all buckets are loaded at once. Of two packs' ways the first is the larger lane.
+    contexts, shapes = ways
     o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
-    b_key = _literal_keys(context)
-    o_way = (b_key >> recipes.shift) * RECIPE_WAYS + (RECIPE_WAYS - 1 - o_lane % RECIPE_WAYS)
-    m_found = o_lane // RECIPE_WAYS < context.total
-    m_found &= tl.load(recipes.p_keys + o_way, mask=m_found, other=NO_KEY) == b_key
-    m_found &= (tl.load(recipes.p_packs + o_way) & packs) != 0
+    m_found = (contexts.b_found == contexts.b_key) & ((contexts.b_packs & packs) != 0)
+    m_found = m_found & (o_lane // RECIPE_WAYS < context.total)
     longest = tl.max(tl.where(m_found, o_lane, -1), axis=0)
-    way = tl.sum(tl.where(o_lane == longest, o_way, 0), axis=0)
+    way = tl.sum(tl.where(o_lane == longest, contexts.o_way, 0), axis=0)
     if HAS_SHAPES:
-        b_shape, b_rank, m_item = _shape_keys(recipes, context)
-        o_last = tl.arange(0, RECIPE_WAYS)[None, :]
-        o_place = (b_shape >> recipes.shift)[:, None] * RECIPE_WAYS + o_last
-        m_place = m_item[:, None] & (tl.load(recipes.p_keys + o_place) == b_shape[:, None])
-        m_place &= (tl.load(recipes.p_packs + o_place) & packs) != 0
-        b_order = b_rank[:, None] * RECIPE_WAYS + (RECIPE_WAYS - 1 - o_last)
-        shape = tl.max(tl.max(tl.where(m_place, b_order, -1), axis=1), axis=0)
-        m_place &= b_order == shape
-        place = tl.sum(tl.sum(tl.where(m_place, o_place, 0), axis=1), axis=0)
-        way = tl.where(longest >= 0, way, place)
+        m_found = (shapes.b_found == shapes.b_key) & ((shapes.b_packs & packs) != 0)
+        o_first = RECIPE_WAYS - 1 - tl.arange(0, RECIPE_WAYS)[None, :]
+        b_order = tl.arange(0, SHAPE_WINDOW)[:, None] * RECIPE_WAYS + o_first
+        shape = tl.max(tl.max(tl.where(m_found, b_order, -1), axis=1), axis=0)
+        shape_way = tl.sum(tl.sum(tl.where(b_order == shape, shapes.o_way, 0), axis=1), axis=0)
+        way = tl.where(longest >= 0, way, shape_way)
         longest = tl.maximum(longest, shape)
-    return tl.load(recipes.p_rows + way, mask=longest >= 0, other=-1)
-
-
-@triton.jit
-def _likelier(recipes, recipe, expected):
-    """The recipe if more of it is expected to be accepted than `expected`, else -1."""
-    own = tl.load(recipes.p_expected + recipe, mask=recipe >= 0, other=0)
-    return tl.where(own > expected, recipe, -1)
+    p_way = recipes.p_ways + way * RECIPE_COLUMNS
+    recipe = tl.load(p_way + RECIPE_ROW, mask=longest >= 0, other=-1)
+    num = tl.load(p_way + RECIPE_LEN, mask=longest >= 0, other=0)
+    return recipe, num, tl.load(p_way + RECIPE_EXPECTED, mask=longest >= 0, other=0)

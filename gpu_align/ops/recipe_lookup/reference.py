@@ -36,7 +36,7 @@ def _longest_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> int
 
 @njit
 def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
-    rank, key, found, was_free = 0, 0, -1, False
+    key, found, was_free = 0, -1, False
     total, vocab_size = len(tokens), len(recipes.shape_of)
     num_output = max(total - output_start, 0)
     for i in range(min(num_output + 1, c.SHAPE_WINDOW) if vocab_size else 0):
@@ -44,10 +44,9 @@ def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, p
         if i < num_output:
             item = int(recipes.shape_of[min(max(int(tokens[total - 1 - i]), 0), vocab_size - 1)])
         is_free = item < 0 and i < num_output
-        if rank < c.MAX_CONTEXT and not (is_free and was_free):
-            key += ((item ^ c.KEY_SEED) * c.SHAPE_POWERS[rank]) & c.SHAPE_SHARE
-            found = _look_up(recipes, (key * c.HASH) & 0x7FFFFFFF, packs, found)
-            rank += 1
+        if not (is_free and was_free):
+            key = ((key + item + c.KEY_SEED) * c.SHAPE_HASH) & 0xFFFFFFFF
+            found = _look_up(recipes, key >> 1, packs, found)
         was_free = is_free
     return found
 
@@ -58,7 +57,7 @@ def _look_up(recipes: RecipeArrays, key: int, packs: int, found: int) -> int:
     bucket = key >> shift_of(len(recipes.keys), c.KEY_BITS)
     for way in range(c.RECIPE_WAYS):
         if recipes.keys[bucket, way] == key and recipes.packs[bucket, way] & packs:
-            return int(recipes.rows[bucket, way])
+            return int(recipes.ways[bucket, way, c.RECIPE_ROW])
     return found
 
 

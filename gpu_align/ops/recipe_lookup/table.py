@@ -186,7 +186,7 @@ class RecipeArrays(NamedTuple):
 
     keys: npt.NDArray[np.signedinteger[Any]]
     packs: npt.NDArray[np.signedinteger[Any]]
-    rows: npt.NDArray[np.signedinteger[Any]]
+    ways: npt.NDArray[np.signedinteger[Any]]
     max_draft_len: npt.NDArray[np.signedinteger[Any]]
     expected_accepted: npt.NDArray[np.signedinteger[Any]]
     token_ids: npt.NDArray[np.signedinteger[Any]]
@@ -201,8 +201,9 @@ class RecipeTable(NamedTuple):
     keys: torch.Tensor
     #: The same shape: a bit for each pack that it belongs to.
     packs: torch.Tensor
-    #: The same shape: which recipe it is.
-    rows: torch.Tensor
+    #: [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, and the next two of it, so that a kernel
+    #: loads all three at once.
+    ways: torch.Tensor
     #: [R] int32, 0 to K: drafts that are likely enough.
     max_draft_len: torch.Tensor
     #: [R] int32 in units of 1/`SURVIVAL_ONE`: how many of them are expected to be accepted.
@@ -264,12 +265,13 @@ class RecipeTable(NamedTuple):
         max_draft_len = np.minimum(np.cumprod(likely, axis=1).sum(axis=1), num_draft_tokens).astype(np.int32)
         within = np.arange(c.MAX_TOKENS) < max_draft_len[:, None]
         before = np.concatenate([np.full((len(units), 1), c.SURVIVAL_ONE), units[:, :-1]], axis=1)
+        expected = np.where(within, units, 0).sum(axis=1, dtype=np.int32)
         arrays = (
             keys,
             bits,
-            rows,
+            np.stack([rows, max_draft_len[rows], expected[rows], np.zeros_like(rows)], axis=2),
             max_draft_len,
-            np.where(within, units, 0).sum(axis=1, dtype=np.int32),
+            expected,
             recipes.token_ids,
             np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),
             _shapes_of(recipes),
@@ -287,10 +289,10 @@ def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) ->
         key = np.where(column == -1, key, ((key ^ column) * c.HASH) & 0x7FFFFFFF)
     if is_shape is None or not is_shape.any():
         return key
-    total = np.zeros(len(context), dtype=np.int64)
-    for column, power in zip(context.T.astype(np.int64), c.SHAPE_POWERS, strict=True):
-        total += np.where(column == -1, 0, ((column ^ c.KEY_SEED) * power) & c.SHAPE_SHARE)
-    return np.where(is_shape, (total * c.HASH) & 0x7FFFFFFF, key)
+    shape = np.zeros(len(context), dtype=np.int64)
+    for column in context.T.astype(np.int64):
+        shape = np.where(column == -1, shape, ((shape + column + c.KEY_SEED) * c.SHAPE_HASH) & 0xFFFFFFFF)
+    return np.where(is_shape, shape >> 1, key)
 
 
 def _hash(

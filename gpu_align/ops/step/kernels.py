@@ -27,7 +27,7 @@ from ..constexprs import (
 )
 from ..draft.kernels import Tables, _at, _candidates, _choose, _classes, _compose, _is_exact_prefix
 from ..realign.kernels import _is_fresh, _load_state, _realign
-from ..recipe_lookup.kernels import Recipes, _find_recipe, _likelier
+from ..recipe_lookup.kernels import Recipes, _find_recipe, _load_ways, _read_lookup
 from ..suffix_match.kernels import (
     Context,
     Prediction,
@@ -110,9 +110,7 @@ def _step_kernel(
     # Recipes.
     recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int32
     recipe_packs_ptr,  # [buckets, RECIPE_WAYS] int32
-    recipe_rows_ptr,  # [buckets, RECIPE_WAYS] int32
-    recipe_max_draft_len_ptr,  # [R] int32
-    recipe_expected_ptr,  # [R] int32
+    recipe_ways_ptr,  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32
     recipe_tokens_ptr,  # [R, MAX_TOKENS] int32
     recipe_confidence_ptr,  # [R, MAX_TOKENS] float32
     shape_of_ptr,  # [num_shapes] int32
@@ -147,15 +145,13 @@ def _step_kernel(
     prediction_len = tl.load(p_meta + PREDICTION_LEN)
     shift = tl.load(p_meta + PREDICTION_SHIFT)
     uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
-    packs = tl.load(p_meta + RECIPE_PACKS)
-    adherence_prior = tl.load(p_meta + ADHERENCE_PRIOR)
     p_align = align_state_ptr + i_slot * ALIGN_STATE
     p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
     state = _load_state(p_align, p_edits)
     tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = Recipes(
-        recipe_keys_ptr, recipe_packs_ptr, recipe_rows_ptr, recipe_max_draft_len_ptr, recipe_expected_ptr,
-        recipe_tokens_ptr, recipe_confidence_ptr, shape_of_ptr, recipe_shift, num_shapes,
+        recipe_keys_ptr, recipe_packs_ptr, recipe_ways_ptr, recipe_tokens_ptr,
+        recipe_confidence_ptr, shape_of_ptr, recipe_shift, num_shapes,
     )  # fmt: skip
     o_k = tl.arange(0, BLOCK_K)
     b_tokens = tl.zeros([BLOCK_K], tl.int32)
@@ -165,16 +161,13 @@ def _step_kernel(
     recipe = tl.full([], -1, tl.int32)
     if (tl.load(num_sampled_ptr + i_b) > 0) & (output_start != VACANT):
         prediction = Prediction(
-            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift,
-            adherence_prior,
-        )  # fmt: skip
+            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift
+        )
         context = Context(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
             stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip
         p_row = lcs_row_ptr + i_slot * WINDOW
-        if HAS_RECIPES:
-            recipe = _find_recipe(recipes, context, packs, HAS_SHAPES)
         inserted = total
         if context.is_used:
             inserted = _begin_context(context, state[0])
@@ -187,11 +180,20 @@ def _step_kernel(
         found = _candidates(
             prediction, context, bucket, alignment.cursor, num_common, min_match, min_context_match
         )
-        b_class = _classes(prediction, context, found, alignment, p_row, top)
-        exact_prefix = _is_exact_prefix(prediction, alignment, tl.maximum(total - output_start, 0))
+        # A recipe is looked up in three parts: what is between them hides that memory is slow.
+        if HAS_RECIPES:
+            lookup = _read_lookup(recipes, context, HAS_SHAPES)
+        # Not loaded before: it would take a register all the while.
+        prior = tl.load(p_meta + ADHERENCE_PRIOR)
+        b_class = _classes(prediction, context, found, alignment, p_row, top, prior)
+        if HAS_RECIPES:
+            ways = _load_ways(recipes, context, lookup, HAS_SHAPES)
+        exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0), prior)
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:
-            recipe = _likelier(recipes, recipe, expected)
+            packs = tl.load(p_meta + RECIPE_PACKS)
+            recipe, num_recipe, expected_recipe = _find_recipe(recipes, context, ways, packs, HAS_SHAPES)
+            recipe = tl.where(expected_recipe > expected, recipe, -1)
             num = tl.where(recipe >= 0, 0, num)
 
         in_context = lane >= FIRST_CONTEXT
@@ -203,7 +205,7 @@ def _step_kernel(
         )
         length = tl.where(in_context, tl.minimum(num, total - position), length)
         if HAS_RECIPES:
-            length += tl.load(recipes.p_max_draft_len + recipe, mask=recipe >= 0, other=0)
+            length += tl.where(recipe >= 0, num_recipe, 0)
         # A draft ends where the engine's row ends.
         length = tl.maximum(tl.minimum(length, max_context_len - total), 0)
         m_context = tl.where(in_context, 1, b_context) > 0
@@ -213,7 +215,7 @@ def _step_kernel(
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
         m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
-        source = tl.where(adherence_prior > 0, SOURCE_MEMORY, SOURCE_PREDICTION)
+        source = tl.where(prior > 0, SOURCE_MEMORY, SOURCE_PREDICTION)
         source = tl.where(in_context, SOURCE_CONTEXT, source)
         source = tl.where(recipe >= 0, SOURCE_RECIPE, source)
         source = tl.where(length > 0, source, SOURCE_NONE)

@@ -50,7 +50,15 @@ class StepLaunch:
     ) -> None:
         buckets, K = state.context_index.shape[1], out.token_ids.shape[1]
         self._state = *state, state.context_index.stride(0), 33 - buckets.bit_length()
-        self._rest = *tables[:3], *recipes, recipes.shift, len(recipes.shape_of), *out, *settings
+        self._rest = (
+            *tables[:3],
+            *recipes[:3],
+            *recipes[5:],
+            recipes.shift,
+            len(recipes.shape_of),
+            *out,
+            *settings,
+        )
         # Lanes of a warp at least: of fewer the compiler makes worse code.
         block = max(32, 1 << (K - 1).bit_length())
         self._sizes = {

@@ -51,6 +51,8 @@ class Request(NamedTuple):
     alignment: Alignment
     #: Bit i: it uses recipe pack i.
     recipe_packs: int
+    #: Output tokens that count as out of sync before the first; 0 but for a memory.
+    prior: int
 
 
 class Choice(NamedTuple):
@@ -113,7 +115,6 @@ def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
             state.positions[base:],
             state.offsets[base:],
             int(meta[c.PREDICTION_SHIFT]),
-            int(meta[c.ADHERENCE_PRIOR]),
         ),
         Context(
             tokens,
@@ -124,13 +125,14 @@ def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
         ),
         Alignment(state.align_state[slot], state.lcs_row[slot], state.edits[slot]),
         int(meta[c.RECIPE_PACKS]),
+        int(meta[c.ADHERENCE_PRIOR]),
     )
 
 
 @njit
 def update_state(request: Request) -> None:
     """Bring what is known of a request up to date: the index of its context, and where it stands."""
-    prediction, context, alignment, _ = request
+    prediction, context, alignment, _, _ = request
     total, seen = len(context.tokens), int(alignment.state[c.SEEN])
     if seen < 0 or total < seen:
         start_over(alignment)
@@ -147,12 +149,12 @@ def choose_draft(
     request: Request, tables: TableArrays, recipes: RecipeArrays, found: Candidates, settings: StepSettings
 ) -> Choice:
     """Write the candidates of a request, after `update_state`, and say what is drafted from."""
-    prediction, context, alignment, packs = request
+    prediction, context, alignment, packs, prior = request
     recipe = find_recipe(recipes, context.tokens, context.output_start, packs)
     cursor, top = standing(prediction, alignment)
     candidates(prediction, context, cursor, settings.min_match, settings.min_context_match, found)
-    classes(prediction, context, found, alignment, cursor, top)
-    exact_prefix = is_exact_prefix(prediction, alignment, max(len(context.tokens) - context.output_start, 0))
+    classes(prediction, context, found, alignment, cursor, top, prior)
+    exact_prefix = is_exact_prefix(alignment, max(len(context.tokens) - context.output_start, 0), prior)
     lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters)
     return Choice(cursor, lane, num, expected, likelier(recipes, recipe, expected))
 
@@ -162,7 +164,7 @@ def write_draft(
     request: Request, recipes: RecipeArrays, choice: Choice, position: int, draft: IntArray
 ) -> tuple[int, int]:
     """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``."""
-    prediction, context, alignment, _ = request
+    prediction, context, alignment, _, _ = request
     if choice.recipe >= 0:
         return copy_recipe(recipes, choice.recipe, draft), 0
     if choice.lane < c.FIRST_CONTEXT:
@@ -229,7 +231,7 @@ def _step(
                     length = k
                     break
             if length > 0:
-                source = c.SOURCE_PREDICTION if request.prediction.adherence_prior == 0 else c.SOURCE_MEMORY
+                source = c.SOURCE_PREDICTION if request.prior == 0 else c.SOURCE_MEMORY
                 source = c.SOURCE_CONTEXT if lane >= c.FIRST_CONTEXT else source
                 source = c.SOURCE_RECIPE if recipe >= 0 else source
         last = int(tokens[total - 1]) if total > 0 else 0

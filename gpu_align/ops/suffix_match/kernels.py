@@ -33,7 +33,6 @@ class Prediction(NamedTuple):
     p_positions: Any  # [length - 1] int32: positions by bucket
     p_offsets: Any  # [buckets + 1] int32: where each bucket begins
     shift: Any  # of `_bucket`
-    adherence_prior: Any  # output tokens that count as out of sync before the first
 
 
 class Bucket(NamedTuple):

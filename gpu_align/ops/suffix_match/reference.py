@@ -25,8 +25,6 @@ class Prediction(NamedTuple):
     offsets: IntArray
     #: Of `bucket_of`.
     shift: int
-    #: Output tokens that count as out of sync before the first.
-    adherence_prior: int
 
 
 class Context(NamedTuple):

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.ops.constants import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_WAYS, SURVIVAL_ONE
+from gpu_align.ops.constants import (
+    ALL_PACKS,
+    KEY_BITS,
+    NO_KEY,
+    RECIPE_WAYS,
+    SHAPE_IDENTIFIER,
+    SHAPE_NUMBER,
+    SHAPE_SPACE,
+    SHAPE_START,
+    SHAPE_STRING,
+    SURVIVAL_ONE,
+)
 from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes, RecipeTable
 from gpu_align.ops.recipe_lookup.reference import find_recipe
 from gpu_align.ops.recipe_lookup.table import keys_of
@@ -187,3 +198,145 @@ class TestDrafted:
     def test_what_is_refused(self, backend):
         with pytest.raises(ValueError, match=r"min_survival_recipe: expected 0 <= p <= 1, found 1.5"):
             DrafterConfig(min_survival_recipe=1.5)
+
+
+NAME, COLON, COMMA, QUOTE = 1, 2, 3, 4  # stay themselves in a shape
+SHAPE_OF = np.array([SHAPE_SPACE, 1, 2, 3, 4, *[SHAPE_IDENTIFIER] * 5, *[SHAPE_NUMBER] * 5], dtype=np.int32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestShapes:
+    """Through a `Drafter`: tokens 5 to 9 are identifiers, 10 to 14 numbers, those beyond are not known."""
+
+    RECIPES = Recipes.from_lists(
+        [
+            ((NAME, COLON, SHAPE_IDENTIFIER, COMMA), (20, 21, 22), (0.9, 0.9, 0.9)),
+            ((SHAPE_NUMBER, COMMA), (23,), (0.8,)),
+            ((SHAPE_STRING, COMMA), (24,), (0.7,)),
+            ((SHAPE_START,), (NAME, COLON), (1.0, 1.0)),
+            ((SHAPE_START, NAME), (COLON,), (0.95,)),
+            ((COMMA, COMMA), (25,), (0.9,)),
+            ((NAME, COMMA, COMMA), (), ()),
+        ],
+        shape_of=SHAPE_OF,
+    )
+
+    def drafted(self, backend, output, recipes=None, **how):
+        request = Request(
+            backend, [], [QUOTE, NAME], recipes=recipes or self.RECIPES, use_context=False, **how
+        )
+        return request.step(output)[:2]
+
+    @pytest.mark.parametrize("value", [[5], [6, 7, 8], [10, 5], [*range(5, 10)] * 5])
+    def test_a_run_of_free_tokens_is_one_item(self, backend, value):
+        assert self.drafted(backend, [NAME, COLON, *value, COMMA]) == ([20, 21, 22], 3)
+
+    def test_its_last_token_says_which(self, backend):
+        assert self.drafted(backend, [NAME, COLON, 5, 10, COMMA]) == ([23], 3)
+        assert self.drafted(backend, [NAME, COLON, 10, 999, COMMA]) == ([24], 3)
+        assert self.drafted(backend, [NAME, COLON, 10, 0, COMMA]) == ([], 0)
+
+    def test_what_is_longer_than_the_window(self, backend):
+        """28 free tokens, name, colon and comma are 31; with 30 of them the name is out of sight."""
+        for num, drafted in ((29, [20, 21, 22]), (30, [])):
+            assert self.drafted(backend, [NAME, COLON, *[5] * num, COMMA])[0] == drafted
+
+    def test_the_beginning_of_the_output(self, backend):
+        """Of the prompt nothing is seen."""
+        assert self.drafted(backend, []) == ([NAME, COLON], 3)
+        assert self.drafted(backend, [NAME]) == ([COLON], 3)
+        assert self.drafted(backend, [5, NAME]) == ([], 0)
+
+    def test_a_longer_shape_may_say_that_nothing_is_likely(self, backend):
+        assert self.drafted(backend, [COLON, COMMA, COMMA]) == ([25], 3)
+        assert self.drafted(backend, [NAME, COMMA, COMMA]) == ([], 0)
+
+    def test_a_literal_context_wins(self, backend):
+        words = Recipes.from_lists([((COMMA,), (30,), (0.6,))])
+        both = Recipes.join({"words": words, "shapes": self.RECIPES})
+        assert self.drafted(backend, [NAME, COLON, 5, COMMA], both) == ([30], 3)
+        assert self.drafted(backend, [NAME, COLON, 5, COMMA], both, packs=["shapes"]) == ([20, 21, 22], 3)
+
+    def test_a_context_is_no_shape(self, backend):
+        """The same numbers as a context and as a shape are two keys."""
+        words = Recipes.from_lists([((COMMA, COMMA), (31,), (0.6,))])
+        assert self.drafted(backend, [COLON, COMMA, COMMA], words) == ([31], 3)
+        keys = keys_of(np.array([[3, 3, *[-1] * 6]] * 2), np.array([False, True]))
+        assert keys[0] != keys[1]
+
+
+PACKS = {
+    "a": Recipes.from_lists([((4,), (10,), (0.5,)), ((3, 4), (11,), (0.5,))]),
+    "b": Recipes.from_lists([((4,), (20,), (0.9,)), ((9,), (21,), (0.9,))]),
+    "c": Recipes.from_lists([((3, 4), (30,), (0.9,))]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestPacks:
+    @pytest.mark.parametrize(
+        ("packs", "output", "drafted"),
+        [
+            (None, [4], [10]),
+            (["b", "a"], [4], [10]),
+            (["b"], [4], [20]),
+            (["c"], [4], []),
+            (None, [3, 4], [11]),
+            (["b", "c"], [3, 4], [30]),
+            (["b"], [3, 4], [20]),
+            (["a"], [9], []),
+            ([], [4], []),
+        ],
+    )
+    def test_of_those_that_a_request_uses_the_first_decides(self, backend, packs, output, drafted):
+        request = Request(backend, [], recipes=Recipes.join(PACKS), packs=packs, use_context=False)
+        assert request.step(output).tokens == drafted
+
+    def test_what_is_refused(self, backend):
+        with pytest.raises(ValueError, match=r"recipes: expected names of 'a', 'b', 'c', found 'd'"):
+            Request(backend, [], recipes=Recipes.join(PACKS), packs=["d"])
+        with pytest.raises(TypeError, match=r"recipes: expected names of packs, found the str 'a'"):
+            Request(backend, [], recipes=Recipes.join(PACKS), packs="a")
+
+    def test_more_packs_than_a_bucket_has_ways(self, backend):
+        """The first eight with a context can be found; of the others other contexts can."""
+        lists = {str(i): [((4,), (100 + i,), (0.9,)), ((5 + i,), (200 + i,), (0.9,))] for i in range(12)}
+        joined = Recipes.join({name: Recipes.from_lists(rows) for name, rows in lists.items()})
+        for i in (0, 7, 8, 11):
+            request = Request(backend, [], recipes=joined, packs=[str(i)], use_context=False)
+            assert request.step([4]).tokens == ([100 + i] if i < 8 else [])
+            assert request.step([4, 5 + i]).tokens == [200 + i]
+
+
+class TestJoin:
+    def test_what_is_refused(self):
+        one = Recipes.from_lists([((4,), (10,), (0.5,))])
+        with pytest.raises(ValueError, match="packs: expected 1 to 31, found 32"):
+            Recipes.join({str(i): one for i in range(32)})
+        with pytest.raises(ValueError, match="packs: expected one pack each, found 2 in 'ab'"):
+            Recipes.join({"ab": Recipes.join({"a": one, "b": one})})
+        with pytest.raises(ValueError, match="shape_of: expected the item of each token"):
+            Recipes(one.context, one.token_ids, one.survival, np.array([True]))
+
+    def test_a_token_that_stays_itself_in_one_stays_itself(self):
+        a = Recipes.from_lists([((1,), (2,), (0.5,))], shape_of=np.array([-2, 1, -3], dtype=np.int32))
+        b = Recipes.from_lists([((0,), (2,), (0.5,))], shape_of=np.array([0, -4, -4, -4], dtype=np.int32))
+        joined = Recipes.join({"a": a, "b": b})
+        assert joined.shape_of.tolist() == [0, 1, -3, -4]
+        assert (joined.packs.tolist(), joined.names) == ([1, 2], ("a", "b"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestMemory:
+    """A text of earlier answers in place of a prediction."""
+
+    ANSWERS = (*range(100, 160), *range(200, 260))
+
+    def test_its_beginning_is_not_drafted(self, backend):
+        assert Request(backend, self.ANSWERS).step([]).source == 1
+        assert Request(backend, self.ANSWERS, memory=True).step([]) == ([], 0, [])
+
+    def test_what_the_output_has_matched_is(self, backend):
+        request = Request(backend, self.ANSWERS, memory=True, K=16)
+        tokens, source, _ = request.step([*range(200, 220)])
+        assert (tokens, source) == ([*range(220, 236)], 4)
