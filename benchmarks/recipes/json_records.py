@@ -95,9 +95,11 @@ def _place(
 def _airports(shelf: Shelf) -> Iterator[Filled]:
     for row in shelf.rows(AIRPORTSDATA, "airportsdata/airports.csv"):
         if row["iata"] and row["city"]:
+            # Texts differ in what they say: half of them have no elevation, here as below.
+            altitude = row["elevation"] if happens(0.5, row["iata"]) else None
             yield _place(
                 row["name"], row["city"], row["subd"], row["country"],
-                float(row["lat"]), float(row["lon"]), row["tz"], row["elevation"],
+                float(row["lat"]), float(row["lon"]), row["tz"], altitude,
             )  # fmt: skip
 
 
@@ -195,8 +197,14 @@ _TYPES = {
 }
 
 
-def _languages(shelf: Shelf) -> Iterator[Filled]:
-    for entry in shelf.json(PYCOUNTRY, "pycountry/databases/iso639-3.json")["639-3"]:
+def _codes(shelf: Shelf) -> Iterator[Filled]:
+    """Scripts, currencies and as many languages: no category is the rule."""
+    for entry in shelf.json(PYCOUNTRY, "pycountry/databases/iso15924.json")["15924"]:
+        yield _term(entry["alpha_4"], entry["name"], "writing system", False, None)
+    for entry in shelf.json(PYCOUNTRY, "pycountry/databases/iso4217.json")["4217"]:
+        yield _term(entry["alpha_3"], entry["name"], "currency", False, entry["numeric"])
+    languages = shelf.json(PYCOUNTRY, "pycountry/databases/iso639-3.json")["639-3"]
+    for entry in shuffled(languages, "languages")[:200]:
         category = f"{_SCOPES[entry['scope']]} {_TYPES[entry['type']]}"
         deprecated = entry["type"] in "EH"
         yield _term(entry["alpha_3"], entry["name"], category, deprecated, entry.get("alpha_2"))
@@ -245,6 +253,6 @@ def _counties(shelf: Shelf) -> Iterator[Filled]:
 FORMS = (
     Form("place", _airports, _cities),
     Form("contact", _faker, _mimesis),
-    Form("term", _languages, _licenses),
+    Form("term", _codes, _licenses),
     Form("area", _subdivisions, _counties),
 )

@@ -100,10 +100,10 @@ def structure_of(records: list[Record], pairs: list[PairResult]) -> dict[str, An
 
 
 def prose_of(records: list[Record], recipes: Mapping[str, Recipes]) -> dict[str, Any]:
-    """What packs do to free prose: the whole drafter with its own pack, with all others, with the shipped one."""
-    own = recipes[changelogs.NAME]
-    foreign = Recipes.join({name: found for name, found in recipes.items() if name != changelogs.NAME})
-    runs = {"none": None, "own": own, "foreign": foreign, "base": base_recipes()}
+    """What packs do to free prose: the whole drafter with its own pack, the shipped one, and those of other tasks."""
+    others = {name: found for name, found in recipes.items() if name != changelogs.NAME}
+    runs: dict[str, Recipes | None] = {"none": None, "own": recipes[changelogs.NAME], "base": base_recipes()}
+    runs |= {"foreign": Recipes.join(others), **others}
     return {name: Counts.of(ours(found)(records)).as_json() for name, found in runs.items()}
 
 

@@ -15,8 +15,9 @@ Results = dict[str, Any]
 PUBLISHED = {"json-records": 4.2, "triage": 4.2, "python": 3.1, "changelog": 1.3}
 COLUMNS = {
     "pack_alone": "pack alone",
-    "drafter_without_pack": "drafter without it",
-    "drafter_with_pack": "drafter with it",
+    "drafter_without_pack": "drafter, shipped pack",
+    "drafter_with_pack": "drafter, this pack",
+    "drafter_with_both": "drafter, both packs",
     "suffix_decoding": "suffix decoding",
     "suffix_decoding_samples": "… with the samples",
     "prompt_lookup": "prompt lookup",
@@ -127,14 +128,10 @@ def prose_table(results: Results) -> str:
         "|---|--:|--:|--:|--:|",
     ]
     without = results["prose"]["none"]
-    names = {
-        "none": "none",
-        "own": "learned from changelogs",
-        "foreign": "all of the other tasks",
-        "base": "the shipped pack",
-    }
-    for name, says in names.items():
-        counts = results["prose"][name]
+    names = {"none": "none", "own": "learned from changelogs", "base": "the shipped pack"}
+    names["foreign"] = "those of all other tasks"
+    for name, counts in results["prose"].items():
+        says = names.get(name, f"that of {name} alone")
         rows.append(
             f"| {says} | {counts['steps']:,} | {_signed(more_steps(counts, without))} "
             f"| {rejected_a_token(counts, 'recipe'):.4f} | {per_step(counts):.3f} |"
@@ -182,17 +179,19 @@ CASES = {
 def memory_table(results: Results) -> str:
     """Steps with response memory beside those without."""
     rows = [
-        "| earlier answers | K | tokens a step without | with memory | steps | rejected from memory a token |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| earlier answers | K | tokens a step without | with memory | steps | rejected from memory a token "
+        "| rejected in all |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, sizes in results["memory"].items():
         for size, counts in sizes.items():
             memory, other = counts["memory"], counts.get("prediction", counts["without"])
             change = more_steps(memory, other)
             steps = f"÷ {other['steps'] / memory['steps']:.2f}" if change < -0.3 else _signed(change)
+            in_all = f"{rejected_a_token(other):.2f} → {rejected_a_token(memory):.2f}"
             rows.append(
                 f"| {CASES[name]} | {size} | {per_step(other):.2f} | {per_step(memory):.2f} | {steps} "
-                f"| {rejected_a_token(memory, 'memory'):.3f} |"
+                f"| {rejected_a_token(memory, 'memory'):.3f} | {in_all} |"
             )
     return "\n".join(rows)
 

@@ -114,11 +114,12 @@ def ours(recipes: Recipes | None, alone: bool = False) -> Callable[[Sequence[Rec
 def drafters(base: Recipes, pack: Recipes, task: Task) -> Drafters:
     """Ours with and without the pack, and the peers; two of these know the samples as earlier responses."""
     earlier = EarlierResponses((t for g in task.groups for t in encode(g.samples)), DEPTH)
-    joined = Recipes.join({"base": base, "task": pack})
+    joined = Recipes.join({"task": pack, "base": base})
     return Drafters(
         {
             "pack_alone": ours(pack, alone=True),
-            "drafter_with_pack": ours(joined),
+            "drafter_with_pack": ours(pack),
+            "drafter_with_both": ours(joined),
             "drafter_without_pack": ours(base),
         },
         {
