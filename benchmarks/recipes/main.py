@@ -100,7 +100,7 @@ def structure_of(records: list[Record], pairs: list[PairResult]) -> dict[str, An
 
 
 def prose_of(records: list[Record], recipes: Mapping[str, Recipes]) -> dict[str, Any]:
-    """What packs do to free prose: the whole drafter with its own pack, the shipped one, and those of other tasks."""
+    """What packs do to free prose: its own, the shipped one, and those of other tasks, together and each alone."""
     others = {name: found for name, found in recipes.items() if name != changelogs.NAME}
     runs: dict[str, Recipes | None] = {"none": None, "own": recipes[changelogs.NAME], "base": base_recipes()}
     runs |= {"foreign": Recipes.join(others), **others}

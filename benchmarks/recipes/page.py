@@ -179,8 +179,7 @@ CASES = {
 def memory_table(results: Results) -> str:
     """Steps with response memory beside those without."""
     rows = [
-        "| earlier answers | K | tokens a step without | with memory | steps | rejected from memory a token "
-        "| rejected in all |",
+        "| earlier answers | K | without memory | with it | steps | rejected from memory | rejected in all |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, sizes in results["memory"].items():

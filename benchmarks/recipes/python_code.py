@@ -37,11 +37,11 @@ def task(shelf: Shelf) -> Task:
             by_module.setdefault(function.module, []).append(function.source)
         for module, sources in by_module.items():
             groups += [Group(NAME, _ask(module), samples) for samples in fives(sources)]
-    outputs = [
-        Output(NAME, _ask(function.module), function.source)
-        for package in CODE["test"]
-        for function in shuffled(functions(shelf, package), NAME)[:MOST_OF_A_PACKAGE]
-    ]
+    outputs = []
+    for package in CODE["test"]:
+        found = {function.source: function.module for function in functions(shelf, package)}
+        for source in shuffled(found, NAME)[:MOST_OF_A_PACKAGE]:
+            outputs.append(Output(NAME, _ask(found[source]), source))
     return Task(shuffled(groups, NAME)[:MOST_GROUPS], shuffled(outputs, NAME)[:MOST_OUTPUTS])
 
 
