@@ -117,7 +117,7 @@ def forms(folder: Path) -> Iterator[Case]:
         yield one_form(f"form: {name}", tasks.read(name, folder).outputs)
 
 
-def replayed(case: Case, size: int, recipes: Recipes) -> dict[str, Any]:
+def replayed(case: Case, size: int, recipes: Recipes | None) -> dict[str, Any]:
     """The counts of a case without memory, with it, and with the prediction where there is one."""
 
     def run(texts: Sequence[list[int]], memory: bool) -> dict[str, Any]:

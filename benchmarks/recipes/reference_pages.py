@@ -22,7 +22,7 @@ _SPHINX = re.compile(
     r":(param|return|returns|raises|raise)(?: ([^:\n]*))?:\s*((?:.+?))(?=\n\s*:|\n\s*\n|\Z)", re.S
 )
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields):\s*\n((?:[ \t]+.*\n?|\n)*)", re.M)
-_ITEM = re.compile(r"^ {2,8}(\*{0,2}\w+)(?: ?\([^)]*\))?: (.*(?:\n {9,}.*)*)", re.M)
+_ITEM = re.compile(r"^( {2,8})(\*{0,2}\w+)(?: ?\([^)]*\))?: (.*(?:\n\1 +.*)*)", re.M)
 
 
 class Doc(NamedTuple):
@@ -80,7 +80,7 @@ def doc_of(text: str) -> Doc:
         else:
             raises[name or "Exception"] = _plain(says)
     for section, body in _SECTION.findall(text):
-        items = {name: _plain(says) for name, says in _ITEM.findall(body)}
+        items = {name: _plain(says) for _, name, says in _ITEM.findall(body)}
         if section in ("Args", "Arguments", "Parameters"):
             parameters.update(items)
         elif section == "Raises":
