@@ -11,10 +11,13 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.recipes import tasks
 from benchmarks.recipes.groups import NUM_SAMPLES
-from benchmarks.recipes.runs import encode, load_tokenizer, token_texts
+from benchmarks.recipes.runs import TOKENIZER, encode, token_texts
 from gpu_align import RecipePack
+from gpu_align.simulate import load_tokenizer
 
 NUM_GROUPS, NUM_TOKENS = 1_000, 500
 #: The task whose samples are put one behind another.
@@ -32,7 +35,7 @@ def measured(folder: Path) -> dict[str, Any]:
 def groups_of(folder: Path) -> list[tuple[str, str, list[str]]]:
     """Groups of samples of `NUM_TOKENS` tokens: the task's, one behind another and cut."""
     found = tasks.read(TASK, folder).groups
-    tokenizer = load_tokenizer("tekken")
+    tokenizer = load_tokenizer(TOKENIZER)
     samples = [cycle(group.samples[i] for group in found) for i in range(NUM_SAMPLES)]
     groups = []
     for number in range(NUM_GROUPS):
@@ -48,9 +51,10 @@ def main() -> None:
     """Prints one line of JSON."""
     groups = groups_of(Path(sys.argv[1]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
+    torch.set_num_threads(1)
+    began, began_processor = time.perf_counter(), time.process_time()
     pack = RecipePack.observe(groups, encode, token_texts, task=TASK)
-    seconds = time.perf_counter() - began
+    seconds, processor = time.perf_counter() - began, time.process_time() - began_processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         json.dumps(
@@ -59,6 +63,7 @@ def main() -> None:
                 "samples": NUM_SAMPLES,
                 "tokens": NUM_TOKENS,
                 "seconds": round(seconds, 1),
+                "processor_seconds": round(processor, 1),
                 "before_mib": before // 1024,
                 "peak_mib": peak // 1024,
                 "entries": len(pack.observed),

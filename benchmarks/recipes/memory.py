@@ -43,7 +43,8 @@ def _recall(answers: Iterable[Ids]) -> list[int]:
     memory = ResponseMemory(MEMORY_TOKENS)
     for tokens in answers:
         memory.remember(None, tokens)
-    return memory.recall(None, MEMORY_TOKENS).tolist()
+    found: list[int] = memory.recall(None, MEMORY_TOKENS).tolist()
+    return found
 
 
 def _blank(entry: Entry) -> Record:

@@ -157,7 +157,8 @@ def learning_table(results: Results) -> str:
     found = results["learning"]
     return (
         f"{found['groups']:,} groups of {found['samples']} samples of {found['tokens']} tokens: "
-        f"{found['seconds']:.0f} s on one core, {found['peak_mib']:,} MiB at the peak "
+        f"{found['processor_seconds']:.0f} s of one core ({found['seconds']:.0f} s on a machine that did other "
+        f"work), {found['peak_mib']:,} MiB at the peak "
         f"({found['before_mib']:,} MiB before learning began), {found['entries']:,} entries."
     )
 
@@ -227,7 +228,12 @@ def checks(results: Results) -> list[Check]:
         found.append(Check(f"{name}: rejected after one merge", f"{first:,} → {second:,}", "fewer", fewer))
     learning = results["learning"]
     found += [
-        Check("learning: seconds", f"{learning['seconds']:.0f}", "< 120", learning["seconds"] < 120),
+        Check(
+            "learning: seconds of one core",
+            f"{learning['processor_seconds']:.0f}",
+            "< 120",
+            learning["processor_seconds"] < 120,
+        ),
         Check("learning: MiB", f"{learning['peak_mib']:,}", "< 2,048", learning["peak_mib"] < 2_048),
     ]
     return found + memory_checks(results)
