@@ -127,7 +127,8 @@ def _checked(
             _check_hash(data, text)
         return parse(data)
     except PackError as error:
-        raise PackError(f"{path}: expected {what} of format 1 or {FORMAT} ({error})") from error
+        formats = f"1 or {FORMAT}" if kind == PACK else FORMAT
+        raise PackError(f"{path}: expected {what} of format {formats} ({error})") from error
 
 
 def _check_hash(data: dict[str, Any], text: bytes) -> None:
@@ -139,7 +140,8 @@ def _check_hash(data: dict[str, Any], text: bytes) -> None:
     except (ValueError, RecursionError) as error:  # numbers and characters that are in no file of ours
         raise PackError(f"content_hash: the file was changed ({_first_line(error)})") from error
     if said != found or not same:
-        raise PackError(f"content_hash: the file was changed: expected {shown(said)}, found {found}")
+        named = said if type(said) is str and len(said) == len(found) else shown(said)
+        raise PackError(f"content_hash: the file was changed: expected {named}, found {found}")
 
 
 def _with_hash(kind: str, data: dict[str, Any]) -> dict[str, Any]:

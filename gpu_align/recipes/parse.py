@@ -79,7 +79,8 @@ def parse_misses(data: dict[str, Any]) -> MissContent:
         literal, shape, expected, said, literal_start, shape_start, first = fields
         for context, is_shape in ((literal, 0), (shape, 1), (literal_start, 0), (shape_start, 1)):
             _items(name, context, is_shape, least=0)
-        if not all(type(token) is int and -1 <= token < MAX_TOKEN for token in (expected, said, first)):
+        least = ((expected, 0), (said, 0), (first, -1))
+        if not all(type(token) is int and lowest <= token < MAX_TOKEN for token, lowest in least):
             raise PackError(f"{name}: expected token ids, found {shown([expected, said, first])}")
         miss = Miss(
             tuple(literal), tuple(shape), expected, said, tuple(literal_start), tuple(shape_start), first

@@ -81,7 +81,7 @@ class Registry:
         """
         if any(pack.task == name.partition("@")[0] for pack in self.packs):
             return self.folder / self.find(name).file
-        if Path(name).exists():
+        if Path(name).is_file():
             return Path(name)
         return self.folder / self.find(name).file
 

@@ -49,7 +49,13 @@ from ..constexprs import (
     WINDOW,
 )
 from ..realign.kernels import _has_key
-from ..suffix_match.kernels import _best_matches, _find_matches, _match_lengths
+from ..suffix_match.kernels import (
+    _best_matches,
+    _find_matches,
+    _load_back_clamped,
+    _load_ways,
+    _match_lengths,
+)
 
 
 class Candidates(NamedTuple):
@@ -84,8 +90,14 @@ def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_
     b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
     b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
     p_last = context.p_tokens + context.total
-    b_near = b_known + _match_lengths(prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16)
-    b_key = _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match)
+    o_way = _load_ways(context)  # before what takes long
+    last = _load_back_clamped(p_last - 1, context.total - 1, 16)
+    b_near = b_known + _match_lengths(
+        prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, last, 16
+    )
+    b_key = _find_matches(
+        prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way
+    )
     b_position, b_matched = _best_matches(b_key, cursor)
     b_matched += b_near
     b_position = tl.where(m_near, o_near, b_position)
