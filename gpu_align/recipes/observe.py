@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 Group = tuple[str, str, Sequence[str]]
 
 #: An entry is kept where its token followed at least this share of all occurrences of its context.
-CERTAIN = 0.9
+CERTAIN = 0.95
 #: A longer context that says the same is not kept where the shorter one is at least this certain, or within this.
 SAME = 0.05
 #: A longer context behind which the token of the shorter one has a smaller share takes that one back.

@@ -27,7 +27,7 @@ from ..constexprs import (
 )
 from ..draft.kernels import Tables, _at, _candidates, _choose, _classes, _compose, _is_exact_prefix
 from ..realign.kernels import _is_fresh, _load_state, _realign
-from ..recipe_lookup.kernels import Recipes, _find_recipe, _load_ways, _read_lookup
+from ..recipe_lookup.kernels import Recipes, _begin_lookup, _find_recipe, _find_shape
 from ..suffix_match.kernels import (
     Context,
     Prediction,
@@ -182,17 +182,19 @@ def _step_kernel(
         )
         # A recipe is looked up in three parts: what is between them hides that memory is slow.
         if HAS_RECIPES:
-            lookup = _read_lookup(recipes, context, HAS_SHAPES)
+            lookup = _begin_lookup(recipes, context, HAS_SHAPES)
         # Not loaded before: it would take a register all the while.
         prior = tl.load(p_meta + ADHERENCE_PRIOR)
         b_class = _classes(prediction, context, found, alignment, p_row, top, prior)
         if HAS_RECIPES:
-            ways = _load_ways(recipes, context, lookup, HAS_SHAPES)
+            packs = tl.load(p_meta + RECIPE_PACKS)
+            shape_way = -1
+            if HAS_SHAPES:
+                shape_way = _find_shape(recipes, context, lookup, packs)
         exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0), prior)
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:
-            packs = tl.load(p_meta + RECIPE_PACKS)
-            recipe, num_recipe, expected_recipe = _find_recipe(recipes, context, ways, packs, HAS_SHAPES)
+            recipe, num_recipe, expected_recipe = _find_recipe(recipes, context, lookup, packs, shape_way)
             recipe = tl.where(expected_recipe > expected, recipe, -1)
             num = tl.where(recipe >= 0, 0, num)
 

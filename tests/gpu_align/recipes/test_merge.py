@@ -22,10 +22,10 @@ def pack_of(
 
 class TestPacks:
     def test_counts_add_up(self) -> None:
-        one = pack_of(Observed(True, (7, -2), 3, 9, 10, 4), Observed(False, (1,), 2, 5, 5, 2), kept=(3, 7))
+        one = pack_of(Observed(True, (7, -2), 3, 29, 30, 4), Observed(False, (1,), 2, 5, 5, 2), kept=(3, 7))
         two = pack_of(Observed(True, (7, -2), 3, 5, 5, 3), kept=(1, 7), task="u")
         merged = one.merge(two)
-        assert merged.observed == (Observed(True, (7, -2), 3, 14, 15, 7), Observed(False, (1,), 2, 5, 5, 2))
+        assert merged.observed == (Observed(True, (7, -2), 3, 34, 35, 7), Observed(False, (1,), 2, 5, 5, 2))
         assert (merged.kept, merged.task, merged.tokenizer) == ((1, 3, 7), "t+u", "x")
         assert merged.merge(pack_of(task="u")).task == "t+u"
 
@@ -33,7 +33,8 @@ class TestPacks:
         one, two = pack_of(Observed(False, (1,), 2, 9, 9, 2)), pack_of(Observed(False, (1,), 3, 8, 8, 2))
         assert one.merge(two).observed == (Observed(False, (1,), -1, 0, 17, 0),)
         few = pack_of(Observed(False, (1,), 3, 1, 1, 2))
-        assert one.merge(few).observed == (Observed(False, (1,), 2, 9, 10, 2),)
+        one = pack_of(Observed(False, (1,), 2, 19, 19, 2))
+        assert one.merge(few).observed == (Observed(False, (1,), 2, 19, 20, 2),)
 
     def test_words(self) -> None:
         one = RecipePack({"a": 4, "b": 2}, [Recipe(("a",), "b", 3, 4)], calibration=[0.1] * 20, made_by="one")

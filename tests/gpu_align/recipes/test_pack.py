@@ -389,3 +389,10 @@ class TestTokenize:
 
         pack = RecipePack({"(ab": 4, "c": 3}, [Recipe(("(ab",), "c", 3, 4)])
         assert listed(pack.tokenize(sentence_piece)) == listed(pack.tokenize(characters))
+
+    def test_a_continuation_of_words_is_short(self):
+        """A look-up takes longer ones; figures of the shipped pack were made with these."""
+        chain = [Recipe((a,), b, 9, 9) for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)]
+        recipes = RecipePack(dict.fromkeys("abcdefghijkl", 9), chain).tokenize(characters)
+        assert listed(recipes)["a"][0] == "bcdefghi"
+        assert recipes.token_ids.shape[1] == 16
