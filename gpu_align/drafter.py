@@ -77,7 +77,7 @@ class Drafter:
             prediction that finds no room is refused, and its request is served without it.
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
-    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 150 bytes a recipe. On the
+    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 400 bytes a recipe. On the
     host: 4 bytes a token of the predictions that are held.
 
     Raises:
