@@ -6,13 +6,13 @@ the versions is which of them it takes and what a cache layer keeps beside its t
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicLayer, StaticLayer
+
+from gpu_align._hf_cache import Rewind
 
 #: Arguments of ``forward`` that are made here for each pass.
 _MADE_HERE = {
@@ -27,9 +27,7 @@ class DraftForward:
         outputs = forward(ids, draft)      # logits behind ids, and behind each token of the draft
         forward.keep(ids)                  # ids by now: what was accepted, and one token more
 
-    Tokens that the cache holds are not fed again. `keep` cuts refuted tokens off the cache. A layer that cannot
-    forget them, such as a sliding window that has moved on, is put back to what it was before the pass, and all
-    layers with it; the next pass then feeds the accepted tokens again, together with its draft.
+    Tokens that the cache holds are not fed again, and `keep` makes it forget those that were refuted.
 
     Args:
         model: a decoder-only model.
@@ -39,6 +37,7 @@ class DraftForward:
 
     Attributes:
         steps: passes so far.
+        failure: why no draft can be verified, or None.
         cache: the model's cache, or None.
 
     Raises:
@@ -61,8 +60,8 @@ class DraftForward:
             raise ValueError(f"generate: expected a prompt of token ids alone, found {', '.join(unknown)}")
         if self._given_positions is not None and self._given_positions.ndim != 2:
             raise ValueError("position_ids: expected the shape [1, n], found more dimensions")
-        if self.cache is not None and not hasattr(self.cache, "layers"):
-            raise TypeError(f"past_key_values: expected a Cache, found {type(self.cache).__name__}")
+        self._rewind = Rewind(self.cache) if self.cache is not None else None
+        self.failure = self._rewind.reason_against() if self._rewind is not None else None
         self._fixed = {name: value for name, value in more.items() if name in self._takes}
         self._fixed |= {name: True for name, wanted in outputs.items() if wanted}
         #: Tokens whose keys and values the cache holds.
@@ -73,7 +72,6 @@ class DraftForward:
                 f"found {self._prompt_len}"
             )
         self._end = self._cached
-        self._before: list[tuple[Any, dict[str, Any]]] = []
         self.steps = 0
 
     def __call__(self, ids: torch.Tensor, draft: Sequence[int]) -> Any:
@@ -99,31 +97,26 @@ class DraftForward:
             arguments["logits_to_keep"] = len(draft) + 1
         if self.cache is not None:
             arguments["past_key_values"] = self.cache
-        self._before = _snapshot(self.cache) if draft and self.cache is not None else []
+        if draft and self._rewind is not None:
+            self._rewind.remember()
         outputs = self._model(**arguments, return_dict=True)
         self.steps += 1
-        if self._use_cache:
-            self.cache = outputs.past_key_values
         return outputs
+
+    def room(self, ids: torch.Tensor) -> int | None:
+        """The most draft tokens that a pass behind `ids` may have; None is any number."""
+        if self.failure is not None:
+            return 0
+        length = ids.shape[1]
+        return None if self._rewind is None else self._rewind.room(length, length - self._cached)
 
     def keep(self, ids: torch.Tensor) -> None:
         """Forget the tokens of the last pass that are not in ``ids[:, :-1]``; the last one was not fed yet."""
-        if self.cache is None:
+        if self._rewind is None:
             return
-        wanted = min(ids.shape[1] - 1, self._end)
-        if wanted == self._end:
-            self._cached = wanted
-        else:
-            if not self._before:
-                self._cached = wanted
-            for layer, state in self._before:
-                layer.__dict__.clear()
-                layer.__dict__.update(state)
-            restored = {id(layer) for layer, _ in self._before}
-            for layer in self.cache.layers:
-                if id(layer) not in restored:
-                    _cut(layer, self._cached, self._end)
-        self._before = []
+        self._cached = min(ids.shape[1] - 1, self._end)
+        if self._cached < self._end:
+            self._rewind.forget(self._cached, self._end)
 
     def _mask_until(self, end: int) -> torch.Tensor | None:
         if self._mask is None or "attention_mask" not in self._takes:
@@ -142,24 +135,3 @@ class DraftForward:
         else:
             positions = torch.arange(self._end, device=device)[None]
         return positions[:, positions.shape[1] - (self._end - self._cached) :]
-
-
-def _forgets(layer: Any) -> bool:
-    """Whether tokens can be cut off its end, whatever happened before."""
-    return type(layer) in (DynamicLayer, StaticLayer)
-
-
-def _snapshot(cache: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Copies of the layers that cannot forget."""
-    return [(layer, copy.deepcopy(layer.__dict__)) for layer in cache.layers if not _forgets(layer)]
-
-
-def _cut(layer: Any, length: int, end: int) -> None:
-    """Cut tokens ``length <= i < end`` off a layer that can forget."""
-    if type(layer) is DynamicLayer:
-        layer.crop(length - end)
-    elif hasattr(layer, "cumulative_length"):
-        layer.cumulative_length.sub_(end - length)
-    else:  # before transformers 5 a static layer counts what is not zero
-        layer.keys[:, :, length:end].zero_()
-        layer.values[:, :, length:end].zero_()

@@ -85,8 +85,8 @@ def generate(
             with its special tokens.
         prediction: the predicted output: token ids, or text, which the tokenizer encodes without special tokens.
             None or empty: drafts come from the prompt and the output alone.
-        predictor: what drafts instead of a `PredictedOutputTokenPredictor`. It is stopped, not disposed of, and gets
-            the prediction in its options.
+        predictor: what drafts instead of a `PredictedOutputTokenPredictor`. It is stopped, not disposed of, and
+            gets the prediction in its options.
         tokenizer: for text, for ``stop_strings`` and for predictors that compare vocabularies.
         num_draft_tokens: K, the most draft tokens a pass; ``>= 1``.
         strict: raise what a predictor raises. By default a predictor that fails costs its drafts and no more, as
@@ -108,9 +108,8 @@ def generate(
             without a tokenizer.
     """
     if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"model: expected a decoder-only model, found {type(model).__name__}, an encoder-decoder"
-        )
+        found = f"{type(model).__name__}, an encoder-decoder"
+        raise ValueError(f"model: expected a decoder-only model, found {found}")
     if getattr(model, "_is_stateful", False):
         raise ValueError(
             f"model: expected a model with a KV cache, found {type(model).__name__}, whose state cannot go back"
@@ -152,10 +151,14 @@ class PredictorCandidates(CandidateGenerator):  # type: ignore[misc]
         self._max_length = max_length
         self._length: int | None = None
 
-    def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
-        """`input_ids` [1, n] with a draft behind them, [1, n + draft]; no logits."""
+    def get_candidates(
+        self, input_ids: torch.Tensor, room: int | None = None, **_: Any
+    ) -> tuple[torch.Tensor, None]:
+        """`input_ids` [1, n] with a draft of at most `room` tokens behind them, [1, n + draft]; no logits."""
         self._length = input_ids.shape[1]
-        room = None if self._max_length is None else self._max_length - self._length - 1
+        if self._max_length is not None:
+            left = self._max_length - self._length - 1
+            room = left if room is None else min(room, left)
         draft = self.loop.draft(room)
         if not draft:
             return input_ids, None
@@ -197,11 +200,13 @@ class _Decode:
         self._loop.start(
             prompt.tolist(), self._prediction, max_len=longest, tokenizer=self._tokenizer
         )  # fmt: skip
+        if forward.failure is not None:
+            self._loop.fail(forward.failure)
         candidates = PredictorCandidates(self._loop, longest)
         ids, finished = input_ids, False
         while not finished:
             start = ids.shape[1]
-            draft: list[int] = candidates.get_candidates(ids)[0][0, start:].tolist()
+            draft: list[int] = candidates.get_candidates(ids, room=forward.room(ids))[0][0, start:].tolist()
             outputs = forward(ids, draft)
             logits = outputs.logits[:, -len(draft) - 1 :]  # [1, draft + 1, vocab]
             for i in range(len(draft) + 1):
@@ -211,7 +216,7 @@ class _Decode:
                 ids = torch.cat([ids, token[:, None]], dim=1)
                 if self._streamer is not None:
                     self._streamer.put(token.cpu())
-                record.add(scores, raw, outputs, i, len(draft))
+                record.add(scores, raw, outputs, i, start, len(draft))
                 finished = bool(stopping_criteria(ids, record.scores).all())
                 if finished or (i < len(draft) and int(token) != draft[i]):
                     break
@@ -256,8 +261,10 @@ class _Record:
             "output_hidden_states": self.hidden_states is not None,
         }
 
-    def add(self, scores: torch.Tensor, raw: torch.Tensor, outputs: Any, i: int, drafted: int) -> None:
-        """Take token i of a pass over a draft."""
+    def add(
+        self, scores: torch.Tensor, raw: torch.Tensor, outputs: Any, i: int, length: int, drafted: int
+    ) -> None:
+        """Take token i of a pass over `length` tokens and a draft behind them."""
         if self.scores is not None:
             self.scores += (scores,)
         if self.logits is not None:
@@ -269,8 +276,8 @@ class _Record:
             first = not self.attentions
             layers = []
             for layer in outputs.attentions or ():
-                seen = layer.shape[-1] - (drafted - i)  # a static cache has more columns than tokens
-                columns = seen if layer.shape[-1] >= layer.shape[-2] + drafted else layer.shape[-1]
+                unseen = drafted - i if layer.shape[-1] == length + drafted else 0  # else a static cache's
+                columns = layer.shape[-1] - unseen
                 layers.append(_rows(layer, 2, i, drafted, first)[..., :columns])
             self.attentions += (tuple(layers),)
 

@@ -126,7 +126,7 @@ class TokenPredictor(ABC):
         """
 
     def dispose(self) -> None:
-        """Free everything. Every other method but `stop` then raises `DisposedError`; a second call does nothing."""
+        """Free everything. Every other method but `stop` then raises `DisposedError`; a second call is fine."""
         self.disposed = True
         self.state_tokens, self.input_tokens = [], []
 

@@ -23,9 +23,9 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
             if max(p) < min_confidence: break
             draft.append(argmax(p)), and stop behind an end token
 
-    The model has a KV cache of its own: a step feeds the tokens that it has not seen, and a refuted draft is cut off
-    the cache. Where the draft ends for lack of confidence, or at the end token, the model is not run again until the
-    draft was used up or refuted. Behind ``max_position_embeddings`` tokens nothing is drafted.
+    The model has a KV cache of its own: a step feeds the tokens that it has not seen, and a refuted draft is cut
+    off the cache. Where the draft ends for lack of confidence, or at the end token, the model is not run again
+    until the draft was used up or refuted. Behind ``max_position_embeddings`` tokens nothing is drafted.
 
     Args:
         model: a causal language model with the target's tokens, or what ``from_pretrained`` takes.

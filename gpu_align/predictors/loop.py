@@ -141,6 +141,18 @@ class PredictorLoop:
         self._try("stop", self.predictor.stop)
         self._guard.close()
 
+    def fail(self, why: str) -> None:
+        """Go on without drafts because of something outside of the predictor; said once.
+
+        Raises:
+            ValueError: where `strict`.
+        """
+        if self.failure is None:
+            self.failure = why
+            if self.strict:
+                raise ValueError(why)
+            logger.warning("%s; the generation goes on without drafts", why)
+
     def _try(self, what: str, function: Callable[[], Any]) -> Any:
         """What ``function()`` returns, or None once something has failed."""
         if self.failure is not None:

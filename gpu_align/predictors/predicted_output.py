@@ -22,8 +22,8 @@ _SMALLEST_ROW = 1024
 class PredictedOutputTokenPredictor(TokenPredictor):
     """Aligns a prediction with the output and drafts from it, from the sequence itself, and from recipes.
 
-    One slot of a `Drafter`, whose docstring says how drafts are chosen. They are a function of the prediction and the
-    tokens so far, and the same on the CPU and on a GPU. An engine with a batch uses `Drafter` itself.
+    One slot of a `Drafter`, whose docstring says how drafts are chosen. They are a function of the prediction and
+    the tokens so far, and the same on the CPU and on a GPU. An engine with a batch uses `Drafter` itself.
 
     Args:
         prediction: the predicted output: token ids, or text, which needs a tokenizer. None is the prediction that

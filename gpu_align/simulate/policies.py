@@ -81,8 +81,8 @@ def make_policies(
         recipes: the file of a `RecipePack`, ``"base"``: the pack that comes with the library, or ``"off"``: none.
 
     Raises:
-        ValueError: a name is not one of these, nothing can be made of ``module:name``, a policy needs recipes and there are none, or the file
-            is not a pack.
+        ValueError: a name is not one of these, nothing can be made of ``module:name``, a policy needs recipes and
+            there are none, or the file is not a pack.
         OSError: the pack cannot be read.
         MissingExtraError: a policy's package is not installed.
     """

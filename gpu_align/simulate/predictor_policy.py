@@ -14,7 +14,7 @@ from gpu_align.predictors.loop import PredictorLoop
 
 
 class PredictorPolicy(Policy):
-    """Replays a predictor. Its input tokens are the prompt and then the prediction; its state begins with the prompt.
+    """Replays a predictor. Its input tokens are the prompt, then the prediction; its state begins with the prompt.
 
     An error of the predictor is raised: a figure without its drafts would mislead.
 
@@ -57,7 +57,8 @@ def import_policy(path: str) -> Policy:
     """The policy at ``module:name`` or ``module:name?argument=value&...``.
 
     What has this name, a class or a function, is called with the arguments and returns a `Policy` or a
-    `TokenPredictor`. A value is a Python literal where it reads as one, else text: ``?max_tokens=8&model=org/name``.
+    `TokenPredictor`. A value is a Python literal where it reads as one, else text:
+    ``?max_tokens=8&model=org/name``.
 
     Raises:
         ValueError: no such module or name, arguments that it does not take, or another result.
