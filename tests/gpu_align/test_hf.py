@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
+
+import transformers
 
 from gpu_align import hf
 from tests.gpu_align.tiny_models import MODELS, VOCAB, predictions, text, trained, untrained
