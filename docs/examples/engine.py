@@ -158,7 +158,7 @@ class Engine:
         return draft.token_ids, lengths
 
     def _forward(self, slots: list[int], draft_ids: torch.Tensor, draft_len: list[int]) -> torch.Tensor:
-        """One pass: logits behind each request's last token and behind each of its drafts, [B, 1 + most, vocab]."""
+        """One pass: logits behind each request's last token and each of its drafts, [B, 1 + most, vocab]."""
         rows = []
         for row, slot in enumerate(slots):
             pending = self.token_ids[slot, self.computed[slot] : self.lengths[slot]].long()
@@ -170,11 +170,9 @@ class Engine:
         is_padding = offsets >= fed[:, None]
         positions = (start[:, None] + offsets).masked_fill(is_padding, self.max_len)
         longest = int((start + fed).max())
-        is_seen = (
-            torch.arange(longest, device=self.device) <= positions[:, None, :, None]
-        )  # [B, 1, Q, longest]
-        mask = torch.zeros(is_seen.shape, dtype=self.model.dtype, device=self.device)
-        mask.masked_fill_(~is_seen, torch.finfo(self.model.dtype).min)
+        is_hidden = torch.arange(longest, device=self.device) > positions[:, None, :, None]
+        mask = torch.zeros(is_hidden.shape, dtype=self.model.dtype, device=self.device)  # [B, 1, Q, longest]
+        mask.masked_fill_(is_hidden, torch.finfo(self.model.dtype).min)
         self.cache.point_at(torch.tensor(slots, device=self.device), positions, longest)
         outputs = self.model(
             input_ids=ids,
@@ -205,18 +203,18 @@ class Engine:
         drafts = draft_ids.tolist()
         for row, slot in enumerate(slots):
             n, token = int(accepted[row]), int(own[row])
-            self._take(slot, drafts[row][:n] + [token], draft_len[row])
+            self._take(slot, [*drafts[row][:n], token], draft_len[row])
         self.steps += 1
         return True
 
     def _take(self, slot: int, new: list[int], drafted: int) -> None:
         """Append what a step made of a request, up to its end."""
         request = self.running[slot]
-        ends = [i for i, token in enumerate(new) if token in self.end_tokens]
-        taken = new[: ends[0] + 1] if ends else new
-        matched = min(len(new) - 1, len(taken))
-        request.accepted += matched
-        request.rejected += drafted - (len(new) - 1) if len(taken) == len(new) else 0
+        end = next((i + 1 for i, token in enumerate(new) if token in self.end_tokens), len(new))
+        taken = new[:end]
+        request.accepted += min(len(new) - 1, end)
+        if end == len(new):  # else the drafts behind the end were not put to the test
+            request.rejected += drafted - (len(new) - 1)
         request.output += taken
         self.generated += len(taken)
         self.computed[slot] = self.lengths[slot] + len(new) - 1  # the cache goes back to here
@@ -224,7 +222,7 @@ class Engine:
         self.sampled[slot] = len(taken)
         if slot in self.loops:
             self.loops[slot].push(taken)
-        if ends or len(request.output) >= request.max_new_tokens:
+        if taken[-1] in self.end_tokens or len(request.output) >= request.max_new_tokens:
             self.drafter.remove(slot)
             del self.running[slot]
             self.free.append(slot)
@@ -237,9 +235,8 @@ class Engine:
             self.add(request)
         while self.step():
             pass
-        print(
-            f"{self.generated} tokens in {self.steps} steps: {self.generated / self.steps:.2f} tokens a step"
-        )
+        rate = self.generated / max(self.steps, 1)
+        print(f"{self.generated} tokens in {self.steps} steps: {rate:.2f} tokens a step")
 
 
 def verify(
@@ -268,14 +265,9 @@ def verify(
     is_accepted = is_drafted & (torch.rand_like(p_draft) < p_draft)
     accepted = is_accepted.long().cumprod(1).sum(1)
     left = p[batch, accepted]
-    was_rejected = accepted < draft_len
-    refused = (
-        draft_ids.gather(1, accepted.clamp(max=max(draft_ids.shape[1] - 1, 0))[:, None])
-        if p_draft.numel()
-        else None
-    )
-    if refused is not None:
-        left = torch.where(was_rejected[:, None], left.scatter(1, refused, 0.0), left)
+    refuted = torch.nn.functional.pad(draft_ids, (0, 1)).gather(1, accepted[:, None])
+    without = left.scatter(1, refuted, 0.0)
+    left = torch.where((accepted < draft_len)[:, None], without, left)
     return accepted, torch.multinomial(left, 1).squeeze(1)
 
 
