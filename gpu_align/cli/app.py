@@ -89,7 +89,8 @@ def simulate_command(
     known_names = simulate.policy_names()
     if unknown := [name for name in names if name not in known_names and not simulate.is_import_path(name)]:
         _refuse(f"--policy: expected one of {', '.join(known_names)}, or module:Class, found {unknown[0]!r}")
-    sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
+    if any(map(simulate.is_import_path, names)) and "" not in sys.path:
+        sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
     given = {
         "length_factor": length_factor,
         "min_survival": min_survival,
