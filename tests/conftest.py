@@ -44,6 +44,7 @@ ENGINES = {
     "in-process": [""],
     "talkative-server": ["test_a_talkative_server"],
     "recipes": ["test_v2_recipes"],
+    "recipe-server": ["test_recipe_server"],
 }
 
 

@@ -44,7 +44,7 @@ class Mechanism:
     names: str = ""
 
 
-def no_exact_prefix(alignment: Any, num_output: int, prior: int) -> bool:
+def no_exact_prefix(alignment: Any, num_output: int) -> bool:
     """In place of `is_exact_prefix`."""
     return False
 

@@ -21,6 +21,7 @@ TYPES = {
     "code_ptr": "*i16",
     "chunk_ptr": "*i64",
     "order_ptr": "*i64",
+    "recipe_keys_ptr": "*i64",
     "confidence_ptr": "*fp32",
     "recipe_confidence_ptr": "*fp32",
     "lcs_row_ptr": "*i16",

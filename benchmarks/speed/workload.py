@@ -91,14 +91,18 @@ def make_recipes() -> gpu_align.Recipes:
 
 @lru_cache(maxsize=1)
 def make_shapes() -> gpu_align.Recipes:
-    """`make_recipes`, and 2,000 recipes behind shapes as a second pack; every fourth token stays itself in one."""
-    shape_of = np.where(np.arange(VOCAB_SIZE) % 4 == 0, np.arange(VOCAB_SIZE), SHAPE_IDENTIFIER).astype(
-        np.int32
-    )
-    free, kept = range(SHAPE_IDENTIFIER, SHAPE_IDENTIFIER + 1), range(0, 8_000, 4)
-    lists = (((*free, token), (token + 1, token + 2, token + 3), (0.9, 0.9, 0.9)) for token in kept)
-    shapes = gpu_align.Recipes.from_lists(lists, shape_of=shape_of)
-    return gpu_align.Recipes.join({"words": make_recipes(), "shapes": shapes})
+    """One behind every shape of one item, and literal ones that no text has: every look-up goes all the way.
+
+    Every fourth token stays itself in a shape.
+    """
+    tokens = np.arange(VOCAB_SIZE)
+    shape_of = np.where(tokens % 4 == 0, tokens, SHAPE_IDENTIFIER).astype(np.int32)
+    items = np.unique(shape_of[:40_000]).tolist()
+    unseen = range(VOCAB_SIZE - 20_000, VOCAB_SIZE)
+    continuation = (1, 2, 3), (0.2, 0.2, 0.2)
+    shapes = gpu_align.Recipes.from_lists((((item,), *continuation) for item in items), shape_of=shape_of)
+    words = gpu_align.Recipes.from_lists(((token,), *continuation) for token in unseen)
+    return gpu_align.Recipes.join({"words": words, "shapes": shapes})
 
 
 class Steps:

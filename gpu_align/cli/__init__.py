@@ -16,9 +16,10 @@ def main() -> int:
         try:
             from gpu_align.cli.app import app
         except ModuleNotFoundError as error:
-            if error.name not in ("typer", "rich", "click"):
+            package = (error.name or "").partition(".")[0]
+            if package not in ("typer", "rich", "click"):
                 raise
-            raise MissingExtraError("the gpu-align command", error.name, "cli") from error
+            raise MissingExtraError("the gpu-align command", package, "cli") from error
         app(prog_name="gpu-align")
     except MissingExtraError as error:
         print(f"error: {error}", file=sys.stderr)

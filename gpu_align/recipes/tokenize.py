@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes
+from ..ops.recipe_lookup import MAX_CONTEXT, Recipes
 from .words import Recipe
 
 #: The weight of the shorter context's probability, in counts: it matters less the more often a context was seen.
@@ -16,6 +16,8 @@ PRIOR = 2
 UNKNOWN, OTHER = 0.15, 0.2
 #: A continuation ends where all of it is less likely than this.
 LEAST = 0.1
+#: Tokens of a continuation, of which a look-up takes more.
+MAX_WORD_TOKENS = 8
 
 Context = tuple[int, ...]
 #: The likeliest next token of each context, and its probability.
@@ -119,7 +121,7 @@ def _continue(context: Context, likely: NextToken) -> tuple[list[int], list[floa
     """The likeliest continuation, and for each of its tokens the probability of everything up to it."""
     tokens, alive = list(context), 1.0
     survival: list[float] = []
-    while len(survival) < MAX_TOKENS and (found := _longest(tokens, likely)) is not None:
+    while len(survival) < MAX_WORD_TOKENS and (found := _longest(tokens, likely)) is not None:
         token, probability = found
         alive *= probability
         if alive < LEAST:

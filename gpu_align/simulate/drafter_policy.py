@@ -147,6 +147,7 @@ def replay_batched(
     name: str = "gpu_align",
     batch_size: int = 64,
     recipes: gpu_align.Recipes | None = None,
+    memory: bool = False,
 ) -> PolicyResult:
     """What `simulate` finds for a `DrafterPolicy`, with up to `batch_size` records drafted for in one call.
 
@@ -161,6 +162,7 @@ def replay_batched(
         name: the name in reports.
         batch_size: slots of the drafter.
         recipes: the drafter's.
+        memory: take the records' predictions for texts of earlier answers.
     """
     sizes = sizes_for(records, recipes)
     drafter = gpu_align.Drafter(
@@ -197,7 +199,7 @@ def replay_batched(
         while waiting and free:
             slot, index = free.pop(), waiting.pop()
             record = records[index]
-            drafter.add(slot, prediction=record.prediction, prompt_len=len(record.prompt))
+            drafter.add(slot, record.prediction, len(record.prompt), memory=memory)
             lengths[slot] = 0
             append(slot, record.prompt)
             running[slot] = index, verification_steps(record, num_draft_tokens, draft_in_prefill, name)

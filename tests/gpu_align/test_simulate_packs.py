@@ -150,7 +150,7 @@ def test_bad_packs_are_one_line(tmp_path: Path) -> None:
     bad.write_text("no pack")
     known = ["--tokenizer", "tekken", "--policy", "gpu_align"]
     for options, message in (
-        ([*known, "--recipes", bad], "expected gzipped JSON"),
+        ([*known, "--recipes", bad], "expected JSON, plain or gzipped"),
         ([*known, "--recipes", tmp_path / "nowhere"], "No such file"),
         (["--recipes", bad], "do not all name one tokenizer"),
         (["--policy", "recipe_pack"], "'recipe_pack': drafts from recipes"),

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gpu_align import Drafter, Recipes
+from gpu_align.ops.constants import SHAPE_IDENTIFIER
 
 if torch.cuda.is_available():
     pytest.skip("counted under the interpreter", allow_module_level=True)
@@ -68,8 +69,22 @@ def test_recipes_are_looked_up_in_the_same_launch():
         recipes = Recipes.from_lists([((t,), (t + 1, 7), (0.9, 0.5)) for t in range(count)])
         launches, total = traffic_of(1024, "lost", recipes)
         assert launches == STEPS
-        # Tokens, keys, which recipe, two numbers of it, its tokens and confidences.
-        assert 0 < total - none <= STEPS * 400
+        # Tokens, keys, packs, which recipe, two numbers of it, its tokens and confidences.
+        assert 0 < total - none <= STEPS * 700
+
+
+def test_shapes_are_looked_up_in_the_same_launch():
+    """As many bytes for one shape as for 20,000."""
+    words = Recipes.from_lists([((t,), (t + 1, 7), (0.9, 0.5)) for t in range(100)])
+    _, literal = traffic_of(1024, "lost", Recipes.join({"words": words}))
+    shape_of = np.where(np.arange(VOCAB) % 3 == 0, np.arange(VOCAB), SHAPE_IDENTIFIER).astype(np.int32)
+    for count in (1, 20_000):
+        lists = [((3 * t, SHAPE_IDENTIFIER), (t + 1, 7), (0.9, 0.5)) for t in range(count)]
+        shapes = Recipes.from_lists(lists, shape_of=shape_of)
+        launches, total = traffic_of(1024, "lost", Recipes.join({"words": words, "shapes": shapes}))
+        assert launches == STEPS
+        # Two times 32 tokens and their items; keys and packs of 32 buckets.
+        assert 0 < total - literal <= STEPS * (4 * 32 * 4 + 2 * 32 * 32)
 
 
 def test_the_counter_counts():

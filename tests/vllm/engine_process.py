@@ -320,9 +320,11 @@ class Engine:
         if "logit_bias" in given:  # JSON has names only
             given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
         params = SamplingParams(**given)
-        params.extra_args = extra or None
+        params.extra_args = {**extra, **request.get("extra", {})} or None
         params.output_kind = RequestOutputKind.FINAL_ONLY  # with all of its choices
         prompt = {"prompt_token_ids": request["prompt"]}
+        if request.get("salt") is not None:
+            prompt["cache_salt"] = request["salt"]
         adapter = request.get("adapter")
         lora = None if adapter is None else LoRARequest("adapter", 1, adapter)
         added = self.engine.add_request(request_id, prompt, params, lora_request=lora)

@@ -22,15 +22,27 @@ def test_both_ranks_draft_the_same_and_one_writes_the_log(
         spoken.model,
         tmp_path,
         num_draft_tokens=4,
-        environment={"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", "GPU_ALIGN_RECIPES": str(spoken.pack)},
+        environment={
+            "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
+            "GPU_ALIGN_RECIPES": str(spoken.pack),
+            "GPU_ALIGN_MEMORY_TOKENS": "1000",
+        },
         step_log=True,
         record_drafts=True,
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
     ) as engine:
         run = engine.run(
-            [Request(p, prediction, n) for p, prediction in zip(prompts, predictions, strict=True)]
+            [
+                Request(
+                    p, prediction, n, extra={"recipes": [], "memory": False} if prediction is None else {}
+                )
+                for p, prediction in zip(prompts, predictions, strict=True)
+            ]
         )
+        remembered = engine.run([Request(prompts[1], None, n, extra={"recipes": []})])
+    assert remembered.outputs == outputs[1:2]
+    assert remembered.answers[0]["usage"]["by_source"]["memory"]["accepted"] > n // 2
     assert run.outputs == outputs
     assert run.accepted > n // 2
     assert {drafts for _, drafts, _ in run.of(0)} == {0}
@@ -38,6 +50,6 @@ def test_both_ranks_draft_the_same_and_one_writes_the_log(
     assert first == second
     assert len(first.splitlines()) >= n // 5
     logs = [yaml.safe_load(path.read_text()) for path in (tmp_path / "steps").iterdir()]
-    assert len(logs) == 3  # a file a prediction, not two
+    assert len(logs) == 4  # a file a request that is drafted for, not two
     assert any("recipe" in log["usage"]["by_source"] for log in logs)
     assert engine.warnings() == []

@@ -45,7 +45,10 @@ VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are speci
 @dataclass
 class Request:
     """One request; arrives and is aborted before the step of that number, or aborted the n-th time that it is in a
-    phase: (phase, n), see `engine_process.Engine.phase`."""
+    phase: (phase, n), see `engine_process.Engine.phase`.
+
+    extra: more of its `extra_args`. salt: its `cache_salt`.
+    """
 
     prompt: list[int]
     prediction: list[int] | None = None
@@ -54,6 +57,8 @@ class Request:
     aborted: int | tuple[str, int] | None = None
     malformed: list[int] | None = None
     adapter: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    salt: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -62,6 +67,8 @@ class Request:
             "prediction": self.prediction,
             "arrives": self.arrives,
             "adapter": self.adapter,
+            "extra": self.extra,
+            "salt": self.salt,
             "params": {"max_tokens": self.max_tokens, **self.params},
         }
         if self.aborted is not None:

@@ -43,6 +43,10 @@ class WordTokenizer:
         start = [0] if add_special_tokens else []
         return start + [self.ids.setdefault(word, len(self.ids) + 1) for word in self._words_of(text)]
 
+    def decode(self, ids: list[int]) -> str:
+        words = {number: word for word, number in self.ids.items()}
+        return "".join(words[number] for number in ids)
+
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
@@ -196,6 +200,139 @@ def test_tokens_that_the_model_or_the_tokenizer_does_not_know_are_in_no_recipe()
     assert kept(ids[" g"]) == whole[1:3]
 
 
+def observed_pack(tokenizer: WordTokenizer, task: str = "") -> RecipePack:
+    """A pack that holds token ids: literal prefixes and shapes."""
+    records = [
+        [f"name = {name}{k};\nsize = {k};\n" for k in range(3)]
+        for name in ("ab", "cd", "ef", "gh", "ij", "kl")
+    ]
+    return RecipePack.observe(
+        [(task, "p", samples) for samples in records],
+        lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
+        recipes.token_texts_of(tokenizer, 1000),
+        task=task,
+    )
+
+
+def test_several_packs_are_joined(
+    pack: Path, tmp_path: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]]
+) -> None:
+    other = tmp_path / "other.json"
+    observed_pack(tokenizer, "records").save(other)
+    made = load_recipes(Settings(recipes=f"{pack},{other}"), configuration())
+    assert made is not None, lines
+    assert len(made.names) == 2
+    assert set(made.packs.tolist()) == {1, 2}
+    assert made.is_shape.any()
+    assert not made.is_shape.all()
+    assert made.shape_of is not None
+    assert len(made.shape_of) <= 1000
+    [(level, text)] = lines
+    assert level == logging.INFO
+    for name, bit in zip(made.names, (1, 2), strict=True):
+        assert f"{name} {(made.packs == bit).sum():,} sha256:" in text
+
+
+def test_a_pack_of_the_registry(
+    tmp_path: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]]
+) -> None:
+    from gpu_align.recipes.registry import Registry
+
+    path = tmp_path / "made.json"
+    observed_pack(tokenizer, "records").save(path)
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    Registry(folder).add(path)
+    made = load_recipes(Settings(recipes="records@1", recipe_registry=str(folder)), configuration())
+    assert made is not None, lines
+    assert made.names == ("records",)
+    assert load_recipes(Settings(recipes="records@7", recipe_registry=str(folder)), configuration()) is None
+    assert load_recipes(Settings(recipes="records@1"), configuration()) is None
+    assert [level for level, _ in lines] == [logging.INFO, logging.WARNING, logging.WARNING]
+
+
+def spoil(kind: str, path: Path, good: Path, tokenizer: WordTokenizer) -> None:
+    """Write a pack that cannot be used."""
+    content = good.read_bytes()
+    if kind == "tampered":
+        place = content.rindex(b"name") if b"name" in content else len(content) // 2
+        content = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    elif kind == "truncated":
+        content = content[: len(content) // 2]
+    elif kind == "foreign":
+        content = b'{"format": "something else", "items": [1, 2]}'
+    elif kind == "empty":
+        content = b""
+    elif kind == "other tokenizer":
+        other = WordTokenizer()
+        other.encode("shifts every id")
+        observed_pack(other).save(path)
+        return
+    elif kind == "no recipes":
+        RecipePack({}, []).save(path)
+        return
+    path.write_bytes(content)
+    if kind == "a gigabyte":
+        with path.open("r+b") as file:
+            file.truncate(1 << 30)  # of zeros, and sparse
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "tampered",
+        "truncated",
+        "foreign",
+        "empty",
+        "other tokenizer",
+        "no recipes",
+        "a gigabyte",
+        "gone",
+        "twice",
+    ],
+)
+def test_a_bad_pack_costs_its_recipes_and_one_warning(
+    tmp_path: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]], kind: str
+) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    observed_pack(tokenizer).save(good)
+    if kind == "twice":
+        bad = good
+    elif kind != "gone":
+        spoil(kind, bad, good, tokenizer)
+    made = load_recipes(Settings(recipes=f"{good},{bad}"), configuration())
+    alone = load_recipes(Settings(recipes=str(good)), configuration())
+    assert made is not None
+    assert alone is not None
+    assert len(made) == len(alone) > 0
+    warnings = [text for level, text in lines if level >= logging.WARNING]
+    assert len(warnings) == 1, lines
+    assert warnings[0].startswith(f"gpu_align drafts without recipes (GPU_ALIGN_RECIPES={bad}): ")
+    assert len(warnings[0]) < 1000
+    if kind != "twice":
+        lines.clear()
+        assert load_recipes(Settings(recipes=str(bad)), configuration()) is None
+        the_warning(lines)
+
+
+def test_the_text_of_a_token_is_that_inside_a_text() -> None:
+    class Stripping(WordTokenizer):
+        """Decodes as SentencePiece does: a text begins with no space."""
+
+        def decode(self, ids: list[int]) -> str:
+            return super().decode(ids).removeprefix(" ")
+
+    tokenizer = Stripping()
+    ids = tokenizer.encode(" a b c", add_special_tokens=False)
+    texts = recipes.token_texts_of(tokenizer, max(ids) + 1)
+    assert texts(ids) == [" a", " b", " c"]
+    assert texts([0, *ids, 500]) == ["", " a", " b", " c"]
+
+
+def arrays_of(recipes: Recipes) -> dict[str, Any]:
+    return {name: value for name, value in vars(recipes).items() if isinstance(value, np.ndarray)}
+
+
 class Group:
     """As much of a `GroupCoordinator` as is used; what the first rank sends arrives read-only."""
 
@@ -209,7 +346,7 @@ class Group:
         if self.rank_in_group == 0:
             Group.sent = obj
             if obj is not None:
-                for array in vars(obj).values():
+                for array in arrays_of(obj).values():
                     array.flags.writeable = False
         return Group.sent
 
@@ -238,7 +375,8 @@ def test_all_ranks_get_what_the_first_one_made(
     assert first is not None
     for other in made[1:]:
         assert other is not None
-        for name, array in vars(other).items():
+        assert other.names == first.names
+        for name, array in arrays_of(other).items():
             assert np.array_equal(array, getattr(first, name))
             assert array.flags.writeable
 

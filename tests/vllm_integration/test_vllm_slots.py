@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_align.step_log import Step
-from vllm_integration.config.settings import Settings
+from vllm_integration.config.settings import Settings, drafts_without_prediction
 from vllm_integration.wire.usage import RequestUsage
 from vllm_integration.worker.debug_log import DebugLog, safe_name
 from vllm_integration.worker.request_state import RequestState, StopRule
@@ -140,10 +140,47 @@ def test_settings_from_the_environment() -> None:
         ("no", "off"),
         (" /packs/Mine.json.gz ", "/packs/Mine.json.gz"),
         ("./off", "./off"),
+        ("Base, triage@2 ,/packs/House.json", "base,triage@2,/packs/House.json"),
     ],
 )
-def test_recipes_are_a_name_or_a_path(value: str | None, pack: str) -> None:
+def test_recipes_are_names_and_paths(value: str | None, pack: str) -> None:
     assert Settings.from_env({} if value is None else {"GPU_ALIGN_RECIPES": value}).recipes == pack
+
+
+def test_more_packs_than_a_drafter_tells_apart_are_refused() -> None:
+    assert len(Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 31)}).packs) == 31
+    with pytest.raises(ValueError, match="GPU_ALIGN_RECIPES: expected base, off, or 1 to 31 packs"):
+        Settings.from_env({"GPU_ALIGN_RECIPES": ",".join("x" * 32)})
+
+
+@pytest.mark.parametrize(
+    ("given", "recipes", "memory", "drafted"),
+    [
+        ({}, None, None, False),
+        ({}, ("base",), None, True),
+        ({}, (), None, False),
+        ({"RECIPES": "off"}, None, None, False),
+        ({"RECIPES": "base,triage"}, None, None, True),
+        ({"RECIPES": "triage"}, (), None, False),
+        ({"MEMORY_TOKENS": "10"}, None, None, True),
+        ({"MEMORY_TOKENS": "10"}, None, False, False),
+        ({"MEMORY_TOKENS": "0"}, None, None, False),
+        ({"DRAFT_WITHOUT_PREDICTION": "1"}, (), False, True),
+    ],
+)
+def test_who_is_drafted_for_without_a_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    recipes: tuple[str, ...] | None,
+    memory: bool | None,
+    drafted: bool,
+) -> None:
+    for name in ("RECIPES", "MEMORY_TOKENS", "DRAFT_WITHOUT_PREDICTION"):
+        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
+    assert Settings.from_env().drafts_without_prediction(recipes, memory) is drafted
+    assert drafts_without_prediction(recipes, memory) is drafted
 
 
 @pytest.mark.parametrize(
@@ -161,6 +198,11 @@ def test_recipes_are_a_name_or_a_path(value: str | None, pack: str) -> None:
         ("GPU_ALIGN_SURE", "-0.1"),
         ("GPU_ALIGN_SURE", "nan"),
         ("GPU_ALIGN_SURE", "80%"),
+        ("GPU_ALIGN_RECIPES", "base,,x"),
+        ("GPU_ALIGN_RECIPES", "base,off"),
+        ("GPU_ALIGN_MEMORY_TOKENS", "-1"),
+        ("GPU_ALIGN_MEMORY_TOKENS", "a lot"),
+        ("GPU_ALIGN_RECIPE_MISSES_SHAPES", "3"),
     ],
 )
 def test_unreadable_settings_are_named(name: str, value: str) -> None:

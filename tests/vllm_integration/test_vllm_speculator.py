@@ -366,10 +366,11 @@ def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
 
     runner = Runner()
     new = [
-        SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params_of([5] * row)) for row in range(3)
+        SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params_of([5] * row or None))
+        for row in range(3)
     ]
     assert runner.add_requests(SimpleNamespace(scheduled_new_reqs=new)) == "added"
-    assert speculator._occupied.tolist() == [False, True, True, False]  # an empty prediction is none
+    assert speculator._occupied.tolist() == [False, True, True, False]
     assert runner._remove_request("r1") is True
     assert runner._remove_request("r1") is False
     assert speculator._occupied.tolist() == [False, False, True, False]

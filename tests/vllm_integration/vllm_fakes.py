@@ -30,7 +30,16 @@ class FakeDrafter:
         self.slots: dict[int, tuple[list[int], int]] = {}
         self.calls: list[tuple[list[int], list[int], list[int]]] = []
 
-    def add(self, slot: int, prediction: Any, prompt_len: int, *, sharing_key: Any = None) -> bool:
+    def add(
+        self,
+        slot: int,
+        prediction: Any,
+        prompt_len: int,
+        *,
+        sharing_key: Any = None,
+        recipes: Any = None,
+        memory: bool = False,
+    ) -> bool:
         prediction = [int(token) for token in prediction]
         if any(not 0 <= token < self.vocab_size for token in prediction):
             raise ValueError("prediction: token id outside the vocabulary")

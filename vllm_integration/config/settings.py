@@ -6,7 +6,7 @@ import difflib
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -29,22 +29,37 @@ CHARS_PER_TOKEN = 16
 
 #: Values of `GPU_ALIGN_RECIPES` that are no paths: the pack that comes with the library, and none.
 SHIPPED_RECIPES, NO_RECIPES = "base", "off"
+#: Packs that a drafter can tell apart.
+MAX_PACKS = 31
+
+#: What can ask for drafts where there is no prediction.
+_WITHOUT_PREDICTION = ("RECIPES", "MEMORY_TOKENS", "DRAFT_WITHOUT_PREDICTION")
 
 _FALSE = ("0", "false", "no", "off")
 _MAX_SHOWN = 60
 
 
-def _pack(value: str) -> str:
+def _packs(value: str) -> str:
     """A path keeps its case; whether a pack is there shows when it is read."""
-    if value.lower() == SHIPPED_RECIPES:
-        return SHIPPED_RECIPES
-    return NO_RECIPES if value.lower() in _FALSE else value
+    if value.lower() in _FALSE:
+        return NO_RECIPES
+    packs = [pack.strip() for pack in value.split(",")]
+    packs = [SHIPPED_RECIPES if pack.lower() == SHIPPED_RECIPES else pack for pack in packs]
+    if len(packs) > MAX_PACKS or not all(packs) or any(pack.lower() in _FALSE for pack in packs):
+        raise ValueError("expected a list of packs")
+    return ",".join(packs)
 
 
 # The description is what an error says was expected.
 _Flag = Annotated[bool, Field(description="0 or 1")]
 _Path = Annotated[str | None, Field(description="a directory")]
-_Pack = Annotated[str, BeforeValidator(_pack), Field(description="base, off or a path")]
+_Packs = Annotated[
+    str,
+    BeforeValidator(_packs),
+    Field(
+        description=f"base, off, or 1 to {MAX_PACKS} packs (base, name, name@version or path), comma-separated"
+    ),
+]
 _Survival = Annotated[float | None, Field(ge=0, le=1, description="a number from 0 to 1")]
 
 
@@ -65,7 +80,11 @@ class Settings(BaseModel):
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
     | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
     | `GPU_ALIGN_SURE` | 0.9, 0.92 for older drafts | drafts as likely as that are verified in any batch, V2 |
-    | `GPU_ALIGN_RECIPES` | base | a pack to draft from: `base` is the library's own, `off` none, else a file |
+    | `GPU_ALIGN_RECIPES` | base | packs to draft from: `base` is the library's own, `off` none (see below) |
+    | `GPU_ALIGN_RECIPE_REGISTRY` | unset | the folder of packs in which a `name@version` is looked up |
+    | `GPU_ALIGN_RECIPE_MISSES` | unset | directory for one file a worker: recipe tokens that were refuted |
+    | `GPU_ALIGN_RECIPE_MISSES_SHAPES` | 0 | 1: these files hold shapes of contexts, and no contexts |
+    | `GPU_ALIGN_MEMORY_TOKENS` | 0 | tokens of earlier answers that requests of the same `cache_salt` draft from |
     | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
     | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |
     | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
@@ -76,7 +95,8 @@ class Settings(BaseModel):
     | `GPU_ALIGN_MAX_BODY_BYTES` | 4194304 | a longer request body that brings a prediction is refused |
     | `GPU_ALIGN_MAX_BODY_ITEMS` | 40000 | and one with more keys, arrays and objects; 4 values count as one |
 
-    White space around a value counts for nothing, and an empty value is the default.
+    `GPU_ALIGN_RECIPES` is a list, separated by commas, of `base`, `name` or `name@version` of the registry, and
+    paths. White space around a value counts for nothing, and an empty value is the default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,7 +117,11 @@ class Settings(BaseModel):
     fill_tokens: Annotated[int, _count("tokens", least=0)] = FILL_TOKENS
     sure: _Survival = None
     arena_tokens: Annotated[int | None, _count("tokens")] = None
-    recipes: _Pack = SHIPPED_RECIPES
+    recipes: _Packs = SHIPPED_RECIPES
+    recipe_registry: _Path = None
+    recipe_misses: _Path = None
+    recipe_misses_shapes: _Flag = False
+    memory_tokens: Annotated[int, _count("tokens", least=0)] = 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -118,6 +142,22 @@ class Settings(BaseModel):
         )
         return f"{PREFIX}{field.upper()}: expected {cls.model_fields[field].description}, got {shown}"
 
+    @property
+    def packs(self) -> tuple[str, ...]:
+        """The packs to draft from, as they were named."""
+        return () if self.recipes == NO_RECIPES else tuple(self.recipes.split(","))
+
+    def drafts_without_prediction(
+        self, recipes: Sequence[str] | None = None, memory: bool | None = None
+    ) -> bool:
+        """Whether a request is drafted for that brings no prediction.
+
+        recipes: the packs that it names itself, or None. memory: False where it takes no part in the memory.
+        """
+        if self.draft_without_prediction or (self.memory_tokens and memory is not False):
+            return True
+        return any(pack != SHIPPED_RECIPES for pack in self.packs) if recipes is None else bool(recipes)
+
     def prediction_capacity(self, max_model_len: int) -> int:
         """Tokens of a prediction that are kept: never more than the model can write."""
         return min(self.max_prediction_tokens or max_model_len, max_model_len)
@@ -126,6 +166,13 @@ class Settings(BaseModel):
         """Tokens of all predictions together: the longest fits at least, and no more than can be needed."""
         wanted = ARENA_TOKENS if self.arena_tokens is None else self.arena_tokens
         return min(max(wanted, capacity), tokens_for_all(max_slots, capacity))
+
+
+def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
+    """`Settings.drafts_without_prediction` of this process; a microsecond where nothing asks for it."""
+    if recipes is None and not any(PREFIX + name in os.environ for name in _WITHOUT_PREDICTION):
+        return False
+    return Settings.from_env().drafts_without_prediction(recipes, memory)
 
 
 @functools.cache

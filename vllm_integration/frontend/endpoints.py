@@ -23,7 +23,9 @@ from typing import Any
 from pydantic_core import SchemaSerializer, core_schema
 
 from vllm_integration.config.in_use import drafts_predictions
+from vllm_integration.config.settings import Settings, drafts_without_prediction
 from vllm_integration.frontend import limits, response_usage
+from vllm_integration.frontend.choices import KEYS, ChoiceError, Choices, check_known, choices_of
 from vllm_integration.frontend.faults import unless_it_fails
 from vllm_integration.frontend.input_processor import as_prediction, tokenize_params
 from vllm_integration.frontend.limits import Limits, PredictionError
@@ -58,18 +60,21 @@ async def serve(
     plain_text: whether the field may be a string. many_conversations: whether vLLM makes a request of each
     conversation, which is then what the prediction is attached to (see `to_chat_completion_request`).
 
-    A malformed prediction is an HTTP 400 that names the field. Requests without a prediction, and engines
-    that do not draft from predictions, are passed on untouched.
+    A malformed prediction is an HTTP 400 that names the field, and so is a malformed choice (see `choices`).
+    Requests that bring neither are passed on untouched, unless the usage of drafts without a prediction is asked
+    for; so are those of engines that do not draft from predictions.
     """
     prediction = None
     try:
-        if _brings_prediction(request) and drafts_predictions(self.engine_client.vllm_config):
-            prediction = await take_prediction(self, request, plain_text=plain_text)
+        if drafts_predictions(self.engine_client.vllm_config):
+            prediction = await take(self, request, plain_text=plain_text)
         if prediction is not None and not many_conversations:
             attach(request, prediction)
     except PredictionError as error:
         limits.count_refused(error.reason)
         return self.create_error_response(str(error), param=FIELD)
+    except ChoiceError as error:
+        return self.create_error_response(str(error), param=error.parameter)
     except Exception as error:
         if strict():
             raise
@@ -118,6 +123,32 @@ def _xargs(request: Any) -> dict[str, Any]:
     """`vllm_xargs`, which is a field, or one more unknown key of a batch request; `{}` when there is none."""
     xargs = getattr(request, "vllm_xargs", None)
     return xargs if isinstance(xargs, dict) else {}
+
+
+async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:
+    """Take out of a request what is ours; None when it is served as it came. Raises `PredictionError` and
+    `ChoiceError`."""
+    choices = await _take_choices(request)
+    prediction = None
+    if _brings_prediction(request):
+        prediction = await take_prediction(serving, request, plain_text=plain_text)
+    elif getattr(request, "use_beam_search", False):
+        return None
+    if prediction is None:
+        if not choices and not (drafts_without_prediction() and Settings.from_env().usage_details):
+            return None
+        http_request_id = response_usage.new_http_request_id()
+        prediction = wire.Prediction(token_ids=b"", http_request_id=http_request_id)
+    return choices.put_into(prediction)
+
+
+async def _take_choices(request: Any) -> Choices:
+    xargs = _xargs(request)
+    given = {key: xargs.pop(key) for key in KEYS if key in xargs}
+    choices = choices_of(given)
+    if choices.recipes:
+        await asyncio.to_thread(check_known, choices, Settings.from_env())
+    return choices
 
 
 async def take_prediction(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from vllm_integration.config.in_use import drafts_predictions
+from vllm_integration.config.settings import Settings, drafts_without_prediction
+from vllm_integration.frontend.choices import KEYS, ChoiceError, check_known, choices_of
 from vllm_integration.frontend.limits import Limits, PredictionError, count_refused
 from vllm_integration.seams.install import seam, strict
 from vllm_integration.seams.log_text import shown_id
@@ -52,25 +55,23 @@ def process_inputs(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`InputProcessor.process_inputs`, with a text prediction in `params.extra_args` tokenised first.
+    """`InputProcessor.process_inputs`, with a text prediction in `params.extra_args` tokenised first, and with an
+    empty prediction where a request without one is drafted for.
 
     The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
     """
     if not drafts_predictions(self.vllm_config):
         return original(self, request_id, prompt, params, *args, **kwargs)
-    extra_args = getattr(params, "extra_args", None)
-    if extra_args and wire.KEY in extra_args:
-        try:
-            params = _with_token_ids(self, params)
-        except Exception as error:
-            if strict() or _is_the_callers(error):
-                raise
-            # The message is not shown, it might repeat the prediction.
-            logger.warning(
-                "Request %s is served without its prediction: %s", shown_id(request_id), type(error).__name__
-            )
-            params = params.clone()
-            params.extra_args = {name: extra_args[name] for name in extra_args if name != wire.KEY}
+    try:
+        params = _prepared(self, params)
+    except Exception as error:
+        if strict() or _is_the_callers(error):
+            raise
+        # The message is not shown, it might repeat the prediction.
+        logger.warning(
+            "Request %s is served without its prediction: %s", shown_id(request_id), type(error).__name__
+        )
+        params = _without(params, wire.KEY, *KEYS)
     outer = engine_of_request.set(self.vllm_config)
     try:
         return original(self, request_id, prompt, params, *args, **kwargs)
@@ -84,7 +85,45 @@ def _is_the_callers(error: Exception) -> bool:
     return isinstance(error, VLLMValidationError)
 
 
-def _with_token_ids(processor: Any, params: Any) -> Any:
+def _prepared(processor: Any, params: Any) -> Any:
+    """`params` with what the engine shall know; the caller's own where that is nothing."""
+    extra_args = getattr(params, "extra_args", None) or {}
+    choices = _choices_of(extra_args) if any(key in extra_args for key in KEYS) else None
+    prediction = _with_token_ids(processor, extra_args[wire.KEY]) if wire.KEY in extra_args else None
+    if choices is not None:
+        params = _without(params, *KEYS)
+        prediction = choices.put_into(prediction or wire.Prediction(token_ids=b""))
+    kept = _of_none(params, prediction) if prediction is None or prediction.is_empty else prediction
+    if kept is not None:
+        return _with(params, wire.KEY, kept)
+    params = _without(params, wire.KEY)
+    # Its answer is not to be remembered, though nothing is drafted for it.
+    apart = prediction is not None and prediction.memory is False
+    return _with(params, wire.MEMORY_KEY, False) if apart else params
+
+
+def _of_none(params: Any, empty: wire.Prediction | None) -> wire.Prediction | None:
+    """What a request that predicts nothing brings: an empty prediction where it is drafted for, None where it is
+    not, or where no draft can become output."""
+    max_tokens = getattr(params, "max_tokens", None)
+    if not hasattr(params, "extra_args") or (max_tokens is not None and max_tokens <= 1):
+        return None
+    given = empty or wire.Prediction(token_ids=b"")
+    return given if drafts_without_prediction(given.recipes, given.memory) else None
+
+
+def _choices_of(extra_args: Any) -> Any:
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        choices = choices_of(extra_args)
+        check_known(choices, Settings.from_env())
+    except ChoiceError as error:
+        raise VLLMValidationError(str(error), parameter=error.parameter) from None
+    return choices
+
+
+def _with_token_ids(processor: Any, value: Any) -> wire.Prediction:
     from vllm.exceptions import VLLMValidationError
 
     from vllm_integration.frontend.prediction_field import (
@@ -92,17 +131,31 @@ def _with_token_ids(processor: Any, params: Any) -> Any:
     )
 
     try:
-        prediction = wire.read(params.extra_args[wire.KEY])
+        prediction = wire.read(value)
         if prediction.text is not None:
             if processor.renderer.tokenizer is None:
                 raise ValueError("prediction: expected token ids, the engine has no tokenizer for text")
             limits = Limits.of(processor.vllm_config)
             text = checked_text("prediction", [prediction.text], limits)
             prompt = processor.renderer.tokenize_prompt({"prompt": text}, tokenize_params(limits.tokens))
-            prediction = as_prediction(prompt["prompt_token_ids"], limits, prediction.http_request_id)
+            tokenised = as_prediction(prompt["prompt_token_ids"], limits)
+            prediction = replace(prediction, text=None, token_ids=tokenised.token_ids)
     except (TypeError, ValueError) as error:
         count_refused(error.reason if isinstance(error, PredictionError) else "malformed")
         raise VLLMValidationError(str(error), parameter="prediction") from None
+    return prediction
+
+
+def _with(params: Any, key: str, value: object) -> Any:
     params = params.clone()
-    params.extra_args = {**params.extra_args, wire.KEY: prediction}
+    params.extra_args = {**(params.extra_args or {}), key: value}
+    return params
+
+
+def _without(params: Any, *keys: str) -> Any:
+    extra_args = getattr(params, "extra_args", None) or {}
+    if not any(key in extra_args for key in keys):
+        return params
+    params = params.clone()
+    params.extra_args = {name: extra_args[name] for name in extra_args if name not in keys} or None
     return params

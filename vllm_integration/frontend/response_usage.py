@@ -35,7 +35,8 @@ def with_usage(result: Any, http_request_id: str) -> Any:
         accepted_prediction_tokens    tokens of the prediction that the engine verified and the output has
         rejected_prediction_tokens    ... and the output does not have
 
-    summed over all choices. Nothing is added where the engine reported nothing.
+    summed over all choices. A request without a prediction has neither, and of `GPU_ALIGN_USAGE_DETAILS` what was
+    drafted for it all the same. Nothing is added where the engine reported nothing.
     """
     if hasattr(result, "__aiter__"):
         return _stream(result, http_request_id)
@@ -82,10 +83,11 @@ def _complete_chunk(event: str, http_request_id: str) -> str:
     if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
         return event
     usage = collector.take(http_request_id)
-    if usage is None:
+    fields = {} if usage is None else _fields(usage)
+    if usage is None or not fields:
         return event
     shown = chunk["usage"]
-    details = {"reasoning_tokens": 0, **(shown.get("completion_tokens_details") or {}), **_fields(usage)}
+    details = {"reasoning_tokens": 0, **(shown.get("completion_tokens_details") or {}), **fields}
     shown["completion_tokens_details"] = details
     if extra := _billed(usage):
         shown["completion_tokens"] = (shown.get("completion_tokens") or 0) + extra
@@ -95,7 +97,8 @@ def _complete_chunk(event: str, http_request_id: str) -> str:
 
 def _complete_object(shown: Any, usage: RequestUsage) -> None:
     """Complete a `UsageInfo` or a `ResponseUsage`; their models take further fields."""
-    if shown is None:
+    fields = _fields(usage)
+    if shown is None or not fields:
         return
     output_tokens = "completion_tokens"
     if hasattr(shown, "output_tokens_details"):
@@ -104,7 +107,7 @@ def _complete_object(shown: Any, usage: RequestUsage) -> None:
         if shown.completion_tokens_details is None:
             shown.completion_tokens_details = _empty_details()
         details = shown.completion_tokens_details
-    for name, value in _fields(usage).items():
+    for name, value in fields.items():
         setattr(details, name, value)
     if extra := _billed(usage):
         setattr(shown, output_tokens, (getattr(shown, output_tokens) or 0) + extra)
@@ -118,11 +121,10 @@ def _empty_details() -> Any:
 
 
 def _fields(usage: RequestUsage) -> dict[str, Any]:
-    accepted, rejected = usage.of_prediction
-    fields: dict[str, Any] = {
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": rejected,
-    }
+    fields: dict[str, Any] = {}
+    if usage.predicted:
+        accepted, rejected = usage.of_prediction
+        fields = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
     if _settings().usage_details:
         by_source = usage.by_source()
         fields[DETAILS] = {"steps": usage.steps, "drafted": usage.drafted, "by_source": by_source}

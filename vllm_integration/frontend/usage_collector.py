@@ -80,12 +80,17 @@ class Collector:
         if req_id in self.requests:
             return
         name = getattr(prediction, "http_request_id", None)
-        if name is None or name not in self.http_requests:  # its choices bring one prediction together
-            encoded = getattr(prediction, "token_ids", None)
+        encoded = getattr(prediction, "token_ids", None)
+        predicted = encoded != b""  # empty: drafted for without a prediction
+        # Its choices bring one prediction together.
+        if predicted and (name is None or name not in self.http_requests):
             metrics.count_request(None if encoded is None else len(encoded) // 4)
-        followed = self.requests[req_id] = _Followed(name)
+        followed = self.requests[req_id] = _Followed(name, RequestUsage(predicted=predicted))
         if name is not None:
-            self.http_requests.setdefault(name, _HttpRequest()).open[req_id] = followed
+            http_request = self.http_requests.setdefault(
+                name, _HttpRequest(RequestUsage(predicted=predicted))
+            )
+            http_request.open[req_id] = followed
             self._ended.pop(name, None)
 
     def count(self, messages: Messages, followed: Sequence[_Followed], kept: Sequence[int]) -> None:
@@ -146,7 +151,7 @@ def start(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -
 
 @seam("usage.add_request")
 def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """`OutputProcessor.add_request`, after which a request with a prediction is followed."""
+    """`OutputProcessor.add_request`, after which a request that is drafted for is followed."""
     result = original(self, request, *args, **kwargs)
     unless_it_fails("follow a request", _follow, request)
     return result

@@ -25,7 +25,8 @@ def put_back(request: Any) -> None:
     params = request.sampling_params
     extra_args = getattr(params, "extra_args", None)
     if extra_args and extra_args.get(wire.KEY) is not None:
-        request.sampling_params = _with(params, wire.printable(extra_args[wire.KEY], sharing_key_of(request)))
+        given = wire.printable(extra_args[wire.KEY], sharing_key_of(request))
+        request.sampling_params = with_prediction(params, given)
 
 
 def without_prediction(request: Any) -> None:
@@ -65,7 +66,8 @@ def _without_predictions(scheduler_output: Any) -> Any:
     return output
 
 
-def _with(params: Any, prediction: wire.Prediction) -> Any:
+def with_prediction(params: Any, prediction: wire.Prediction) -> Any:
+    """A copy of vLLM's `SamplingParams` that carries this prediction."""
     params = copy.copy(params)
     params.extra_args = {**params.extra_args, wire.KEY: prediction}
     return params

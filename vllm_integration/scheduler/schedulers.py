@@ -1,6 +1,6 @@
-"""vLLM's schedulers with four things added: an exact count of what was verified (`verification_ledger`), on V2
-draft slots only where they pay (`draft_budget`), no drafts beside requests whose answers they would change, and in
-the prefix cache what is there without drafts.
+"""vLLM's schedulers with five things added: an exact count of what was verified (`verification_ledger`), on V2
+draft slots only where they pay (`draft_budget`), no drafts beside requests whose answers they would change, in the
+prefix cache what is there without drafts, and earlier answers to draft from (`recall`).
 
 vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. The V2 schedulers
 give each request those of its drafts that are likely or that the step has room for, none to a request that has no
@@ -22,6 +22,7 @@ from vllm_integration.config.settings import SURE, SURE_LATE, Settings
 from vllm_integration.scheduler.crash_dump import put_back, without_prediction
 from vllm_integration.scheduler.draft_budget import DraftBudget
 from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.scheduler.recall import Recall
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import strict
 from vllm_integration.seams.log_text import shown_error
@@ -33,6 +34,9 @@ logger = logging.getLogger("vllm.gpu_align")
 #: What ends when it fails, and what the log then says.
 _USAGE, _DRAFTS = "counts no usage", "schedules no drafts"
 _CACHE = "enters no last tokens in the prefix cache"
+_MEMORY = "remembers no answers"
+#: How a request ends that has written its answer.
+_ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 _ALL = (_USAGE, _DRAFTS)
 
 
@@ -49,6 +53,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     _pads = False
     #: Whether vLLM enters a step's tokens in the prefix cache when the step ends.
     _caches_each_step = False
+    #: The memory of earlier answers, where there is one.
+    _recall: Recall | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,7 +64,11 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self._unless_ended(_ALL, self._begin)
 
     def _begin(self) -> None:
-        self._use(Settings.from_env())
+        settings = Settings.from_env()
+        self._use(settings)
+        if settings.memory_tokens:
+            most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))
+            self._recall = Recall(settings.memory_tokens, most)
 
     def _use(self, settings: Settings, num_draft_tokens: int = 0) -> None:
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens)
@@ -75,6 +85,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             # It is served without its prediction: what cannot be made printable must not be printed.
             logger.error("gpu_align cannot pass a prediction on: %s", type(error).__name__)
             without_prediction(request)
+        if self._recall is not None:
+            self._unless_ended((_MEMORY,), self._recall.give, request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,6 +128,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         _, has_ended = updated
         if runs and has_ended and not self._caches_each_step:
             self._unless_ended((_CACHE,), self._cache_tokens, request)
+        if has_ended and self._recall is not None and request.status in _ANSWERED:
+            self._unless_ended((_MEMORY,), self._recall.keep, request)
         return updated
 
     def _cache_tokens(self, request: Any) -> None:

@@ -17,6 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 KEY = "gpu_align_prediction"
+#: What a client sends beside it: the packs whose recipes the request uses, and whether it takes part in the memory
+#: of earlier answers. The front end moves both into the `Prediction`; where nothing is drafted for the request,
+#: ``memory: False`` alone is left, in its place.
+RECIPES_KEY, MEMORY_KEY = "recipes", "memory"
 MAX_TOKEN_ID = 2**31 - 1
 
 TokenIds = npt.NDArray[np.int32]
@@ -26,9 +30,15 @@ TokenIds = npt.NDArray[np.int32]
 class Prediction:
     """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised.
 
+    A request that brings none and is drafted for all the same, from recipes, from earlier answers or from its own
+    context, has one whose `token_ids` are empty.
+
     http_request_id: of the HTTP request it came with: the usage of all its choices is added up by it.
     sharing_key: requests with equal keys may share the memory of equal predictions; None: with nobody. The
         scheduler sets it.
+    recipes: names of the packs whose recipes the request uses; None: of all packs.
+    memory: False: the request takes no part in the memory of earlier answers. True: `token_ids` are earlier
+        answers, not a prediction; the scheduler sets it.
 
     A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
     `bytes`); on the other side of the process boundary it is a dict of the fields.
@@ -38,10 +48,18 @@ class Prediction:
     text: str | None = None
     http_request_id: str | None = None
     sharing_key: bytes | None = None
+    recipes: tuple[str, ...] | None = None
+    memory: bool | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is predicted. What is malformed is not empty."""
+        return self.token_ids == b""
 
     def __repr__(self) -> str:
         if self.token_ids is not None:
-            return f"Prediction({len(self.token_ids) // 4} tokens)"
+            what = "tokens of earlier answers" if self.memory else "tokens"
+            return f"Prediction({len(self.token_ids) // 4} {what})"
         return f"Prediction({len(self.text or '')} characters)"
 
 
@@ -157,19 +175,40 @@ def read(value: object) -> Prediction:
         raise ValueError(
             f"prediction: expected the keys {', '.join(Prediction.__dataclass_fields__)}, got others"
         )
-    token_ids, text, request_id, sharing_key = map(fields.get, Prediction.__dataclass_fields__)
+    token_ids, text, request_id, sharing_key, recipes, memory = map(
+        fields.get, Prediction.__dataclass_fields__
+    )
     if not isinstance(request_id, (str, type(None))):
         raise TypeError(f"prediction.http_request_id: expected a string, got {type(request_id).__name__}")
     if not isinstance(sharing_key, (bytes, type(None))):
         raise TypeError(f"prediction.sharing_key: expected bytes, got {type(sharing_key).__name__}")
+    if recipes is not None:
+        if not isinstance(recipes, (list, tuple)) or not all(isinstance(name, str) for name in recipes):
+            raise TypeError("prediction.recipes: expected strings")
+        recipes = tuple(recipes)
+    if not isinstance(memory, (bool, type(None))):
+        raise TypeError(f"prediction.memory: expected a bool, got {type(memory).__name__}")
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
         check_text("prediction", text)
-        return Prediction(None, normalise_newlines(text), request_id, sharing_key)
+        return Prediction(None, normalise_newlines(text), request_id, sharing_key, recipes, memory)
     if not isinstance(token_ids, (bytes, bytearray, memoryview)):
         token_ids = encode_token_ids("prediction", token_ids, tell=False)
-    return Prediction(bytes(token_ids), None, request_id, sharing_key)
+    return Prediction(bytes(token_ids), None, request_id, sharing_key, recipes, memory)
+
+
+def brought_by(sampling_params: Any) -> Prediction | None:
+    """What a request has under `KEY`; None where it has nothing there. What is malformed is a `Prediction` without
+    content, which `read` refuses."""
+    extra_args = getattr(sampling_params, "extra_args", None) or {}
+    value = extra_args.get(KEY)
+    if value is None:
+        return None
+    try:
+        return read(value)
+    except (TypeError, ValueError):
+        return Prediction()
 
 
 def printable(value: object, sharing_key: bytes | None = None) -> Prediction:

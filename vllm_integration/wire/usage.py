@@ -19,12 +19,14 @@ class RequestUsage:
     output_tokens: tokens of the output.
     drafted_by, accepted_by: by source, the draft tokens that the engine verified, and those of them that are in
     the output. rejected = drafted − accepted.
+    predicted: whether it brought a prediction.
     """
 
     steps: int = 0
     output_tokens: int = 0
     drafted_by: Counter[int] = field(default_factory=Counter)
     accepted_by: Counter[int] = field(default_factory=Counter)
+    predicted: bool = True
 
     @property
     def drafted(self) -> int:

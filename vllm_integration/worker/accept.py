@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Collection, Hashable
+from typing import Any, NamedTuple
 
 from vllm_integration.seams.log_text import shown_id, shown_reason
 from vllm_integration.wire import prediction as wire
@@ -32,13 +33,66 @@ def _refuse(req_id: str, reason: str) -> None:
         _refusals[req_id] = reason
 
 
-def found_no_room(req_id: str) -> None:
-    """The drafter could not hold a request's prediction: warn and count."""
+class Terms(NamedTuple):
+    """What a request is drafted from besides its context.
+
+    empty: it predicts nothing and is drafted for all the same. recipes: names of the packs whose recipes it uses;
+    None: of all. memory: what it brings are earlier answers, and no prediction.
+    """
+
+    empty: bool = False
+    recipes: tuple[str, ...] | None = None
+    memory: bool = False
+
+
+DEFAULT_TERMS = Terms()
+
+#: Names of packs that requests have asked for and this worker does not have.
+_unknown: set[str] = set()
+_MAX_UNKNOWN = 100
+
+
+def terms_of(sampling_params: Any, packs: Collection[str]) -> Terms:
+    """The terms of a request that reached the worker.
+
+    packs: those of the drafter. A request that names another one, which the front end could not know, uses all of
+    them; one WARNING a name says so.
+    """
+    given = wire.brought_by(sampling_params)
+    if given is None:
+        return DEFAULT_TERMS
+    recipes = given.recipes
+    unknown = set(recipes or ()).difference(packs)
+    if unknown:
+        recipes = None
+        for name in sorted(unknown - _unknown):
+            if len(_unknown) < _MAX_UNKNOWN:
+                _unknown.add(name)
+                logger.warning(
+                    "A request names recipes that are not there, and uses all that are: %s (told once)",
+                    shown_reason(name),
+                )
+    return Terms(given.is_empty, recipes, bool(given.memory))
+
+
+def found_no_room(req_id: str, *, memory: bool = False) -> None:
+    """The drafter could not hold a request's prediction: warn and count. Earlier answers are no prediction."""
+    if memory:
+        _tell_of_no_room()
+        return
     logger.warning(
         "Request %s is served without its prediction: no room for it among the others (GPU_ALIGN_ARENA_TOKENS)",
         shown_id(req_id),
     )
     _refuse(req_id, "no_room")
+
+
+@functools.cache
+def _tell_of_no_room() -> None:
+    logger.warning(
+        "A request is served without earlier answers: no room for them among the predictions "
+        "(GPU_ALIGN_ARENA_TOKENS; told once)"
+    )
 
 
 def sharing_key_of(req_id: str, sampling_params: Any) -> Hashable:

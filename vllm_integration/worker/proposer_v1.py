@@ -21,9 +21,16 @@ from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install, off_reason, seam, turn_off, watch
 from vllm_integration.seams.log_text import shown_error, shown_id
 from vllm_integration.wire.reports import DraftReport, StepDrafts, attach
-from vllm_integration.worker.accept import accept_prediction, found_no_room, sharing_key_of, take_refusals
+from vllm_integration.worker.accept import (
+    accept_prediction,
+    found_no_room,
+    sharing_key_of,
+    take_refusals,
+    terms_of,
+)
 from vllm_integration.worker.debug_log import open_debug_log
 from vllm_integration.worker.draft_reporter import when_it_leaves
+from vllm_integration.worker.miss_log import open_miss_log
 from vllm_integration.worker.parameters_v1 import without_drafts
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule, warm_up_log
@@ -65,6 +72,7 @@ class PredictedOutputs:
         self._drafts: list[StepDrafts] = []
         self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
+        self._misses = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
         self.drafter: Any = None
         self._warm_up: WarmUp | None = None
         try:
@@ -138,13 +146,15 @@ class PredictedOutputs:
         prediction = accept_prediction(
             req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity
         )
-        if prediction is None and not self.settings.draft_without_prediction:
+        terms = terms_of(sampling_params, () if self.recipes is None else self.recipes.names)
+        if prediction is None and not (terms.empty or self.settings.draft_without_prediction):
             return
         self.requests[req_id] = RequestState(
             req_id,
             prediction,
             stop_rule(sampling_params),
             sharing_key_of(req_id, sampling_params),
+            terms,
             recipes=self.recipes,
         )
 
@@ -153,6 +163,8 @@ class PredictedOutputs:
         if state is None:
             return
         self._release(req_id)
+        if self._misses is not None:
+            self._misses.finish([req_id])
         if self._log is not None:
             self._log.write(state)
 
@@ -214,6 +226,8 @@ class PredictedOutputs:
             self.token_ids, self.total_len, slots, torch.tensor(num_sampled, dtype=torch.int32)
         )
         duration_us = (time.perf_counter_ns() - started) // 1000
+        if self._misses is not None:
+            self._misses.guard(self._compare, states, draft)
         token_ids = draft.token_ids.tolist()
         confidence = draft.confidence.tolist()
         proposals = []
@@ -229,6 +243,25 @@ class PredictedOutputs:
             )
         return proposals
 
+    def _compare(self, states: list[RequestState], draft: Any) -> None:
+        """Let the misses know what has been written, and what is drafted behind it."""
+        misses = self._misses
+        assert misses is not None
+        tails = np.zeros((len(states), misses.tail_len), dtype=np.int32)
+        for tail, state in zip(tails, states, strict=True):
+            misses.add(state.req_id, state.prompt_len)
+            end = state.synced
+            last = self._token_rows[self.slots.get(state.req_id), max(0, end - len(tail)) : end]
+            tail[len(tail) - len(last) :] = last
+        misses.take(
+            [state.req_id for state in states],
+            np.array([state.synced for state in states]),
+            draft.source.numpy(),
+            draft.length.numpy(),
+            draft.token_ids.numpy(),
+            tails,
+        )
+
     def _sync(self, state: RequestState, row: npt.NDArray[np.int32], total_len: int) -> bool:
         """Bring the request's slot up to its tokens; False when the drafter refuses its prediction."""
         slot = self.slots.get(state.req_id)
@@ -239,9 +272,16 @@ class PredictedOutputs:
             slot = self.slots.acquire(state.req_id)
             prediction = np.zeros(0, np.int32) if state.prediction is None else state.prediction
             try:
-                held = self.drafter.add(slot, prediction, state.prompt_len, sharing_key=state.sharing_key)
+                held = self.drafter.add(
+                    slot,
+                    prediction,
+                    state.prompt_len,
+                    sharing_key=state.sharing_key,
+                    recipes=state.terms.recipes,
+                    memory=state.terms.memory,
+                )
                 if not held:
-                    found_no_room(state.req_id)
+                    found_no_room(state.req_id, memory=state.terms.memory)
                     state.prediction = None
             except Exception as error:
                 # A prediction that the drafter refuses, or memory that is not to be had.

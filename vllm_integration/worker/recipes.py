@@ -1,44 +1,48 @@
-"""Recipes for the served model: a pack in the tokens of its tokenizer, made once, when a worker starts.
+"""Recipes for the served model: packs in the tokens of its tokenizer, made once, when a worker starts.
 
-Where they cannot be made, the server starts without them: drafts then come from predictions and contexts alone.
+A pack that cannot be used costs one WARNING and its recipes. Where none can, the server starts without: drafts
+then come from predictions and contexts alone.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpu_align import RecipePack, Recipes
-from vllm_integration.config.settings import NO_RECIPES, SHIPPED_RECIPES, Settings
+from gpu_align.recipes import PackError
+from vllm_integration.config.packs import load_pack
+from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install
-from vllm_integration.seams.log_text import shown_error
+from vllm_integration.seams.log_text import shown_error, shown_reason
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: No token has this id.
-_NO_TOKEN = -2
+#: Digits of a pack's hash that the log shows.
+_HASH = len("sha256:") + 12
 
 
 def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
-    """The recipes of this worker's drafter; None where `GPU_ALIGN_RECIPES` turns them off, and where they cannot
-    be made: then one WARNING says why.
+    """The recipes of this worker's drafter, of all packs; None where `GPU_ALIGN_RECIPES` turns them off, and where
+    none can be made. One WARNING for each pack that is left out, or for all of them, says why.
 
     Each tensor-parallel rank verifies its own drafts, so all ranks must draft the same: the first one makes the
     recipes and sends them, or None, to the others. Every rank of the group must call this.
     Raises `SeamError` when a vLLM seam is missing and `GPU_ALIGN_STRICT=1`.
     """
-    if settings.recipes == NO_RECIPES:
+    if not settings.packs:
         return None
     if reason := install("recipes"):
-        _go_without(settings, reason)
+        _go_without(settings.recipes, reason)
         return None
     parallel = vllm_config.parallel_config
     if int(parallel.prefill_context_parallel_size) > 1:  # its ranks must agree too, and are in another group
-        _go_without(settings, "not with prefill context parallelism")
+        _go_without(settings.recipes, "not with prefill context parallelism")
         return None
     if int(parallel.tensor_parallel_size) == 1:
         return _make(settings, vllm_config.model_config)
@@ -49,34 +53,59 @@ def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
         made: Recipes | None = group.broadcast_object(_make(settings, vllm_config.model_config), src=0)
         return made
     sent = group.broadcast_object(None, src=0)
+    if sent is None:
+        return None
     # The received arrays may be read-only, which PyTorch warns about.
-    return None if sent is None else Recipes(sent.context.copy(), sent.token_ids.copy(), sent.survival.copy())
+    arrays = {name: value.copy() for name, value in vars(sent).items() if isinstance(value, np.ndarray)}
+    received: Recipes = replace(sent, **arrays)
+    return received
 
 
 def _make(settings: Settings, model_config: Any) -> Recipes | None:
     started = time.perf_counter()
     if model_config.skip_tokenizer_init:
-        _go_without(settings, "the engine has no tokenizer")
+        _go_without(settings.recipes, "the engine has no tokenizer")
         return None
     try:
-        pack = RecipePack.load(None if settings.recipes == SHIPPED_RECIPES else Path(settings.recipes))
         from vllm.tokenizers import cached_tokenizer_from_config
 
         tokenizer = cached_tokenizer_from_config(model_config)
-        recipes = in_tokens(pack, tokenizer, int(model_config.get_vocab_size()))
+        vocab_size = int(model_config.get_vocab_size())
     except Exception as error:  # a tokenizer may bring code of its own
-        _go_without(settings, shown_error(error))
+        _go_without(settings.recipes, shown_error(error))
         return None
-    if not len(recipes):
-        _go_without(
-            settings, "this tokenizer cuts texts at other places than words, or does not know the words"
-        )
+    made: dict[str, Recipes] = {}
+    told: list[str] = []
+    for entry in settings.packs:
+        try:
+            name, pack = load_pack(entry, settings.recipe_registry)
+            if name in made:
+                raise PackError(f"another pack is called {name!r} too")
+            recipes = in_tokens(pack, tokenizer, vocab_size)
+            if not len(recipes):
+                raise PackError(
+                    "this tokenizer cuts texts at other places than words, or does not know the words"
+                )
+        except Exception as error:  # of the pack, or of the tokenizer
+            _go_without(entry, shown_error(error))
+            continue
+        made[name] = recipes
+        told.append(f"{name} {len(recipes):,} {pack.content_hash[:_HASH]}")
+    return _joined(settings, made, told, started) if made else None
+
+
+def _joined(settings: Settings, made: dict[str, Recipes], told: list[str], started: float) -> Recipes | None:
+    try:
+        recipes = Recipes.join(made)
+    except Exception as error:
+        _go_without(settings.recipes, shown_error(error))
         return None
     logger.info(
-        "gpu_align drafts from %d recipes (GPU_ALIGN_RECIPES=%s), made in %.1f s",
+        "gpu_align drafts from %d recipes (GPU_ALIGN_RECIPES=%s), made in %.1f s: %s",
         len(recipes),
         settings.recipes,
         time.perf_counter() - started,
+        shown_reason("; ".join(told)),
     )
     return recipes
 
@@ -89,14 +118,35 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
     tokenizer's unknown token.
     """
     recipes = pack.tokenize(
-        lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
+        token_texts_of(tokenizer, vocab_size),
     )
     unknown = getattr(tokenizer, "unk_token_id", None)
     ids = np.concatenate([recipes.context, recipes.token_ids], axis=1)
-    wrong = (ids >= vocab_size) | (ids == (_NO_TOKEN if unknown is None else int(unknown)))
-    kept = ~wrong.any(axis=1)
-    return Recipes(recipes.context[kept], recipes.token_ids[kept], recipes.survival[kept])
+    wrong = ids >= vocab_size
+    if unknown is not None:
+        wrong |= ids == int(unknown)
+    return recipes.select(np.logical_not(wrong.any(axis=1)))
 
 
-def _go_without(settings: Settings, reason: str) -> None:
-    logger.warning("gpu_align drafts without recipes (GPU_ALIGN_RECIPES=%s): %s", settings.recipes, reason)
+def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]], list[str]]:
+    """The text that each token has inside a text; empty for an id that the tokenizer does not know, none for one
+    that the model does not have.
+
+    Alone, a token may lose the space that it begins with, so each is decoded behind a bracket.
+    """
+    lead = list(tokenizer.encode("(", add_special_tokens=False))
+    before = tokenizer.decode(lead)
+
+    def text_of(token: int) -> str:
+        try:
+            text: str = tokenizer.decode([*lead, token])
+            return text[len(before) :] if text.startswith(before) else str(tokenizer.decode([token]))
+        except Exception:  # the model may have more ids than its tokenizer
+            return ""
+
+    return lambda token_ids: [text_of(int(token)) for token in token_ids if token < vocab_size]
+
+
+def _go_without(what: str, reason: str) -> None:
+    logger.warning("gpu_align drafts without recipes (GPU_ALIGN_RECIPES=%s): %s", what, reason)

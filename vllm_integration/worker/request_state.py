@@ -8,9 +8,11 @@ from typing import Any
 
 from gpu_align import Recipes, explain
 from gpu_align.explain import Explainer, Explanation
+from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.step_log import SOURCES, Step
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.steps import count_verified
+from vllm_integration.worker.accept import DEFAULT_TERMS, Terms
 from vllm_integration.worker.warm_up import WarmUp
 
 
@@ -60,7 +62,7 @@ class RequestState:
     prediction: int32 [N], or None for a request that is drafted from its context only.
     prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
     ended: it has met a stop token or `max_tokens`; nothing more is proposed.
-    sharing_key: who may share the memory of the prediction.
+    sharing_key: who may share the memory of the prediction. terms: what else it is drafted from.
     tokens: prompt and output, of requests whose steps are kept.
     recipes: of the drafter, to explain its drafts by.
     """
@@ -69,6 +71,7 @@ class RequestState:
     prediction: wire.TokenIds | None
     stop: StopRule
     sharing_key: Hashable = None
+    terms: Terms = DEFAULT_TERMS
     prompt_len: int = 0
     synced: int = 0
     ended: bool = False
@@ -92,6 +95,10 @@ class RequestState:
                 num_draft_tokens,
                 recipes=self.recipes,
                 max_context_len=max_context_len,
+                recipe_packs=ALL_PACKS
+                if self.recipes is None
+                else self.recipes.pack_bits(self.terms.recipes),
+                is_memory=self.terms.memory,
             )
 
     def record(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:

@@ -22,8 +22,15 @@ from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import install, off_reason, seam, turn_off
 from vllm_integration.seams.log_text import shown_error, shown_id
 from vllm_integration.wire.reports import DraftReport, attach
-from vllm_integration.worker.accept import accept_prediction, found_no_room, sharing_key_of, take_refusals
+from vllm_integration.worker.accept import (
+    accept_prediction,
+    found_no_room,
+    sharing_key_of,
+    take_refusals,
+    terms_of,
+)
 from vllm_integration.worker.draft_reporter import DraftReporter, when_it_leaves
+from vllm_integration.worker.miss_log import MissCopies, open_miss_log
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import warm_up_log
 from vllm_integration.worker.step_log import StepLog, open_step_log
@@ -70,6 +77,9 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.log: StepLog | None = None
+        self.misses: MissCopies | None = None
+        #: Names of the drafter's recipe packs.
+        self.packs: tuple[str, ...] = ()
         self.reporter: Any = None
         self.drafter: Any = None
         self._warm_up: WarmUp | None = None
@@ -81,6 +91,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         """What only drafting needs; a server whose drafter cannot be made serves without drafts."""
         max_slots, max_context_len = _make_dense(self.req_states, device)
         recipes = load_recipes(self.settings, vllm_config)
+        self.packs = () if recipes is None else recipes.names
         self.drafter = Drafter(
             max_slots=max_slots,
             max_context_len=max_context_len,
@@ -98,6 +109,9 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config, recipes)
         if self.log is not None and off_reason() is None:
             self._warm_up = warm_up_log(self.num_draft_tokens, max_context_len, recipes)
+        misses = open_miss_log(self.settings, recipes, self.num_draft_tokens, vllm_config)
+        if misses is not None:
+            self.misses = MissCopies(misses, max_slots, self.num_draft_tokens, device)
 
     def _unless_it_fails(self, step: Callable[..., Any], *args: Any) -> None:
         """`step(*args)`; if it fails, drafting is off."""
@@ -183,12 +197,18 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         prediction = accept_prediction(
             req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity
         )
-        if prediction is None and not self.settings.draft_without_prediction:
+        terms = terms_of(sampling_params, self.packs)
+        if prediction is None and not (terms.empty or self.settings.draft_without_prediction):
             return
         key = sharing_key_of(req_id, sampling_params)
         try:
             held = self.drafter.add(
-                slot, [] if prediction is None else prediction, prompt_len, sharing_key=key
+                slot,
+                [] if prediction is None else prediction,
+                prompt_len,
+                sharing_key=key,
+                recipes=terms.recipes,
+                memory=terms.memory,
             )
         except Exception as error:
             # A prediction that the drafter refuses, or memory that is not to be had.
@@ -199,10 +219,12 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             )
             return
         if not held:
-            found_no_room(req_id)
+            found_no_room(req_id, memory=terms.memory)
         self._occupied[slot] = True
+        if self.misses is not None:
+            self.misses.add(req_id, prompt_len)
         if self.log is not None:
-            self.log.add(req_id, prediction if held else None, prompt_len, sampling_params)
+            self.log.add(req_id, prediction if held else None, prompt_len, sampling_params, terms)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
@@ -236,7 +258,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
     ) -> torch.Tensor:
         """int64 [num_reqs, K] in batch order, always valid token ids. Called after the sampled tokens are in
         `req_states`; waits for nothing and copies nothing to the host (unless `GPU_ALIGN_DEBUG_DIR` asks for
-        a log of every step).
+        a log of every step, or `GPU_ALIGN_RECIPE_MISSES` for counts).
 
         input_batch: read: `num_reqs`, `idx_mapping` [num_reqs] (batch position → row) and its host copy.
         num_sampled: [num_reqs] int32; 0 = still prefilling.
@@ -284,6 +306,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
                 self.req_states.total_len.gpu,
                 input_batch.cu_num_logits if trims else None,
             )
+            if self.misses is not None:
+                self.misses.copy(input_batch.req_ids, input_batch.idx_mapping, draft, self.req_states)
         token_ids: torch.Tensor = draft.token_ids
         return token_ids
 
@@ -347,8 +371,9 @@ def finish_requests(
 ) -> Any:
     """`GPUModelRunner.finish_requests`, before which finished requests' step logs are written."""
     speculator = _ours(self)
-    if speculator is not None and speculator.log is not None:
-        speculator.log.finish(scheduler_output.finished_req_ids)
+    for log in () if speculator is None else (speculator.log, speculator.misses):
+        if log is not None:
+            log.finish(scheduler_output.finished_req_ids)
     return original(self, scheduler_output, *args, **kwargs)
 
 

@@ -9,6 +9,7 @@ from gpu_align import Recipes
 from gpu_align.step_log import SOURCES
 from vllm_integration.config import adaptive
 from vllm_integration.wire import prediction as wire
+from vllm_integration.worker.accept import DEFAULT_TERMS, Terms
 from vllm_integration.worker.debug_log import DebugLog, open_debug_log
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
 from vllm_integration.worker.warm_up import WarmUp
@@ -39,10 +40,15 @@ class StepLog:
         self._files.guard(warm_up.finish)
 
     def add(
-        self, req_id: str, prediction: wire.TokenIds | None, prompt_len: int, sampling_params: Any
+        self,
+        req_id: str,
+        prediction: wire.TokenIds | None,
+        prompt_len: int,
+        sampling_params: Any,
+        terms: Terms = DEFAULT_TERMS,
     ) -> None:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
-        self._files.guard(self._add, req_id, prediction, prompt_len, sampling_params)
+        self._files.guard(self._add, req_id, prediction, prompt_len, sampling_params, terms)
 
     def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
         """Record what each request of the batch has just sampled; the arguments are those of `propose`.
@@ -62,11 +68,17 @@ class StepLog:
             self._requests.clear()
 
     def _add(
-        self, req_id: str, prediction: wire.TokenIds | None, prompt_len: int, sampling_params: Any
+        self,
+        req_id: str,
+        prediction: wire.TokenIds | None,
+        prompt_len: int,
+        sampling_params: Any,
+        terms: Terms,
     ) -> None:
         state = self._requests.get(req_id)
         if state is None:
-            state = RequestState(req_id, prediction, stop_rule(sampling_params), recipes=self._recipes)
+            stop = stop_rule(sampling_params)
+            state = RequestState(req_id, prediction, stop, terms=terms, recipes=self._recipes)
             self._requests[req_id] = state
         state.prompt_len = prompt_len
         state.proposal = Proposal()

@@ -49,7 +49,13 @@ from ..constexprs import (
     WINDOW,
 )
 from ..realign.kernels import _has_key
-from ..suffix_match.kernels import _best_matches, _find_matches, _match_lengths
+from ..suffix_match.kernels import (
+    _best_matches,
+    _find_matches,
+    _load_back_clamped,
+    _load_ways,
+    _match_lengths,
+)
 
 
 class Candidates(NamedTuple):
@@ -84,8 +90,14 @@ def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_
     b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
     b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
     p_last = context.p_tokens + context.total
-    b_near = b_known + _match_lengths(prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, 16)
-    b_key = _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match)
+    o_way = _load_ways(context)  # before what takes long
+    last = _load_back_clamped(p_last - 1, context.total - 1, 16)
+    b_near = b_known + _match_lengths(
+        prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, last, 16
+    )
+    b_key = _find_matches(
+        prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way
+    )
     b_position, b_matched = _best_matches(b_key, cursor)
     b_matched += b_near
     b_position = tl.where(m_near, o_near, b_position)
@@ -164,10 +176,9 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 
 
 @triton.jit
-def _classes(prediction, context, found, alignment, p_row, top, prior):
-    """Class of every candidate, [LANES] int32. prior: output tokens that count as out of sync before the first."""
-    num_output = context.total - context.output_start
-    adherence = _adherence(alignment.num_in_sync, num_output + prior)
+def _classes(prediction, found, alignment, p_row, top, num_output):
+    """Class of every candidate, [LANES] int32. num_output: with the adherence prior."""
+    adherence = _adherence(alignment.num_in_sync, num_output)
     num_window = tl.minimum(prediction.length - alignment.anchor, WINDOW)
     b_deficit = _score_deficits(found.b_position, alignment, p_row, num_window, top)
     b_margin = _margins(found, adherence)
@@ -178,14 +189,13 @@ def _classes(prediction, context, found, alignment, p_row, top, prior):
 
 
 @triton.jit
-def _is_exact_prefix(alignment, num_output, prior):
+def _is_exact_prefix(alignment, num_output):
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
 
-    The beginning of a memory, which has an adherence prior, says nothing.
+    With an adherence prior in `num_output` it never is: the beginning of a memory says nothing.
     """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
-    is_all &= (num_output <= MAX_MATCH) & (prior == 0)
-    return (alignment.in_sync > 0) & is_all
+    return (alignment.in_sync > 0) & is_all & (num_output <= MAX_MATCH)
 
 
 @triton.jit

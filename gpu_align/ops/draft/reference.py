@@ -128,16 +128,14 @@ def alignment_bucket(position: int, length: int, alignment: Alignment, cursor: i
 @njit
 def classes(
     prediction: Prediction,
-    context: Context,
     found: Candidates,
     alignment: Alignment,
     cursor: int,
     top: int,
-    prior: int,
+    num_output: int,
 ) -> None:
-    """Write the class of every candidate. prior: output tokens that count as out of sync before the first."""
-    num_output = max(len(context.tokens) - context.output_start, 0)
-    adherence = adherence_of(int(alignment.state[c.NUM_IN_SYNC]), num_output + prior)
+    """Write the class of every candidate. num_output: with the adherence prior."""
+    adherence = adherence_of(int(alignment.state[c.NUM_IN_SYNC]), num_output)
     length = len(prediction.tokens)
     margins(found, adherence)
     for lane in range(c.NUM_CANDIDATES):
@@ -152,14 +150,13 @@ def classes(
 
 
 @njit
-def is_exact_prefix(alignment: Alignment, num_output: int, prior: int) -> bool:
+def is_exact_prefix(alignment: Alignment, num_output: int) -> bool:
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
 
-    The beginning of a memory, which has an adherence prior, says nothing.
+    With an adherence prior in `num_output` it never is: the beginning of a memory says nothing.
     """
     state = alignment.state
-    is_all = state[c.CURSOR] == num_output == state[c.NUM_IN_SYNC] <= c.MAX_MATCH
-    return bool(state[c.IN_SYNC] > 0 and is_all and prior == 0)
+    return bool(state[c.IN_SYNC] > 0 and state[c.CURSOR] == num_output == state[c.NUM_IN_SYNC] <= c.MAX_MATCH)
 
 
 @njit

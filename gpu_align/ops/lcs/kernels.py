@@ -62,19 +62,19 @@ def _row_lengths(b_words):
 
 @triton.jit
 def _load_window(p_tokens, num_tokens, anchor):
-    """The window behind `anchor`, [WORD, words] int32, and which bits of each word are in it, [words] int32.
+    """The window behind `anchor`, and the bit of each of its tokens in its word, both [WORD, words] int32.
 
-    It may end beyond the tokens, of which there is one at least.
+    Where it ends beyond the tokens, of which there is one at least, the bit is 0.
     """
     # Offsets from the prediction's beginning: those from the anchor took 96 → 127 registers in a step for sm_80.
     o_position = anchor + _row_offsets()
     b_window = tl.load(p_tokens + tl.minimum(o_position, num_tokens - 1))
-    b_inside = tl.sum((o_position < num_tokens).to(tl.int32) << tl.arange(0, WORD)[:, None], axis=0)
-    return b_window, b_inside
+    b_bit = (o_position < num_tokens).to(tl.int32) << tl.arange(0, WORD)[:, None]
+    return b_window, b_bit
 
 
 @triton.jit
-def _extend_row(b_words, b_window, b_inside, token):
+def _extend_row(b_words, b_window, b_bit, token):
     """The words after one more token, [words] int32; the window as `_load_window` returns it.
 
     ::
@@ -82,7 +82,7 @@ def _extend_row(b_words, b_window, b_inside, token):
         M = the bits j with window[j] == token
         V = (V + (V & M)) | (V & ~M)
     """
-    b_match = tl.sum((b_window == token).to(tl.int32) << tl.arange(0, WORD)[:, None], axis=0) & b_inside
+    b_match = tl.sum(tl.where(b_window == token, b_bit, 0), axis=0)
     b_both = b_words & b_match
     b_sum = tl.add(b_words, b_both, sanitize_overflow=False)
     # The carries of all words by one small addition: a carry out of word w runs on through words of ones only.

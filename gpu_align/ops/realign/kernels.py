@@ -38,7 +38,7 @@ from ..constexprs import (
     WINDOW,
 )
 from ..lcs.kernels import _WORDS, _extend_row, _load_row, _load_window, _row_lengths, _row_offsets
-from ..suffix_match.kernels import _load_bucket, _nearest, _position_of, _rank
+from ..suffix_match.kernels import _load_back, _load_back_clamped, _load_bucket, _nearest, _position_of, _rank
 
 #: Keys of one score in `_standing`: j is 0 to `WINDOW`.
 _J_KEYS = tl.constexpr(2 * WINDOW.value)
@@ -111,25 +111,25 @@ def _invalidate_edits(edits, prediction, cursor, run):
 
 
 @triton.jit
-def _tokens_before(prediction, o_position, MATCH: tl.constexpr):
-    """The last MATCH tokens before each position, [MATCH, lanes] int32, from the last on; any if it has fewer."""
+def _load_before(prediction, o_position, MATCH: tl.constexpr):
+    """The MATCH tokens before each position, from the last on: a tuple of [lanes]; any if it has fewer."""
     m_position = (o_position >= MATCH) & (o_position <= prediction.length)
     # No load has a mask, see `_match_lengths`. A page of the arena is longer than MATCH.
-    b_position = tl.where(m_position, o_position, MATCH)
-    return tl.load(prediction.p_tokens + b_position[None, :] - 1 - tl.arange(0, MATCH)[:, None])
+    return _load_back(prediction.p_tokens + tl.where(m_position, o_position, MATCH) - 1, MATCH)
 
 
 @triton.jit
-def _ends_like(prediction, o_position, b_before, p_output, done, MATCH: tl.constexpr):
-    """Whether the last MATCH tokens of the output are those before each position, [lanes]; 1 <= done."""
-    m_position = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
-    b_output = tl.load(p_output + tl.maximum(done - 1 - tl.arange(0, MATCH)[:, None], 0))
-    return m_position & (tl.max((b_before != b_output).to(tl.int32), axis=0) == 0)
+def _ends_like(prediction, o_position, before, last, done, MATCH: tl.constexpr):
+    """Whether the last MATCH tokens of the output are those before each position, [lanes]."""
+    m_agree = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
+    for i in tl.static_range(MATCH):
+        m_agree &= before[i] == last[i]
+    return m_agree
 
 
 @triton.jit
-def _resync(prediction, anchor, b_local, p_output, done, token):
-    """The position at which the output is in sync again, or `NOWHERE`; `token` is its last.
+def _resync(prediction, anchor, near, recent, p_output, done):
+    """The position at which the output is in sync again, or `NOWHERE`.
 
     ::
 
@@ -138,17 +138,19 @@ def _resync(prediction, anchor, b_local, p_output, done, token):
         if done % GLOBAL_EVERY == 0:                                                          # global
             return the position of _nearest(its bucket) with the lowest rank before which the last GLOBAL_MATCH are
 
-    b_local: `_tokens_before` the local positions.
+    near: `_load_before` of the local positions. recent: the last `LOCAL_MATCH` tokens of the output, likewise.
     """
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
-    m_local = _ends_like(prediction, o_local, b_local, p_output, done, LOCAL_MATCH)
+    m_local = _ends_like(prediction, o_local, near, recent, done, LOCAL_MATCH)
     position = tl.min(tl.where(m_local, o_local, NOWHERE), axis=0)
     if (position == NOWHERE) & (done % GLOBAL_EVERY == 0):
-        begin, end = _nearest(prediction, _load_bucket(prediction, token), anchor)
+        begin, end = _nearest(prediction, _load_bucket(prediction, recent[0]), anchor)
         o_entry = begin + tl.arange(0, NEAREST)
         o_global = tl.load(prediction.p_positions + o_entry, mask=o_entry < end, other=0)
-        b_global = _tokens_before(prediction, o_global, GLOBAL_MATCH)
-        m_global = _ends_like(prediction, o_global, b_global, p_output, done, GLOBAL_MATCH)
+        # `GLOBAL_EVERY` tokens or more are there: no address needs a clamp.
+        last = _load_back(p_output + done - 1, GLOBAL_MATCH)
+        before = _load_before(prediction, o_global, GLOBAL_MATCH)
+        m_global = _ends_like(prediction, o_global, before, last, done, GLOBAL_MATCH)
         rank = tl.min(tl.where(m_global, _rank(o_global, anchor), NOWHERE), axis=0)
         position = tl.where(rank == NOWHERE, NOWHERE, _position_of(rank, anchor))
     return position
@@ -227,14 +229,17 @@ def _fold(prediction, p_output, done, num_output, a, edits):
             b_words = a.b_words
             position = tl.full([], NOWHERE, tl.int32)
             # What is behind the anchor stays what it is until the output is in sync again.
-            b_window, b_inside = _load_window(prediction.p_tokens, prediction.length, a.anchor)
-            b_local = _tokens_before(prediction, a.anchor + tl.arange(0, LOCAL_RANGE), LOCAL_MATCH)
+            b_window, b_bit = _load_window(prediction.p_tokens, prediction.length, a.anchor)
+            near = _load_before(prediction, a.anchor + tl.arange(0, LOCAL_RANGE), LOCAL_MATCH)
+            next_token = tl.load(p_output + done)  # a turn ahead: it waits for none of it
+            recent = _load_back_clamped(p_output + done - 1, done - 1, LOCAL_MATCH)
             # A loop of its own, which carries little from turn to turn.
             while (position == NOWHERE) & (done < num_output):
-                token = tl.load(p_output + done)
+                recent = (next_token,) + recent[: LOCAL_MATCH - 1]
                 done += 1
-                b_words = _extend_row(b_words, b_window, b_inside, token)
-                position = _resync(prediction, a.anchor, b_local, p_output, done, token)
+                next_token = tl.load(p_output + tl.minimum(done, num_output - 1))
+                b_words = _extend_row(b_words, b_window, b_bit, recent[0])
+                position = _resync(prediction, a.anchor, near, recent, p_output, done)
             a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
             if position != NOWHERE:
                 common = _common_end(prediction, a, position, p_output, done)

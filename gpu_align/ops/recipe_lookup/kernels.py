@@ -23,8 +23,7 @@ from ..constexprs import (
 class Recipes(NamedTuple):
     """The table of R recipes."""
 
-    p_keys: Any  # [buckets, RECIPE_WAYS] int32
-    p_packs: Any  # [buckets, RECIPE_WAYS] int32: a bit for each pack that it belongs to
+    p_keys: Any  # [buckets, RECIPE_WAYS] int64: a key, and in the lower half a bit for each pack
     p_ways: (
         Any  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, its drafts, expected drafts
     )
@@ -36,20 +35,13 @@ class Recipes(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What the contexts of one request are."""
+    """What one request is looked up by; see `_find_recipe`."""
 
-    b_key: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: of the literal contexts
-    b_item: Any  # [SHAPE_WINDOW] int32: of the output's tokens, the last one first
-    b_later: Any  # [SHAPE_WINDOW] int32: of the token behind each
-
-
-class Ways(NamedTuple):
-    """The ways of the buckets of several keys."""
-
-    o_way: Any  # int32: where each lies
-    b_key: Any  # int32: what is looked for
-    b_found: Any  # int32: the key that is there
-    b_packs: Any  # int32: a bit for each pack that its recipe belongs to
+    b_key: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: of the literal contexts, a lane a way
+    o_way: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: where each way lies
+    b_held: Any  # [MAX_CONTEXT * RECIPE_WAYS] int64: what is there
+    b_item: Any  # [SHAPE_WINDOW] int32: what the last output tokens are in a shape, the very last one first
+    b_later: Any  # [SHAPE_WINDOW] int32: the item of the token behind each
 
 
 @triton.jit
@@ -66,24 +58,35 @@ def _literal_keys(context):
 
 
 @triton.jit
-def _shape_items(recipes, context, o_last, num_output):
-    """What the token `o_last` before the last output token is in a shape; at the beginning `SHAPE_START`."""
-    m_token = (o_last >= 0) & (o_last < num_output)
-    b_token = tl.load(context.p_tokens + context.total - 1 - o_last, mask=m_token, other=0)
+def _shape_items(recipes, b_token, o_last, num_output):
+    """What each token is in a shape, the one `o_last` before the last; at the beginning `SHAPE_START`."""
     b_token = tl.minimum(tl.maximum(b_token, 0), recipes.num_shapes - 1)
+    m_token = (o_last >= 0) & (o_last < num_output)
     return tl.load(recipes.p_shape_of + b_token, mask=m_token, other=SHAPE_START)
 
 
 @triton.jit
-def _read_lookup(recipes, context, HAS_SHAPES: tl.constexpr):
-    """What a look-up begins with. Done early: until `_load_ways` other work hides that memory is slow."""
+def _begin_lookup(recipes, context, HAS_SHAPES: tl.constexpr):
+    """The ways of all literal contexts, and the items of the output's shape.
+
+    In each bucket the last way comes first: of what is found, the largest lane is the longest context, and in it
+    the way of the first pack.
+    """
     o_last = tl.arange(0, SHAPE_WINDOW)
+    num_output = tl.maximum(context.total - context.output_start, 0)
     b_item, b_later = o_last, o_last
     if HAS_SHAPES:
-        num_output = tl.maximum(context.total - context.output_start, 0)
-        b_item = _shape_items(recipes, context, o_last, num_output)
-        b_later = _shape_items(recipes, context, o_last - 1, num_output)
-    return Lookup(_literal_keys(context), b_item, b_later)
+        p_last = context.p_tokens + context.total - 1
+        b_recent = tl.load(p_last - o_last, mask=o_last < num_output, other=0)
+    b_key = _literal_keys(context)
+    o_first = RECIPE_WAYS - 1 - tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) % RECIPE_WAYS
+    o_way = (b_key >> recipes.shift) * RECIPE_WAYS + o_first
+    b_held = tl.load(recipes.p_keys + o_way)
+    if HAS_SHAPES:
+        b_item = _shape_items(recipes, b_recent, o_last, num_output)
+        b_behind = tl.load(p_last + 1 - o_last, mask=(o_last > 0) & (o_last <= num_output), other=0)
+        b_later = _shape_items(recipes, b_behind, o_last - 1, num_output)
+    return Lookup(b_key, o_way, b_held, b_item, b_later)
 
 
 @triton.jit
@@ -115,24 +118,29 @@ def _shape_keys(context, lookup):
 
 
 @triton.jit
-def _load_ways(recipes, context, lookup, HAS_SHAPES: tl.constexpr):
-    """``(contexts, shapes)``: their ways, [64] and [SHAPE_WINDOW, RECIPE_WAYS], all loaded at once.
-
-    In each bucket the last way comes first.
-    """
-    o_first = RECIPE_WAYS - 1 - tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) % RECIPE_WAYS
-    o_way = (lookup.b_key >> recipes.shift) * RECIPE_WAYS + o_first
-    contexts = Ways(o_way, lookup.b_key, tl.load(recipes.p_keys + o_way), tl.load(recipes.p_packs + o_way))
-    shapes = contexts
-    if HAS_SHAPES:
-        b_key = _shape_keys(context, lookup)[:, None]
-        o_way = (b_key >> recipes.shift) * RECIPE_WAYS + tl.arange(0, RECIPE_WAYS)[None, :]
-        shapes = Ways(o_way, b_key, tl.load(recipes.p_keys + o_way), tl.load(recipes.p_packs + o_way))
-    return contexts, shapes
+def _holds(b_held, b_key, packs):
+    """Whether a way holds the key for one of the packs."""
+    return ((b_held >> 32).to(tl.int32) == b_key) & ((b_held.to(tl.int32) & packs) != 0)
 
 
 @triton.jit
-def _find_recipe(recipes, context, ways, packs, HAS_SHAPES: tl.constexpr):
+def _find_shape(recipes, context, lookup, packs):
+    """The way of the longest shape that has a recipe of these packs, or -1."""
+    b_key = _shape_keys(context, lookup)
+    o_bucket = (b_key >> recipes.shift) * RECIPE_WAYS
+    o_last = tl.arange(0, SHAPE_WINDOW)
+    b_order = tl.full([SHAPE_WINDOW], -1, tl.int32)
+    for way in tl.static_range(RECIPE_WAYS - 1, -1, -1):
+        m_found = _holds(tl.load(recipes.p_keys + o_bucket + way), b_key, packs)
+        b_order = tl.where(m_found, o_last * RECIPE_WAYS + way, b_order)
+    longest = tl.max(b_order, axis=0)
+    return tl.max(
+        tl.where((b_order == longest) & (b_order >= 0), o_bucket + b_order % RECIPE_WAYS, -1), axis=0
+    )
+
+
+@triton.jit
+def _find_recipe(recipes, context, lookup, packs, shape_way):
     """``(recipe, drafts, expected)`` of the longest literal context, else of the longest shape; recipe -1 if none.
 
     ::
@@ -143,21 +151,12 @@ def _find_recipe(recipes, context, ways, packs, HAS_SHAPES: tl.constexpr):
                     return ways[key >> shift, way]
         return -1, 0, 0
     """
-    contexts, shapes = ways
     o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
-    m_found = (contexts.b_found == contexts.b_key) & ((contexts.b_packs & packs) != 0)
-    m_found = m_found & (o_lane // RECIPE_WAYS < context.total)
+    m_found = _holds(lookup.b_held, lookup.b_key, packs) & (o_lane // RECIPE_WAYS < context.total)
     longest = tl.max(tl.where(m_found, o_lane, -1), axis=0)
-    way = tl.sum(tl.where(o_lane == longest, contexts.o_way, 0), axis=0)
-    if HAS_SHAPES:
-        m_found = (shapes.b_found == shapes.b_key) & ((shapes.b_packs & packs) != 0)
-        o_first = RECIPE_WAYS - 1 - tl.arange(0, RECIPE_WAYS)[None, :]
-        b_order = tl.arange(0, SHAPE_WINDOW)[:, None] * RECIPE_WAYS + o_first
-        shape = tl.max(tl.max(tl.where(m_found, b_order, -1), axis=1), axis=0)
-        shape_way = tl.sum(tl.sum(tl.where(b_order == shape, shapes.o_way, 0), axis=1), axis=0)
-        way = tl.where(longest >= 0, way, shape_way)
-        longest = tl.maximum(longest, shape)
+    way = tl.max(tl.where(m_found & (o_lane == longest), lookup.o_way, -1), axis=0)
+    way = tl.where(way < 0, shape_way, way)
     p_way = recipes.p_ways + way * RECIPE_COLUMNS
-    recipe = tl.load(p_way + RECIPE_ROW, mask=longest >= 0, other=-1)
-    num = tl.load(p_way + RECIPE_LEN, mask=longest >= 0, other=0)
-    return recipe, num, tl.load(p_way + RECIPE_EXPECTED, mask=longest >= 0, other=0)
+    recipe = tl.load(p_way + RECIPE_ROW, mask=way >= 0, other=-1)
+    num = tl.load(p_way + RECIPE_LEN, mask=way >= 0, other=0)
+    return recipe, num, tl.load(p_way + RECIPE_EXPECTED, mask=way >= 0, other=0)

@@ -56,7 +56,8 @@ def _look_up(recipes: RecipeArrays, key: int, packs: int, found: int) -> int:
     """The recipe with this key of the first of these packs that has one, else `found`."""
     bucket = key >> shift_of(len(recipes.keys), c.KEY_BITS)
     for way in range(c.RECIPE_WAYS):
-        if recipes.keys[bucket, way] == key and recipes.packs[bucket, way] & packs:
+        held = recipes.keys[bucket, way]
+        if held >> 32 == key and held & packs:
             return int(recipes.ways[bucket, way, c.RECIPE_ROW])
     return found
 

@@ -185,7 +185,6 @@ class RecipeArrays(NamedTuple):
     """`RecipeTable` as NumPy sees it."""
 
     keys: npt.NDArray[np.signedinteger[Any]]
-    packs: npt.NDArray[np.signedinteger[Any]]
     ways: npt.NDArray[np.signedinteger[Any]]
     max_draft_len: npt.NDArray[np.signedinteger[Any]]
     expected_accepted: npt.NDArray[np.signedinteger[Any]]
@@ -197,10 +196,9 @@ class RecipeArrays(NamedTuple):
 class RecipeTable(NamedTuple):
     """R recipes as a step looks them up, for one drafter's K and threshold."""
 
-    #: [buckets, RECIPE_WAYS] int32: `keys_of` the contexts, `NO_KEY` where there is none.
+    #: [buckets, RECIPE_WAYS] int64: in the upper half `keys_of` the context, in the lower one a bit for each pack
+    #: that it belongs to; `NO_KEY` where there is none.
     keys: torch.Tensor
-    #: The same shape: a bit for each pack that it belongs to.
-    packs: torch.Tensor
     #: [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, and the next two of it, so that a kernel
     #: loads all three at once.
     ways: torch.Tensor
@@ -258,7 +256,7 @@ class RecipeTable(NamedTuple):
         else:
             held = np.arange(len(recipes))
         packs = recipes.packs[held]
-        keys, bits, rows = _hash(keys_of(recipes.context[held], recipes.is_shape[held]), packs, held)
+        keys, rows = _hash(keys_of(recipes.context[held], recipes.is_shape[held]), packs, held)
         units = np.rint(recipes.survival.astype(np.float64) * c.SURVIVAL_ONE).astype(np.int32)
         likely = (recipes.token_ids >= 0) & (recipes.token_ids < vocab_size)
         likely &= units >= max(survival_units(min_survival), 1)
@@ -268,7 +266,6 @@ class RecipeTable(NamedTuple):
         expected = np.where(within, units, 0).sum(axis=1, dtype=np.int32)
         arrays = (
             keys,
-            bits,
             np.stack([rows, max_draft_len[rows], expected[rows], np.zeros_like(rows)], axis=2),
             max_draft_len,
             expected,
@@ -297,8 +294,8 @@ def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) ->
 
 def _hash(
     keys: npt.NDArray[np.int64], packs: IntArray, rows: npt.NDArray[np.int64]
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Keys, packs and rows by bucket: as many buckets as keys at least, and more until each has its place.
+) -> tuple[npt.NDArray[np.int64], IntArray]:
+    """Keys with packs, and rows by bucket: as many buckets as keys at least, and more until each has its place.
 
     Of two recipes with one key the first has it, for the packs that it belongs to.
     """
@@ -312,10 +309,10 @@ def _hash(
         if not (way >= c.RECIPE_WAYS).any():
             break
         bits += 1
-    table = np.full((3, 1 << bits, c.RECIPE_WAYS), c.NO_KEY, dtype=np.int32)
-    place = bucket[order], way
-    table[0][place], table[1][place], table[2][place] = keys[order], packs[order], rows[order]
-    return table[0], table[1], table[2]
+    shape, place = (1 << bits, c.RECIPE_WAYS), (bucket[order], way)
+    held, row_of = np.full(shape, c.NO_KEY, dtype=np.int64), np.full(shape, c.NO_KEY, dtype=np.int32)
+    held[place], row_of[place] = (keys << 32 | packs)[order], rows[order]
+    return held, row_of
 
 
 def _first_of_each(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.NDArray[np.int64], IntArray]:

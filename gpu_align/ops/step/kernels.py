@@ -27,7 +27,7 @@ from ..constexprs import (
 )
 from ..draft.kernels import Tables, _at, _candidates, _choose, _classes, _compose, _is_exact_prefix
 from ..realign.kernels import _is_fresh, _load_state, _realign
-from ..recipe_lookup.kernels import Recipes, _find_recipe, _load_ways, _read_lookup
+from ..recipe_lookup.kernels import Recipes, _begin_lookup, _find_recipe, _find_shape
 from ..suffix_match.kernels import (
     Context,
     Prediction,
@@ -108,8 +108,7 @@ def _step_kernel(
     expected_ptr,  # [NUM_CLASSES, K + 1] int32
     confidence_ptr,  # [NUM_CLASSES, K] float32
     # Recipes.
-    recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int32
-    recipe_packs_ptr,  # [buckets, RECIPE_WAYS] int32
+    recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int64
     recipe_ways_ptr,  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32
     recipe_tokens_ptr,  # [R, MAX_TOKENS] int32
     recipe_confidence_ptr,  # [R, MAX_TOKENS] float32
@@ -150,7 +149,7 @@ def _step_kernel(
     state = _load_state(p_align, p_edits)
     tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = Recipes(
-        recipe_keys_ptr, recipe_packs_ptr, recipe_ways_ptr, recipe_tokens_ptr,
+        recipe_keys_ptr, recipe_ways_ptr, recipe_tokens_ptr,
         recipe_confidence_ptr, shape_of_ptr, recipe_shift, num_shapes,
     )  # fmt: skip
     o_k = tl.arange(0, BLOCK_K)
@@ -182,17 +181,20 @@ def _step_kernel(
         )
         # A recipe is looked up in three parts: what is between them hides that memory is slow.
         if HAS_RECIPES:
-            lookup = _read_lookup(recipes, context, HAS_SHAPES)
+            lookup = _begin_lookup(recipes, context, HAS_SHAPES)
         # Not loaded before: it would take a register all the while.
         prior = tl.load(p_meta + ADHERENCE_PRIOR)
-        b_class = _classes(prediction, context, found, alignment, p_row, top, prior)
-        if HAS_RECIPES:
-            ways = _load_ways(recipes, context, lookup, HAS_SHAPES)
-        exact_prefix = _is_exact_prefix(alignment, tl.maximum(total - output_start, 0), prior)
-        lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
+        num_output = tl.maximum(total - output_start, 0) + prior
+        b_class = _classes(prediction, found, alignment, p_row, top, num_output)
         if HAS_RECIPES:
             packs = tl.load(p_meta + RECIPE_PACKS)
-            recipe, num_recipe, expected_recipe = _find_recipe(recipes, context, ways, packs, HAS_SHAPES)
+            shape_way = -1
+            if HAS_SHAPES:
+                shape_way = _find_shape(recipes, context, lookup, packs)
+        exact_prefix = _is_exact_prefix(alignment, num_output)
+        lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
+        if HAS_RECIPES:
+            recipe, num_recipe, expected_recipe = _find_recipe(recipes, context, lookup, packs, shape_way)
             recipe = tl.where(expected_recipe > expected, recipe, -1)
             num = tl.where(recipe >= 0, 0, num)
 

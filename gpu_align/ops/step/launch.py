@@ -52,8 +52,8 @@ class StepLaunch:
         self._state = *state, state.context_index.stride(0), 33 - buckets.bit_length()
         self._rest = (
             *tables[:3],
-            *recipes[:3],
-            *recipes[5:],
+            *recipes[:2],
+            *recipes[4:],
             recipes.shift,
             len(recipes.shape_of),
             *out,

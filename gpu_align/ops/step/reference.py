@@ -153,8 +153,9 @@ def choose_draft(
     recipe = find_recipe(recipes, context.tokens, context.output_start, packs)
     cursor, top = standing(prediction, alignment)
     candidates(prediction, context, cursor, settings.min_match, settings.min_context_match, found)
-    classes(prediction, context, found, alignment, cursor, top, prior)
-    exact_prefix = is_exact_prefix(alignment, max(len(context.tokens) - context.output_start, 0), prior)
+    num_output = max(len(context.tokens) - context.output_start, 0) + prior
+    classes(prediction, found, alignment, cursor, top, num_output)
+    exact_prefix = is_exact_prefix(alignment, num_output)
     lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters)
     return Choice(cursor, lane, num, expected, likelier(recipes, recipe, expected))
 

@@ -125,18 +125,37 @@ def _nearest(prediction, bucket, anchor):
 
 
 @triton.jit
-def _match_block(p_first, b_most, p_last, num_last, i_back, BACK: tl.constexpr):
-    """``(run, most)``: tokens of the next BACK that agree, and `b_most`, 0 in lanes where one differs."""
-    o_back = tl.arange(0, BACK)[:, None]
-    o_k = i_back + o_back
-    b_last = tl.load(p_last - 1 - tl.minimum(o_k, num_last - 1))
-    b_text = tl.load(p_first[None, :] - tl.minimum(o_k, tl.maximum(b_most - 1, 0)[None, :]))
-    b_run = tl.min(tl.where((o_k < b_most[None, :]) & (b_text == b_last), BACK, o_back), axis=0)
-    return b_run, tl.where(b_run < BACK, 0, b_most)
+def _load_back(p_last, BACK: tl.constexpr):
+    """BACK tokens from `p_last` on backwards, a tuple: each one value, or [lanes].
+
+    With lanes in a second dimension Triton before 3.9 spreads the tokens of one lane over the warp.
+    """
+    tokens = ()
+    for i in tl.static_range(BACK):
+        tokens = tokens + (tl.load(p_last - i),)  # type: ignore[assignment]
+    return tokens
 
 
 @triton.jit
-def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.constexpr):
+def _load_back_clamped(p_last, most, BACK: tl.constexpr):
+    """`_load_back` where only `most` tokens are before `p_last`: the first in place of those beyond."""
+    tokens = ()
+    for i in tl.static_range(BACK):
+        tokens = tokens + (tl.load(p_last - tl.minimum(most, i)),)  # type: ignore[assignment]
+    return tokens
+
+
+@triton.jit
+def _common_run(last, texts, BACK: tl.constexpr):
+    """How many of the first of BACK tokens agree, [lanes] int32."""
+    b_run = tl.full(texts[0].shape, BACK, tl.int32)
+    for i in tl.static_range(BACK - 1, -1, -1):  # the nearest that differs decides
+        b_run = tl.where(texts[i] == last[i], b_run, i)
+    return b_run
+
+
+@triton.jit
+def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK: tl.constexpr):
     """Tokens that agree, walking back from each position and from `p_last` at once, [lanes] int32.
 
     ::
@@ -145,31 +164,47 @@ def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, BACK: tl.co
             length += 1
 
     b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most the position and
-    `num_last`, the tokens before `p_last`. BACK tokens are compared at once: most matches end among the first.
+    `num_last`, the tokens before `p_last`. last: the first BACK of these, `_load_back_clamped`; of BACK 1 unused.
+    BACK tokens are compared at once: most matches end among the first.
 
     No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
     # The tokens that are compared, from the last on; without any, the first token of the text.
     p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
     b_length = tl.zeros_like(b_most)
-    i_back = 0
     if BACK > 1:
-        b_length, b_most = _match_block(p_first, b_most, p_last, num_last, 0, BACK)
-        i_back = BACK
-    while tl.max(b_most, axis=0) > i_back:
-        if BACK > 1:
-            # Lanes that are done load one token all together: each place in memory takes a load longer.
-            m_open = b_most > i_back
-            p_first = tl.where(m_open, p_first, p_last - 1)
-            b_most = tl.where(m_open, b_most, 0)
-        b_run, b_most = _match_block(p_first, b_most, p_last, num_last, i_back, BACK)
+        texts = _load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
+        b_length = tl.minimum(_common_run(last, texts, BACK), b_most)
+        b_most = tl.where(b_length < BACK, 0, b_most - BACK)
+        p_first -= BACK
+        p_last -= BACK
+        num_last -= BACK
+    while tl.max(b_most, axis=0) > 0:
+        # Lanes that are done load one token all together: each place in memory takes a load longer.
+        p_first = tl.where(b_most > 0, p_first, p_last - 1)
+        next_last = _load_back_clamped(p_last - 1, num_last - 1, BACK)
+        texts = _load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
+        b_run = tl.minimum(_common_run(next_last, texts, BACK), b_most)
         b_length += b_run
-        i_back += BACK
+        b_most = tl.where(b_run < BACK, 0, b_most - BACK)
+        p_first -= BACK
+        p_last -= BACK
+        num_last -= BACK
     return b_length
 
 
 @triton.jit
-def _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match):
+def _load_ways(context):
+    """Latest positions behind the last token in the context, [LOOKUP_LANES] int32: from lane `NEAREST` on."""
+    o_way = tl.arange(0, LOOKUP_LANES) - NEAREST
+    token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
+    m_way = (o_way >= 0) & (o_way < tl.where(context.is_used, WAYS, 0))
+    b_way = tl.load(context.p_index + _bucket(token, context.shift) * WAYS + o_way, mask=m_way, other=0)
+    return tl.where(b_way < context.total, b_way, 0)
+
+
+@triton.jit
+def _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way):
     """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction.
 
     ::
@@ -181,20 +216,17 @@ def _find_matches(prediction, context, bucket, cursor, num_common, min_match, mi
     """
     o_c = tl.arange(0, LOOKUP_LANES)
     num_output = context.total - context.output_start
-    token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
-    begin, end = _nearest(prediction, bucket, cursor)
-    p_ways = context.p_index + _bucket(token, context.shift) * WAYS
     m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
-    o_latest = tl.load(p_ways + o_c - NEAREST, mask=m_context, other=0)
+    begin, end = _nearest(prediction, bucket, cursor)
     m_prediction = o_c < tl.minimum(end - begin, NEAREST)
     o_position = tl.load(prediction.p_positions + begin + o_c, mask=m_prediction, other=0)
-    o_position = tl.where(m_context, tl.where(o_latest < context.total, o_latest, 0), o_position)
+    o_position = tl.where(m_context, o_way, o_position)
     num_last = tl.where(m_context, context.total, num_output)
     b_most = tl.maximum(tl.minimum(tl.minimum(o_position, num_last), MAX_MATCH), 0)
     b_known = tl.where(m_prediction & (o_position == cursor) & (num_common >= b_most), b_most, 0)
     p_text = tl.where(m_context, context.p_tokens, prediction.p_tokens)
     p_last = context.p_tokens + context.total
-    b_matched = b_known + _match_lengths(p_text, o_position, b_most - b_known, p_last, context.total, 8)
+    b_matched = b_known + _match_lengths(p_text, o_position, b_most - b_known, p_last, context.total, last, 8)
     b_rank = _rank(o_position, cursor)
     b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
     b_least = tl.where(m_context, min_context_match, min_match)
@@ -291,7 +323,7 @@ def _scan(
         o_position = i_block + o_block
         b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
         b_most = tl.where(o_position < text_len, b_most, 0)
-        b_length = _match_lengths(p_text, o_position, b_most, p_context, num_context, 1)
+        b_length = _match_lengths(p_text, o_position, b_most, p_context, num_context, (), 1)
         b_tie = o_position
         if HAS_ANCHOR:
             b_tie = -_rank(o_position, anchor) + NOWHERE

@@ -1,4 +1,4 @@
-"""``gpu-align recipes``: which files it learns from, what it writes, and how it refuses."""
+"""``gpu-align recipes learn``: which files it learns from, what it writes, and how it refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_pack_of_ones_own(tmp_path: Path) -> None:
         files(tmp_path / name, a_py=TEXT * 5, b_txt="epsilon zeta\n" * 5)
     out = tmp_path / "own.json.gz"
     places = tmp_path / "one", tmp_path / "two"
-    result = run("recipes", out, *places, "--suffix", ".py")
+    result = run("recipes", "learn", out, *places, "--suffix", ".py")
     assert result.exit_code == 0, result.output
     pack = RecipePack.load(out)
     told = " ".join(result.stdout.split())
@@ -51,9 +51,9 @@ def test_a_pack_of_ones_own(tmp_path: Path) -> None:
     assert " zeta" not in pack.words
     assert pack.calibration == RecipePack.load().calibration
     # Neither where the texts are nor when they were read.
-    assert (pack.made_by, str(tmp_path) in str(pack)) == ("gpu-align recipes", False)
+    assert (pack.made_by, str(tmp_path) in str(pack)) == ("gpu-align recipes learn", False)
     before = out.read_bytes()
-    assert run("recipes", out, *reversed(places), "--suffix", ".py").exit_code == 0
+    assert run("recipes", "learn", out, *reversed(places), "--suffix", ".py").exit_code == 0
     assert out.read_bytes() == before
 
 
@@ -71,11 +71,11 @@ def test_every_place_is_a_source(tmp_path: Path) -> None:
 def test_what_is_only_in_one_source_is_left_out_unless_there_is_one(tmp_path: Path) -> None:
     files(tmp_path, one__a="left right\n" * 9, two__a=TEXT * 9)
     out = tmp_path / "own.json.gz"
-    result = run("recipes", out, tmp_path / "one", tmp_path / "two")
+    result = run("recipes", "learn", out, tmp_path / "one", tmp_path / "two")
     assert result.exit_code == 2
     assert "too little text" in result.stderr
     assert not out.exists()
-    assert run("recipes", out, tmp_path).exit_code == 0
+    assert run("recipes", "learn", out, tmp_path).exit_code == 0
     assert {" right", " beta"} <= set(RecipePack.load(out).words)
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
     files(tmp_path / "a", x=TEXT * 5, y=TEXT * 5, z=b"\xff\xfe\x00", zero=b"a\0b", _hidden=TEXT, _git__x=TEXT)
     os.symlink(tmp_path / "a" / "x", tmp_path / "a" / "link")
     out = tmp_path / "own.json.gz"
-    result = run("recipes", out, tmp_path / "a")
+    result = run("recipes", "learn", out, tmp_path / "a")
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
     assert "read 1 file, 115 bytes, of 1 source; 2 skipped: not UTF-8 text; 1 skipped: the same again" in told
@@ -110,7 +110,7 @@ def test_a_file_that_is_gone_is_counted(tmp_path: Path) -> None:
         (["{tmp}/own.json.gz", "{tmp}/empty"], "expected texts to learn from, found none"),
         (["{tmp}/own.json.gz", "{tmp}/text", "--suffix", ".rs"], "expected texts to learn from, found none"),
         (["{tmp}/own.json.gz", "{tmp}/short"], "too little text"),
-        (["{tmp}/text/a.py", "{tmp}/text"], "expected a name that ends in .json.gz"),
+        (["{tmp}/text/a.py", "{tmp}/text"], "expected a name that ends in .json or .json.gz"),
         (["{tmp}/no/folder/own.json.gz", "{tmp}/text"], "does not exist"),
         (["{tmp}/old.json.gz", "{tmp}/old.json.gz"], "is also the input"),
     ],
@@ -119,7 +119,7 @@ def test_bad_arguments_are_one_line(tmp_path: Path, arguments: list[str], messag
     files(tmp_path, text__a_py=TEXT * 9, short__a="one\n", old_json_gz="kept")
     (tmp_path / "empty").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    result = run("recipes", *(argument.format(tmp=tmp_path) for argument in arguments))
+    result = run("recipes", "learn", *(argument.format(tmp=tmp_path) for argument in arguments))
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
     assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,146 @@
+"""Recipe packs: ``python -m benchmarks.recipes [--write]``.
+
+For each task: learn a pack from the samples, then replay the outputs, which have no predictions, with the pack
+alone, with the whole drafter and with the peers, at K = 16. Then misses and merge for five rounds, what packs cost
+on free prose, what a pack covers of Python's structure, and how long learning takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality.build_suffix_peer import add_to_path
+from benchmarks.recipes import changelogs, page, python_code, tasks
+from benchmarks.recipes.groups import Task
+from benchmarks.recipes.learning import measured
+from benchmarks.recipes.rounds import rounds
+from benchmarks.recipes.runs import (
+    TOKENIZER,
+    Counts,
+    K,
+    base_recipes,
+    drafters,
+    encode,
+    from_recipes,
+    ours,
+    records_of,
+    run_all,
+    token_texts,
+)
+from benchmarks.recipes.structure import structural_tokens
+from gpu_align import RecipePack, Recipes
+from gpu_align.simulate import Record, load_tokenizer
+from gpu_align.simulate.replay import PairResult
+
+Say = Callable[[str], None]
+
+
+def learn(name: str, task: Task) -> RecipePack:
+    """The pack of a task's samples."""
+    return RecipePack.observe(task.groups, encode, token_texts, task=name)
+
+
+def size_of(pack: RecipePack) -> dict[str, int]:
+    """Entries by kind, and the bytes of the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("recipes.json", "recipes.json.gz")]
+        for path in paths:
+            pack.save(path)
+        plain, gzipped = (path.stat().st_size for path in paths)
+    shape = sum(entry.is_shape for entry in pack.observed)
+    return {
+        "entries": len(pack.observed),
+        "literal": len(pack.observed) - shape,
+        "shape": shape,
+        "bytes": plain,
+        "gzipped": gzipped,
+    }
+
+
+def measure_task(
+    task: Task, pack: RecipePack, recipes: Recipes
+) -> tuple[dict[str, Any], dict[str, list[PairResult]]]:
+    """Everything about one task, and the results of its runs."""
+    records = records_of(task.outputs)
+    results = run_all(drafters(base_recipes(), recipes, task), records)
+    found_rounds = rounds(pack, task.outputs)
+    found = {
+        "groups": len(task.groups),
+        "sample_tokens": sum(len(ids) for group in task.groups for ids in encode(group.samples)),
+        "outputs": len(task.outputs),
+        "output_tokens": sum(len(record.output) for record in records),
+        "pack": size_of(pack),
+        "report": found_rounds[0],
+        "runs": {name: Counts.of(pairs).as_json() for name, pairs in results.items()},
+        "rounds": found_rounds,
+    }
+    return found, results
+
+
+def structure_of(records: list[Record], pairs: list[PairResult]) -> dict[str, Any]:
+    """Tokens of the outputs and those that recipes drafted, by what is structural."""
+    tokenizer = load_tokenizer(TOKENIZER)
+    found: dict[str, Any] = {"tokens": 0}
+    parts = {name: {"tokens": 0, "covered": 0} for name in ("structural", "free")}
+    for record, pair in zip(records, pairs, strict=True):
+        pieces = [tokenizer.token_bytes(token) for token in record.output]
+        structural = structural_tokens(b"".join(pieces).decode(), pieces)
+        covered = from_recipes(pair)
+        found["tokens"] += len(pieces)
+        for part, which in (("structural", structural), ("free", ~structural)):
+            parts[part]["tokens"] += int(which.sum())
+            parts[part]["covered"] += int((covered & which).sum())
+    return {**found, **parts}
+
+
+def prose_of(records: list[Record], recipes: Mapping[str, Recipes]) -> dict[str, Any]:
+    """What packs do to free prose: its own, the shipped one, and those of other tasks, together and each alone."""
+    others = {name: found for name, found in recipes.items() if name != changelogs.NAME}
+    runs: dict[str, Recipes | None] = {"none": None, "own": recipes[changelogs.NAME], "base": base_recipes()}
+    runs |= {"foreign": Recipes.join(others), **others}
+    return {name: Counts.of(ours(found)(records)).as_json() for name, found in runs.items()}
+
+
+def measure(folder: Path, say: Say) -> dict[str, Any]:
+    """All of it."""
+    found: dict[str, Any] = {"num_draft_tokens": K, "tasks": {}}
+    recipes = {}
+    for name in tasks.TASKS:
+        task = tasks.read(name, folder)
+        began = time.perf_counter()
+        pack = learn(name, task)
+        say(f"{name}: {len(pack.observed):,} entries in {time.perf_counter() - began:.1f} s")
+        recipes[name] = pack.tokenize(encode, token_texts)
+        found["tasks"][name], results = measure_task(task, pack, recipes[name])
+        if name == python_code.NAME:
+            found["python"] = structure_of(records_of(task.outputs), results["pack_alone"])
+        report = found["tasks"][name]["report"]
+        say(f"  coverage {report['coverage']:.1%}, accuracy {report['accuracy']:.2%}")
+    found["prose"] = prose_of(records_of(tasks.read(changelogs.NAME, folder).outputs), recipes)
+    found["learning"] = measured(folder)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code (0, 1: something could not be had)."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__.split("\n")[0])
+    parser.add_argument("--tasks", type=Path, default=tasks.DEFAULT_OUT, help="made if not there")
+    parser.add_argument("--write", action="store_true", help=f"into {page.RESULTS} and the page")
+    options = parser.parse_args(argv)
+    if not add_to_path():
+        print("error: run python -m benchmarks.quality.build_suffix_peer first", file=sys.stderr)
+        return 1
+    if failed := tasks.ensure(options.tasks):
+        return failed
+    found = measure(options.tasks, lambda line: print(line, flush=True))
+    for name in ("tasks", "rejections", "packs", "rounds", "prose", "python", "learning"):
+        print(f"\n{page.BLOCKS[name](found)}")
+    if options.write:
+        page.update(**found)
+    return 0

@@ -1,0 +1,147 @@
+"""Replays of a task's outputs without predictions, and what they counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.recipes.groups import Output, Task
+from gpu_align import DrafterConfig, RecipePack, Recipes, Source
+from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
+from gpu_align.policies.base import Policy
+from gpu_align.simulate import Record, load_tokenizer, replay
+from gpu_align.simulate.drafter_policy import replay_batched
+from gpu_align.simulate.replay import PairResult
+
+#: Draft tokens a step.
+K = 16
+#: Depth of the suffix trees: Arctic's own.
+DEPTH = 64
+TOKENIZER = "tekken"
+BATCH_SIZE = 16
+
+
+def encode(texts: Sequence[str]) -> list[list[int]]:
+    """The token ids of each text."""
+    tokenizer = load_tokenizer(TOKENIZER)
+    return [tokenizer.encode(text) for text in texts]
+
+
+def token_texts(ids: Iterable[int]) -> list[str]:
+    """The text of each token id."""
+    return [_text(int(token)) for token in ids]
+
+
+@lru_cache(maxsize=200_000)
+def _text(token: int) -> str:
+    return load_tokenizer(TOKENIZER).token_bytes(token).decode("utf-8", errors="replace")
+
+
+@lru_cache(maxsize=1)
+def base_recipes() -> Recipes:
+    """The shipped pack in the tokens of the tasks."""
+    return RecipePack.load().tokenize(encode)
+
+
+def records_of(outputs: Sequence[Output]) -> list[Record]:
+    """The outputs as records without predictions."""
+    pairs = zip(encode([o.prompt for o in outputs]), encode([o.output for o in outputs]), strict=True)
+    return [
+        Record(str(number), prompt, [], output, TOKENIZER) for number, (prompt, output) in enumerate(pairs)
+    ]
+
+
+@dataclass
+class Counts:
+    """Sums over records."""
+
+    records: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    accepted_from: Counter[str] = field(default_factory=Counter)
+    rejected_from: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, pairs: Iterable[PairResult]) -> Counts:
+        """The sums of these results."""
+        counts = cls()
+        for pair in pairs:
+            counts.records += 1
+            counts.output_tokens += pair.output_tokens
+            counts.steps += pair.steps
+            counts.accepted += pair.accepted
+            counts.rejected += pair.rejected
+            for source, wrong in pair.rejected_from.items():
+                counts.rejected_from[Source(source).name.lower()] += wrong
+            for source in Source:
+                if source:
+                    counts.accepted_from[source.name.lower()] += int((pair.origins == source).sum())
+        return counts
+
+    def as_json(self) -> dict[str, Any]:
+        """Whole numbers alone."""
+        names = ("records", "output_tokens", "steps", "accepted", "rejected")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        for name in ("accepted_from", "rejected_from"):
+            found[name] = {source: count for source, count in sorted(getattr(self, name).items()) if count}
+        return found
+
+
+class Drafters(NamedTuple):
+    """Everything that drafts for one task, by name."""
+
+    ours: dict[str, Callable[[Sequence[Record]], list[PairResult]]]
+    peers: dict[str, Callable[[], Policy]]
+
+
+def ours(recipes: Recipes | None, alone: bool = False) -> Callable[[Sequence[Record]], list[PairResult]]:
+    """A replay with our drafter; `alone`: it drafts from recipes and from nothing else."""
+    config = DrafterConfig(use_context=not alone)
+
+    def run(records: Sequence[Record]) -> list[PairResult]:
+        return replay_batched(records, K, config, recipes=recipes, batch_size=BATCH_SIZE).pairs
+
+    return run
+
+
+def drafters(base: Recipes, pack: Recipes, task: Task) -> Drafters:
+    """Ours with and without the pack, and the peers; two of these know the samples as earlier responses."""
+    earlier = EarlierResponses((t for g in task.groups for t in encode(g.samples)), DEPTH)
+    joined = Recipes.join({"task": pack, "base": base})
+    return Drafters(
+        {
+            "pack_alone": ours(pack, alone=True),
+            "drafter_with_pack": ours(pack),
+            "drafter_with_both": ours(joined),
+            "drafter_without_pack": ours(base),
+        },
+        {
+            "suffix_decoding": lambda: SuffixDecoding(1, DEPTH),
+            "suffix_decoding_4": lambda: SuffixDecoding(4, DEPTH),
+            "suffix_decoding_samples": lambda: SuffixDecoding(1, DEPTH, earlier=earlier),
+            "suffix_decoding_4_samples": lambda: SuffixDecoding(4, DEPTH, earlier=earlier),
+            "prompt_lookup": PromptLookup,
+        },
+    )
+
+
+def run_all(found: Drafters, records: Sequence[Record]) -> dict[str, list[PairResult]]:
+    """Every drafter's results, in the order of the records."""
+    results = {name: run(records) for name, run in found.ours.items()}
+    for name, make in found.peers.items():
+        policy = make()
+        results[name] = [replay(policy, record, K) for record in records]
+    return results
+
+
+def from_recipes(pair: PairResult) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """[L]: whether a token was drafted from a recipe and accepted."""
+    found: np.ndarray[Any, np.dtype[np.bool_]] = pair.origins == int(Source.RECIPE)
+    return found

@@ -1,0 +1,190 @@
+"""Several packs as one, and what was refuted taken into account: counts add up, and what is uncertain goes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from .chains import Observed
+from .content import Content, Miss, MissContent, PackError
+from .observe import CERTAIN, by_frequency
+from .words import Recipe
+
+#: A refuted context gets a token of its own where the model said the same so many times and nothing else.
+MIN_SAID = 2
+
+Key = tuple[bool, tuple[int, ...]]
+
+
+def merge(parts: Sequence[Content | MissContent]) -> Content:
+    """See `RecipePack.merge`."""
+    packs = [part for part in parts if isinstance(part, Content)]
+    misses = [part for part in parts if isinstance(part, MissContent)]
+    tokenizer = _tokenizer(parts)
+    words, recipes = _merge_words(packs)
+    observed = _merge_observed(packs)
+    counts: Counter[Miss] = Counter()
+    for part in misses:
+        counts.update(part.counts)
+    if counts:
+        observed = _resolve(observed, counts)
+    calibrated = next((pack for pack in packs if pack.words), packs[0])
+    return Content(
+        words,
+        recipes,
+        calibrated.calibration,
+        next((pack.made_by for pack in packs if pack.made_by), ""),
+        "+".join(dict.fromkeys(name for pack in packs for name in pack.task.split("+") if name)),
+        tokenizer,
+        tuple(sorted(observed.values(), key=by_frequency)),
+        tuple(sorted({token for pack in packs for token in pack.kept})),
+    )
+
+
+def _tokenizer(parts: Iterable[Content | MissContent]) -> str:
+    """The one tokenizer that all ids are of."""
+    names = list(dict.fromkeys(part.tokenizer for part in parts if part.tokenizer))
+    if len(names) > 1:
+        raise PackError(f"tokenizer: expected token ids of one, found those of {names[0]} and {names[1]}")
+    return names[0] if names else ""
+
+
+def _merge_words(packs: Sequence[Content]) -> tuple[dict[str, int], list[Recipe]]:
+    """Counts of equal words add up; of recipes with one context the one with more hits is kept."""
+    if len(packs) == 1:
+        return dict(packs[0].words), list(packs[0].recipes)
+    words: Counter[str] = Counter()
+    hits: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    seen: Counter[tuple[str, ...]] = Counter()
+    for pack in packs:
+        words.update(pack.words)
+        for recipe in pack.recipes:
+            hits[recipe.context][recipe.word] += recipe.hits
+            seen[recipe.context] += recipe.seen
+    recipes = []
+    for context in sorted(hits, key=lambda context: (len(context), context)):
+        word = min(hits[context], key=lambda word: (-hits[context][word], word))
+        recipes.append(Recipe(context, word, hits[context][word], seen[context]))
+    ordered = sorted(words.items(), key=lambda item: (-item[1], item[0]))
+    return dict(ordered), recipes
+
+
+def _merge_observed(packs: Sequence[Content]) -> dict[Key, Observed]:
+    """Counts of equal entries add up; where packs contradict each other the certain token stays, or none."""
+    each: defaultdict[Key, list[Observed]] = defaultdict(list)
+    for pack in packs:
+        for entry in pack.observed:
+            each[entry.is_shape, entry.context].append(entry)
+    merged = {}
+    for key, entries in each.items():
+        if len(entries) == 1:
+            merged[key] = entries[0]
+            continue
+        hits: Counter[int] = Counter()
+        groups: Counter[int] = Counter()
+        for entry in entries:
+            hits[entry.token] += entry.hits
+            groups[entry.token] += entry.groups
+        seen = sum(entry.seen for entry in entries)
+        token = min(hits, key=lambda token: (-hits[token], token))
+        if token >= 0 and hits[token] < CERTAIN * seen:
+            token = -1
+        merged[key] = Observed(*key, token, hits[token], seen, groups[token])
+    return merged
+
+
+def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> dict[Key, Observed]:
+    """The entries once what was checked is counted.
+
+    ::
+
+        each entry behind whose context a token was checked:    seen += count, and hits if it says what was said
+        an entry that is not certain any more:    says nothing if a shorter one says something; else it goes
+        for each token that was refuted, its longest shape, then its longest literal context, until one settles it:
+            says what was said here, if at least twice and nothing else was; or as certainly as any entry
+            else says nothing
+        that context at the beginning of its draft:    says the first token, so that the run knows as much
+
+    Only a literal context is asked where a literal one decides. Where all that is known of a context still expects
+    the refuted token, it is left, unless it was left the last time, or all were: then it says nothing.
+    """
+    entries = dict(observed)
+    said: defaultdict[Key, Counter[int]] = defaultdict(Counter)
+    for miss, count in counts.items():
+        said[False, miss.literal][miss.said] += count
+        said[True, miss.shape][miss.said] += count
+        for key in (*_suffixes(False, miss.literal), *_suffixes(True, miss.shape)):
+            entry = entries.get(key)
+            if entry is not None:
+                right = count if entry.token == miss.said else 0
+                entries[key] = entry._replace(hits=entry.hits + right, seen=entry.seen + count)
+    refuted = sorted(miss for miss in counts if miss.said != miss.expected)
+    ways = {miss: _ways(miss, entries) for miss in refuted}
+    entries = _without_uncertain(entries)
+    left = []
+    for miss in refuted:
+        found = [(_said_at(key, said[key]), start) for key, start in ways[miss]]
+        settled = [(entry, start) for entry, start in found if entry.token != miss.expected]
+        entry, start = settled[0] if settled else found[-1]
+        if not settled:
+            key = entry.is_shape, entry.context
+            if key not in observed:
+                left.append((miss, entry, start))
+                entries[key] = entry
+                continue
+            entry = _silenced(entry)
+        _settle(entries, miss, entry, start)
+    if len(left) == len(refuted):
+        for miss, entry, start in left:
+            _settle(entries, miss, _silenced(entry), start)
+    return entries
+
+
+def _said_at(key: Key, said: Counter[int]) -> Observed:
+    """What was said behind a context, if it is certain, else an entry that says nothing."""
+    token = min(said, key=lambda token: (-said[token], token))
+    hits, seen = said[token], said.total()
+    if hits < max(MIN_SAID, CERTAIN * seen):
+        token, hits = -1, 0
+    return Observed(*key, token, hits, seen, 1)
+
+
+def _silenced(entry: Observed) -> Observed:
+    """The same context, and nothing is drafted there."""
+    return entry._replace(token=-1, hits=0)
+
+
+def _settle(entries: dict[Key, Observed], miss: Miss, entry: Observed, start: Key) -> None:
+    """Enter what is said behind a refuted context, and what its draft began with."""
+    entries[entry.is_shape, entry.context] = entry
+    if miss.first >= 0 and start[1]:
+        entries.setdefault(start, Observed(*start, miss.first, 1, 1, 1))
+
+
+def _ways(miss: Miss, entries: Mapping[Key, Observed]) -> list[tuple[Key, Key]]:
+    """The contexts that may settle a refuted token, each with that of its draft's beginning, in this order."""
+    by_literal = any(
+        key in entries for part in (miss.literal, miss.literal_start) for key in _suffixes(False, part)
+    )
+    shape = ((True, miss.shape), (True, miss.shape_start))
+    literal = ((False, miss.literal), (False, miss.literal_start))
+    ways = [literal] if by_literal and miss.literal else [shape, literal]
+    return [way for way in ways if way[0][1]] or [shape]
+
+
+def _without_uncertain(entries: dict[Key, Observed]) -> dict[Key, Observed]:
+    """Those that are certain, and for those that are not any more one that takes the shorter ones back."""
+    kept = {
+        key: entry for key, entry in entries.items() if entry.token < 0 or entry.hits >= CERTAIN * entry.seen
+    }
+    for (is_shape, context), entry in entries.items():
+        if (is_shape, context) in kept:
+            continue
+        shorter = (kept.get((is_shape, context[i:])) for i in range(1, len(context)))
+        if any(other is not None and other.token >= 0 for other in shorter):
+            kept[is_shape, context] = _silenced(entry)
+    return kept
+
+
+def _suffixes(is_shape: bool, context: tuple[int, ...]) -> Iterator[Key]:
+    return ((is_shape, context[i:]) for i in range(len(context)))

@@ -1,0 +1,233 @@
+"""A registry: a folder of packs with an index, from which a server takes them by name and version."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .pack import MAX_BYTES, PackError, RecipePack
+from .parse import shown
+
+INDEX = "index.json"
+#: What may stand for a pack's name: the pack that comes with the library, and none.
+BASE, OFF = "base", "off"
+_NAME = re.compile(r"[\w.+-]{1,128}")
+_VERSIONED = re.compile(r"([\w.+-]{1,128})@(\d{1,9})")
+_ENDINGS = (".json.gz", ".json")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A pack of a registry.
+
+    Attributes:
+        task: its name.
+        version: from 1; a task's largest one is taken where none is asked for.
+        file: in the registry's folder.
+        content_hash: of the pack.
+        coverage: the share of output tokens that it drafted in a report; None where none was made.
+    """
+
+    task: str
+    version: int
+    file: str
+    content_hash: str
+    coverage: float | None = None
+
+
+class Registry:
+    """The packs of a folder, by the index that is in it.
+
+    Raises:
+        PackError: the index is none; the message says why.
+        OSError: the folder cannot be read.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.packs: list[Listed] = []
+        if not self.folder.is_dir():
+            raise FileNotFoundError(2, "no such folder", str(self.folder))
+        if (self.folder / INDEX).exists():
+            self.packs = _read_index(self.folder / INDEX)
+
+    def find(self, name: str) -> Listed:
+        """The pack ``task@version``, or the latest ``task``.
+
+        Raises:
+            PackError: there is none.
+        """
+        versioned = _VERSIONED.fullmatch(name)
+        task, version = (versioned[1], int(versioned[2])) if versioned else (name, None)
+        found = [pack for pack in self.packs if pack.task == task and version in (None, pack.version)]
+        if not found:
+            have = ", ".join(f"{pack.task}@{pack.version}" for pack in self.packs) or "none"
+            raise PackError(
+                f"{self.folder}: expected a pack of its index ({have[:200]}), found {shown(name)}"
+            )
+        return max(found, key=lambda pack: pack.version)
+
+    def resolve(self, name: str) -> Path:
+        """The file of ``task@version``, of the latest ``task``, or of a path, which is returned as it is.
+
+        Raises:
+            PackError: neither the index nor the disk has it.
+        """
+        if any(pack.task == name.partition("@")[0] for pack in self.packs):
+            return self.folder / self.find(name).file
+        if Path(name).is_file():
+            return Path(name)
+        return self.folder / self.find(name).file
+
+    def load(self, name: str) -> tuple[str, RecipePack]:
+        """A pack and what it is called: its task, or the stem of its file.
+
+        Raises:
+            PackError: it is not there, is no pack, or is not the one that the index names.
+        """
+        path = self.resolve(name)
+        pack = RecipePack.load(path)
+        listed = [entry for entry in self.packs if self.folder / entry.file == path]
+        if listed and listed[0].content_hash != pack.content_hash:
+            raise PackError(
+                f"{path}: expected {listed[0].content_hash}, as the index says, found {pack.content_hash}"
+            )
+        return pack.task or stem(path), pack
+
+    def add(self, pack_path: Path | str, coverage: float | None = None) -> Listed:
+        """Put a pack into the folder, as the next version of its task, and into the index.
+
+        One that the index has under this task already gets no further version; a coverage that is given is noted.
+        """
+        path = Path(pack_path)
+        pack = RecipePack.load(path)
+        named = _VERSIONED.fullmatch(stem(path))
+        task = pack.task or (named[1] if named else stem(path))
+        if not _NAME.fullmatch(task):
+            raise PackError(f"task: expected letters, digits and any of _ . + -, found {shown(task)}")
+        same = [p for p in self.packs if (p.task, p.content_hash) == (task, pack.content_hash)]
+        if same:
+            listed = same[0]
+        else:
+            taken = {p.version for p in self.packs if p.task == task}
+            wanted = int(named[2]) if named and path.parent == self.folder else 0
+            version = wanted if wanted and wanted not in taken else max(taken, default=0) + 1
+            file = path.name
+            if path.parent.resolve() != self.folder.resolve():
+                file = f"{task}@{version}{next((e for e in _ENDINGS if path.name.endswith(e)), '.json')}"
+                shutil.copyfile(path, self.folder / file)
+            listed = Listed(task, version, file, pack.content_hash)
+        if coverage is not None:
+            listed = Listed(listed.task, listed.version, listed.file, listed.content_hash, coverage)
+        self.packs = [p for p in self.packs if (p.task, p.version) != (task, listed.version)] + [listed]
+        self._save()
+        return listed
+
+    def update(self) -> list[tuple[Path, str]]:
+        """Make the index of all packs in the folder; the files that are none, each with the reason.
+
+        A file named ``task@version`` keeps its version; what the index knew of packs that are still there stays.
+        """
+        files = sorted(path for path in self.folder.iterdir() if path.name.endswith(_ENDINGS))
+        known = {pack.file: pack for pack in self.packs}
+        self.packs = []
+        wrong = []
+        for path in sorted(files, key=lambda path: (path.name not in known, path.name)):
+            if path.name == INDEX:
+                continue
+            before = known.get(path.name)
+            try:
+                content_hash = RecipePack.load(path).content_hash
+                if before is not None and before.content_hash == content_hash:
+                    self.packs.append(before)
+                else:
+                    self.add(path)
+            except (PackError, OSError) as error:
+                wrong.append((path, str(error)))
+        self._save()
+        return wrong
+
+    def _save(self) -> None:
+        self.packs.sort(key=lambda pack: (pack.task, pack.version))
+        text = json.dumps({"format": 1, "packs": [asdict(pack) for pack in self.packs]}, indent=2) + "\n"
+        passing = self.folder / f"{INDEX}.{os.getpid()}.tmp"
+        passing.write_text(text, encoding="utf-8")
+        passing.replace(self.folder / INDEX)
+
+
+def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, RecipePack]:
+    """The packs that a server is asked for, by name.
+
+    Args:
+        spec: ``off``, or separated by commas: ``base``, names in the registry with or without ``@version``, paths.
+        registry: a folder with an index; None where there is none.
+
+    Returns:
+        Name → pack, in this order: ``base``, a pack's task, or the stem of its file.
+
+    Raises:
+        PackError: a pack that is not there, is none, or has the name of another one.
+        OSError: a file or the folder cannot be read.
+    """
+    found: dict[str, RecipePack] = {}
+    index = None if registry is None else Registry(registry)
+    for wanted in filter(None, (part.strip() for part in spec.split(","))):
+        if wanted == OFF:
+            continue
+        if wanted == BASE:
+            name, pack = BASE, RecipePack.load()
+        elif index is not None:
+            name, pack = index.load(wanted)
+        else:
+            pack = RecipePack.load(wanted)
+            name = pack.task or stem(Path(wanted))
+        if name in found:
+            raise PackError(f"{wanted}: expected packs of different names, found {shown(name)} twice")
+        found[name] = pack
+    return found
+
+
+def stem(path: Path) -> str:
+    """The name of a file without its ending."""
+    return next((path.name[: -len(end)] for end in _ENDINGS if path.name.endswith(end)), path.stem)
+
+
+def _read_index(path: Path) -> list[Listed]:
+    with path.open("rb") as file:
+        text = file.read(MAX_BYTES + 1)
+    try:
+        if len(text) > MAX_BYTES:
+            raise PackError(f"expected at most {MAX_BYTES} bytes, found more")
+        data = json.loads(text)
+        if type(data) is not dict or data.get("format") != 1 or type(data.get("packs")) is not list:
+            raise PackError(f"expected an object with format 1 and packs, found {shown(data)}")
+        packs = [_listed(entry) for entry in data["packs"]]
+        if len({(pack.task, pack.version) for pack in packs}) < len(packs):
+            raise PackError("expected each version of a task once")
+    except (ValueError, RecursionError) as error:
+        raise PackError(f"{path}: expected the index of a registry ({error})") from error
+    return packs
+
+
+def _listed(entry: Any) -> Listed:
+    fields: Sequence[Any] = (
+        [entry.get(name) for name in ("task", "version", "file", "content_hash", "coverage")]
+        if type(entry) is dict
+        else [None] * 5
+    )
+    task, version, file, content_hash, coverage = fields
+    is_pack = (
+        type(task) is str and _NAME.fullmatch(task) and type(version) is int and 1 <= version < 10**9
+        and type(file) is str and file == Path(file).name and file not in ("", ".", "..")
+        and type(content_hash) is str
+        and (coverage is None or (type(coverage) in (int, float) and 0 <= coverage <= 1))
+    )  # fmt: skip
+    if not is_pack:
+        raise PackError(f"expected a task, a version, a file's name and a content hash, found {shown(entry)}")
+    return Listed(task, version, file, content_hash, coverage)

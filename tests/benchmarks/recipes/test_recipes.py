@@ -1,0 +1,216 @@
+"""Recipe tasks and their measurement: data by hashes alone, structure, tables, and a small run of each part."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rapidfuzz")
+pytest.importorskip("mistral_common")
+
+from benchmarks.quality.runs import Entry
+from benchmarks.recipes import (
+    changelogs,
+    json_records,
+    memory,
+    page,
+    python_code,
+    reference_pages,
+    tasks,
+    triage,
+)
+from benchmarks.recipes.groups import Group, Output, Task, choice, fives, happens, number_of, shuffled
+from benchmarks.recipes.main import learn, structure_of
+from benchmarks.recipes.render import rendered
+from benchmarks.recipes.rounds import rounds
+from benchmarks.recipes.runs import Counts, encode, ours, records_of, token_texts
+from benchmarks.recipes.structure import structural_bytes, structural_tokens
+from gpu_align.simulate import Record
+
+CITIES = ["Lima", "Quito", "Bern", "Rome", "Oslo", "Cork", "Graz", "Lyon", "Bath", "York", "Kyiv"]
+
+
+def record(city: str, number: int) -> str:
+    return json.dumps({"type": "city", "name": city, "people": number}, indent=2) + "\n"
+
+
+def small_task() -> Task:
+    texts = [record(city, number_of(city) % 1_000) for city in CITIES]
+    return Task(
+        [Group("city", "As JSON.\n", tuple(texts[:5])), Group("city", "As JSON.\n", tuple(texts[5:10]))],
+        [Output("city", "As JSON.\n", texts[10])],
+    )
+
+
+def test_choices_depend_on_the_key_alone() -> None:
+    # These may never change: what is learned from and what is replayed would.
+    assert number_of("a", 1) == 4_115_538_386_074_285_390
+    assert choice("abc", "key") == "abc"[number_of("key") % 3]
+    assert shuffled(["x", "y", "z"], 1) == shuffled(["z", "x", "y"], 1)
+    assert sum(happens(0.03, n) for n in range(10_000)) == pytest.approx(300, abs=60)
+
+
+def test_fives_drops_what_is_left_over() -> None:
+    assert list(fives("abcdefghijkl")) == [tuple("abcde"), tuple("fghij")]
+
+
+def test_noise_is_rare_and_keeps_the_record() -> None:
+    plain = {"a": 1, "b": {"c": None, "d": [1, 2]}, "e": "x"}
+    texts = [rendered(plain, n) for n in range(1_000)]
+    assert {json.dumps(json.loads(text), sort_keys=True) for text in texts} == {
+        json.dumps(plain, sort_keys=True)
+    }
+    usual = json.dumps(plain, indent=2) + "\n"
+    assert 0.9 < sum(text == usual for text in texts) / len(texts) < 0.98
+
+
+def test_forms_take_learning_and_testing_from_different_packages() -> None:
+    for form in json_records.FORMS:
+        assert form.train is not form.test, form.name
+
+
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [("if x:\n    return 1\n", "x1"), ("def f(a, *b): pass\n", "fab"), ("y = 'no'  # why\n", "y'no'# why")],
+)
+def test_structure_is_what_is_no_name_number_string_or_comment(text: str, free: str) -> None:
+    structural = structural_bytes(text)
+    found = "".join(c for c, s in zip(text, structural.tolist(), strict=True) if not s)
+    assert found == free
+
+
+def test_a_token_is_structural_if_all_of_it_is() -> None:
+    pieces = [b"def", b" f", b"(x", b"):", b"\n"]
+    assert structural_tokens("def f(x):\n", pieces).tolist() == [True, False, False, True, True]
+    with pytest.raises(ValueError, match="token_bytes"):
+        structural_tokens("def f(x):\n", pieces[:2])
+    assert not structural_tokens("no ' python", [b"no ' python"]).any()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Add.\n\nArgs:\n    x: the first,\n        or so.\nReturns:\n    The sum.\nRaises:\n    ValueError: no.",
+        "Add.\n\n:param int x: the first,\n    or so.\n:returns: The sum.\n:raises ValueError: no.",
+    ],
+)
+def test_docstrings_of_both_styles(text: str) -> None:
+    doc = reference_pages.doc_of(text)
+    assert doc == ("Add.", {"x": "the first, or so."}, "The sum.", {"ValueError": "no."})
+    node = ast.parse("def add(x: int, y=2) -> int: ...").body[0]
+    assert isinstance(node, ast.FunctionDef)
+    shown = reference_pages.page_of(python_code.Function("m", "add", "", "", node), doc)
+    assert "| `x` | `int` | required | the first, or so. |" in shown
+    assert "| `y` | any | `2` | – |" in shown
+
+
+def test_triage_is_decided_by_the_summary() -> None:
+    found = triage.record_of("Fix a crash")
+    assert found == triage.record_of("Fix a crash")
+    team = triage.CATEGORIES[found["classification"]["category"]][0]
+    assert found["next_action"]["assignee"] == team
+
+
+def test_links_are_taken_out_of_prose() -> None:
+    assert (
+        changelogs._unlinked("Fix `#12 <https://x.y/12>`_, see [docs](https://x.y).") == "Fix #12, see docs."
+    )
+
+
+def test_files_of_a_task_are_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (tasks.write("city", small_task(), tmp_path / name) for name in "ab")
+    assert list(first.values()) == list(second.values())
+    assert tasks.read("city", tmp_path / "a") == small_task()
+
+
+def test_a_pack_saves_steps_and_merging_ends_its_misses() -> None:
+    task = small_task()
+    pack = learn("city", task)
+    records = records_of(task.outputs)
+    recipes = pack.tokenize(encode, token_texts)
+    with_pack, without = (Counts.of(ours(r)(records)) for r in (recipes, None))
+    assert with_pack.steps < without.steps
+    assert with_pack.accepted_from["recipe"] > 0
+    found = rounds(pack, task.outputs)
+    assert found[-1]["rejected"] <= found[0]["rejected"]
+    alone = ours(recipes, alone=True)(records)
+    assert Counts.of(alone).steps == found[0]["steps"]
+    parts = structure_of(records, alone)
+    assert (
+        parts["structural"]["tokens"] + parts["free"]["tokens"] == parts["tokens"] == len(records[0].output)
+    )
+
+
+def entries() -> list[Entry]:
+    found = []
+    for number in range(4):
+        rng = np.random.default_rng(number // 2)
+        old = rng.integers(1, 900, 300).tolist()
+        new = [*old[:100], 901 + number, *old[100:]]
+        kind, package = ("python", "a") if number < 2 else ("document", "b")
+        found.append(
+            Entry(Record(str(number), [], old, new, "tekken"), kind, kind, package, "test", "tekken")
+        )
+    return found
+
+
+def test_what_is_remembered() -> None:
+    cases = {case.name: case for case in (memory.next_version(entries()), memory.same_package(entries()))}
+    for entry, recalled in zip(entries(), cases["next_version"].recalled, strict=True):
+        assert _holds(recalled, entry.record.prediction)
+    for entry, recalled in zip(entries(), cases["same_package"].recalled, strict=True):
+        assert not _holds(recalled, entry.record.output)
+    for entry, recalled in zip(entries(), memory.unrelated(entries()).recalled, strict=True):
+        others = [e for e in entries() if e.package != entry.package]
+        assert all(_holds(recalled, other.record.output) for other in others)
+
+
+def test_memory_of_the_earlier_version_is_worth_the_prediction() -> None:
+    case = memory.next_version(entries())
+    found = memory.replayed(case, 16, None)
+    assert found["memory"]["steps"] < 0.3 * found["without"]["steps"]
+    assert found["memory"]["accepted_from"].keys() == {"memory"}
+    assert found["prediction"]["accepted_from"].keys() == {"prediction"}
+
+
+def test_records_of_one_form_remember_those_before() -> None:
+    outputs = [Output("city", "", record(city, 7)) for city in CITIES[:3]]
+    case = memory.one_form("form", outputs)
+    assert [len(recalled) for recalled in case.recalled] == [
+        0,
+        *_running([len(r.output) for r in case.records]),
+    ]
+
+
+def _running(lengths: Sequence[int]) -> list[int]:
+    return [sum(lengths[:end]) for end in range(1, len(lengths))]
+
+
+def _holds(text: Sequence[int], part: Sequence[int]) -> bool:
+    return any(text[i : i + len(part)] == list(part) for i in range(len(text) - len(part) + 1))
+
+
+class TestPage:
+    @staticmethod
+    def results() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(page.RESULTS.read_text(encoding="utf-8"))
+        return found
+
+    def test_the_page_is_made_from_the_results(self) -> None:
+        text = page.PAGE.read_text(encoding="utf-8")
+        assert page.fill(text, self.results()) == text, "run: python -m benchmarks.recipes --write"
+
+    def test_results_have_every_task_and_case(self) -> None:
+        found = self.results()
+        assert list(found["tasks"]) == list(tasks.TASKS)
+        assert list(found["memory"]) == list(page.CASES)
+
+    def test_missing_markers_are_an_error(self) -> None:
+        with pytest.raises(ValueError, match="checks:begin"):
+            page.fill("no markers", self.results())

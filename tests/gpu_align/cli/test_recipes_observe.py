@@ -1,0 +1,199 @@
+"""``gpu-align recipes observe``, ``merge``, ``report``, ``show``, ``index``: what they write, how they refuse."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("mistral_common")
+from typer.testing import CliRunner
+
+from gpu_align import RecipePack
+from gpu_align.cli.app import app
+from gpu_align.recipes import Misses
+from tests.gpu_align.recipes.test_observe import records
+
+TEKKEN = ("--tokenizer", "tekken")
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["recipes", *map(str, arguments)])
+
+
+def refused(result: Any) -> str:
+    """The one line that a command ends with."""
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+    line: str = result.stderr
+    return line
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    path = tmp_path / "samples.jsonl"
+    rows = [
+        {"task": task, "prompt": p, "samples": texts} for task, p, texts in records(random.Random(1), 20, 3)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    path = tmp_path / "outputs.jsonl"
+    texts = [text for _, _, group in records(random.Random(2), 5, 1) for text in group]
+    texts[0] = texts[0].replace("kind", "sort")
+    rows = [{"task": f"task {i % 2}", "prompt": "Write.", "output": text} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def pack(tmp_path: Path, samples: Path) -> Path:
+    path = tmp_path / "pack.json"
+    assert run("observe", samples, "-o", path, *TEKKEN).exit_code == 0
+    return path
+
+
+def test_observe_writes_the_same_pack_plain_and_gzipped(tmp_path: Path, samples: Path) -> None:
+    written = []
+    for name in ("a.json", "b.json.gz"):
+        result = run("observe", samples, "-o", tmp_path / name, *TEKKEN)
+        assert result.exit_code == 0, result.output
+        told = " ".join(result.stdout.split())
+        assert "read 20 prompts, 60 samples" in told
+        written.append(RecipePack.load(tmp_path / name))
+    assert written[0] == written[1]
+    assert written[0].task == "records"
+    assert f"{len(written[0].observed):,} entries observed" in told
+    assert gzip.decompress((tmp_path / "b.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
+    packed = tmp_path / "samples.jsonl.gz"
+    packed.write_bytes(gzip.compress(samples.read_bytes()))
+    assert run("observe", packed, "-o", tmp_path / "c.json", *TEKKEN, "--task", "mine").exit_code == 0
+    assert RecipePack.load(tmp_path / "c.json").task == "mine"
+
+
+def test_samples_that_agree_on_nothing(tmp_path: Path) -> None:
+    path, out = tmp_path / "s.jsonl", tmp_path / "o.json"
+    path.write_text(json.dumps({"task": "t", "prompt": "p", "samples": ["one"]}))
+    result = run("observe", path, "-o", out, *TEKKEN)
+    assert result.exit_code == 0
+    assert "the samples agree on nothing" in result.stderr
+    assert RecipePack.load(out).observed == ()
+
+
+def test_report_and_misses_and_merge(tmp_path: Path, pack: Path, outputs: Path) -> None:
+    figures, misses, better = tmp_path / "r.json", tmp_path / "m.json.gz", tmp_path / "better.json.gz"
+    result = run("report", pack, outputs, *TEKKEN, "--json", figures, "--misses", misses)
+    assert result.exit_code == 0, result.output
+    found = json.loads(figures.read_text())
+    assert list(found["tasks"]) == list(found["with_context"]) == ["task 0", "task 1"]
+    for task in found["tasks"].values():
+        assert list(task) == ["tokens", "drafted", "accepted", "coverage", "accuracy", "tokens_per_step"]
+        assert task["coverage"] == task["drafted"] / task["tokens"]
+        assert task["accuracy"] == task["accepted"] / task["drafted"] > 0.9
+        assert 0.5 < task["coverage"] <= 1
+        assert task["tokens_per_step"] > 2
+    for published in ("JSON extraction", "4.2", "99.9%–100.0%"):
+        assert published in result.stdout
+    refuted = sum(task["drafted"] - task["accepted"] for task in found["tasks"].values())
+    assert Misses.load(misses).num_refuted == refuted > 0
+    assert run("merge", "-o", better, pack, misses).exit_code == 0
+    assert run("report", better, outputs, *TEKKEN, "--json", figures).exit_code == 0
+    again = json.loads(figures.read_text())["tasks"].values()
+    assert sum(task["drafted"] - task["accepted"] for task in again) < refuted
+    shapes = tmp_path / "shapes.json"
+    assert run("merge", "--shapes-only", "-o", shapes, pack, better).exit_code == 0
+    assert {entry.is_shape for entry in RecipePack.load(shapes).observed} == {True}
+
+
+def test_show(pack: Path) -> None:
+    result = run("show", pack, "--top", 5, *TEKKEN)
+    assert result.exit_code == 0, result.output
+    loaded = RecipePack.load(pack)
+    assert loaded.content_hash in result.stdout
+    assert "records" in result.stdout
+    assert "shape" in result.stdout
+    assert "#" in run("show", pack).stdout  # ids, without a tokenizer
+    shipped = run("show", "base", "--top", 3)
+    assert "45,842 recipes" in shipped.stdout
+
+
+def test_index(tmp_path: Path, pack: Path) -> None:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    (folder / "triage@3.json").write_bytes(pack.read_bytes())
+    (folder / "broken.json").write_text("{")
+    result = run("index", folder)
+    assert result.exit_code == 0
+    assert "records@3  triage@3.json" in result.stdout
+    assert "warning: " in result.stderr
+    assert json.loads((folder / "index.json").read_text())["packs"][0]["task"] == "records"
+    refused(run("index", tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: expected JSON"),
+        ("[1]", "line 2: expected an object, found a list"),
+        ("{}", "line 2: samples: expected a list of texts, found nothing"),
+        ('{"samples": "abc"}', "line 2: samples: expected a list of texts, found a str"),
+        ('{"samples": [1]}', "line 2: samples: expected a list of texts, found a list"),
+        ('{"samples": ["\\ud800"]}', "line 2: samples: expected a list of texts"),
+        ('{"samples": [], "task": 5}', "line 2: task: expected a text, found a int"),
+        ("\xff", "line 2: expected JSON"),
+        ("[" * 10**5, "line 2: expected JSON"),
+    ],
+)
+def test_lines_that_are_none(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(b'{"task": "t", "prompt": "p", "samples": ["a"]}\n' + line.encode("latin-1") + b"\n")
+    told = refused(run("observe", path, "-o", tmp_path / "o.json", *TEKKEN))
+    assert str(path) in told
+    assert said in told
+    assert not (tmp_path / "o.json").exists()
+
+
+def test_bad_arguments_are_one_line(tmp_path: Path, samples: Path, outputs: Path, pack: Path) -> None:
+    out, bad, empty = tmp_path / "o.json", tmp_path / "bad.json", tmp_path / "empty"
+    bad.write_text("{}")
+    empty.write_text("\n")
+    other = tmp_path / "other.json"
+    loaded = RecipePack.load(pack)
+    RecipePack({}, [], task="t", tokenizer="sha256:0", observed=loaded.observed).save(other)
+    misses = tmp_path / "m.json"
+    Misses("sha256:0").save(misses)
+    torn = tmp_path / "torn.jsonl.gz"
+    torn.write_bytes(gzip.compress(samples.read_bytes())[:-20])
+    for arguments, said in (
+        (("observe", samples, "-o", tmp_path / "o.txt", *TEKKEN), "a name that ends in .json or .json.gz"),
+        (("observe", samples, "-o", out, *TEKKEN, "--agree", 0), "--agree: expected 0 < share <= 1"),
+        (("observe", samples, "-o", tmp_path / "no" / "o.json", *TEKKEN), "does not exist"),
+        (("observe", samples, "-o", out, "--tokenizer", tmp_path / "none"), "--tokenizer: "),
+        (("observe", empty, "-o", out, *TEKKEN), "expected lines of JSON, found none"),
+        (("observe", tmp_path / "none", "-o", out, *TEKKEN), "No such file"),
+        (("observe", torn, "-o", out, *TEKKEN), "broken gzip"),
+        (("merge", "-o", pack, pack), "is also the input"),
+        (("merge", "-o", out, misses), "expected a pack among the files"),
+        (("merge", "-o", out, pack, other), "tokenizer: expected token ids of one"),
+        (("merge", "-o", out, pack, misses), "tokenizer: expected token ids of one"),
+        (("merge", "-o", out, pack, bad), "expected a recipe pack of format 1 or 2"),
+        (("merge", "-o", out, pack, tmp_path / "none"), "No such file"),
+        (("report", other, outputs, *TEKKEN), "as the pack was observed with, found sha256:"),
+        (("report", bad, outputs, *TEKKEN), "expected a recipe pack"),
+        (("report", pack, samples, *TEKKEN), "line 1: output: expected a text, found nothing"),
+        (("report", pack, outputs, *TEKKEN, "--json", outputs), "is also the input"),
+        (("show", bad), "expected a recipe pack"),
+        (("show", tmp_path / "none"), "No such file"),
+    ):
+        assert said in refused(run(*arguments)), arguments
+    assert not out.exists()

@@ -1,0 +1,113 @@
+"""Shapes, evidence and look-ups as loops, and a tokenizer of words, to check packs against."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from gpu_align.ops.constants import (
+    MAX_CONTEXT,
+    SHAPE_IDENTIFIER,
+    SHAPE_NUMBER,
+    SHAPE_SPACE,
+    SHAPE_START,
+    SHAPE_STRING,
+    SHAPE_WINDOW,
+)
+
+
+class Words:
+    """A tokenizer: words, digits, single signs and white space, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+        self.names: list[str] = []
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self.id(piece) for piece in re.findall(r"[^\W\d]+|\d|\s+|[^\w\s]", text)] for text in texts]
+
+    def id(self, piece: str) -> int:
+        if piece not in self.ids:
+            self.ids[piece] = len(self.names)
+            self.names.append(piece)
+        return self.ids[piece]
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        return [self.names[i] for i in ids]
+
+    def text(self, ids: Sequence[int]) -> str:
+        return "".join(self.texts([i for i in ids if i >= 0]))
+
+
+def class_of(text: str) -> int:
+    """By the contract: letters, digits and underscores are an identifier, digits alone a number."""
+    inner = text.strip()
+    if text and not inner:
+        return SHAPE_SPACE
+    if inner and all(c.isdigit() for c in inner):
+        return SHAPE_NUMBER
+    if inner and all(c.isalnum() or c == "_" for c in inner):
+        return SHAPE_IDENTIFIER
+    return SHAPE_STRING
+
+
+def shape(output: Sequence[int], item_of: dict[int, int]) -> list[int]:
+    """The items of the shape behind these tokens, the newest first."""
+    items: list[int] = []
+    previous_free = False
+    for i in range(SHAPE_WINDOW):
+        if i >= len(output):
+            items.append(SHAPE_START)
+            break
+        item = item_of.get(output[-1 - i], SHAPE_STRING)
+        if not (item < 0 and previous_free):
+            items.append(item)
+        previous_free = item < 0
+        if len(items) == MAX_CONTEXT:
+            break
+    return items
+
+
+def contexts(sample: Sequence[int], p: int, item_of: dict[int, int]) -> list[tuple[bool, tuple[int, ...]]]:
+    """All literal prefixes and shapes before token p of a sample."""
+    literal = [(False, tuple(sample[p - n : p])) for n in range(1, min(p, MAX_CONTEXT) + 1)]
+    items = shape(sample[:p], item_of)
+    return literal + [(True, tuple(items[:n][::-1])) for n in range(1, len(items) + 1)]
+
+
+def followed(
+    groups: Sequence[Sequence[Sequence[int]]],
+    columns: Sequence[Sequence[Sequence[int]]],
+    item_of: dict[int, int],
+) -> dict[tuple[bool, tuple[int, ...]], tuple[int, int, int, int]]:
+    """Context → (token, hits, seen, groups), for every context of every position, by loops.
+
+    columns: of each group, where each determined token stands in each sample, -1 where a sample has it not.
+    """
+    following: defaultdict[tuple[bool, tuple[int, ...]], Counter[int]] = defaultdict(Counter)
+    agreed: defaultdict[tuple[bool, tuple[int, ...]], set[tuple[int, int]]] = defaultdict(set)
+    for g, (group, places) in enumerate(zip(groups, columns, strict=True)):
+        inside: defaultdict[tuple[bool, tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
+        for s, sample in enumerate(group):
+            for p in range(len(sample)):
+                for context in contexts(sample, p, item_of):
+                    following[context][sample[p]] += 1
+                    inside[context].append((s, sample[p]))
+        for place in places:
+            there = [(s, p) for s, p in enumerate(place) if p >= 0]
+            common = set.intersection(*(set(contexts(group[s], p, item_of)) for s, p in there))
+            s, p = there[0]
+            for context in common:
+                agreed[context].add((g, group[s][p]))
+        if len(groups) > 1:
+            for context, found in inside.items():
+                enough = len({s for s, _ in found}) >= max(3, -(-len(group) // 2))
+                if enough and len({token for _, token in found}) == 1:
+                    agreed[context].add((g, found[0][1]))
+    result = {}
+    for context, counts in following.items():
+        token = min(counts, key=lambda token: (-counts[token], token))
+        support = len({g for g, said in agreed[context] if said == token})
+        result[context] = token, counts[token], counts.total(), support
+    return result

@@ -1,0 +1,166 @@
+"""Merging packs and misses, and rounds of miss, merge and the same outputs again."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from gpu_align import RecipePack
+from gpu_align.recipes import Misses, Observed, PackError, Recipe, count_misses
+from tests.gpu_align.recipes.oracle import Words
+from tests.gpu_align.recipes.test_observe import RECORD, records
+
+
+def pack_of(
+    *observed: Observed, kept: tuple[int, ...] = (), task: str = "t", tokenizer: str = "x"
+) -> RecipePack:
+    return RecipePack({}, [], task=task, tokenizer=tokenizer, observed=observed, kept=kept)
+
+
+class TestPacks:
+    def test_counts_add_up(self) -> None:
+        one = pack_of(Observed(True, (7, -2), 3, 29, 30, 4), Observed(False, (1,), 2, 5, 5, 2), kept=(3, 7))
+        two = pack_of(Observed(True, (7, -2), 3, 5, 5, 3), kept=(1, 7), task="u")
+        merged = one.merge(two)
+        assert merged.observed == (Observed(True, (7, -2), 3, 34, 35, 7), Observed(False, (1,), 2, 5, 5, 2))
+        assert (merged.kept, merged.task, merged.tokenizer) == ((1, 3, 7), "t+u", "x")
+        assert merged.merge(pack_of(task="u")).task == "t+u"
+
+    def test_where_they_contradict_each_other_nothing_is_said(self) -> None:
+        one, two = pack_of(Observed(False, (1,), 2, 9, 9, 2)), pack_of(Observed(False, (1,), 3, 8, 8, 2))
+        assert one.merge(two).observed == (Observed(False, (1,), -1, 0, 17, 0),)
+        few = pack_of(Observed(False, (1,), 3, 1, 1, 2))
+        one = pack_of(Observed(False, (1,), 2, 19, 19, 2))
+        assert one.merge(few).observed == (Observed(False, (1,), 2, 19, 20, 2),)
+
+    def test_words(self) -> None:
+        one = RecipePack({"a": 4, "b": 2}, [Recipe(("a",), "b", 3, 4)], calibration=[0.1] * 20, made_by="one")
+        two = RecipePack({"a": 1, "c": 9}, [Recipe(("a",), "c", 9, 9), Recipe(("c",), "a", 3, 4)])
+        merged = one.merge(two)
+        assert dict(merged.words) == {"c": 9, "a": 5, "b": 2}
+        assert merged.recipes == [Recipe(("a",), "c", 9, 13), Recipe(("c",), "a", 3, 4)]
+        assert (merged.calibration, merged.made_by) == (one.calibration, "one")
+
+    def test_with_nothing_it_is_the_same(self) -> None:
+        pack = pack_of(Observed(True, (7, -2), 3, 9, 10, 4), kept=(3, 7))
+        assert pack.merge() == pack
+        assert pack.merge(Misses("x")) == pack
+
+    @pytest.mark.parametrize("other", [pack_of(tokenizer="y"), Misses("y")], ids=["pack", "misses"])
+    def test_of_other_tokenizers(self, other: RecipePack | Misses) -> None:
+        with pytest.raises(PackError, match="tokenizer: expected token ids of one, found those of x and y"):
+            pack_of().merge(other)
+
+    def test_shapes_only(self) -> None:
+        pack = pack_of(
+            Observed(True, (7, -2), 3, 9, 10, 4),
+            Observed(True, (7,), 3, 9, 10, 1),
+            Observed(True, (8,), -1, 0, 10, 0),
+            Observed(False, (7,), 3, 9, 10, 4),
+            kept=(3, 7, 8, 9),
+        ).merge(RecipePack({"secret": 3}, []))
+        shared = pack.shapes_only()
+        assert {entry.context for entry in shared.observed} == {(7, -2), (8,)}
+        assert all(entry.is_shape for entry in shared.observed)
+        assert (shared.kept, dict(shared.words)) == ((7, 8), {})
+        assert len(pack.shapes_only(min_groups=1).observed) == 3
+
+
+class TestMisses:
+    def test_what_is_not_certain_any_more_goes(self) -> None:
+        pack = pack_of(Observed(False, (1,), 2, 9, 9, 2), Observed(False, (5,), 6, 9, 9, 2))
+        misses = Misses("x")
+        misses.refuted([1], [], 2, 3, 4)
+        merged = {e.context: e for e in pack.merge(misses).observed}
+        assert merged[5,] == pack.observed[1]
+        assert merged[1,].token == 3  # 4 times and nothing else
+
+    def test_a_single_miss_takes_it_back(self) -> None:
+        pack = pack_of(Observed(True, (7,), 2, 99, 99, 2), kept=(7,))
+        misses = Misses("x")
+        misses.refuted([9, 8, 7], [7, -2, 7], 2, 3)
+        merged = {e.context: e for e in pack.merge(misses).observed}
+        assert merged[7,] == Observed(True, (7,), 2, 99, 100, 2)
+        assert merged[7, -2, 7].token == -1
+
+    def test_what_was_accepted_counts(self) -> None:
+        pack = pack_of(Observed(True, (7,), 2, 9, 9, 2), kept=(7,))
+        misses = Misses("x")
+        misses.accepted([7], [7], 2, 5)
+        assert pack.merge(misses).observed == (Observed(True, (7,), 2, 14, 14, 2),)
+
+    def test_a_run_ends_before_what_was_refuted(self) -> None:
+        """The draft began earlier: from there, too, as much is known as is needed."""
+        words = Words()
+        (form,) = words.encode(["a1b2c3d"])
+        chain = [Observed(True, (a,), b, 50, 50, 5) for a, b in pairwise(form)]
+        pack = RecipePack.observe([("t", "", ["x"])], words.encode, words.texts)
+        pack = RecipePack({}, [], task="t", tokenizer=pack.tokenizer, observed=chain, kept=sorted(set(form)))
+        outputs = [("t", "", "9a1b2e"), ("t", "", "8a1b2c3d")]
+        misses = Misses(pack.tokenizer)
+        first = pack.report(outputs, words.encode, words.texts, misses=misses)
+        assert first.tasks["t"].drafted - first.tasks["t"].accepted == 1
+        again = pack.merge(misses).report(outputs, words.encode, words.texts)
+        assert again.tasks["t"].drafted == again.tasks["t"].accepted
+
+
+@pytest.mark.parametrize("shapes_only", [False, True])
+def test_five_rounds(shapes_only: bool) -> None:
+    """Miss, merge, the same outputs: fewer tokens are refuted each time, until none is."""
+    words, rng = Words(), random.Random(3)
+    pack = RecipePack.observe(records(rng, 30, 3), words.encode, words.texts)
+    forms = [RECORD, RECORD.replace('  "size": {size},\n', ""), RECORD.replace('"kind"', '"sort"')]
+    outputs = []
+    for i in range(30):
+        text = forms[0 if i % 3 else i // 3 % 3].format(
+            name=rng.choice(["ann", "bob cid"]), size=i, kind="new"
+        )
+        outputs.append(("records", "Write.", text))
+    refuted, covered = [], []
+    for _ in range(6):
+        misses = Misses(pack.tokenizer, shapes_only=shapes_only)
+        found = pack.report(outputs, words.encode, words.texts, misses=misses).tasks["records"]
+        refuted.append(found.drafted - found.accepted)
+        covered.append(found.coverage)
+        assert misses.num_refuted == refuted[-1]
+        pack = pack.merge(misses)
+    assert refuted[0] > 0
+    assert all(after < before or after == before == 0 for before, after in pairwise(refuted))
+    assert refuted[-1] == 0
+    assert covered[-1] > 0.7 * covered[0]
+
+
+class TestCountMisses:
+    SHAPE_OF = np.array([0, -2, -3, 3], dtype=np.int32)
+
+    def test_up_to_the_first_that_is_refuted(self) -> None:
+        misses = Misses("x")
+        count_misses(misses, [9, 0, 1], 2, [3, 0, 3], [3, 1], self.SHAPE_OF)
+        rows = {miss.expected: (miss, count) for miss, count in misses.content.counts.items()}
+        accepted, refuted = rows[3][0], rows[0][0]
+        assert (accepted.literal, accepted.shape, accepted.said) == ((9, 0, 1), (-6, 0, -2), 3)
+        assert (refuted.literal, refuted.shape, refuted.said) == ((9, 0, 1, 3), (-6, 0, -2, 3), 1)
+        assert (refuted.literal_start, refuted.shape_start, refuted.first) == ((9, 0, 1), (-6, 0, -2), 3)
+
+    @pytest.mark.parametrize(("accepted_count", "total"), [(0, 0), (1, 2), (16, 32)])
+    def test_accepted_tokens_may_be_left_out(self, accepted_count: int, total: int) -> None:
+        misses = Misses("x")
+        count_misses(misses, [0], 1, [1, 2], [1, 2, 3], self.SHAPE_OF, accepted_count)
+        assert sum(misses.content.counts.values()) == total
+        assert misses.num_refuted == 0
+
+    def test_what_was_not_verified_is_not_counted(self) -> None:
+        misses = Misses("x")
+        count_misses(misses, [0], 1, [1, 2], [], self.SHAPE_OF)
+        count_misses(misses, [0], 1, [], [1], self.SHAPE_OF)
+        assert len(misses) == 0
+
+    def test_without_shapes(self) -> None:
+        misses = Misses("x")
+        count_misses(misses, [], 0, [1], [2], None)
+        assert len(misses) == 0  # nothing stands before it
+        count_misses(misses, [5], 0, [1], [2], None)
+        assert [miss.shape for miss in misses.content.counts] == [()]

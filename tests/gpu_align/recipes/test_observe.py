@@ -1,0 +1,285 @@
+"""What is observed in samples: columns, shapes, counts and entries, beside the same as loops."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_align import RecipePack
+from gpu_align.ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_START, SHAPE_STRING
+from gpu_align.recipes import Observed, shape_of_output, shape_of_tokens
+from gpu_align.recipes.align import columns
+from gpu_align.recipes.chains import Chains, likely
+from gpu_align.recipes.observe import CERTAIN, NEVER, _evidence, observe
+from gpu_align.recipes.positions import Positions, follow
+from tests.gpu_align.recipes import oracle
+from tests.gpu_align.recipes.oracle import Words
+
+RECORD = '{{\n  "name": "{name}",\n  "size": {size},\n  "kind": "{kind}"\n}}'
+
+
+def records(rng: random.Random, groups: int, samples: int) -> list[tuple[str, str, list[str]]]:
+    """Groups of records of one form."""
+
+    def record() -> str:
+        name = " ".join(rng.choice(["ann", "bob", "cid", "dora", "eve"]) for _ in range(rng.randrange(1, 4)))
+        return RECORD.format(name=name, size=rng.randrange(1000), kind=rng.choice(["new", "old"]))
+
+    return [("records", "", [record() for _ in range(samples)]) for _ in range(groups)]
+
+
+def drafts(pack: RecipePack, words: Words, text: str) -> str:
+    """What the pack drafts behind this output."""
+    (output,) = words.encode([text])
+    recipes = pack.tokenize(words.encode, words.texts)
+    shape_of = recipes.shape_of if recipes.shape_of is not None else np.zeros(0, np.int32)
+    found: dict[bool, dict[tuple[int, ...], str]] = {False: {}, True: {}}
+    for context, tokens, is_shape in zip(
+        recipes.context.tolist(), recipes.token_ids.tolist(), recipes.is_shape.tolist(), strict=True
+    ):
+        found[is_shape][tuple(item for item in context if item != -1)] = words.text(tokens)
+    for is_shape, items in ((False, output[::-1]), (True, shape_of_output(output, shape_of))):
+        for n in range(min(MAX_CONTEXT, len(items)), 0, -1):
+            if tuple(items[:n]) in found[is_shape]:
+                return found[is_shape][tuple(items[:n])]
+    return ""
+
+
+def test_a_form_is_drafted_as_a_run() -> None:
+    words = Words()
+    pack = RecipePack.observe(records(random.Random(1), 20, 3), words.encode, words.texts)
+    assert pack.task == "records"
+    assert drafts(pack, words, "{").startswith('\n  "name": "')
+    assert drafts(pack, words, '{\n  "name": "never seen",').startswith('\n  "size": ')
+    assert drafts(pack, words, '{\n  "name": "zoe",\n  "size": 77777,').startswith('\n  "kind": "')
+    assert drafts(pack, words, '{\n  "name": "zoe",\n  "size": 7,\n  "kind": "other"') == "\n}"
+
+
+def test_one_that_says_something_else_leaves_nothing() -> None:
+    """Three samples of which one says something else say nothing there."""
+    words = Words()
+    samples = ["Sure , here it is", "Sure , here it is", "Apologies , I can not"]
+    pack = RecipePack.observe([("t", "p", samples)], words.encode, words.texts)
+    assert not any(words.text([entry.token]) in ("Sure", "Apologies", "here") for entry in pack.observed)
+    assert drafts(pack, words, "Sure") != ","
+    # Two of three are enough if that is what is asked for.
+    pack = RecipePack.observe([("t", "p", samples)], words.encode, words.texts, agree=0.6)
+    assert drafts(pack, words, "Sure , ") == "here"
+
+
+@pytest.mark.parametrize(
+    "groups", [[], [("t", "p", [])], [("t", "p", ["a b c"])], [("t", "p", ["", ""])], [("t", "p", ["a", ""])]]
+)
+def test_of_one_sample_or_none_nothing_is_determined(groups: list[tuple[str, str, list[str]]]) -> None:
+    words = Words()
+    pack = RecipePack.observe(groups, words.encode, words.texts)
+    assert (pack.observed, pack.kept) == ((), ())
+    assert len(pack.tokenize(words.encode)) == 0
+
+
+def test_what_one_group_of_several_says_is_left_out() -> None:
+    words = Words()
+    groups = [("t", "p", ["only here it is"] * 3), ("t", "p", ["a b c"] * 3), ("t", "p", ["a b c"] * 3)]
+    pack = RecipePack.observe(groups, words.encode, words.texts)
+    said = {words.text([entry.token]) for entry in pack.observed}
+    assert "b" in said
+    assert not said & {"here", "only"}
+
+
+@pytest.mark.parametrize("agree", [0, -1, 1.1])
+def test_a_share_that_is_none(agree: float) -> None:
+    with pytest.raises(ValueError, match="agree: expected 0 < share <= 1"):
+        RecipePack.observe([], Words().encode, Words().texts, agree=agree)
+
+
+def test_tasks_are_joined() -> None:
+    words = Words()
+    groups = [("b", "", ["x y"] * 2), ("a", "", ["x y"] * 2), ("b", "", ["x y"] * 2)]
+    assert RecipePack.observe(groups, words.encode, words.texts).task == "b+a"
+    assert RecipePack.observe(groups, words.encode, words.texts, task="mine").task == "mine"
+
+
+def test_progress_is_told() -> None:
+    words, told = Words(), []
+    RecipePack.observe(
+        records(random.Random(0), 4, 2),
+        words.encode,
+        words.texts,
+        progress=lambda name, n: told.append((name, n)),
+    )
+    assert told == [("records", 1)] * 4
+
+
+class TestColumns:
+    def test_example(self) -> None:
+        assert columns([np.array([5, 6, 7]), np.array([5, 8, 7])]).tolist() == [[0, 0], [2, 2]]
+
+    def test_with_less_agreement_the_most_common_sample_is_the_pivot(self) -> None:
+        samples = [np.array(s) for s in ([9, 9], [1, 2, 3], [1, 2, 4])]
+        assert columns(samples).tolist() == []
+        assert columns(samples, 0.6).tolist() == [[-1, 0, 0], [-1, 1, 1]]
+
+    @given(
+        st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=2, max_size=4), st.sampled_from([1, 0.5])
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_a_column_is_one_token_in_rising_places(self, samples: list[list[int]], agree: float) -> None:
+        found = columns([np.array(sample, dtype=np.int32) for sample in samples], agree)
+        for place in found.tolist():
+            assert len({samples[s][p] for s, p in enumerate(place) if p >= 0}) == 1
+            assert sum(p >= 0 for p in place) >= max(2, agree * len(samples))
+        for s in range(len(samples)):
+            places = [p for p in found[:, s].tolist() if p >= 0]
+            assert places == sorted(set(places))
+
+
+class TestShapes:
+    def test_classes(self) -> None:
+        texts = [" is_open", "042", "\n  ", "();", "x1", " 7", "é", "_", "", "a-b"]
+        found = shape_of_tokens(lambda ids: [texts[i] for i in ids], len(texts), [3, 7, 99])
+        assert found.tolist()[:3] == [SHAPE_IDENTIFIER, SHAPE_NUMBER, oracle.SHAPE_SPACE]
+        expected = [i if i in (3, 7) else oracle.class_of(text) for i, text in enumerate(texts)]
+        assert found.tolist() == expected
+
+    @given(st.lists(st.integers(0, 9), max_size=60), st.sets(st.integers(0, 9)))
+    @settings(max_examples=100, deadline=None)
+    def test_of_an_output(self, output: list[int], kept: set[int]) -> None:
+        item_of = {t: t if t in kept else -2 - t % 4 for t in range(9)}
+        shape_of = np.array([item_of[t] for t in range(9)], dtype=np.int32)  # 9 is not in it
+        assert shape_of_output(output, shape_of) == oracle.shape(output, item_of)
+
+    def test_example(self) -> None:
+        shape_of = np.array([0, SHAPE_IDENTIFIER, SHAPE_NUMBER], dtype=np.int32)
+        assert shape_of_output([0, 1, 1, 2, 0, 7], shape_of) == [
+            SHAPE_STRING, 0, SHAPE_NUMBER, 0, SHAPE_START,
+        ]  # fmt: skip
+
+
+def counted(
+    samples: Sequence[Sequence[Sequence[int]]], item_of: dict[int, int], agree: float
+) -> tuple[dict[object, object], list[list[list[int]]]]:
+    """What `follow` counts, as the oracle tells it, and the columns."""
+    arrays = [[np.array(s, dtype=np.int32) for s in group] for group in samples]
+    found = [columns(group, agree) for group in arrays]
+    evidence = _evidence(arrays, found)
+    positions = Positions(arrays)
+    positions.set_shapes(np.array([item_of[t] for t in positions.tokens.tolist()], dtype=np.int64))
+    told: dict[object, object] = {}
+    for is_shape in (False, True):
+        for length, (key, there) in enumerate(positions.hashes(is_shape), start=1):
+            f = follow(positions, key, there, evidence)
+            contexts = positions.contexts(is_shape, f.first, length).tolist()
+            rows = zip(f.token.tolist(), f.hits.tolist(), f.seen.tolist(), f.groups.tolist(), strict=True)
+            told |= {(is_shape, tuple(c)): row for c, row in zip(contexts, rows, strict=True)}
+    return told, [place.tolist() for place in found]
+
+
+@given(
+    st.lists(
+        st.lists(st.lists(st.integers(0, 6), max_size=40), min_size=1, max_size=5), min_size=1, max_size=3
+    ),
+    st.sets(st.integers(0, 6)),
+    st.sampled_from([1.0, 0.5]),
+)
+@settings(max_examples=80, deadline=None)
+def test_all_positions_at_once_are_as_one_after_the_other(
+    samples: list[list[list[int]]], kept: set[int], agree: float
+) -> None:
+    item_of = {t: t if t in kept else -2 - t % 4 for t in range(7)}
+    if not any(sample for group in samples for sample in group):
+        return
+    told, places = counted(samples, item_of, agree)
+    assert told == oracle.followed(samples, places, item_of)
+
+
+@pytest.mark.parametrize("agree", [1.0, 0.6])
+@pytest.mark.parametrize("seed", range(3))
+def test_entries_are_what_was_counted(seed: int, agree: float) -> None:
+    """Each entry that says a token has the counts of the loops, is certain, and is supported."""
+    words = Words()
+    groups = records(random.Random(seed), 6, 4)
+    learned = observe(groups, words.encode, words.texts, agree, None)
+    samples = [words.encode(texts) for _, _, texts in groups]
+    kept = set(learned.kept)
+    item_of = {t: t if t in kept else oracle.class_of(words.names[t]) for t in range(len(words.names))}
+    places = [columns([np.array(s, dtype=np.int32) for s in group], agree).tolist() for group in samples]
+    expected = oracle.followed(samples, places, item_of)
+    assert learned.observed
+    assert not any(words.names[t].isdigit() for t in kept)
+    assert [(-e.seen, -e.hits) for e in learned.observed] == sorted(
+        (-e.seen, -e.hits) for e in learned.observed
+    )
+    for entry in learned.observed:
+        token, hits, seen, support = expected[entry.is_shape, entry.context]
+        assert entry.seen == seen
+        if entry.token >= 0:
+            assert entry == Observed(entry.is_shape, entry.context, token, hits, seen, support)
+            assert hits >= CERTAIN * seen
+            assert support >= 2
+        else:
+            assert hits < CERTAIN * seen or support < 2
+        assert entry.is_shape or not set(entry.context) <= kept
+
+
+def test_a_group_that_stands_alone_has_no_recurring_contexts() -> None:
+    evidence = _evidence([[np.array([1, 2], np.int32)] * 4], [np.zeros((0, 4), np.int64)])
+    assert evidence.recurring.tolist() == [NEVER]
+
+
+class TestChains:
+    def test_a_run_is_a_chain_of_longest_contexts(self) -> None:
+        entries = [
+            Observed(False, (1,), 2, 9, 9, 2),
+            Observed(False, (2,), 3, 9, 9, 2),
+            Observed(False, (1, 2), 4, 9, 9, 2),
+            Observed(True, (4,), 5, 9, 9, 2),
+        ]
+        run = Chains(entries, {t: t for t in range(9)}).run(False, (1,))
+        p = likely(entries[0])
+        assert run.tokens == [2, 4, 5]
+        assert run.survival == pytest.approx([p, p**2, p**3])
+
+    def test_a_shape_knows_its_last_tokens_alone(self) -> None:
+        shape_of = {0: 0, 1: SHAPE_IDENTIFIER}
+        entries = [Observed(True, (SHAPE_IDENTIFIER, 0), 1, 9, 9, 2), Observed(False, (0, 1), 0, 9, 9, 2)]
+        run = Chains(entries, shape_of).run(True, (SHAPE_IDENTIFIER, 0))
+        assert run.tokens[:3] == [1, 0, 1]
+        assert len(run.tokens) == 16
+
+    def test_it_ends_at_an_entry_that_says_nothing(self) -> None:
+        entries = [Observed(False, (1,), 1, 9, 9, 2), Observed(False, (1, 1, 1), -1, 0, 9, 2)]
+        assert Chains(entries, {1: 1}).run(False, (1,)).tokens == [1, 1]
+
+    def test_it_ends_where_it_is_unlikely(self) -> None:
+        run = Chains([Observed(False, (1,), 1, 90, 100, 2)], {1: 1}).run(False, (1,))
+        assert run.survival[-1] >= 0.5 > run.survival[-1] * 0.9
+
+
+FULL = pytest.mark.skipif("GPU_ALIGN_FULL" not in os.environ, reason="GPU_ALIGN_FULL=1 runs it: two minutes")
+
+
+@pytest.mark.parametrize("scale", [1, pytest.param(20, marks=FULL)])
+def test_learning_takes_little_time_and_memory(scale: int) -> None:
+    """1,000 groups of 5 samples of 500 tokens: under 2 minutes, with under 2 GB; a twentieth of it by default."""
+    rng, words = random.Random(0), Words()
+    groups = [
+        (task, prompt, ["\n".join(texts[5 * s : 5 * s + 5]) for s in range(5)])
+        for task, prompt, texts in records(rng, 50 * scale, 25)
+    ]
+    assert len(words.encode([groups[0][2][0]])[0]) >= 150
+    groups = [(task, prompt, ["\n".join([text] * 3) for text in texts]) for task, prompt, texts in groups]
+    began = time.process_time()
+    pack = RecipePack.observe(groups, words.encode, words.texts)
+    assert pack.observed
+    assert time.process_time() - began < 12 * max(scale / 2, 1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20
+    json.dumps(pack.observed[:1])

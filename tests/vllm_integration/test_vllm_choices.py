@@ -1,0 +1,253 @@
+"""What a request chooses beside its prediction: packs of recipes, and no part in the memory of earlier answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpu_align import RecipePack
+from gpu_align.recipes import Recipe
+from vllm_integration.config import packs
+from vllm_integration.config.settings import Settings
+from vllm_integration.frontend import input_processor
+from vllm_integration.frontend.choices import ChoiceError, Choices, check_known, choices_of
+from vllm_integration.frontend.input_processor import process_inputs
+from vllm_integration.wire import prediction as wire
+from vllm_integration.wire.prediction import KEY, Prediction
+
+EMPTY = Prediction(token_ids=b"")
+
+
+@pytest.fixture
+def two_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """`GPU_ALIGN_RECIPES` with a pack of one's own and the shipped one."""
+    path = tmp_path / "house.json.gz"
+    RecipePack({" a": 9, " b": 9}, [Recipe((" a",), " b", 9, 9)]).save(path)
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", f"{path},base")
+    return f"{path},base"
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({}, Choices()),
+        ({"recipes": None, "memory": None, "other": 1}, Choices()),
+        ({"recipes": []}, Choices(recipes=())),
+        ({"recipes": ["b", "a", "b"]}, Choices(recipes=("b", "a"))),
+        ({"recipes": ("a",)}, Choices(recipes=("a",))),
+        ({"recipes": "a"}, Choices(recipes=("a",))),
+        ({"recipes": " a , b"}, Choices(recipes=("a", "b"))),
+        ({"recipes": " "}, Choices(recipes=())),
+        ({"memory": False}, Choices(memory=False)),
+        ({"memory": 0}, Choices(memory=False)),
+        ({"memory": True}, Choices()),
+        ({"memory": 1}, Choices()),
+    ],
+)
+def test_what_is_chosen(given: dict[str, Any], chosen: Choices) -> None:
+    assert choices_of(given) == chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"recipes": 5}, "recipes: expected an array of names, got int"),
+        ({"recipes": {"a": 1}}, "recipes: expected an array of names, got dict"),
+        ({"recipes": ["a", 5]}, "recipes[1]: expected a name, got int"),
+        ({"recipes": ["a", ""]}, "recipes[1]: expected a name, got an empty one"),
+        ({"recipes": "a,,b"}, "recipes[1]: expected a name, got an empty one"),
+        ({"recipes": ["a"] * 32}, "recipes: expected at most 31 names, got 32"),
+        ({"memory": "false"}, "memory: expected a boolean, got something else"),
+        ({"memory": 7}, "memory: expected a boolean, got something else"),
+        ({"memory": []}, "memory: expected a boolean, got something else"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ChoiceError) as caught:
+        choices_of(given)
+    assert str(caught.value) == message
+    assert caught.value.parameter == message.partition(":")[0].partition("[")[0]
+
+
+def test_an_unknown_pack_is_refused_where_the_names_are_known(two_packs: str) -> None:
+    settings = Settings.from_env()
+    check_known(Choices(recipes=("house", "base")), settings)
+    with pytest.raises(ChoiceError, match="expected names out of house, base, got another one"):
+        check_known(Choices(recipes=("base", "secret")), settings)
+    with pytest.raises(ChoiceError, match="no names, the server has no recipes"):
+        check_known(Choices(recipes=("base",)), Settings(recipes="off"))
+    assert packs.known_names(Settings(recipes="base,/no/such/file")) is None
+    check_known(Choices(recipes=("anything",)), Settings(recipes="base,/no/such/file"))
+
+
+class Params:
+    """As much of vLLM's `SamplingParams` as is read."""
+
+    def __init__(self, extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> None:
+        self.extra_args, self.max_tokens = extra_args, max_tokens
+
+    def clone(self) -> Params:
+        return Params(self.extra_args, self.max_tokens)
+
+
+def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> dict[str, Any] | None:
+    """What a request has in `extra_args` when the engine gets it; the caller's own are left alone."""
+    given, before = Params(extra_args, max_tokens), dict(extra_args or {})
+    taken: list[Any] = []
+    process_inputs(
+        lambda self, request_id, prompt, params: taken.append(params),
+        SimpleNamespace(vllm_config=None, renderer=SimpleNamespace(tokenizer=None)),
+        "r",
+        "prompt",
+        given,
+    )
+    assert (given.extra_args or {}) == before
+    found: dict[str, Any] | None = taken[0].extra_args
+    return found
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    monkeypatch.setattr(input_processor, "drafts_predictions", lambda _: True)
+    for name in ("DRAFT_WITHOUT_PREDICTION", "MEMORY_TOKENS", "STRICT"):
+        monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")
+
+
+@pytest.mark.usefixtures("ours")
+class TestWhatTheEngineGets:
+    """Every request on its way into the engine, of the offline API and of HTTP."""
+
+    def test_nothing_changes_where_nothing_is_set(self) -> None:
+        assert brought(None) is None
+        assert brought({"x": 1}) == {"x": 1}
+        assert brought({KEY: Prediction(token_ids=b"\1\0\0\0")}) == {KEY: Prediction(token_ids=b"\1\0\0\0")}
+
+    def test_an_empty_prediction_is_none(self) -> None:
+        assert brought({KEY: EMPTY, "x": 1}) == {"x": 1}
+        assert brought({KEY: []}) is None
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("DRAFT_WITHOUT_PREDICTION", "1"),
+            ("MEMORY_TOKENS", "9"),
+            ("RECIPES", "base,mine"),
+            ("RECIPES", "x@1"),
+        ],
+    )
+    def test_requests_without_a_prediction_are_drafted_for(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    ) -> None:
+        monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
+        assert brought(None) == {KEY: EMPTY}
+        assert brought({"x": 1}) == {"x": 1, KEY: EMPTY}
+        assert brought(None, max_tokens=None) == {KEY: EMPTY}
+        assert brought(None, max_tokens=1) is None  # nothing can be drafted
+
+    def test_a_request_that_names_packs_is_drafted_for(self) -> None:
+        named = Prediction(token_ids=b"", recipes=("base",))
+        assert brought({"recipes": ["base"], "x": 1}) == {"x": 1, KEY: named}
+        assert brought({"recipes": []}) is None
+
+    def test_choices_travel_with_a_prediction(self) -> None:
+        ids = b"\1\0\0\0"
+        found = brought({KEY: [1], "recipes": "base", "memory": False})
+        assert found == {KEY: Prediction(token_ids=ids, recipes=("base",), memory=False)}
+        assert brought({KEY: [1], "recipes": []}) == {KEY: Prediction(token_ids=ids, recipes=())}
+
+    def test_who_needs_nothing_of_what_is_set_is_left_alone(
+        self, monkeypatch: pytest.MonkeyPatch, two_packs: str
+    ) -> None:
+        assert brought({"recipes": []}) is None
+        monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "9")
+        assert brought({"recipes": []}) == {KEY: Prediction(token_ids=b"", recipes=())}
+        # Its answer must not be remembered either.
+        assert brought({"recipes": [], "memory": 0, "x": 1}) == {"memory": False, "x": 1}
+        assert brought({KEY: Prediction(token_ids=b"", recipes=(), memory=False)}) == {"memory": False}
+        assert brought({"memory": False}, max_tokens=1) == {"memory": False}
+        assert brought({"memory": False}) == {KEY: Prediction(token_ids=b"", memory=False)}
+
+    @pytest.mark.parametrize("given", [{"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}])
+    def test_a_bad_choice_is_the_callers_error(self, given: dict[str, Any]) -> None:
+        from vllm.exceptions import VLLMValidationError
+
+        with pytest.raises(VLLMValidationError) as caught:
+            brought(given)
+        assert caught.value.parameter in given
+
+    def test_pooling_parameters_are_left_alone(self) -> None:
+        taken: list[Any] = []
+        params = SimpleNamespace()
+        process_inputs(
+            lambda self, request_id, prompt, params: taken.append(params),
+            SimpleNamespace(vllm_config=None),
+            "r",
+            "prompt",
+            params,
+        )
+        assert taken == [params]
+
+
+@pytest.mark.parametrize(
+    "xargs", [{"recipes": [1]}, {"recipes": ["nope"]}, {"memory": 7}, {"recipes": ["nope"], "x": 1}]
+)
+def test_a_bad_choice_is_a_400(request_app: Any, xargs: dict[str, Any]) -> None:
+    from request_app import ENDPOINTS, send
+
+    for path, body in ENDPOINTS.items():
+        status, text, _ = asyncio.run(
+            send(request_app, path, [json.dumps({**body, "vllm_xargs": xargs}).encode()])
+        )
+        error = json.loads(text)["error"]
+        assert status == 400, (path, text)
+        assert error["param"] in xargs
+        assert "nope" not in error["message"]
+
+
+def test_choices_are_taken_out_of_the_request(monkeypatch: pytest.MonkeyPatch, two_packs: str) -> None:
+    from request_app import ENDPOINTS, Serving, make_app, send
+
+    seen: list[Any] = []
+    serving = Serving()
+    for name in ("create_chat_completion", "create_completion", "create_responses"):
+        wrapped = getattr(Serving, name).__wrapped__
+
+        async def serve(self: Any, request: Any, *args: Any, wrapped: Any = wrapped) -> Any:
+            seen.append(request.vllm_xargs)
+            return await wrapped(self, request, *args)
+
+        from vllm_integration.frontend import endpoints
+        from vllm_integration.seams.install import wrapped_by
+
+        wrapper = endpoints.serve_completion if name == "create_completion" else endpoints.serve
+        monkeypatch.setattr(Serving, name, wrapped_by(wrapper)(serve))
+    app = make_app(serving)
+    for path, body in list(ENDPOINTS.items())[:3]:
+        for extra in ({"recipes": ["house"], "memory": False}, {"recipes": "house", "memory": 0}):
+            data = json.dumps({**body, "vllm_xargs": {**extra, "other": 5}}).encode()
+            asyncio.run(send(app, path, [data]))
+    assert len(seen) == 6
+    for xargs in seen:
+        assert set(xargs) == {"other", KEY}
+        prediction = xargs[KEY]
+        assert (prediction.token_ids, prediction.recipes, prediction.memory) == (b"", ("house",), False)
+        assert prediction.http_request_id
+
+
+def test_what_travels_is_read_back() -> None:
+    sent = Prediction(token_ids=b"\1\0\0\0", recipes=("a", "b"), memory=True, sharing_key=b"k")
+    as_dict = {**vars(sent), "recipes": ["a", "b"]}  # what MessagePack makes of it
+    assert wire.read(as_dict) == sent
+    assert repr(sent) == "Prediction(1 tokens of earlier answers)"
+    for bad in ({"recipes": "a"}, {"recipes": [1]}, {"memory": 1}):
+        with pytest.raises(TypeError, match="expected"):
+            wire.read({"token_ids": b"", **bad})
+    assert wire.brought_by(SimpleNamespace(extra_args={KEY: {"x": 1}})) == Prediction()
+    assert wire.brought_by(SimpleNamespace(extra_args=None)) is None

@@ -1,0 +1,211 @@
+"""Recipe tokens that the model refuted or confirmed, as a worker counts them, and the file they go to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm_fakes import FakeEngine, config, sampling
+
+from gpu_align import Recipes, Source
+from gpu_align.recipes import Misses
+from vllm_integration.config.settings import Settings
+from vllm_integration.wire.prediction import KEY, Prediction
+from vllm_integration.worker import miss_log
+from vllm_integration.worker import proposer_v1 as proposer
+from vllm_integration.worker.miss_log import ACCEPTED_OF, MissCopies, MissLog, open_miss_log
+from vllm_integration.worker.proposer_v1 import PredictedOutputs
+
+K = 4
+RECIPES = Recipes.from_lists([([10], [11, 12, 13], [0.9, 0.9, 0.9]), ([20], [50], [0.9])])
+
+
+@pytest.fixture(autouse=True)
+def _not_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> MissLog:
+    return MissLog(tmp_path / "new" / "x.misses.json", Misses(), RECIPES, K)
+
+
+def take(log: MissLog, tokens: list[int], draft: list[int], source: int = Source.RECIPE) -> None:
+    """One step of request "r": its tokens so far, and what is drafted behind them."""
+    tails = np.zeros((1, log.tail_len), dtype=np.int32)
+    last = tokens[-log.tail_len :]
+    tails[0, log.tail_len - len(last) :] = last
+    drafts = np.zeros((1, K), dtype=np.int64)
+    drafts[0, : len(draft)] = draft
+    log.take(["r"], np.array([len(tokens)]), np.array([source]), np.array([len(draft)]), drafts, tails)
+
+
+def refuted(misses: Misses) -> list[tuple[tuple[int, ...], int, int]]:
+    """Context, expected, said; of those that were refuted."""
+    counts = misses.content.counts
+    return sorted((m.literal, m.expected, m.said) for m in counts if m.said != m.expected)
+
+
+def num_accepted(misses: Misses) -> int:
+    return sum(count for m, count in misses.content.counts.items() if m.said == m.expected)
+
+
+def test_a_refuted_token_is_counted_with_what_was_said(log: MissLog, tmp_path: Path) -> None:
+    log.add("r", 2)
+    take(log, [1, 2, 10], [11, 12, 13])
+    take(log, [1, 2, 10, 11, 99], [])
+    take(log, [1, 2, 10, 11, 99, 5], [])
+    log.close()
+    found = Misses.load(tmp_path / "new" / "x.misses.json")
+    assert refuted(found) == [((1, 2, 10, 11), 12, 99)]
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new" / "x.misses.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_only_recipe_tokens_of_requests_that_are_known_count(log: MissLog) -> None:
+    take(log, [1, 2, 10], [11])
+    take(log, [1, 2, 10, 99], [11])
+    log.add("r", 2)
+    take(log, [1, 2, 10, 99], [11], Source.CONTEXT)
+    take(log, [1, 2, 10, 99, 98], [11], Source.PREDICTION)
+    take(log, [1, 2, 10, 99, 98, 97], [11])
+    log.finish(["r"])
+    take(log, [1, 2, 10, 99, 98, 97, 96], [])
+    assert refuted(log._misses) == []
+
+
+def test_a_step_that_nobody_saw_is_not_guessed_at(log: MissLog) -> None:
+    log.add("r", 0)
+    take(log, [10], [11])
+    take(log, list(range(60)), [11])  # more tokens than a step can write
+    take(log, [10], [11])  # taken back
+    take(log, [10, 11], [])
+    assert refuted(log._misses) == []
+
+
+def test_accepted_tokens_are_a_sample_that_counts_as_all(log: MissLog) -> None:
+    for number in range(2 * ACCEPTED_OF):
+        log.add("r", 0)
+        take(log, [7, 10], [11, 12])
+        take(log, [7, 10, 11, 12, 5], [])
+        log.finish(["r"])
+        assert num_accepted(log._misses) == 2 * ACCEPTED_OF * ((number + 1) // ACCEPTED_OF)
+
+
+def test_the_file_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when nothing is served any more."""
+    monkeypatch.setattr(miss_log, "EVERY", 0.01)
+    path = tmp_path / "x.misses.json"
+    log = MissLog(path, Misses(), RECIPES, K)
+    time.sleep(0.05)
+    assert not path.exists()  # nothing is counted
+    log.add("r", 0)
+    take(log, [10], [11])
+    take(log, [10, 99], [])
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    log.close()
+    assert refuted(Misses.load(path)) == [((10,), 11, 99)]
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_full_disk_costs_the_counts_and_one_line(
+    log: MissLog, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], strict: str
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_STRICT", strict)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Misses, "save", full)
+    log.add("r", 0)
+    for end in range(3):
+        take(log, [10, *[99] * end], [11])
+    for _ in range(2):
+        log.close()
+    assert not log.on
+    [line] = plugin_log
+    assert line.startswith("gpu_align counts no recipe misses any more (GPU_ALIGN_RECIPE_MISSES=")
+    assert "No space left" in line
+
+
+def test_on_the_v2_runner_copies_are_compared_a_step_later(log: MissLog) -> None:
+    copies = MissCopies(log, 4, K, torch.device("cpu"))
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=torch.zeros((4, 64), dtype=torch.int32)),
+        total_len=SimpleNamespace(gpu=torch.zeros(4, dtype=torch.int32)),
+    )
+    texts = {2: [1, 2, 10], 0: [3, 20]}
+    draft = SimpleNamespace(
+        token_ids=torch.tensor([[11, 12, 13, 0], [50, 0, 0, 0]]),
+        length=torch.tensor([3, 1], dtype=torch.int32),
+        source=torch.full((2,), int(Source.RECIPE), dtype=torch.int8),
+    )
+    copies.add("a", 2)
+    copies.add("b", 1)
+    for said in ([], [11, 12, 99], [5]):
+        for row, tokens in texts.items():
+            tokens += said[: 3 if row == 2 else 1]
+            states.all_token_ids.gpu[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+            states.total_len.gpu[row] = len(tokens)
+        copies.copy(["a", "b"], torch.tensor([2, 0]), draft, states)
+        draft.length = torch.zeros(2, dtype=torch.int32)
+    copies.finish(["a"])
+    assert refuted(log._misses) == [((1, 2, 10, 11, 12), 13, 99), ((3, 20), 50, 11)]
+    while copies._free:  # all in use: a step is left out, and nothing waits
+        copies._in_flight.append(copies._free.pop())
+    for step in copies._in_flight:
+        step.event = SimpleNamespace(query=lambda: False)
+    copies.copy(["b"], torch.tensor([0]), draft, states)
+    assert log.on
+
+
+def test_the_proposer_of_v1_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_proposer: Callable[[], PredictedOutputs]
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_RECIPE_MISSES", str(tmp_path / "m"))
+    monkeypatch.setattr(miss_log, "_fingerprint", lambda _: "sha256:0")
+    ours = make_proposer()
+    output = [10, 11, 12, 99, 20, 50, 7, 8, 9]
+    engine = FakeEngine(ours)
+    engine.submit("r", [1, 2, 3], output, sampling({KEY: Prediction(b"")}, max_tokens=len(output)))
+    while len(engine.written["r"]) < len(output):
+        engine.step()
+    engine.step(finished=("r",))
+    assert ours._misses is not None
+    assert refuted(ours._misses._misses) == [((1, 2, 3, 10, 11, 12), 13, 99)]
+    assert engine.usage["r"].by_source()["recipe"] == {"drafted": 4, "accepted": 3}
+
+
+@pytest.fixture
+def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PredictedOutputs]:
+    monkeypatch.setattr(proposer, "install", lambda group: "")
+    monkeypatch.setattr(proposer, "watch", lambda: None)
+    monkeypatch.setattr(proposer, "load_recipes", lambda settings, vllm_config: RECIPES)
+    return lambda: PredictedOutputs(config())
+
+
+def test_who_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
+    monkeypatch.setattr(miss_log, "_fingerprint", lambda _: "sha256:0")
+    asked = Settings(recipe_misses=str(tmp_path / "m"), recipe_misses_shapes=True)
+    opened = open_miss_log(asked, RECIPES, K, config())
+    assert opened is not None
+    assert opened._misses.shapes_only
+    assert opened._misses.tokenizer == "sha256:0"
+    assert str(os.getpid()) in opened._path.name
+    assert open_miss_log(Settings(), RECIPES, K, config()) is None
+    assert open_miss_log(asked, None, K, config()) is None
+    assert open_miss_log(asked, RECIPES, K, config(rank=1, tp=2)) is None
+    assert open_miss_log(asked, RECIPES, K, config(rank=2, tp=2)) is not None
+    assert not plugin_log
+    (tmp_path / "file").write_text("")
+    assert open_miss_log(Settings(recipe_misses=str(tmp_path / "file")), RECIPES, K, config()) is None
+    assert len(plugin_log) == 1

@@ -1,0 +1,230 @@
+"""The memory of earlier answers: who is given what, who leaves what behind, and never across tenants."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_align import Drafter, Source
+from vllm_integration.scheduler.crash_dump import put_back
+from vllm_integration.scheduler.recall import Recall
+from vllm_integration.wire import prediction as wire
+from vllm_integration.wire.prediction import KEY, Prediction
+from vllm_integration.worker.accept import accept_prediction, sharing_key_of, terms_of
+
+EMPTY = Prediction(token_ids=b"")
+
+
+def request_of(
+    given: Any = EMPTY, salt: str | None = None, output: list[int] | None = None, **more: Any
+) -> Any:
+    """As much of a vLLM request as is read. given: what it has under `KEY`; None: nothing."""
+    extra_args = None if given is None else {KEY: given, **more}
+    return SimpleNamespace(
+        request_id="r",
+        sampling_params=SimpleNamespace(extra_args=extra_args),
+        cache_salt=salt,
+        output_token_ids=output or [],
+    )
+
+
+def given_to(recall: Recall, request: Any) -> list[int]:
+    """What a request drafts from when it has arrived."""
+    put_back(request)
+    recall.give(request)
+    given = wire.brought_by(request.sampling_params)
+    return [] if given is None or not given.token_ids else wire.decode_token_ids(given.token_ids).tolist()
+
+
+def test_the_newest_answers_come_first_and_each_is_whole() -> None:
+    recall = Recall(max_tokens=10, most=7)
+    assert given_to(recall, request_of()) == []
+    for answer in ([1, 2, 3], [4, 5, 6, 7], [8, 9]):
+        recall.keep(request_of(output=answer))
+    assert given_to(recall, request_of()) == [8, 9, 4, 5, 6, 7]
+
+
+def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
+    recall = Recall(max_tokens=100, most=100)
+    recall.keep(request_of(output=[1, 2, 3], salt="a"))
+    request = request_of({**vars(EMPTY), "recipes": ["x"], "http_request_id": "h"}, salt="a", other=5)
+    before = request.sampling_params
+    assert given_to(recall, request) == [1, 2, 3]
+    found = request.sampling_params.extra_args[KEY]
+    assert found.memory is True
+    assert (found.recipes, found.http_request_id) == (("x",), "h")
+    assert found.sharing_key
+    assert repr(found) == "Prediction(3 tokens of earlier answers)"
+    assert request.sampling_params.extra_args["other"] == 5
+    assert before.extra_args[KEY]["token_ids"] == b""  # the caller's own are left alone
+    assert accept_prediction("r", request.sampling_params, vocab_size=9, capacity=9).tolist() == [1, 2, 3]
+    assert terms_of(request.sampling_params, ("x",)) == (False, ("x",), True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        Prediction(token_ids=b"\7\0\0\0"),
+        Prediction(token_ids=b"", memory=False),
+        Prediction(),
+        "junk",
+        5,
+    ],
+)
+def test_who_brings_a_prediction_or_stays_out_is_given_nothing(given: Any) -> None:
+    recall = Recall(max_tokens=100, most=100)
+    recall.keep(request_of(output=[1, 2, 3]))
+    request = request_of(given)
+    recall.give(request)
+    assert (request.sampling_params.extra_args or {}).get(KEY) == given
+
+
+def test_who_stays_out_leaves_nothing_behind() -> None:
+    recall = Recall(max_tokens=100, most=100)
+    recall.keep(request_of(Prediction(token_ids=b"", memory=False), output=[1, 2, 3]))
+    apart = request_of(None, output=[1, 2, 3])
+    apart.sampling_params.extra_args = {"memory": False}
+    recall.keep(apart)
+    recall.keep(SimpleNamespace(sampling_params=None, cache_salt=None, output_token_ids=[4]))
+    assert given_to(recall, request_of()) == []
+    recall.keep(request_of(None, output=[5, 6]))  # also those that bring a prediction, or nothing
+    assert given_to(recall, request_of()) == [5, 6]
+
+
+def test_tenants_see_their_own() -> None:
+    recall = Recall(max_tokens=100, most=100)
+    for salt, answer in ((None, [1]), ("", [2]), ("a", [3]), ("b", [4])):
+        recall.keep(request_of(output=answer, salt=salt))
+    assert given_to(recall, request_of(salt="a")) == [3]
+    assert given_to(recall, request_of(salt="b")) == [4]
+    assert given_to(recall, request_of(salt="c")) == []
+    assert given_to(recall, request_of()) == [1]
+
+
+# --- vLLM's scheduler around it -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our V1 scheduler with vLLM's own methods left out: what a request's tokens do to it is told beforehand."""
+    pytest.importorskip("vllm")
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from vllm_integration.scheduler.schedulers import PredictedOutputsV1Scheduler
+
+    monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "100")
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+    monkeypatch.setattr(
+        Scheduler, "__init__", lambda self, *args, **kwargs: setattr(self, "vllm_config", args[0])
+    )
+    monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
+    monkeypatch.setattr(
+        Scheduler, "_update_request_with_output", lambda self, request, new, *args: (new, request.ends)
+    )
+    made = PredictedOutputsV1Scheduler(SimpleNamespace(model_config=SimpleNamespace(max_model_len=50)))
+    monkeypatch.setattr(made, "_cache_tokens", lambda request: None)
+    return made
+
+
+def test_only_whole_answers_are_remembered(scheduler: Any) -> None:
+    from vllm.v1.request import RequestStatus
+
+    for number, (status, ends) in enumerate(
+        [
+            (RequestStatus.FINISHED_STOPPED, True),
+            (RequestStatus.FINISHED_LENGTH_CAPPED, True),
+            (RequestStatus.FINISHED_ABORTED, True),
+            (RequestStatus.FINISHED_REPETITION, True),
+            (RequestStatus.RUNNING, False),
+        ]
+    ):
+        request = request_of(output=[number])
+        request.status, request.ends = status, ends
+        scheduler._update_request_with_output(request, [number])
+    request = request_of()
+    scheduler.add_request(request)
+    assert wire.decode_token_ids(request.sampling_params.extra_args[KEY].token_ids).tolist() == [1, 0]
+
+
+def test_a_failure_ends_the_memory_and_nothing_else(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    monkeypatch.delenv("GPU_ALIGN_STRICT")
+    monkeypatch.setattr(scheduler._recall, "give", lambda request: 1 / 0)
+    for _ in range(2):
+        scheduler.add_request(request_of())
+    assert plugin_log == ["gpu_align remembers no answers any more: ZeroDivisionError: division by zero"]
+
+
+def test_without_the_setting_there_is_none(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPU_ALIGN_MEMORY_TOKENS")
+    made = type(scheduler)(scheduler.vllm_config)
+    assert made._recall is None
+
+
+# --- the canary: two tenants, memory, arena and drafter together ----------------------------------------------
+
+
+@pytest.mark.parametrize("arena_tokens", [2048, 512])
+def test_no_token_of_another_tenant_is_ever_drafted(arena_tokens: int) -> None:
+    """10,000 requests of two tenants whose answers have no token in common but the marks between them: what one is
+    drafted for is its own. Slots, pages of the arena and the memory change hands all the time."""
+    K, slots, width, requests = 8, 8, 64, 10_000
+    vocabularies = {"a": range(1000, 1100), "b": range(2000, 2100)}
+    shared = range(10, 14)  # in prompts and answers of both: there is something to match everywhere
+    drafter = Drafter(
+        max_slots=slots,
+        max_context_len=width,
+        max_prediction_len=128,
+        num_draft_tokens=K,
+        vocab_size=3000,
+        device="cpu",
+        max_prediction_tokens=arena_tokens,
+    )
+    recall = Recall(max_tokens=400, most=128)
+    draw = random.Random(7)
+    templates = {
+        salt: [[draw.choice([*shared, *draw.sample(own, 3)]) for _ in range(20)] for _ in range(6)]
+        for salt, own in vocabularies.items()
+    }
+    token_ids = torch.zeros((slots, width), dtype=torch.int32)
+    total_len = torch.zeros(slots, dtype=torch.int32)
+    rows = torch.arange(slots, dtype=torch.int64)
+    sampled = torch.full((slots,), 4, dtype=torch.int32)
+    by_memory = 0
+    for _ in range(requests // slots):
+        batch = [(salt, draw.choice(templates[salt])) for salt in draw.choices("ab", k=slots)]
+        for slot, (salt, _) in enumerate(batch):
+            request = request_of(salt=salt)
+            given_to(recall, request)
+            params = request.sampling_params
+            prediction = accept_prediction("r", params, vocab_size=3000, capacity=128)
+            drafter.add(
+                slot,
+                [] if prediction is None else prediction,
+                2,
+                sharing_key=sharing_key_of("r", params),
+                memory=terms_of(params, ()).memory,
+            )
+            token_ids[slot, :2] = torch.tensor([draw.choice(shared), draw.choice(shared)])
+        for step in range(1, 4):
+            written = 4 * step
+            for slot, (_, answer) in enumerate(batch):
+                token_ids[slot, 2 : 2 + written] = torch.tensor(answer[:written], dtype=torch.int32)
+            total_len[:] = 2 + written
+            draft = drafter.propose(token_ids, total_len, rows, sampled)
+            for slot, (salt, _) in enumerate(batch):
+                drafted = draft.token_ids[slot, : int(draft.length[slot])].numpy()
+                own = np.isin(drafted, [*vocabularies[salt], *shared])
+                assert own.all(), (salt, drafted)
+                by_memory += int(draft.source[slot]) == int(Source.MEMORY)
+        for slot, (salt, answer) in enumerate(batch):
+            recall.keep(request_of(salt=salt, output=answer))
+            drafter.remove(slot)
+    assert by_memory > requests  # the memory was of use all the time

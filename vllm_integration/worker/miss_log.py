@@ -1,0 +1,300 @@
+"""What became of recipe tokens: refuted ones and what the model wrote instead, counted in a file a worker.
+
+Off unless `GPU_ALIGN_RECIPE_MISSES` is set. The files hold a few tokens of answers around each refuted token, or
+with `GPU_ALIGN_RECIPE_MISSES_SHAPES=1` only the shapes of contexts. `gpu-align recipes merge` makes a better pack
+of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_align import Recipes, Source
+from gpu_align.ops.constants import SHAPE_WINDOW
+from gpu_align.recipes import Misses, count_misses, fingerprint
+from vllm_integration.config.settings import Settings
+from vllm_integration.seams.install import strict
+from vllm_integration.seams.log_text import shown_error
+
+logger = logging.getLogger("vllm.gpu_align")
+
+#: Seconds between two writes of the file. vLLM may end a worker without warning, so this is also what can be lost.
+EVERY = 30.0
+#: Tokens before a draft that a context, literal or a shape, can depend on.
+_BEFORE = SHAPE_WINDOW + 1
+#: Accepted tokens are counted of one draft in so many, as that many: it takes time, and there are many.
+ACCEPTED_OF = 8
+#: Requests that are followed; the oldest are forgotten.
+_MAX_REQUESTS = 4096
+#: Steps whose copies may be under way at once.
+_IN_FLIGHT = 4
+
+Ints = npt.NDArray[np.integer[Any]]
+
+
+@dataclass
+class _Followed:
+    """One request. draft: of recipe tokens that was made behind the `position`th token, the last of `before`."""
+
+    prompt_len: int
+    draft: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    position: int = 0
+
+
+class MissLog:
+    """Compares each draft of recipe tokens with what the model then wrote. Whatever fails turns the log off, with
+    one ERROR line, and nothing else. A thread writes the file now and then.
+
+        log.add(req_id, prompt_len)                                     # a request that is drafted for
+        log.take(req_ids, total_len, source, length, token_ids, tails)  # each step, behind the drafter
+        log.finish(req_ids)
+
+    A draft is right as far as it is what the model wrote, whether or not the engine verified all of it.
+
+    path: the file. misses: counts of this process. recipes: of the drafter. num_draft_tokens: K.
+    """
+
+    def __init__(self, path: Path, misses: Misses, recipes: Recipes, num_draft_tokens: int) -> None:
+        self._path, self._misses, self._recipes = path, misses, recipes
+        #: Tokens of a request's end that `take` wants: those before a draft, and what a step can write.
+        self.tail_len = _BEFORE + num_draft_tokens + 1
+        self._requests: OrderedDict[str, _Followed] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._dirty = False
+        self._drafts = 0
+        self.on = True
+        self.guard(self._open)
+        if self.on:
+            threading.Thread(target=self._keep_writing, name="gpu_align-misses", daemon=True).start()
+        # vLLM's workers are children of multiprocessing, which do not run what `atexit` knows.
+        util.Finalize(None, self.close, exitpriority=10)
+
+    def guard(self, step: Callable[..., Any], *args: Any) -> None:
+        """`step(*args)`, a step of the log; nothing once the log is off."""
+        if not self.on:
+            return
+        try:
+            step(*args)
+        except Exception as error:
+            if strict() and not isinstance(error, OSError):
+                raise
+            self.on = False
+            self._requests.clear()
+            logger.error(
+                "gpu_align counts no recipe misses any more (GPU_ALIGN_RECIPE_MISSES=%r): %s",
+                str(self._path.parent),
+                shown_error(error),
+            )
+
+    def add(self, req_id: str, prompt_len: int) -> None:
+        """A request that is drafted for arrives, or returns."""
+        if self.on:
+            self._requests.setdefault(req_id, _Followed(prompt_len))
+            if len(self._requests) > _MAX_REQUESTS:
+                self._requests.popitem(last=False)
+
+    def finish(self, req_ids: Iterable[str]) -> None:
+        """Requests have finished."""
+        for req_id in req_ids:
+            self._requests.pop(req_id, None)
+
+    def take(
+        self,
+        req_ids: Sequence[str],
+        total_len: Ints,
+        source: Ints,
+        length: Ints,
+        token_ids: Ints,
+        tails: Ints,
+    ) -> None:
+        """One step of B requests.
+
+        total_len: [B] tokens of each, with those that the step sampled. source, length, token_ids: [B], [B],
+        [B, K] the drafts made behind them. tails: [B, tail_len] the last tokens of each; of shorter ones anything
+        first.
+        """
+        self.guard(self._take, req_ids, total_len, source, length, token_ids, tails)
+
+    def close(self) -> None:
+        """Write what has been counted, for the last time."""
+        self._closed.set()
+        self.guard(self._write)
+
+    def _keep_writing(self) -> None:
+        while self.on and not self._closed.wait(EVERY):
+            self.guard(self._write)
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(self._path.parent, os.W_OK):
+            raise PermissionError(f"cannot write to {self._path.parent}")
+
+    def _take(
+        self,
+        req_ids: Sequence[str],
+        total_len: Ints,
+        source: Ints,
+        length: Ints,
+        token_ids: Ints,
+        tails: Ints,
+    ) -> None:
+        drafts = np.where(source == int(Source.RECIPE), length, 0).tolist()
+        for row, (req_id, total, drafted) in enumerate(zip(req_ids, total_len.tolist(), drafts, strict=True)):
+            request = self._requests.get(req_id)
+            if request is None:
+                continue
+            if request.draft:
+                self._compare(request, total, tails[row])
+            request.draft = token_ids[row, :drafted].tolist()
+            if drafted:
+                request.position = total
+                request.before = tails[row, -min(_BEFORE, total) :].tolist()
+
+    def _compare(self, request: _Followed, total: int, tail: Ints) -> None:
+        written = total - request.position
+        if not 0 < written <= len(tail) - _BEFORE:
+            return
+        self._drafts += 1
+        with self._lock:
+            count_misses(
+                self._misses,
+                request.before,
+                request.position - request.prompt_len,
+                request.draft,
+                tail[-written:].tolist(),
+                self._recipes.shape_of,
+                accepted_count=0 if self._drafts % ACCEPTED_OF else ACCEPTED_OF,
+            )
+            self._dirty = True
+
+    def _write(self) -> None:
+        if not self._dirty:
+            return
+        with self._lock:
+            counted, self._dirty = Misses.of(self._misses.content), False
+        counted.save(self._path)
+        self._path.chmod(0o600)
+
+
+class _Step:
+    """Pinned host memory for one step's copies, and the event behind them."""
+
+    def __init__(self, max_reqs: int, num_draft_tokens: int, tail_len: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.event: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+        def pinned(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
+
+        self.total_len = pinned(max_reqs)
+        self.source = pinned(max_reqs, dtype=torch.int8)
+        self.length = pinned(max_reqs)
+        self.token_ids = pinned(max_reqs, num_draft_tokens, dtype=torch.int64)
+        self.tails = pinned(max_reqs, tail_len)
+        self.req_ids: Sequence[str] = ()
+
+    @property
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        return self.total_len, self.source, self.length, self.token_ids, self.tails
+
+    def arrived(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+
+class MissCopies:
+    """A `MissLog` on the V2 runner: what it compares is copied to the host behind each step, and never waited for.
+
+    A step that finds all buffers in use is left out; the log then compares with the next one.
+    """
+
+    def __init__(self, log: MissLog, max_reqs: int, num_draft_tokens: int, device: torch.device) -> None:
+        self.log = log
+        self._back = torch.arange(-log.tail_len, 0, device=device)
+        self._free = [
+            _Step(max_reqs, num_draft_tokens, log.tail_len, torch.device(device)) for _ in range(_IN_FLIGHT)
+        ]
+        self._in_flight: list[_Step] = []
+
+    def add(self, req_id: str, prompt_len: int) -> None:
+        self.log.add(req_id, prompt_len)
+
+    def finish(self, req_ids: Iterable[str]) -> None:
+        self.log.finish(req_ids)
+
+    def copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
+        """Behind the drafter. rows: [B] on the device."""
+        self.log.guard(self._copy, req_ids, rows, draft, req_states)
+
+    def _copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
+        while self._in_flight and self._in_flight[0].arrived():
+            self._read(self._in_flight.pop(0))
+        if not self._free:
+            return
+        step = self._free.pop()
+        step.req_ids = list(req_ids)
+        total_len = req_states.total_len.gpu[rows]
+        at = (total_len[:, None] + self._back).clamp_(min=0)
+        tails = req_states.all_token_ids.gpu[rows[:, None], at]
+        given = (total_len, draft.source, draft.length, draft.token_ids, tails)
+        num_reqs = len(step.req_ids)
+        for host, device in zip(step.columns, given, strict=True):
+            host[:num_reqs].copy_(device[:num_reqs], non_blocking=True)
+        if step.event is not None:
+            step.event.record()
+        self._in_flight.append(step)
+
+    def _read(self, step: _Step) -> None:
+        num_reqs = len(step.req_ids)
+        self.log.take(step.req_ids, *(column[:num_reqs].numpy() for column in step.columns))
+        self._free.append(step)
+
+
+def open_miss_log(
+    settings: Settings, recipes: Recipes | None, num_draft_tokens: int, vllm_config: Any
+) -> MissLog | None:
+    """The log where `GPU_ALIGN_RECIPE_MISSES` asks for one and there are recipes. Tensor-parallel ranks draft the
+    same; the first one counts."""
+    parallel = vllm_config.parallel_config
+    if not settings.recipe_misses or recipes is None:
+        return None
+    if int(parallel.rank) % int(parallel.tensor_parallel_size):
+        return None
+    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
+    try:
+        misses = Misses(
+            tokenizer=_fingerprint(vllm_config.model_config), shapes_only=settings.recipe_misses_shapes
+        )
+        log = MissLog(Path(settings.recipe_misses) / name, misses, recipes, num_draft_tokens)
+    except Exception as error:
+        if strict():
+            raise
+        logger.error(
+            "gpu_align counts no recipe misses (GPU_ALIGN_RECIPE_MISSES=%r): %s",
+            settings.recipe_misses,
+            shown_error(error),
+        )
+        return None
+    return log if log.on else None
+
+
+def _fingerprint(model_config: Any) -> str:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    tokenizer = cached_tokenizer_from_config(model_config)
+    found: str = fingerprint(lambda texts: [tokenizer.encode(t, add_special_tokens=False) for t in texts])
+    return found
