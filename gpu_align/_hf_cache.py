@@ -52,6 +52,11 @@ class Rewind:
         self._cache = cache
         self._windows: list[tuple[Any, _Window]] = []
 
+    @property
+    def is_preallocated(self) -> bool:
+        """Whether its layers have their full length from the start."""
+        return any(isinstance(layer, _PREALLOCATED) for layer in self._cache.layers)
+
     def reason_against(self) -> str | None:
         """Why the cache cannot forget at all, or None."""
         known = {_GROWS, _PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}

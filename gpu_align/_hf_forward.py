@@ -110,6 +110,11 @@ class DraftForward:
         length = ids.shape[1]
         return None if self._rewind is None else self._rewind.room(length, length - self._cached)
 
+    @property
+    def is_preallocated(self) -> bool:
+        """Whether the cache has its full length from the start."""
+        return self._rewind is not None and self._rewind.is_preallocated
+
     def keep(self, ids: torch.Tensor) -> None:
         """Forget the tokens of the last pass that are not in ``ids[:, :-1]``; the last one was not fed yet."""
         if self._rewind is None:

@@ -60,6 +60,7 @@ def generate(
     tokenizer: Any = None,
     num_draft_tokens: int = 16,
     strict: bool = False,
+    predictor_timeout: float | None = 10.0,
     **generate_kwargs: Any,
 ) -> Any:
     """``model.generate(input_ids, ...)`` in fewer forward passes.
@@ -91,6 +92,7 @@ def generate(
         num_draft_tokens: K, the most draft tokens a pass; ``>= 1``.
         strict: raise what a predictor raises. By default a predictor that fails costs its drafts and no more, as
             `PredictorLoop` describes.
+        predictor_timeout: seconds that one call of a predictor of your own may take; None is any number.
         generate_kwargs: as for ``model.generate``: greedy or sampling, one sequence, static or dynamic caches,
             logits processors, streamers, stopping criteria. Drafts are verified eagerly: nothing is compiled.
 
@@ -127,6 +129,7 @@ def generate(
         num_draft_tokens=num_draft_tokens,
         vocab_size=model.config.get_text_config().vocab_size,
         strict=strict,
+        timeout=predictor_timeout,
     )
     decode = _Decode(loop, predicted, tokenizer, generate_kwargs.get("streamer"))
     _add_stop_strings(generate_kwargs, tokenizer)
@@ -216,7 +219,7 @@ class _Decode:
                 ids = torch.cat([ids, token[:, None]], dim=1)
                 if self._streamer is not None:
                     self._streamer.put(token.cpu())
-                record.add(scores, raw, outputs, i, start, len(draft))
+                record.add(scores, raw, outputs, i, len(draft), forward.is_preallocated)
                 finished = bool(stopping_criteria(ids, record.scores).all())
                 if finished or (i < len(draft) and int(token) != draft[i]):
                     break
@@ -262,9 +265,15 @@ class _Record:
         }
 
     def add(
-        self, scores: torch.Tensor, raw: torch.Tensor, outputs: Any, i: int, length: int, drafted: int
+        self,
+        scores: torch.Tensor,
+        raw: torch.Tensor,
+        outputs: Any,
+        i: int,
+        drafted: int,
+        is_preallocated: bool,
     ) -> None:
-        """Take token i of a pass over `length` tokens and a draft behind them."""
+        """Take token i of a pass over a draft."""
         if self.scores is not None:
             self.scores += (scores,)
         if self.logits is not None:
@@ -276,7 +285,7 @@ class _Record:
             first = not self.attentions
             layers = []
             for layer in outputs.attentions or ():
-                unseen = drafted - i if layer.shape[-1] == length + drafted else 0  # else a static cache's
+                unseen = 0 if is_preallocated else drafted - i  # such a cache shows all of its columns always
                 columns = layer.shape[-1] - unseen
                 layers.append(_rows(layer, 2, i, drafted, first)[..., :columns])
             self.attentions += (tuple(layers),)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ pytest.importorskip("numba")  # plain Python is a hundred times slower
 import transformers
 
 from gpu_align import hf
+from gpu_align.predictors import DisposedError, TokenPredictor
 from tests.gpu_align.tiny_models import MODELS, VOCAB, predictions, text, trained, untrained
 
 NEW = 32
@@ -306,6 +309,53 @@ def test_bad_input_is_refused(what: str) -> None:
     arguments = {"input_ids": [1, 2, 3], "max_new_tokens": 4, **given}
     with pytest.raises(kind, match=message):
         hf.generate(trained("llama"), **arguments)
+
+
+class Breaks(TokenPredictor):
+    """Drafts well until it has seen some tokens, then calls a function."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def predict_tokens(self) -> list[int]:
+        written = len(self.state_tokens) - 8
+        if written < 12:
+            return list(self.options.prediction[written : written + 3])
+        tokens: list[int] = self.function()
+        return tokens
+
+
+def _raise() -> list[int]:
+    raise KeyError("x")
+
+
+FAILURES: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
+    "raises": (_raise, KeyError),
+    "outside": (lambda: [1, VOCAB], ValueError),
+    "negative": (lambda: [-1], ValueError),
+    "no ids": (lambda: ["a"], TypeError),
+    "hangs": (threading.Event().wait, TimeoutError),
+}
+
+
+@pytest.mark.parametrize("what", [*FAILURES, "disposed"])
+def test_a_predictor_that_fails_costs_its_drafts_alone(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    function, error = FAILURES.get(
+        what, (lambda: predictor.dispose() or predictor._check_disposed(), DisposedError)
+    )
+    model, prompt = trained("llama"), text(random.Random(19), 8)
+    expected = reference(model, prompt, max_new_tokens=24)
+    predictor = Breaks(function)
+    options = {"max_new_tokens": 24, "predictor": predictor, "predictor_timeout": 0.2}
+    found = ours(model, prompt, expected[0, 8:], strict=False, **options)
+    assert found.sequences.equal(expected)
+    counts = found.predicted_outputs
+    assert (counts.steps, counts.accepted, counts.rejected) == (3 + 12, 9, 0)
+    assert error.__name__ in counts.failure
+    assert len(caplog.records) == 1
+    options["predictor"] = predictor = Breaks(function)
+    with pytest.raises(error):
+        ours(model, prompt, expected[0, 8:], **options)
 
 
 def test_other_models_are_refused() -> None:
