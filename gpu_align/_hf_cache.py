@@ -8,7 +8,7 @@ layer of each class needs:
 | grows (`DynamicLayer`) | any | cut off the end |
 | preallocated (`StaticLayer`) | any | set its length back |
 | window (`DynamicSlidingWindowLayer`, `StaticSlidingWindowLayer`) | a pass of fewer tokens than the window | take back the window of before the pass, add what was accepted |
-| window before transformers 5, preallocated | up to the end of the first window | set its length back |
+| window of transformers 4.56, preallocated | up to the end of the first window | set its length back |
 | another | none | – |
 """  # noqa: E501 (the table)
 
@@ -22,7 +22,7 @@ from transformers import cache_utils
 _GROWS = cache_utils.DynamicLayer
 _PREALLOCATED = cache_utils.StaticLayer
 _WINDOW = cache_utils.DynamicSlidingWindowLayer
-#: From transformers 5 on.
+#: From transformers 4.57 on.
 _STATIC_WINDOW = getattr(cache_utils, "StaticSlidingWindowLayer", None)
 #: Before.
 _OLD_STATIC_WINDOW = getattr(cache_utils, "SlidingWindowLayer", None)
@@ -92,7 +92,7 @@ class Rewind:
                 self._windows.append((layer, _Window(keys, values, layer.cumulative_length)))
             elif type(layer) is _STATIC_WINDOW:
                 # A pass writes into these.
-                total = layer.cumulative_length_int
+                total = _total(layer)
                 keys, values = (layer.keys.clone(), layer.values.clone()) if total else (None, None)
                 self._windows.append((layer, _Window(keys, values, total)))
 
@@ -111,9 +111,9 @@ class Rewind:
                 layer.keys[:, :, length:end].zero_()
                 layer.values[:, :, length:end].zero_()
                 layer.cumulative_length -= end - length
-            elif hasattr(layer, "cumulative_length"):
+            elif isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
                 layer.cumulative_length.sub_(end - length)
-            else:  # before transformers 5 a static layer counts what is not zero
+            else:  # in early versions a static layer counts what is not zero
                 layer.keys[:, :, length:end].zero_()
                 layer.values[:, :, length:end].zero_()
         self._windows = []
@@ -134,13 +134,21 @@ def _rewind_static_window(layer: Any, before: _Window, length: int, end: int) ->
     fed, kept = end - before.total, length - before.total
     stored = min(end, layer.max_cache_len)
     new = slice(stored - fed, stored - fed + kept)
-    keys, values = layer.keys[:, :, new].clone(), layer.values[:, :, new].clone()
-    if before.keys is None or before.values is None:
-        layer.keys.zero_()
-        layer.values.zero_()
+    window = layer.max_cache_len
+    for stored_now, stored_before in ((layer.keys, before.keys), (layer.values, before.values)):
+        accepted = stored_now[:, :, new]
+        if stored_before is not None:
+            accepted = torch.cat([stored_before[:, :, : min(before.total, window)], accepted], dim=2)
+        accepted = accepted[:, :, -window:].clone()
+        stored_now.zero_()
+        stored_now[:, :, : accepted.shape[2]] = accepted
+    if hasattr(layer, "cumulative_length_int"):
+        layer.cumulative_length_int = length
+        layer.cumulative_length.fill_(min(length, window))  # not used behind the first window
     else:
-        layer.keys.copy_(before.keys)
-        layer.values.copy_(before.values)
-    layer.cumulative_length_int = before.total
-    layer.cumulative_length.fill_(min(before.total, layer.max_cache_len))
-    layer.update(keys, values)
+        layer.cumulative_length = length
+
+
+def _total(layer: Any) -> int:
+    """Tokens that a preallocated window has seen."""
+    return int(getattr(layer, "cumulative_length_int", layer.cumulative_length))
