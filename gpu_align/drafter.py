@@ -15,6 +15,7 @@ from .config import DrafterConfig
 from .ops._check import Backend, check_batch, check_int, check_tensor, resolve_backend
 from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
+from .ops.draft_budget import limit_drafts_inplace
 from .ops.recipe_lookup import Recipes, RecipeTable
 from .ops.state import allocate_state, load_slot_kernel, occupy_slot, store_prediction, vacate_slot
 from .ops.step import Step, StepLaunch, StepSettings, make_step
@@ -77,7 +78,7 @@ class Drafter:
             prediction that finds no room is refused, and its request is served without it.
 
     Memory on the device: 12 bytes a token of `max_prediction_tokens` (the tokens and their index), and a slot 4 to
-    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 150 bytes a recipe. On the
+    8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 400 bytes a recipe. On the
     host: 4 bytes a token of the predictions that are held.
 
     Raises:
@@ -135,6 +136,8 @@ class Drafter:
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
         self._step = self._make_step(self._draft)
         self._preparation: Preparation | None = None
+        #: Scratch of `propose` with a budget, [max_slots, K] int32, made by the first such call.
+        self._survival: torch.Tensor | None = None
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of any request."""
@@ -252,6 +255,8 @@ class Drafter:
         total_len: torch.Tensor,
         slots: torch.Tensor,
         num_sampled: torch.Tensor,
+        *,
+        budget: int | torch.Tensor | None = None,
     ) -> Draft:
         """Draft the next tokens of every request in the batch.
 
@@ -263,6 +268,9 @@ class Drafter:
                 where num_sampled > 0.
             num_sampled: [B] int32: tokens sampled this step; 0 means that the request is still in its prefill:
                 nothing about it changes and its draft has length 0.
+            budget: the most draft tokens of the whole batch; the least likely go first, by one more launch
+                (`gpu_align.ops.draft_budget`), and of equal ones those of later requests. An int, at least 0, or
+                [1] int32 on the drafter's device, which a CUDA graph reads anew at each replay. None is no limit.
 
         A request's output is ``token_ids[slot, prompt_len:total_len]``, with the `prompt_len` of `add`, and empty
         where ``total_len <= prompt_len``. An empty output is the beginning of every prediction: if num_sampled > 0
@@ -287,7 +295,29 @@ class Drafter:
         self._step(token_ids, total_len, slots, num_sampled)
         if batch_size not in self._drafts:
             self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
-        return self._drafts[batch_size]
+        draft = self._drafts[batch_size]
+        if budget is not None:
+            self._limit(draft, budget, token_ids, total_len, slots)
+        return draft
+
+    def _limit(
+        self,
+        draft: Draft,
+        budget: int | torch.Tensor,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        if self._survival is None:
+            self._survival = torch.zeros_like(self._draft.token_ids, dtype=torch.int32)
+            self._budget = torch.zeros(1, dtype=torch.int32, device=self.device)
+        if isinstance(budget, torch.Tensor):
+            check_tensor("budget", budget, dtype=torch.int32, shape=(1,), device=self.device)
+        else:
+            budget = self._budget.fill_(check_int("budget", budget, 0, 2**31 - 1))
+        limit_drafts_inplace(
+            draft, budget, self._survival, token_ids, total_len, slots, self.vocab_size, self._backend
+        )
 
     def prepare(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
         """Do now what the next step would do first for these slots; no draft depends on it.

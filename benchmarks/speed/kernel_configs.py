@@ -124,6 +124,15 @@ CONFIGS: dict[str, list[Config]] = {
         Config("match prediction", {**_MATCH, "HAS_ANCHOR": True}, 4),
         Config("match context", {**_MATCH, "HAS_ANCHOR": False}, 4),
     ],
+    "draft_budget._limit_drafts_kernel": [
+        Config(
+            f"budget {batch}",
+            {"BLOCK_B": batch, "SEARCHES": 7},
+            max(batch // 64, 1),
+            unaligned=frozenset({"draft_ptr", "token_ids_ptr", "survival_ptr"}),
+        )
+        for batch in (64, 1024)
+    ],
     "state._set_slot_kernel": [
         Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],

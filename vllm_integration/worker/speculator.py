@@ -51,7 +51,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's
     index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
-    recipes about 150 bytes each.
+    recipes about 400 bytes each.
     A failure turns drafting off with one ERROR line, while the drafter is made too; but see
     `_raise_if_others_go_on`. Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
     """

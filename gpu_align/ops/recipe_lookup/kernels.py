@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ..constexprs import (
+    ALL_PACKS,
     HASH,
     KEY_SEED,
     MAX_CONTEXT,
@@ -118,44 +119,53 @@ def _shape_keys(context, lookup):
 
 
 @triton.jit
-def _holds(b_held, b_key, packs):
-    """Whether a way holds the key for one of the packs."""
-    return ((b_held >> 32).to(tl.int32) == b_key) & ((b_held.to(tl.int32) & packs) != 0)
+def _pack_of(b_held, b_key, packs):
+    """The first of the packs for which a way holds the key, as a bit; `ALL_PACKS` is none."""
+    b_packs = b_held.to(tl.int32) & packs
+    m_found = ((b_held >> 32).to(tl.int32) == b_key) & (b_packs != 0)
+    return tl.where(m_found, b_packs & -b_packs, ALL_PACKS)
 
 
 @triton.jit
 def _find_shape(recipes, context, lookup, packs):
-    """The way of the longest shape that has a recipe of these packs, or -1."""
+    """``(way, pack)`` of the longest shape of the first pack that has one; way -1 if none has."""
     b_key = _shape_keys(context, lookup)
     o_bucket = (b_key >> recipes.shift) * RECIPE_WAYS
     o_last = tl.arange(0, SHAPE_WINDOW)
     b_order = tl.full([SHAPE_WINDOW], -1, tl.int32)
+    b_pack = tl.full([SHAPE_WINDOW], ALL_PACKS, tl.int32)
     for way in tl.static_range(RECIPE_WAYS - 1, -1, -1):
-        m_found = _holds(tl.load(recipes.p_keys + o_bucket + way), b_key, packs)
+        b_own = _pack_of(tl.load(recipes.p_keys + o_bucket + way), b_key, packs)
+        m_found = (b_own != ALL_PACKS) & (b_own <= b_pack)
         b_order = tl.where(m_found, o_last * RECIPE_WAYS + way, b_order)
-    longest = tl.max(b_order, axis=0)
-    return tl.max(
-        tl.where((b_order == longest) & (b_order >= 0), o_bucket + b_order % RECIPE_WAYS, -1), axis=0
-    )
+        b_pack = tl.where(m_found, b_own, b_pack)
+    pack = tl.min(b_pack, axis=0)
+    longest = tl.max(tl.where(b_pack == pack, b_order, -1), axis=0)
+    m_longest = (b_order == longest) & (b_order >= 0)
+    return tl.max(tl.where(m_longest, o_bucket + b_order % RECIPE_WAYS, -1), axis=0), pack
 
 
 @triton.jit
-def _find_recipe(recipes, context, lookup, packs, shape_way):
-    """``(recipe, drafts, expected)`` of the longest literal context, else of the longest shape; recipe -1 if none.
+def _find_recipe(recipes, context, lookup, packs, shape_way, shape_pack):
+    """``(recipe, drafts, expected)`` of the first pack that has a recipe; recipe -1 if none has.
 
     ::
 
-        for key in keys of the literal contexts, the longest first, then of the shapes:
-            for way in range(RECIPE_WAYS):
-                if keys[key >> shift, way] == key and packs_of[key >> shift, way] & packs:
-                    return ways[key >> shift, way]
+        for pack in packs:
+            for key in keys of the literal contexts, the longest first, then of the shapes:
+                for way in range(RECIPE_WAYS):
+                    if keys[key >> shift, way] holds the key for this pack:
+                        return ways[key >> shift, way]
         return -1, 0, 0
     """
     o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
-    m_found = _holds(lookup.b_held, lookup.b_key, packs) & (o_lane // RECIPE_WAYS < context.total)
+    b_pack = _pack_of(lookup.b_held, lookup.b_key, packs)
+    b_pack = tl.where(o_lane // RECIPE_WAYS < context.total, b_pack, ALL_PACKS)
+    pack = tl.min(b_pack, axis=0)
+    m_found = (b_pack == pack) & (b_pack != ALL_PACKS)
     longest = tl.max(tl.where(m_found, o_lane, -1), axis=0)
     way = tl.max(tl.where(m_found & (o_lane == longest), lookup.o_way, -1), axis=0)
-    way = tl.where(way < 0, shape_way, way)
+    way = tl.where(shape_pack < pack, shape_way, way)
     p_way = recipes.p_ways + way * RECIPE_COLUMNS
     recipe = tl.load(p_way + RECIPE_ROW, mask=way >= 0, other=-1)
     num = tl.load(p_way + RECIPE_LEN, mask=way >= 0, other=0)

@@ -17,26 +17,27 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 
 @njit
 def find_recipe(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
-    """The recipe of these packs with the longest literal context, else with the longest shape, or -1.
+    """The recipe of the first of these packs that has one, with its longest literal context, else shape; or -1.
 
     tokens: all so far; packs: bit i is pack i.
     """
-    found = _longest_literal(recipes, tokens, packs)
-    return found if found >= 0 else _longest_shape(recipes, tokens, output_start, packs)
+    row, bit = _longest_literal(recipes, tokens, packs)
+    shape_row, shape_bit = _longest_shape(recipes, tokens, output_start, packs)
+    return row if bit <= shape_bit else shape_row
 
 
 @njit
-def _longest_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> int:
-    key, found = c.KEY_SEED, -1
+def _longest_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> tuple[int, int]:
+    key, row, bit = c.KEY_SEED, -1, c.ALL_PACKS
     for i in range(min(len(tokens), c.MAX_CONTEXT)):
         key = ((key ^ int(tokens[len(tokens) - 1 - i])) * c.HASH) & 0x7FFFFFFF
-        found = _look_up(recipes, key, packs, found)
-    return found
+        row, bit = _look_up(recipes, key, packs, row, bit)
+    return row, bit
 
 
 @njit
-def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
-    key, found, was_free = 0, -1, False
+def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> tuple[int, int]:
+    key, row, bit, was_free = 0, -1, c.ALL_PACKS, False
     total, vocab_size = len(tokens), len(recipes.shape_of)
     num_output = max(total - output_start, 0)
     for i in range(min(num_output + 1, c.SHAPE_WINDOW) if vocab_size else 0):
@@ -46,20 +47,21 @@ def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, p
         is_free = item < 0 and i < num_output
         if not (is_free and was_free):
             key = ((key + item + c.KEY_SEED) * c.SHAPE_HASH) & 0xFFFFFFFF
-            found = _look_up(recipes, key >> 1, packs, found)
+            row, bit = _look_up(recipes, key >> 1, packs, row, bit)
         was_free = is_free
-    return found
+    return row, bit
 
 
 @njit
-def _look_up(recipes: RecipeArrays, key: int, packs: int, found: int) -> int:
-    """The recipe with this key of the first of these packs that has one, else `found`."""
+def _look_up(recipes: RecipeArrays, key: int, packs: int, row: int, bit: int) -> tuple[int, int]:
+    """The recipe with this key, and its pack as a bit, unless that found before is of an earlier pack."""
     bucket = key >> shift_of(len(recipes.keys), c.KEY_BITS)
-    for way in range(c.RECIPE_WAYS):
-        held = recipes.keys[bucket, way]
-        if held >> 32 == key and held & packs:
-            return int(recipes.ways[bucket, way, c.RECIPE_ROW])
-    return found
+    for way in range(c.RECIPE_WAYS - 1, -1, -1):
+        held = int(recipes.keys[bucket, way])
+        own = held & packs
+        if held >> 32 == key and own and own & -own <= bit:
+            row, bit = int(recipes.ways[bucket, way, c.RECIPE_ROW]), own & -own
+    return row, bit
 
 
 @njit

@@ -32,8 +32,7 @@ class Recipes:
         survival: [R, MAX_TOKENS] float32: probability that the first k of them are all accepted; 0 behind them.
         is_shape: [R] bool: whether the context is a shape; by default none is.
         packs: [R] int32: bit i: the recipe belongs to pack i; by default all belong to pack 0.
-        names: of the packs, at most 31. A request that uses several packs gets, of recipes with one context, that
-            of the first pack.
+        names: of the packs, at most 31. The first of a request's packs that has a recipe decides.
         shape_of: [V] int32: the item of a shape that each token is: itself, or one of the classes
             `SHAPE_IDENTIFIER`, `SHAPE_NUMBER`, `SHAPE_SPACE` and `SHAPE_STRING`; also that of tokens from V on.
             None where there are no shapes.

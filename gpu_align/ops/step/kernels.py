@@ -6,6 +6,7 @@ import triton.language as tl
 from ..constexprs import (
     ADHERENCE_PRIOR,
     ALIGN_STATE,
+    ALL_PACKS,
     CONTEXT_START,
     EDIT,
     FIRST_CONTEXT,
@@ -189,12 +190,15 @@ def _step_kernel(
         if HAS_RECIPES:
             packs = tl.load(p_meta + RECIPE_PACKS)
             shape_way = -1
+            shape_pack = ALL_PACKS
             if HAS_SHAPES:
-                shape_way = _find_shape(recipes, context, lookup, packs)
+                shape_way, shape_pack = _find_shape(recipes, context, lookup, packs)
         exact_prefix = _is_exact_prefix(alignment, num_output)
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
         if HAS_RECIPES:
-            recipe, num_recipe, expected_recipe = _find_recipe(recipes, context, lookup, packs, shape_way)
+            recipe, num_recipe, expected_recipe = _find_recipe(
+                recipes, context, lookup, packs, shape_way, shape_pack
+            )
             recipe = tl.where(expected_recipe > expected, recipe, -1)
             num = tl.where(recipe >= 0, 0, num)
 

@@ -257,6 +257,12 @@ class TestShapes:
         assert self.drafted(backend, [NAME, COLON, 5, COMMA], both) == ([30], 3)
         assert self.drafted(backend, [NAME, COLON, 5, COMMA], both, packs=["shapes"]) == ([20, 21, 22], 3)
 
+    def test_but_not_that_of_a_later_pack(self, backend):
+        words = Recipes.from_lists([((COMMA,), (30,), (0.6,)), ((9,), (31,), (0.6,))])
+        both = Recipes.join({"shapes": self.RECIPES, "words": words})
+        assert self.drafted(backend, [NAME, COLON, 5, COMMA], both) == ([20, 21, 22], 3)
+        assert self.drafted(backend, [NAME, COLON, 9], both) == ([31], 3)
+
     def test_a_context_is_no_shape(self, backend):
         """The same numbers as a context and as a shape are two keys."""
         words = Recipes.from_lists([((COMMA, COMMA), (31,), (0.6,))])
@@ -282,7 +288,9 @@ class TestPacks:
             (["b"], [4], [20]),
             (["c"], [4], []),
             (None, [3, 4], [11]),
-            (["b", "c"], [3, 4], [30]),
+            (["b", "c"], [3, 4], [20]),
+            (["c"], [3, 4], [30]),
+            (["b", "c"], [3, 9], [21]),
             (["b"], [3, 4], [20]),
             (["a"], [9], []),
             ([], [4], []),
