@@ -15,7 +15,7 @@ DROP_BROKEN = for p in torchvision torchaudio torchcodec; do \
 	  $(BIN)/python -c "import $$p" >/dev/null 2>&1 || $(PIP) uninstall -y $$p 2>/dev/null; done
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help demo test campaign clients lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
+.PHONY: help demo test campaign clients oldest-transformers lint format bench bench-quality bench-ablation serving-model static-check probe docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -57,6 +57,12 @@ clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a s
 	@! command -v npm >/dev/null || npm install --silent --prefix .cache/clients/js
 	@GPU_ALIGN_CLIENTS_PYTHON=$(CURDIR)/.cache/clients/bin/python GPU_ALIGN_CLIENTS_JS=$(CURDIR)/.cache/clients/js \
 	  $(BIN)/python -m pytest -q tests/vllm_integration/test_vllm_request_clients.py
+
+oldest-transformers: $(VENV)/.dev  ## gpu_align.hf and the predictors with transformers 4.56
+	@test -d .cache/transformers-4.56/transformers || $(BIN)/python -m pip --disable-pip-version-check -q install \
+	  --target .cache/transformers-4.56 --no-deps "transformers==4.56.*" "huggingface_hub>=0.34,<1" "tokenizers>=0.22,<0.23"
+	@PYTHONPATH=.cache/transformers-4.56 $(BIN)/python -m pytest -q tests/gpu_align/test_hf.py tests/gpu_align/predictors \
+	  tests/gpu_align/test_simulate_predictors.py tests/gpu_align/test_example_engine.py
 
 lint: $(VENV)/.dev  ## what pre-commit and CI check
 	@$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,10 @@ def simulate_command(
     pairs: Annotated[Path, typer.Argument(metavar="PAIRS.jsonl[.gz]", help="records to replay")],
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="a drafter to run; repeatable; all if none is given"),
+        typer.Option(
+            metavar="NAME|MODULE:CLASS",
+            help="a drafter to run, or a predictor of your own; repeatable; all if none is given",
+        ),
     ] = None,
     num_draft_tokens: Annotated[
         int, typer.Option("--num-draft-tokens", "-k", min=1, metavar="K", help="most draft tokens a step")
@@ -72,8 +76,11 @@ def simulate_command(
 ) -> None:
     """Replay known outputs and count the verification steps that each drafter takes."""
     names = list(dict.fromkeys(policy or ()))
-    if unknown := [name for name in names if name not in simulate.policy_names()]:
-        refuse(f"--policy: expected one of {', '.join(simulate.policy_names())}, found {unknown[0]!r}")
+    known_names = simulate.policy_names()
+    if unknown := [name for name in names if name not in known_names and not simulate.is_import_path(name)]:
+        refuse(f"--policy: expected one of {', '.join(known_names)}, or module:Class, found {unknown[0]!r}")
+    if any(map(simulate.is_import_path, names)) and "" not in sys.path:
+        sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
     given = {
         "length_factor": length_factor,
         "min_survival": min_survival,

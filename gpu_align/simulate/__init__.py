@@ -22,6 +22,7 @@ from gpu_align.simulate.policies import (
     runnable_policy_names,
     setting_name,
 )
+from gpu_align.simulate.predictor_policy import PredictorPolicy, import_policy, is_import_path
 from gpu_align.simulate.records import Record, RecordError, read_records
 from gpu_align.simulate.reliability import Decile, Reliability
 from gpu_align.simulate.replay import PairResult, PolicyResult, replay, simulate
@@ -36,6 +37,7 @@ __all__ = [
     "Decile",
     "PairResult",
     "PolicyResult",
+    "PredictorPolicy",
     "Record",
     "RecordError",
     "Reliability",
@@ -43,6 +45,8 @@ __all__ = [
     "bound",
     "config_of",
     "everywhere",
+    "import_policy",
+    "is_import_path",
     "line_ending_ids",
     "load_tokenizer",
     "make_policies",

@@ -16,6 +16,7 @@ from gpu_align.policies import (
 )
 from gpu_align.simulate.drafter_policy import DrafterPolicy
 from gpu_align.simulate.packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
+from gpu_align.simulate.predictor_policy import import_policy, is_import_path
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.tokenizers import line_ending_ids, load_tokenizer
 
@@ -73,15 +74,15 @@ def make_policies(
     guesses, and ``recipe_pack``, which drafts from recipes alone, cannot run.
 
     Args:
-        names: each one of `policy_names`.
+        names: each one of `policy_names`, or ``module:name?argument=value`` of a `TokenPredictor` or `Policy`.
         records: what they are to draft for.
         num_draft_tokens: K, at least 1.
         settings: of our drafter.
         recipes: the file of a `RecipePack`, ``"base"``: the pack that comes with the library, or ``"off"``: none.
 
     Raises:
-        ValueError: a name is not one of `policy_names`, a policy needs recipes and there are none, or the file
-            is not a pack.
+        ValueError: a name is not one of these, nothing can be made of ``module:name``, a policy needs recipes and
+            there are none, or the file is not a pack.
         OSError: the pack cannot be read.
         MissingExtraError: a policy's package is not installed.
     """
@@ -105,6 +106,8 @@ def make_policies(
             policies.append(RECIPE_POLICIES[name](known))
         elif name in factories:
             policies.append(factories[name]())
+        elif is_import_path(name):
+            policies.append(import_policy(name))
         else:
             raise ValueError(f"policy: expected one of {', '.join(policy_names())}, found {name!r}")
     return policies

@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parents[2] / "gpu_align"
 
 
 @pytest.mark.parametrize(
-    "module", ["gpu_align", "gpu_align.policies", "gpu_align.ops.lcs", "gpu_align.ops.draft"]
+    "module",
+    ["gpu_align", "gpu_align.policies", "gpu_align.predictors", "gpu_align.ops.lcs", "gpu_align.ops.draft"],
 )
 def test_importing_needs_the_core_dependencies_only(module):
     refused = [

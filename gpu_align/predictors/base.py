@@ -1,0 +1,143 @@
+"""`TokenPredictor`: the interface of a drafter for one sequence, after node-llama-cpp."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class DisposedError(RuntimeError):
+    """A predictor was used after `TokenPredictor.dispose`."""
+
+
+class VocabularyError(ValueError):
+    """A predictor's tokens are not those of the model that it is to predict for."""
+
+
+@dataclass(frozen=True)
+class PredictorOptions:
+    """What a loop tells a predictor about the sequence.
+
+    Attributes:
+        num_draft_tokens: K, the most draft tokens that a step verifies; ``>= 1``.
+        vocab_size: token ids are below it; None where the loop does not know it.
+        prediction: token ids of the predicted output, where the request has one.
+        max_len: the most tokens that prompt and output have together; None where there is no limit.
+        tokenizer: of the model, where the loop has one: an object with ``get_vocab()``.
+    """
+
+    num_draft_tokens: int = 16
+    vocab_size: int | None = None
+    prediction: tuple[int, ...] = ()
+    max_len: int | None = None
+    tokenizer: Any = None
+
+
+class TokenPredictor(ABC):
+    """Predicts the next tokens of one sequence. Subclass it and write `predict_tokens`; the rest has defaults.
+
+    A loop uses one predictor for one sequence at a time::
+
+        predictor.update_input_tokens(what the output may be copied from)
+        predictor.reset(prompt, options)
+        while generating:
+            draft = predictor.predict_tokens()[:K]     # may be empty
+            tokens = verify(draft)                     # accepted prefix of the draft, then a token of the model
+            predictor.push_tokens(tokens)
+        predictor.stop()                               # another `reset` may follow
+        predictor.dispose()                            # nothing may follow
+
+    `PredictorLoop` is the loop's side of it: it checks drafts, counts validated and refuted tokens and goes on
+    without drafts where a predictor fails. A predictor counts nothing.
+
+    Attributes:
+        min_prediction_tokens: of a predictor that predicts in the background, how many tokens `predict_tokens`
+            waits for; 0 never waits.
+        state_tokens: prompt and output so far, kept by `reset` and `push_tokens`. Read only.
+        input_tokens: of the last `update_input_tokens`.
+        options: of the last `reset`.
+        disposed: whether `dispose` was called.
+
+    Source: ``src/evaluator/LlamaContext/TokenPredictor.ts`` of https://github.com/withcatai/node-llama-cpp.
+    """
+
+    min_prediction_tokens: int = 0
+    state_tokens: list[int]
+    input_tokens: list[int]
+    options: PredictorOptions = PredictorOptions()
+    disposed: bool = False
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Give each predictor its own lists, so that a subclass need not call ``__init__``."""
+        predictor = super().__new__(cls)
+        predictor.state_tokens, predictor.input_tokens = [], []
+        return predictor
+
+    def update_input_tokens(self, tokens: Sequence[int]) -> None:
+        """Take the tokens that the output may be copied from: the prompt, then the prediction if there is one.
+
+        A loop calls it before `reset`; a subclass that does not look anything up there ignores it.
+        """
+        self._check_disposed()
+        self.input_tokens = list(tokens)
+
+    def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
+        """Forget the sequence and begin another.
+
+        Args:
+            state_tokens: token ids of the prompt; may be empty.
+            options: of this sequence.
+
+        Raises:
+            VocabularyError: the predictor's tokens are not those of ``options``.
+            DisposedError: after `dispose`.
+        """
+        self._check_disposed()
+        self.state_tokens = list(state_tokens)
+        self.options = options
+
+    def push_tokens(self, tokens: Sequence[int]) -> None:
+        """Take the tokens of one step: those of the draft that were accepted, then those of the model."""
+        self._check_disposed()
+        self.state_tokens += list(tokens)
+
+    @abstractmethod
+    def predict_tokens(self) -> list[int]:
+        """The tokens that are expected next, likeliest continuation only; may be empty, or longer than K.
+
+        A predictor may start predicting in the background here and return what is there. It then waits only
+        until there are `min_prediction_tokens`, or until it knows that there will not be.
+
+        Raises:
+            DisposedError: after `dispose`.
+        """
+
+    def stop(self, until_predictions_exhausted: bool = False) -> None:  # noqa: B027 (optional)
+        """Stop predicting in the background until the next `predict_tokens`.
+
+        Args:
+            until_predictions_exhausted: do not resume before what is predicted already was used up or refuted.
+        """
+
+    def dispose(self) -> None:
+        """Free everything. Every other method but `stop` then raises `DisposedError`; a second call is fine."""
+        self.disposed = True
+        self.state_tokens, self.input_tokens = [], []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.dispose()
+
+    def _check_disposed(self) -> None:
+        if self.disposed:
+            raise DisposedError(f"{type(self).__name__}: disposed; make a new one")

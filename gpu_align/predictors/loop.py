@@ -1,0 +1,184 @@
+"""`PredictorLoop`: what a generation loop does with a predictor, whatever the predictor does."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._guard import Guard, is_ours
+from .base import DisposedError, PredictorOptions, TokenPredictor
+
+logger = logging.getLogger("gpu_align.predictors")
+
+
+@dataclass
+class Predictions:
+    """Draft tokens of one sequence, as the loop counts them.
+
+    Attributes:
+        validated: draft tokens that the model wrote.
+        refuted: draft tokens that it did not; those behind the last token of the output are neither.
+    """
+
+    validated: int = 0
+    refuted: int = 0
+
+
+class PredictorLoop:
+    """Drives one predictor through one sequence at a time::
+
+        loop = PredictorLoop(predictor, num_draft_tokens=16, vocab_size=model.config.vocab_size)
+        loop.start(prompt, prediction)
+        while generating:
+            draft = loop.draft(limit)            # checked; at most K and at most limit tokens
+            tokens = verify(draft)               # accepted prefix of the draft, then a token of the model
+            loop.push(tokens)                    # counts, and tells the predictor
+        loop.stop()
+        loop.predictions.validated, loop.predictions.refuted
+
+    A predictor that was disposed, refuses the vocabulary, raises, returns something else than token ids below
+    `vocab_size`, or takes longer than `timeout` is not asked again for this sequence: drafts are empty from then
+    on, one warning is logged (logger ``gpu_align.predictors``) and the output is what it would have been.
+
+    Args:
+        predictor: what drafts; the loop stops it, and never disposes of it.
+        num_draft_tokens: K; longer drafts are cut.
+        vocab_size: token ids are below it; None checks that they are not negative.
+        strict: raise instead of going on without drafts.
+        timeout: seconds that one call may take. Predictors of this package run on the caller's thread and are
+            not timed, others on a thread of the loop. None never gives up, and uses no thread.
+
+    Attributes:
+        predictions: counts of the sequence.
+        failure: why there are no more drafts, or None.
+
+    Raises:
+        TypeError: `predictor` is no `TokenPredictor`.
+        ValueError: ``num_draft_tokens < 1``.
+    """
+
+    def __init__(
+        self,
+        predictor: TokenPredictor,
+        *,
+        num_draft_tokens: int = 16,
+        vocab_size: int | None = None,
+        strict: bool = False,
+        timeout: float | None = 10.0,
+    ) -> None:
+        if not isinstance(predictor, TokenPredictor):
+            raise TypeError(f"predictor: expected a TokenPredictor, found {type(predictor).__name__}")
+        if num_draft_tokens < 1:
+            raise ValueError(f"num_draft_tokens: expected at least 1, found {num_draft_tokens}")
+        self.predictor = predictor
+        self.num_draft_tokens = num_draft_tokens
+        self.vocab_size = vocab_size
+        self.strict = strict
+        self._timeout = None if is_ours(predictor) else timeout
+        self._guard = Guard(self._timeout)
+        self.predictions = Predictions()
+        self.failure: str | None = None
+        self._draft: list[int] = []
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        prediction: Sequence[int] = (),
+        *,
+        max_len: int | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        """Begin a sequence: counts are zero, and a predictor that failed is asked again.
+
+        Args:
+            prompt: token ids before the output.
+            prediction: token ids of the predicted output.
+            max_len: the most tokens of prompt and output.
+            tokenizer: the model's.
+        """
+        self._guard.close()  # one that hangs is left to itself
+        self._guard = Guard(self._timeout)
+        self.predictions, self.failure, self._draft = Predictions(), None, []
+        options = PredictorOptions(
+            self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer
+        )
+
+        def begin() -> None:
+            if self.predictor.disposed:
+                raise DisposedError(f"{type(self.predictor).__name__}: disposed; make a new one")
+            self.predictor.update_input_tokens([*prompt, *prediction])
+            self.predictor.reset(list(prompt), options)
+
+        self._try("reset", begin)
+
+    def draft(self, limit: int | None = None) -> list[int]:
+        """Draft the next tokens: at most K, and at most `limit`. Empty where nothing is expected."""
+        most = self.num_draft_tokens if limit is None else min(limit, self.num_draft_tokens)
+        self._draft = []
+        if most > 0:
+            found = self._try("predict_tokens", lambda: self._checked(self.predictor.predict_tokens(), most))
+            self._draft = found if found is not None else []
+        return list(self._draft)
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Take the tokens of one step, in order: what was accepted of the last draft, then the model's own."""
+        matched = 0
+        while matched < min(len(tokens), len(self._draft)) and tokens[matched] == self._draft[matched]:
+            matched += 1
+        self.predictions.validated += matched
+        if matched < len(tokens):  # else the output ended there: the rest was not put to the test
+            self.predictions.refuted += len(self._draft) - matched
+        self._draft = []
+        new = [int(token) for token in tokens]
+        if new:
+            self._try("push_tokens", lambda: self.predictor.push_tokens(new))
+
+    def stop(self) -> None:
+        """End the sequence. The predictor may be started again, by this loop or another."""
+        self._try("stop", self.predictor.stop)
+        self._guard.close()
+
+    def fail(self, why: str) -> None:
+        """Go on without drafts because of something outside of the predictor; said once.
+
+        Raises:
+            ValueError: where `strict`.
+        """
+        if self.failure is None:
+            self.failure = why
+            if self.strict:
+                raise ValueError(why)
+            logger.warning("%s; the generation goes on without drafts", why)
+
+    def _try(self, what: str, function: Callable[[], Any]) -> Any:
+        """What ``function()`` returns, or None once something has failed."""
+        if self.failure is not None:
+            return None
+        try:
+            return self._guard.call(function)
+        except Exception as error:
+            name = type(self.predictor).__name__
+            self.failure = f"{what}: {type(error).__name__}: {error}"
+            if self.strict:
+                raise
+            logger.warning("predictor %s: %s; the generation goes on without drafts", name, self.failure)
+            return None
+
+    def _checked(self, tokens: Iterable[int], most: int) -> list[int]:
+        """The first `most` of them as plain ints."""
+        checked: list[int] = []
+        for token in tokens:
+            if len(checked) == most:
+                break
+            try:
+                checked.append(operator.index(token))
+            except TypeError:
+                raise TypeError(f"draft: expected token ids, found {type(token).__name__}") from None
+        for position, token in enumerate(checked):
+            if token < 0 or (self.vocab_size is not None and token >= self.vocab_size):
+                below = "" if self.vocab_size is None else f" < {self.vocab_size}"
+                raise ValueError(f"draft[{position}]: expected 0 <= id{below}, found {token}")
+        return checked

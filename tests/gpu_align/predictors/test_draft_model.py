@@ -1,0 +1,171 @@
+"""A model that drafts for another: it validates itself, a random one refutes, and the output is the target's."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from gpu_align import hf
+from gpu_align.predictors import DraftModelTokenPredictor, PredictorOptions, VocabularyError
+from tests.gpu_align.tiny_models import VOCAB, text, trained, untrained
+
+NEW = 32
+
+
+def generate(predictor: Any, prompt: list[int], **options: Any) -> Any:
+    ids = torch.tensor([prompt])
+    options = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, **options}
+    mask = torch.ones_like(ids)
+    expected = trained("llama").generate(ids, attention_mask=mask, **options).sequences
+    found = hf.generate(trained("llama"), ids, attention_mask=mask, predictor=predictor, **options)
+    assert found.sequences.equal(expected)
+    return found.predicted_outputs
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_target_itself_validates_everything(background: bool) -> None:
+    rng = random.Random(1)
+    with DraftModelTokenPredictor(
+        trained("llama"), 7 if background else 0, 7, min_confidence=0, background=background
+    ) as predictor:
+        for _ in range(4):
+            counts = generate(predictor, text(rng, 12))
+            assert counts.rejected == 0
+            assert counts.accepted == NEW - counts.steps
+            assert counts.steps == NEW // 8
+
+
+def test_a_random_model_refutes_nearly_everything() -> None:
+    rng = random.Random(2)
+    predictor = DraftModelTokenPredictor(untrained("llama", 77), max_tokens=4, min_confidence=0)
+    accepted = rejected = 0
+    for _ in range(6):
+        counts = generate(predictor, text(rng, 12))
+        accepted, rejected = accepted + counts.accepted, rejected + counts.rejected
+    assert rejected > 6 * 3 * 20
+    assert accepted < 0.1 * rejected
+
+
+def test_a_model_of_another_size_helps() -> None:
+    rng = random.Random(3)
+    predictor = DraftModelTokenPredictor(trained("mistral"), max_tokens=8, min_confidence=0.5)
+    counts = [generate(predictor, text(rng, 20)) for _ in range(4)]
+    assert sum(one.accepted for one in counts) > 0
+
+
+def test_it_stops_where_its_confidence_falls() -> None:
+    """The draft is the longest prefix of its greedy continuation whose tokens are all likely enough."""
+    model, rng = trained("llama"), random.Random(4)
+    for least in (0.0, 0.3, 0.6, 1.0):
+        predictor = DraftModelTokenPredictor(model, max_tokens=6, min_confidence=least)
+        tokens = text(rng, 10)
+        predictor.reset(tokens, PredictorOptions(vocab_size=VOCAB))
+        for _ in range(6):  # right, wrong, several at a time
+            expected: list[int] = []
+            with torch.no_grad():
+                while len(expected) < 6:
+                    logits = model(torch.tensor([[*tokens, *expected]])).logits[0, -1]
+                    confidence, token = logits.softmax(-1).max(-1)
+                    if confidence < least:
+                        break
+                    expected.append(int(token))
+            found = predictor.predict_tokens()
+            # What is left of an earlier draft may be shorter, never different.
+            assert found == expected[: len(found)]
+            new = [*found[: rng.randrange(len(found) + 1)], rng.randrange(1, VOCAB)]
+            tokens = [*tokens, *new]
+            predictor.push_tokens(new)
+        assert predictor._cache is None or predictor._cache.get_seq_length() == len(predictor._cached)
+
+
+def test_it_feeds_each_token_once() -> None:
+    model = untrained("llama", 5)
+    fed: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, __, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    predictor = DraftModelTokenPredictor(model, max_tokens=3, min_confidence=0)
+    predictor.reset(list(range(1, 11)), PredictorOptions())
+    draft = predictor.predict_tokens()
+    assert fed == [10, 1, 1]
+    predictor.push_tokens([*draft, 5])
+    predictor.predict_tokens()
+    assert fed[3:] == [2, 1, 1]
+    predictor.push_tokens([(predictor.predict_tokens()[0] + 1) % VOCAB])
+    predictor.predict_tokens()
+    assert fed[6:] == [1, 1, 1]  # the refuted ones are cut off
+    predictor.reset([1, 2, 3, 4, 40], PredictorOptions())
+    predictor.predict_tokens()
+    assert fed[9:] == [1, 1, 1]  # a new sequence that begins as the last one
+
+
+def test_it_drafts_up_to_its_end_token_and_its_longest_context() -> None:
+    model = untrained("llama", 6)
+    predictor = DraftModelTokenPredictor(model, max_tokens=8, min_confidence=0)
+    predictor.reset([1, 2], PredictorOptions())
+    draft = predictor.predict_tokens()
+    model.generation_config.eos_token_id = draft[0]
+    predictor = DraftModelTokenPredictor(model, max_tokens=8, min_confidence=0)
+    predictor.reset([1, 2], PredictorOptions())
+    assert predictor.predict_tokens() == draft[:1]
+    short = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=8,
+    )  # fmt: skip
+    predictor = DraftModelTokenPredictor(transformers.LlamaForCausalLM(short), min_confidence=0)
+    predictor.reset([1] * 6, PredictorOptions())
+    assert len(predictor.predict_tokens()) <= 2
+    predictor.reset([1] * 9, PredictorOptions())
+    assert predictor.predict_tokens() == []
+
+
+class Words:
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words)}
+
+
+def test_another_vocabulary_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB + 2, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    other = transformers.LlamaForCausalLM(config)
+    predictor = DraftModelTokenPredictor(other)
+    with pytest.raises(VocabularyError, match=f"expected a vocabulary of {VOCAB} tokens.*found {VOCAB + 2}"):
+        predictor.reset([1], PredictorOptions(vocab_size=VOCAB))
+    predictor.reset([1], PredictorOptions())  # nothing is known of the target
+    counts = generate(predictor, [1, 2, 3])
+    assert counts.steps == NEW
+    assert "VocabularyError" in counts.failure
+    assert len(caplog.records) == 1
+    with pytest.raises(VocabularyError):
+        hf.generate(trained("llama"), [1, 2], predictor=predictor, strict=True, max_new_tokens=4)
+    # With tokenizers the tokens count, not the sizes of the models.
+    same = DraftModelTokenPredictor(other, tokenizer=Words("a", "b"))
+    same.reset([1], PredictorOptions(vocab_size=VOCAB, tokenizer=Words("a", "b")))
+    with pytest.raises(VocabularyError, match="other tokens"):
+        same.reset([1], PredictorOptions(vocab_size=VOCAB, tokenizer=Words("b", "a")))
+
+
+def test_bad_models_and_settings(tmp_path: Path) -> None:
+    for arguments in ({"min_confidence": 1.5}, {"max_tokens": 0}, {"min_tokens": 20}):
+        with pytest.raises(ValueError, match="expected"):
+            DraftModelTokenPredictor(untrained("llama", 1), **arguments)
+    small = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "vocab_size": VOCAB}
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**small, d_kv=8))
+    with pytest.raises(ValueError, match="found T5ForConditionalGeneration"):
+        DraftModelTokenPredictor(t5)
+    untrained("llama", 8).save_pretrained(tmp_path)
+    loaded = DraftModelTokenPredictor(str(tmp_path), max_tokens=2, min_confidence=0)
+    loaded.reset([1, 2, 3], PredictorOptions(vocab_size=VOCAB))
+    assert len(loaded.predict_tokens()) == 2

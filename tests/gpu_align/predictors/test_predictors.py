@@ -1,0 +1,199 @@
+"""Each predictor: what it drafts, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gpu_align.policies import InputLookup
+from gpu_align.predictors import (
+    DisposedError,
+    FirstOf,
+    InputLookupTokenPredictor,
+    PredictedOutputTokenPredictor,
+    PredictorLoop,
+    PredictorOptions,
+    TokenPredictor,
+)
+from gpu_align.simulate import PredictorPolicy, Record, replay
+from gpu_align.simulate.drafter_policy import DrafterPolicy
+
+
+class Says(TokenPredictor):
+    """Drafts the same tokens always, and remembers what it was told."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens, self.pushed, self.stopped = list(tokens), [], 0
+
+    def push_tokens(self, tokens: Any) -> None:
+        super().push_tokens(tokens)
+        self.pushed.append(list(tokens))
+
+    def predict_tokens(self) -> list[int]:
+        self._check_disposed()
+        return self.tokens
+
+    def stop(self, until_predictions_exhausted: bool = False) -> None:
+        self.stopped += 1
+
+
+class Silent(TokenPredictor):
+    def predict_tokens(self) -> list[int]:
+        return []
+
+
+def record(rng: random.Random, vocab: int = 9) -> Record:
+    prompt = [rng.randrange(vocab) for _ in range(rng.randrange(1, 12))]
+    prediction = [rng.randrange(vocab) for _ in range(rng.randrange(30))]
+    output = list(prediction) or [1]
+    for _ in range(3):
+        output[rng.randrange(len(output))] = rng.randrange(vocab)
+    return Record("r", prompt=prompt, prediction=prediction, output=output)
+
+
+@pytest.mark.parametrize("pattern", [(1, 0), (2, 0), (1, 4), (3, 8)])
+@pytest.mark.parametrize("length", [(1, 3), (2, 2), (1, 8)])
+def test_input_lookup_drafts_what_the_policy_drafts(
+    pattern: tuple[int, int], length: tuple[int, int]
+) -> None:
+    rng = random.Random(f"{pattern} {length}")
+    for _ in range(20):
+        given = record(rng)
+        bare = Record("r", prompt=given.prompt, prediction=[], output=given.output)
+        policy = InputLookup(pattern[0], max(pattern), *length)
+        predictor = InputLookupTokenPredictor(pattern, length)
+        for in_prefill in (False, True):
+            ours = replay(PredictorPolicy(predictor, "x"), bare, 16, in_prefill)
+            theirs = replay(policy, bare, 16, in_prefill)
+            assert (ours.steps, ours.accepted, ours.rejected) == (
+                theirs.steps, theirs.accepted, theirs.rejected,
+            )  # fmt: skip
+
+
+def test_input_lookup_where_the_state_is_not_the_input() -> None:
+    predictor = InputLookupTokenPredictor(prediction_length=(1, 3))
+    assert predictor.predict_tokens() == []
+    predictor.update_input_tokens([5, 6, 7, 8, 9])
+    predictor.reset([], PredictorOptions())
+    assert predictor.predict_tokens() == []  # as in the original
+    predictor.reset([1, 2, 6], PredictorOptions())
+    assert predictor.predict_tokens() == [7, 8, 9]
+    predictor.push_tokens([7])
+    assert predictor.predict_tokens() == [8, 9]
+    predictor.push_tokens([3])
+    assert predictor.predict_tokens() == []
+    predictor.update_input_tokens([3, 4])
+    predictor.reset([3], PredictorOptions())
+    assert predictor.predict_tokens() == [4]
+
+
+def test_predicted_output_drafts_what_the_drafter_drafts() -> None:
+    rng = random.Random(1)
+    shared = PredictedOutputTokenPredictor()  # one for all: it grows and is reset
+    for _ in range(12):
+        given = record(rng)
+        policy = DrafterPolicy.for_records([given], 8)
+        for in_prefill in (False, True):
+            theirs = replay(policy, given, 8, in_prefill)
+            own = PredictedOutputTokenPredictor(given.prediction)
+            for predictor in (shared, own):
+                ours = replay(PredictorPolicy(predictor, "x"), given, 8, in_prefill)
+                assert (ours.steps, ours.accepted, ours.rejected) == (
+                    theirs.steps, theirs.accepted, theirs.rejected,
+                )  # fmt: skip
+
+
+def test_predicted_output_grows_beyond_what_it_was_made_for() -> None:
+    prediction = [i % 97 for i in range(3000)]
+    loop = PredictorLoop(PredictedOutputTokenPredictor(prediction), num_draft_tokens=32, vocab_size=97)
+    loop.start([1, 2, 3])
+    position = 0
+    while position < 3000:
+        draft = loop.draft(3000 - position - 1)
+        assert draft == prediction[position : position + len(draft)]
+        loop.push(prediction[position : position + len(draft) + 1])
+        position += len(draft) + 1
+    assert loop.predictions.validated > 2800
+
+
+def test_predicted_output_takes_text_and_refuses_the_rest() -> None:
+    class Letters:
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            assert not add_special_tokens
+            return [ord(letter) - 97 for letter in text]
+
+    for made, options in (
+        (PredictedOutputTokenPredictor("abc", tokenizer=Letters()), PredictorOptions()),
+        (PredictedOutputTokenPredictor("abc"), PredictorOptions(tokenizer=Letters())),
+        (PredictedOutputTokenPredictor(), PredictorOptions(prediction=(0, 1, 2))),
+    ):
+        made.reset([9], options)
+        assert made.predict_tokens() == [0, 1, 2]
+    with pytest.raises(ValueError, match="a tokenizer for the text"):
+        PredictedOutputTokenPredictor("abc").reset([9], PredictorOptions())
+    with pytest.raises(ValueError, match=r"prediction\[1\]: expected 0 <= id < 3, found 3"):
+        PredictedOutputTokenPredictor([1, 3]).reset([0], PredictorOptions(vocab_size=3))
+    with pytest.raises(RuntimeError, match=r"reset\(\) must be called"):
+        PredictedOutputTokenPredictor([1]).predict_tokens()
+    with pytest.raises(RuntimeError, match=r"reset\(\) must be called"):
+        PredictedOutputTokenPredictor([1]).push_tokens([1])
+
+
+def test_first_of_never_mixes() -> None:
+    short, long = Says(1), Says(2, 2, 2)
+    predictor = FirstOf(Silent(), short, long)
+    predictor.update_input_tokens([7])
+    predictor.reset([7, 8], PredictorOptions())
+    assert predictor.predict_tokens() == [1]
+    predictor.push_tokens([3, 4])
+    assert (short.pushed, long.pushed) == ([[3, 4]], [[3, 4]])
+    assert long.state_tokens == [7, 8, 3, 4]
+    assert long.input_tokens == [7]
+    short.tokens = []
+    assert predictor.predict_tokens() == [2, 2, 2]
+    predictor.stop()
+    assert (short.stopped, long.stopped) == (1, 1)
+    predictor.dispose()
+    assert all(one.disposed for one in predictor.predictors)
+    with pytest.raises(ValueError, match="expected at least one"):
+        FirstOf()
+    with pytest.raises(TypeError, match=r"predictors\[1\]: expected a TokenPredictor, found int"):
+        FirstOf(short, 3)  # type: ignore[arg-type]
+
+
+MAKE = {
+    "input_lookup": InputLookupTokenPredictor,
+    "predicted_output": lambda: PredictedOutputTokenPredictor([1, 2, 3]),
+    "first_of": lambda: FirstOf(InputLookupTokenPredictor(), PredictedOutputTokenPredictor()),
+    "own": lambda: Says(1),
+}
+
+
+@pytest.mark.parametrize("what", MAKE)
+def test_after_dispose_errors_are_clear(what: str) -> None:
+    with MAKE[what]() as predictor:
+        predictor.update_input_tokens([1, 2, 3])
+        predictor.reset([1, 2], PredictorOptions(num_draft_tokens=4))
+        predictor.push_tokens([3])
+        predictor.predict_tokens()
+    calls = [
+        lambda: predictor.reset([1], PredictorOptions()),
+        lambda: predictor.update_input_tokens([1]),
+        lambda: predictor.push_tokens([1]),
+        lambda: predictor.predict_tokens(),
+    ]
+    for call in calls:
+        with pytest.raises(DisposedError, match=f"{type(predictor).__name__}: disposed; make a new one"):
+            call()
+    predictor.stop()
+    predictor.dispose()
+
+
+def test_predictors_do_not_share_lists() -> None:
+    one, other = Silent(), Silent()
+    one.push_tokens([1])
+    assert other.state_tokens == []
+    with pytest.raises(TypeError, match="abstract"):
+        TokenPredictor()  # type: ignore[abstract]

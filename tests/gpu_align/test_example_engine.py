@@ -1,0 +1,207 @@
+"""`docs/examples/engine.py`: its output is that of the model, in fewer passes, whatever its requests bring."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("numba")  # plain Python is a hundred times slower
+
+from gpu_align import Recipes
+from gpu_align.predictors import TokenPredictor
+from tests.gpu_align.test_simulate_predictors import DOCS, after_pair
+from tests.gpu_align.tiny_models import edited, text, trained
+
+__all__ = ["after_pair"]  # the fixture
+
+
+def load() -> Any:
+    path = DOCS / "examples" / "engine.py"
+    spec = importlib.util.spec_from_file_location("example_engine", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["example_engine"] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+example = load()
+
+
+class Job:
+    """A request and what the model writes for it."""
+
+    def __init__(self, rng: random.Random, new: int) -> None:
+        self.prompt, self.new = text(rng, rng.randrange(2, 40)), new
+        ids = torch.tensor([self.prompt])
+        done = trained("llama").generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False
+        )
+        self.expected: list[int] = done[0, len(self.prompt) :].tolist()
+        self.edited = edited(self.expected[:32], rng) + edited(self.expected[32:], rng)
+
+    def request(self, **more: Any) -> Any:
+        return example.Request(self.prompt, self.new, **more)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Job]:
+    rng = random.Random(1)
+    return [Job(rng, rng.randrange(40, 80)) for _ in range(40)]
+
+
+def serve(requests: list[Any], **options: Any) -> Any:
+    engine = example.Engine(trained("llama"), **{"max_slots": 8, "max_len": 128, **options})
+    engine.run(requests)
+    assert not engine.running
+    assert sorted(engine.free) == list(range(8))
+    return engine
+
+
+def test_forty_edits_in_batches_of_eight(jobs: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    with_drafts = [job.request(prediction=job.edited) for job in jobs]
+    without = [job.request(prediction=job.edited) for job in jobs]
+    passes: list[int] = []
+    model = trained("llama")
+    hook = model.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        engine = serve(with_drafts)
+        assert len(passes) == engine.steps
+        plain = serve(without, drafts=False)
+    finally:
+        hook.remove()
+    for job, one, other in zip(jobs, with_drafts, without, strict=True):
+        assert one.output == job.expected
+        assert other.output == job.expected
+        assert other.accepted == other.rejected == 0
+        assert one.accepted > 0
+    assert 3 * engine.steps <= plain.steps
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2
+    rate = engine.generated / engine.steps
+    assert printed[0] == f"{engine.generated} tokens in {engine.steps} steps: {rate:.2f} tokens a step"
+
+
+def test_requests_of_every_kind_in_one_batch(jobs: list[Job], after_pair: Any) -> None:
+    class Fails(TokenPredictor):
+        def predict_tokens(self) -> list[int]:
+            raise KeyError("x")
+
+    kinds: list[dict[str, Any]] = [
+        {"prediction": "edited"},
+        {},
+        {"prediction": "edited", "predictor": after_pair.AfterPair},
+        {"prediction": "edited", "max_draft_len": 3},
+        {"prediction": "edited", "predictor": Fails},
+        {"prediction": "edited", "temperature": 0.9},
+        {"prediction": "edited", "max_draft_len": 0},
+    ]
+    requests = []
+    for i, job in enumerate(jobs):
+        kind = dict(kinds[i % len(kinds)])
+        if "prediction" in kind:
+            kind["prediction"] = job.edited
+        if "predictor" in kind:
+            kind["predictor"] = kind["predictor"]()
+        requests.append(job.request(**kind))
+    serve(requests)
+    accepted = [0] * len(kinds)
+    for i, (job, request) in enumerate(zip(jobs, requests, strict=True)):
+        assert len(request.output) == job.new
+        if not request.temperature:
+            assert request.output == job.expected, kinds[i % len(kinds)]
+        accepted[i % len(kinds)] += request.accepted
+    assert accepted[2] > 30  # the predictor of the docs
+    assert accepted[3] > 30
+    assert accepted[4] == accepted[6] == 0
+
+
+def test_requests_come_and_go_and_end_early(jobs: list[Job]) -> None:
+    end = jobs[0].expected[10]
+    engine = example.Engine(trained("llama"), max_slots=2, max_len=128, end_tokens=[end])
+    first, second, third = (job.request(prediction=job.expected) for job in jobs[:3])
+    engine.add(first)
+    assert engine.step()
+    engine.add(second)
+    engine.add(third)
+    while engine.step():
+        assert len(engine.running) <= 2
+    for job, request in zip(jobs, (first, second, third), strict=False):
+        until = job.expected.index(end) + 1 if end in job.expected else len(job.expected)
+        assert request.output == job.expected[:until]
+    assert first.rejected == 0
+    assert not engine.step()
+    with pytest.raises(ValueError, match="expected 1 to 128 tokens"):
+        engine.add(example.Request([1] * 100, 64))
+
+
+def test_rejection_sampling_keeps_the_distribution() -> None:
+    """Chi-square over 40,000 draws of the first two tokens, for a likely draft, an unlikely one, and none."""
+    torch.manual_seed(1)
+    logits = torch.randn(1, 3, 5) * 1.5
+    n = 40_000
+    p = (logits[0] / 0.8).softmax(-1)
+    for draft, length in (
+        ([p[0].argmax(), p[1].argmax()], 2),
+        ([p[0].argmin(), 0], 2),
+        ([0, 0], 0),
+        ([1, 3], 1),
+    ):
+        ids = torch.tensor([[int(token) for token in draft]]).expand(n, -1)
+        accepted, own = example.verify(
+            logits.expand(n, -1, -1), ids, torch.full((n,), length), torch.full((n,), 0.8)
+        )
+        first = torch.where(accepted > 0, ids[:, 0], own)
+        _chi_square(first, p[0])
+        second = torch.where(accepted > 1, ids[:, 1], own)[accepted > 0]
+        if len(second) > 1000:
+            _chi_square(second, p[1])
+        greedy, token = example.verify(logits, ids[:1], torch.tensor([length]), torch.zeros(1))
+        assert int(token) == int(logits[0, int(greedy)].argmax())
+
+
+def _chi_square(drawn: torch.Tensor, p: torch.Tensor) -> None:
+    expected = p * len(drawn)
+    statistic = float(((drawn.bincount(minlength=len(p)) - expected) ** 2 / expected).sum())
+    assert statistic < len(p) - 1 + 4.5 * math.sqrt(2 * (len(p) - 1))
+
+
+def test_recipes_are_drafted(jobs: list[Job]) -> None:
+    """Without a prediction, an output of which every three tokens are a recipe takes fewer passes."""
+    job = jobs[0]
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for at in range(3, len(job.expected) - 1):
+        rows.setdefault(tuple(job.expected[at - 3 : at]), job.expected[at : at + 2])
+    recipes = Recipes.from_lists([(before, after, [0.95, 0.9]) for before, after in rows.items()])
+    steps = {}
+    for name, given in (("with", recipes), ("without", None)):
+        request = job.request()
+        steps[name] = serve([request], recipes=given).steps
+        assert request.output == job.expected
+    assert 1.5 * steps["with"] < steps["without"]
+
+
+def test_the_page_shows_the_file() -> None:
+    page = (DOCS / "predictors.md").read_text(encoding="utf-8")
+    [snippet] = re.findall(r'^--8<-- "(.*)"$', page, re.MULTILINE)
+    assert Path(DOCS.parent / snippet).samefile(DOCS / "examples" / "engine.py")
+    source = (DOCS / "examples" / "engine.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 300
+    pytest.importorskip("pymdownx")
+    import markdown
+
+    options = {"pymdownx.snippets": {"base_path": [str(DOCS.parent)], "check_paths": True}}
+    extensions = ["pymdownx.snippets", "fenced_code"]
+    shown = markdown.markdown(page, extensions=extensions, extension_configs=options)
+    assert "class SlotCache(Cache):" in shown
+    assert "--8&lt;--" not in shown

@@ -1,0 +1,122 @@
+"""Predictors and policies of one's own in the simulator, by import path, and the one of the docs everywhere."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_align.predictors import InputLookupTokenPredictor
+from gpu_align.simulate import PredictorPolicy, Record, import_policy, make_policies, replay
+
+DOCS = Path(__file__).parents[2] / "docs"
+RECORDS = [Record("a", prompt=[1, 2, 3], prediction=[4, 5, 6, 7, 8, 9], output=[4, 5, 6, 7, 1, 9])]
+
+
+@pytest.fixture
+def after_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The predictor of the docs, as the module that the docs call it."""
+    page = (DOCS / "predictors.md").read_text(encoding="utf-8")
+    [code] = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class AfterPair" in block
+    ]
+    body = code.split("class AfterPair")[1].strip().splitlines()
+    assert 8 <= len(body) <= 10
+    (tmp_path / "after_pair.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield importlib.import_module("after_pair")
+    sys.modules.pop("after_pair", None)
+
+
+def test_a_predictor_of_the_docs_runs_in_the_simulator(after_pair: Any, tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from gpu_align.cli.app import app
+
+    row = {"id": "a", "prompt": [1, 2, 3], "prediction": [4, 5, 6, 7, 8, 9], "output": [4, 5, 6, 7, 1, 9]}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row))
+    sys.modules.pop("after_pair")
+    names = ["cursor", "after_pair:AfterPair"]
+    options = [text for name in names for text in ("--policy", name)]
+    done = CliRunner().invoke(app, ["simulate", "pairs.jsonl", *options, "--json", "out.json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out.json").read_text())["policies"]
+    assert list(found) == names
+    # 4; of [5 6 7 8 9] three are right, and 1 follows; 9.
+    counts = [found["after_pair:AfterPair"][name] for name in ("steps", "accepted", "rejected")]
+    assert counts == [3, 3, 2]
+
+
+def test_a_predictor_of_the_docs_runs_in_generate(after_pair: Any) -> None:
+    pytest.importorskip("transformers")
+    import torch
+
+    from gpu_align import hf
+    from tests.gpu_align.tiny_models import text, trained
+
+    model, prompt = trained("llama"), text(random.Random(1), 8)
+    ids = torch.tensor([prompt])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
+    expected = model.generate(ids, **options)
+    found = hf.generate(
+        model, ids, predictor=after_pair.AfterPair(), prediction=expected[0, 8:], strict=True,
+        return_dict_in_generate=True, **options,
+    )  # fmt: skip
+    assert found.sequences.equal(expected)
+    assert found.predicted_outputs.accepted > 20
+
+
+@pytest.mark.parametrize("arguments", ["", "?pattern_length=(2,4)&prediction_length=(1,6)"])
+def test_options_of_a_predictor(arguments: str) -> None:
+    path = f"gpu_align.predictors:InputLookupTokenPredictor{arguments}"
+    [policy] = make_policies([path], RECORDS, 8)
+    assert policy.name == path
+    given = ((2, 4), (1, 6)) if arguments else ()
+    other = PredictorPolicy(InputLookupTokenPredictor(*given), "x")
+    ours, theirs = replay(policy, RECORDS[0], 8), replay(other, RECORDS[0], 8)
+    assert (ours.steps, ours.accepted, ours.rejected) == (theirs.steps, theirs.accepted, theirs.rejected)
+
+
+def test_policies_run_too() -> None:
+    policy = import_policy("gpu_align.policies:Cursor")
+    assert replay(policy, RECORDS[0], 8).accepted == 3
+    policy = import_policy("gpu_align.policies:PromptLookup?name=mine")
+    assert policy.name == "gpu_align.policies:PromptLookup?name=mine"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:Class", "cannot import 'no_such_module'"),
+        (":Class", "cannot import ''"),
+        ("gpu_align.predictors:Nothing", "expected a class or a function in 'gpu_align.predictors'"),
+        ("gpu_align.predictors:", "expected a class or a function"),
+        ("gpu_align.predictors:TokenPredictor", "abstract"),
+        ("gpu_align.predictors:InputLookupTokenPredictor?x=1", "unexpected keyword argument 'x'"),
+        ("gpu_align.predictors:InputLookupTokenPredictor?pattern_length", "bad query"),
+        ("builtins:dict", "expected a TokenPredictor or a Policy, found dict"),
+    ],
+)
+def test_bad_import_paths(path: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_policies([path], RECORDS, 8)
+
+
+def test_a_predictor_that_fails_ends_the_replay() -> None:
+    """Its figures would not be its own."""
+    policy = import_policy("gpu_align.predictors:InputLookupTokenPredictor")
+    with pytest.raises(RuntimeError, match=r"start\(\) must be called"):
+        policy.propose()
+    policy._predictor.dispose()  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="disposed"):
+        replay(policy, RECORDS[0], 8)

@@ -1,0 +1,80 @@
+"""Small causal models, trained here on a made-up language, and predictions of every kind for their outputs."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 48
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+}
+#: Full attention, and a window that every output outgrows.
+MODELS = ("llama", "mistral")
+
+
+def text(rng: random.Random, length: int) -> list[int]:
+    """Mostly ruled by the two tokens before: a language with phrases that come back, and some noise."""
+    tokens = [rng.randrange(1, VOCAB) for _ in range(2)]
+    while len(tokens) < length:
+        ruled = 1 + (tokens[-1] * 5 + tokens[-2] * 3 + tokens[-1] * tokens[-2] % 7) % (VOCAB - 1)
+        tokens.append(ruled if rng.random() < 0.9 else rng.randrange(1, VOCAB))
+    return tokens
+
+
+def untrained(kind: str, seed: int, **more: Any) -> Any:
+    torch.manual_seed(seed)
+    if kind == "mistral":
+        config = transformers.MistralConfig(**_SIZES, num_hidden_layers=2, sliding_window=24, **more)
+        return transformers.MistralForCausalLM(config).eval()
+    config = transformers.LlamaConfig(**_SIZES, num_hidden_layers=2, **more)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@cache
+def trained(kind: str) -> Any:
+    """A model after some hundred steps; the same at every call. Do not change it."""
+    torch.set_num_threads(1)
+    model = untrained(kind, seed=MODELS.index(kind))
+    rng = random.Random(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    model.train()
+    for _ in range(120):
+        ids = torch.tensor([text(rng, 48) for _ in range(16)])
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def edited(tokens: list[int], rng: random.Random) -> list[int]:
+    """With some tokens replaced, some removed and some put in."""
+    changed = list(tokens)
+    for _ in range(max(1, len(tokens) // 16)):
+        at = rng.randrange(len(changed))
+        changed[at : at + rng.randrange(4)] = [rng.randrange(1, VOCAB) for _ in range(rng.randrange(4))]
+    return changed
+
+
+def predictions(output: list[int], rng: random.Random) -> dict[str, list[int]]:
+    """What may be predicted for an output."""
+    return {
+        "verbatim": list(output),
+        "edited": edited(output, rng),
+        "unrelated": [rng.randrange(1, VOCAB) for _ in output],
+        "empty": [],
+    }
