@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import slot_snapshot
 from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
 from .config import DrafterConfig
 from .ops._check import Backend, check_batch, check_int, check_tensor, resolve_backend
@@ -20,6 +21,7 @@ from .ops.recipe_lookup import Recipes, RecipeTable
 from .ops.state import allocate_state, load_slot_kernel, occupy_slot, store_prediction, vacate_slot
 from .ops.step import Step, StepLaunch, StepSettings, make_step
 from .preparation import Preparation
+from .slot_snapshot import SlotSnapshot
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
@@ -238,6 +240,37 @@ class Drafter:
         self._join()
         self._release(slot)
         vacate_slot(self._state, slot, self._backend)
+
+    def export_slot(self, slot: int) -> SlotSnapshot:
+        """What is known of the request in `slot`, for `import_slot` of another drafter. The slot stays as it is.
+
+        The host waits for the device. The engine moves the tokens of the row itself.
+
+        Raises:
+            ValueError: no such slot, or it holds no request.
+        """
+        slot = self._check_slot(slot)
+        self._join()
+        return slot_snapshot.take(self._state, slot, self.recipe_names)
+
+    def import_slot(self, slot: int, snapshot: SlotSnapshot, *, sharing_key: Hashable = None) -> bool:
+        """Give `slot` to a request of another drafter, with what was known of it: no token is aligned again.
+
+        The drafts are those that `add` and its tokens would bring, too. Arguments, result and errors as those of
+        `add`; the row in `token_ids` holds the same tokens as that of the other drafter did.
+
+        Raises:
+            ValueError: `max_context_len` of the two drafters differs in more than a power of two, or the packs do.
+        """
+        _check_type("snapshot", snapshot, SlotSnapshot, "a SlotSnapshot")
+        slot_snapshot.check(self._state, snapshot)
+        is_held = self.add(
+            slot, snapshot.prediction, snapshot.prompt_len,
+            sharing_key=sharing_key, recipes=snapshot.recipes, memory=snapshot.memory,
+        )  # fmt: skip
+        if is_held:
+            slot_snapshot.put(self._state, slot, snapshot)
+        return is_held
 
     @property
     def prediction_stats(self) -> ArenaStats:
