@@ -10,7 +10,7 @@ shows its size and never its content, because `--enable-log-requests` and vLLM's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,18 +75,31 @@ class PredictedOutputParams:
     token_ids: or its token ids, 0 ≤ id < vocabulary size. Ids outside the vocabulary are refused where
         the vocabulary is known, in the worker: the request is served without a prediction and one
         warning is logged.
+    predicted_text, predicted_token_ids: Cascade's names for the two.
 
-    Exactly one of the two. An empty prediction is no prediction.
+    Exactly one of these. An empty prediction is no prediction.
     Raises `TypeError` and `ValueError` that name the argument, what was expected and what was found.
     """
 
     prediction: str | None = None
     token_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None
+    predicted_text: InitVar[str | None] = None
+    predicted_token_ids: InitVar[Sequence[int] | npt.NDArray[np.integer[Any]] | None] = None
 
-    def __post_init__(self) -> None:
-        if (self.prediction is None) == (self.token_ids is None):
-            found = "neither" if self.prediction is None else "both"
+    def __post_init__(
+        self,
+        predicted_text: str | None,
+        predicted_token_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None,
+    ) -> None:
+        given = (self.prediction, self.token_ids, predicted_text, predicted_token_ids)
+        num_given = sum(value is not None for value in given)
+        if num_given != 1:
+            found = {0: "neither", 2: "both"}.get(num_given, f"{num_given} of them and their other names")
             raise ValueError(f"expected exactly one of prediction and token_ids, got {found}")
+        if predicted_text is not None:
+            object.__setattr__(self, "prediction", predicted_text)
+        if predicted_token_ids is not None:
+            object.__setattr__(self, "token_ids", predicted_token_ids)
         if self.prediction is not None:
             check_text("prediction", self.prediction)
         else:
@@ -94,6 +107,10 @@ class PredictedOutputParams:
 
     def __repr__(self) -> str:
         return "PredictedOutputParams(...)"
+
+    def has_prediction(self) -> bool:
+        """Whether it is not empty."""
+        return bool(self.to_extra_args())
 
     def to_extra_args(self) -> dict[str, Any]:
         """`{KEY: Prediction}` to use as, or merge into, `SamplingParams.extra_args`; `{}` when empty."""
