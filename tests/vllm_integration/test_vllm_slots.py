@@ -331,3 +331,16 @@ def test_a_directory_that_cannot_be_written_turns_the_log_off(tmp_path: Path, pl
     write(log)
     assert len(plugin_log) == 1
     assert "GPU_ALIGN_DEBUG_DIR" in plugin_log[0]
+
+
+def test_a_file_that_is_no_pack_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It costs its recipes and no more; what this process does not find, the worker may."""
+    broken = tmp_path / "broken.json"
+    broken.write_text("[]")
+    for packs, drafted in (
+        (str(broken), False),
+        (f"base,{broken}", False),
+        (f"{broken},{tmp_path}/elsewhere.json", True),
+    ):
+        monkeypatch.setenv("GPU_ALIGN_RECIPES", packs)
+        assert drafts_without_prediction() is drafted

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -150,13 +151,15 @@ class Settings(BaseModel):
     def drafts_without_prediction(
         self, recipes: Sequence[str] | None = None, memory: bool | None = None
     ) -> bool:
-        """Whether a request is drafted for that brings no prediction.
+        """Whether a request is drafted for that brings no prediction. A pack that is none asks for nothing.
 
         recipes: the packs that it names itself, or None. memory: False where it takes no part in the memory.
         """
         if self.draft_without_prediction or (self.memory_tokens and memory is not False):
             return True
-        return any(pack != SHIPPED_RECIPES for pack in self.packs) if recipes is None else bool(recipes)
+        if recipes is not None:
+            return bool(recipes)
+        return any(pack != SHIPPED_RECIPES and _is_usable(pack, self.recipe_registry) for pack in self.packs)
 
     def prediction_capacity(self, max_model_len: int) -> int:
         """Tokens of a prediction that are kept: never more than the model can write."""
@@ -166,6 +169,21 @@ class Settings(BaseModel):
         """Tokens of all predictions together: the longest fits at least, and no more than can be needed."""
         wanted = ARENA_TOKENS if self.arena_tokens is None else self.arena_tokens
         return min(max(wanted, capacity), tokens_for_all(max_slots, capacity))
+
+
+@functools.cache
+def _is_usable(pack: str, registry: str | None) -> bool:
+    """Whether an entry of the list of packs may be one: what cannot be found here, the worker may find."""
+    from gpu_align.recipes import PackError
+    from gpu_align.recipes.registry import resolve_packs
+
+    try:
+        resolve_packs(pack, None if registry is None else Path(registry))
+    except PackError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
