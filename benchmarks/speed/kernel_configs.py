@@ -58,12 +58,12 @@ def _lcs_planes(words: int) -> int:
 
 
 def _lcs_code() -> list[Config]:
-    # Words of a panel for predictions of 1k, 4k and 16k tokens or more, as below.
+    # Words of a panel for predictions of 1k, 4k and 16k tokens or more, as below. On AMD at most 16 warps run.
     return [
         Config(
             f"code {words}",
             {"BLOCK_B": 1, "BLOCK_T": tokens, "PLANES": _lcs_planes(words)},
-            tokens // 256,
+            tokens // 128,
         )
         for words, tokens in ((32, 1024), (128, 4096), (512, 4096))
     ]

@@ -369,5 +369,8 @@ def _block_requests(B: int, t: torch.Tensor) -> int:
 
 
 def _code_warps(block_tokens: int) -> int:
-    """Return the warps of `_lcs_code_kernel`: a thread has eight tokens, so that their searches overlap."""
-    return max(block_tokens // 256, 1)
+    """Return the warps of `_lcs_code_kernel`: a thread has four tokens, so that their searches overlap.
+
+    1024 threads are the most: on AMD a warp has 64.
+    """
+    return min(max(block_tokens // 128, 1), 16 if torch.version.hip else 32)
