@@ -88,10 +88,9 @@ def _lcs_wavefront() -> list[Config]:
 
 def _step(K: int, knows: str) -> Config:
     options = compile_options(K)
-    constants = {"HAS_RECIPES": knows != "", "HAS_SHAPES": knows == " with shapes"}
     return Config(
         f"step {K}{knows}",
-        {"K": K, "BLOCK_K": max(K, 32), **constants},
+        {"K": K, "BLOCK_K": max(K, 32), "HAS_SHAPES": knows == " with shapes"},
         options["num_warps"],
         max_registers=options.get("maxnreg", 0),
     )
@@ -136,7 +135,5 @@ CONFIGS: dict[str, list[Config]] = {
     "state._set_slot_kernel": [
         Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],
-    "step._step_kernel": [
-        _step(K, knows) for knows in ("", " with recipes", " with shapes") for K in (16, 64, 256)
-    ],
+    "step._step_kernel": [_step(K, knows) for knows in ("", " with shapes") for K in (16, 64, 256)],
 }

@@ -53,29 +53,21 @@ def _begin_context(context, seen):
 
 
 @triton.jit
-def _read_drafts(
-    prediction, context, recipes, recipe, o_source, m_context, length, o_k, HAS_RECIPES: tl.constexpr
-):
+def _read_drafts(prediction, context, recipes, recipe, o_source, m_context, length, o_k):
     """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`."""
     p_source = tl.where(m_context, context.p_tokens + o_source, prediction.p_tokens + o_source)
     b_tokens = tl.load(p_source, mask=o_k < tl.where(recipe < 0, length, 0), other=0)
-    if HAS_RECIPES:
-        p_recipe = recipes.p_tokens + recipe * MAX_TOKENS + o_k
-        b_tokens += tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
-    return b_tokens
+    p_recipe = recipes.p_tokens + recipe * MAX_TOKENS + o_k
+    return b_tokens + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
 
 
 @triton.jit
-def _read_confidence(
-    tables, class_id, recipes, recipe, length, o_k, K: tl.constexpr, HAS_RECIPES: tl.constexpr
-):
+def _read_confidence(tables, class_id, recipes, recipe, length, o_k, K: tl.constexpr):
     """Their confidences, [BLOCK_K] float32."""
     p_class = tables.p_confidence + class_id * K + o_k
     b_confidence = tl.load(p_class, mask=o_k < tl.where(recipe < 0, length, 0), other=0.0)
-    if HAS_RECIPES:
-        p_recipe = recipes.p_confidence + recipe * MAX_TOKENS + o_k
-        b_confidence += tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0.0)
-    return b_confidence
+    p_recipe = recipes.p_confidence + recipe * MAX_TOKENS + o_k
+    return b_confidence + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0.0)
 
 
 # What an engine brings to a call, and settings: the kernel is the same one whatever they are.
@@ -129,7 +121,6 @@ def _step_kernel(
     max_context_len,  # T
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    HAS_RECIPES: tl.constexpr,
     HAS_SHAPES: tl.constexpr,
 ):
     """Grid (B,). The loop over the requests that this computes is in README.md and in `reference._step`."""
@@ -181,26 +172,23 @@ def _step_kernel(
             prediction, context, bucket, alignment.cursor, num_common, min_match, min_context_match
         )
         # A recipe is looked up in three parts: what is between them hides that memory is slow.
-        if HAS_RECIPES:
-            lookup = _begin_lookup(recipes, context, HAS_SHAPES)
+        lookup = _begin_lookup(recipes, context, HAS_SHAPES)
         # Not loaded before: it would take a register all the while.
         prior = tl.load(p_meta + ADHERENCE_PRIOR)
         num_output = tl.maximum(total - output_start, 0) + prior
         b_class = _classes(prediction, found, alignment, p_row, top, num_output)
-        if HAS_RECIPES:
-            packs = tl.load(p_meta + RECIPE_PACKS)
-            shape_way = -1
-            shape_pack = ALL_PACKS
-            if HAS_SHAPES:
-                shape_way, shape_pack = _find_shape(recipes, context, lookup, packs)
+        packs = tl.load(p_meta + RECIPE_PACKS)
+        shape_way = -1
+        shape_pack = ALL_PACKS
+        if HAS_SHAPES:
+            shape_way, shape_pack = _find_shape(recipes, context, lookup, packs)
         exact_prefix = _is_exact_prefix(alignment, num_output)
         lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
-        if HAS_RECIPES:
-            recipe, num_recipe, expected_recipe = _find_recipe(
-                recipes, context, lookup, packs, shape_way, shape_pack
-            )
-            recipe = tl.where(expected_recipe > expected, recipe, -1)
-            num = tl.where(recipe >= 0, 0, num)
+        recipe, num_recipe, expected_recipe = _find_recipe(
+            recipes, context, lookup, packs, shape_way, shape_pack
+        )
+        recipe = tl.where(expected_recipe > expected, recipe, -1)
+        num = tl.where(recipe >= 0, 0, num)
 
         in_context = lane >= FIRST_CONTEXT
         class_id = _at(b_class, lane)
@@ -210,14 +198,11 @@ def _step_kernel(
             prediction, output_start, edits, position, num_prediction, BLOCK_K
         )
         length = tl.where(in_context, tl.minimum(num, total - position), length)
-        if HAS_RECIPES:
-            length += tl.where(recipe >= 0, num_recipe, 0)
+        length += tl.where(recipe >= 0, num_recipe, 0)
         # A draft ends where the engine's row ends.
         length = tl.maximum(tl.minimum(length, max_context_len - total), 0)
         m_context = tl.where(in_context, 1, b_context) > 0
-        b_tokens = _read_drafts(
-            prediction, context, recipes, recipe, o_source, m_context, length, o_k, HAS_RECIPES
-        )
+        b_tokens = _read_drafts(prediction, context, recipes, recipe, o_source, m_context, length, o_k)
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
         m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
@@ -229,7 +214,7 @@ def _step_kernel(
     m_draft = o_k < length
     last = tl.load(p_tokens + total - 1, mask=total > 0, other=0)
     last = tl.where((last >= 0) & (last < vocab_size), last, 0)
-    b_confidence = _read_confidence(tables, class_id, recipes, recipe, length, o_k, K, HAS_RECIPES)
+    b_confidence = _read_confidence(tables, class_id, recipes, recipe, length, o_k, K)
     m_k = o_k < K
     o_out = i_b.to(tl.int64) * K + o_k
     tl.store(draft_ptr + o_out, tl.where(m_draft, b_tokens, last).to(tl.int64), mask=m_k)

@@ -32,7 +32,7 @@ class StepLaunch:
     Args:
         state: `StepState`, written in place: the host writes ``slot_meta`` and predictions, the kernel the rest.
         tables: `SurvivalTables` for K.
-        recipes: `RecipeTable` for K; the kernel of an empty one is compiled without the lookup.
+        recipes: `RecipeTable` for K; without shapes the kernel is compiled without their look-up.
         out: `Draft` for the largest batch and K drafts, ``1 <= K <= 256``; a step of B requests writes the first B
             rows.
         settings: `StepSettings`.
@@ -61,12 +61,7 @@ class StepLaunch:
         )
         # Lanes of a warp at least: of fewer the compiler makes worse code.
         block = max(32, 1 << (K - 1).bit_length())
-        self._sizes = {
-            "K": K,
-            "BLOCK_K": block,
-            "HAS_RECIPES": recipes.num_recipes > 0,
-            "HAS_SHAPES": recipes.has_shapes,
-        }
+        self._sizes = {"K": K, "BLOCK_K": block, "HAS_SHAPES": recipes.has_shapes}
         #: What Triton compiled; under its interpreter always None.
         self._compiled: Any = None
 
