@@ -3,8 +3,9 @@
 Importing this needs torch, triton and numpy only.
 """
 
+from .captured_step import CapturedStep
 from .config import DrafterConfig
-from .drafter import CapturedStep, Drafter
+from .drafter import Drafter
 from .memory import ResponseMemory
 from .ops.draft import Draft, Source
 from .ops.recipe_lookup import Recipes

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from . import slot_snapshot
-from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
+from ._arguments import as_integers, check_device, check_size, check_type
+from .arena import ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
+from .captured_step import CapturedStep
 from .config import DrafterConfig
 from .ops._check import Backend, check_batch, check_int, check_tensor, resolve_backend
-from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
+from .ops.constants import PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.draft_budget import limit_drafts_inplace
 from .ops.recipe_lookup import Recipes, RecipeTable
@@ -22,23 +22,6 @@ from .ops.state import allocate_state, load_slot_kernel, occupy_slot, store_pred
 from .ops.step import Step, StepLaunch, StepSettings, make_step
 from .preparation import Preparation
 from .slot_snapshot import SlotSnapshot
-
-#: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
-_MOST = {
-    "max_slots": 2**31 - 1,
-    "max_context_len": MOST_CONTEXT,
-    "max_prediction_len": MOST_PREDICTION,
-    "num_draft_tokens": MOST_DRAFTS,
-    "vocab_size": 2**31 - 1,
-    "max_prediction_tokens": MAX_TOKENS // PAGE * PAGE,
-}
-
-#: Of the tensors that `Drafter.add` takes.
-_INTEGERS = {
-    getattr(torch, name)
-    for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-    if hasattr(torch, name)
-}
 
 
 class Drafter:
@@ -103,18 +86,18 @@ class Drafter:
         backend: Backend = "auto",
         max_prediction_tokens: int | None = None,
     ) -> None:
-        self.max_slots = max_slots = _check_size("max_slots", max_slots)
-        self.max_context_len = max_context_len = _check_size("max_context_len", max_context_len)
-        self.max_prediction_len = max_prediction_len = _check_size("max_prediction_len", max_prediction_len)
-        self.num_draft_tokens = num_draft_tokens = _check_size("num_draft_tokens", num_draft_tokens)
-        self.vocab_size = vocab_size = _check_size("vocab_size", vocab_size)
+        self.max_slots = max_slots = check_size("max_slots", max_slots)
+        self.max_context_len = max_context_len = check_size("max_context_len", max_context_len)
+        self.max_prediction_len = max_prediction_len = check_size("max_prediction_len", max_prediction_len)
+        self.num_draft_tokens = num_draft_tokens = check_size("num_draft_tokens", num_draft_tokens)
+        self.vocab_size = vocab_size = check_size("vocab_size", vocab_size)
         if max_prediction_tokens is None:
             max_prediction_tokens = tokens_for_all(max_slots, max_prediction_len)
-        max_prediction_tokens = _check_size("max_prediction_tokens", max_prediction_tokens)
-        _check_type("config", config, DrafterConfig, "a DrafterConfig")
-        _check_type("recipes", recipes, Recipes, "Recipes")
+        max_prediction_tokens = check_size("max_prediction_tokens", max_prediction_tokens)
+        check_type("config", config, DrafterConfig, "a DrafterConfig")
+        check_type("recipes", recipes, Recipes, "Recipes")
         self.config = config if config is not None else DrafterConfig()
-        device = _check_device(device)
+        device = check_device(device)
 
         self._arena = PredictionArena(max(max_prediction_tokens, PAGE))
         self._extents: dict[int, Extent] = {}
@@ -192,7 +175,7 @@ class Drafter:
         """
         slot = self._check_slot(slot)
         prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
-        ids = _as_integers(prediction)
+        ids = as_integers(prediction)
         if len(ids) > self.max_prediction_len:
             raise ValueError(
                 f"prediction: expected at most {self.max_prediction_len} tokens, found {len(ids)}"
@@ -201,7 +184,7 @@ class Drafter:
             wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0]
             raise ValueError(f"prediction[{wrong}]: expected 0 <= id < {self.vocab_size}, found {ids[wrong]}")
         check_sharing_key(sharing_key)
-        _check_type("memory", memory, bool, "a bool")
+        check_type("memory", memory, bool, "a bool")
         if isinstance(recipes, str):
             raise TypeError(f"recipes: expected names of packs, found the str {recipes!r}")
         packs = self._pack_bits(recipes)
@@ -260,9 +243,10 @@ class Drafter:
         `add`; the row in `token_ids` holds the same tokens as that of the other drafter did.
 
         Raises:
-            ValueError: `max_context_len` of the two drafters differs in more than a power of two, or the packs do.
+            ValueError: the index of a context has another size here, as `max_context_len` is another; or a pack
+                that the request uses is not there.
         """
-        _check_type("snapshot", snapshot, SlotSnapshot, "a SlotSnapshot")
+        check_type("snapshot", snapshot, SlotSnapshot, "a SlotSnapshot")
         slot_snapshot.check(self._state, snapshot)
         is_held = self.add(
             slot, snapshot.prediction, snapshot.prompt_len,
@@ -419,6 +403,8 @@ class Drafter:
         total_len: torch.Tensor,
         slots: torch.Tensor,
         num_sampled: torch.Tensor,
+        *,
+        budget: int | torch.Tensor | None = None,
     ) -> CapturedStep:
         """Record a step over these tensors as a CUDA graph: a replay runs it on what they hold by then.
 
@@ -429,7 +415,7 @@ class Drafter:
         On the CPU there is no graph, and a replay is a call of `propose`.
         """
         self._check_step(token_ids, total_len, slots, num_sampled)
-        return CapturedStep(self, token_ids, total_len, slots, num_sampled)
+        return CapturedStep(self, token_ids, total_len, slots, num_sampled, budget)
 
     def _check_slot(self, slot: int) -> int:
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")
@@ -459,102 +445,3 @@ class Drafter:
             "token_ids", token_ids, dtype=torch.int32, shape=size, device=self.device, contiguous="inner"
         )
         check_tensor("total_len", total_len, dtype=torch.int32, shape=size[:1], device=self.device)
-
-
-class CapturedStep:
-    """A step of a `Drafter` that an engine replays: no arguments, no checks, one launch; see `Drafter.capture`.
-
-    Attributes:
-        draft: what a replay writes.
-    """
-
-    def __init__(
-        self,
-        drafter: Drafter,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
-    ) -> None:
-        self._drafter = drafter
-        self._propose = partial(drafter.propose, token_ids, total_len, slots, num_sampled)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
-        self.draft = drafter.propose(token_ids, total_len, slots, torch.zeros_like(num_sampled))
-        if drafter.device.type == "cuda":
-            torch.cuda.current_stream(drafter.device).synchronize()
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._propose()
-
-    def replay(self) -> Draft:
-        """Run the step with what the captured tensors hold now."""
-        if self._graph is None:
-            return self._propose()
-        self._drafter._join()
-        self._graph.replay()
-        return self.draft
-
-
-def _check_size(name: str, size: int) -> int:
-    return check_int(name, size, 1, _MOST[name])
-
-
-def _check_type(name: str, value: object, kind: type, expected: str) -> None:
-    """Raise if it is neither of this kind nor None."""
-    if value is not None and not isinstance(value, kind):
-        # A pack is text, and becomes recipes for one model.
-        advice = "; call its tokenize(encode)" if hasattr(value, "tokenize") else ""
-        raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}{advice}")
-
-
-def _check_device(device: object) -> torch.device:
-    """The device, if it is the CPU or a GPU that is there."""
-    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
-        raise TypeError(f"device: expected a str or torch.device, found {type(device).__name__}")
-    try:
-        found = torch.device(device)
-    except RuntimeError:  # of several lines
-        found = torch.device("meta")
-    if found.type == "cpu":
-        return torch.device("cpu")
-    if found.type != "cuda":
-        raise ValueError(f"device: expected 'cpu' or 'cuda', found {str(device)!r}")
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (found.index or 0) >= num_gpus:
-        there = f"'cpu' or one of {num_gpus} GPUs" if num_gpus else "'cpu', for PyTorch sees no GPU"
-        raise ValueError(f"device: expected {there}, found {str(device)!r}")
-    return found
-
-
-def _as_integers(prediction: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor) -> npt.NDArray[Any]:
-    """[n] of some integer dtype, from anything that `Drafter.add` takes; it may share memory."""
-    if isinstance(prediction, torch.Tensor):
-        return _array_of(prediction)
-    if not isinstance(prediction, (Sequence, np.ndarray)):
-        raise TypeError(f"prediction: expected a sequence of integers, found {type(prediction).__name__}")
-    try:
-        ids = np.asarray(prediction)
-    except (ValueError, OverflowError) as error:
-        raise TypeError(f"prediction: expected a flat sequence of integers ({error})") from error
-    if ids.ndim == 1 and ids.size == 0:
-        return np.zeros(0, dtype=np.int32)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise TypeError(
-            f"prediction: expected a flat sequence of integers, found {ids.ndim} dimensions of {ids.dtype}"
-        )
-    return ids
-
-
-def _array_of(prediction: torch.Tensor) -> npt.NDArray[Any]:
-    if prediction.device.type != "cpu":
-        raise ValueError(f"prediction: expected a tensor on the CPU, found device {prediction.device}")
-    if prediction.shape == (0,):
-        return np.zeros(0, dtype=np.int32)
-    if prediction.ndim != 1 or prediction.dtype not in _INTEGERS or prediction.layout != torch.strided:
-        raise TypeError(
-            "prediction: expected a flat, dense tensor of integers, "
-            f"found {prediction.ndim} dimensions of {prediction.dtype}, {prediction.layout}"
-        )
-    ids: npt.NDArray[Any] = prediction.numpy()
-    return ids

@@ -179,10 +179,10 @@ def _is_usable(pack: str, registry: str | None) -> bool:
 
     try:
         resolve_packs(pack, None if registry is None else Path(registry))
+    except OSError:
+        pass
     except PackError:
         return False
-    except OSError:
-        return True
     return True
 
 

@@ -25,9 +25,7 @@ class Recipes(NamedTuple):
     """The table of R recipes."""
 
     p_keys: Any  # [buckets, RECIPE_WAYS] int64: a key, and in the lower half a bit for each pack
-    p_ways: (
-        Any  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: which recipe it is, its drafts, expected drafts
-    )
+    p_ways: Any  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32: recipe, drafts, expected drafts
     p_tokens: Any  # [R, MAX_TOKENS] int32
     p_confidence: Any  # [R, MAX_TOKENS] float32
     p_shape_of: Any  # [num_shapes] int32: the item of a shape that each token is, the last for all beyond

@@ -149,6 +149,10 @@ def test_through_a_drafter(backend):
             assert draft.length.tolist() == expected(rows, most)
             for b, length in enumerate(draft.length.tolist()):
                 assert draft.token_ids[b, :length].tolist() == free.token_ids[b, :length].tolist()
+    captured = drafter.capture(*step, budget=budget)
+    for most in (2, 9):
+        budget.fill_(most)
+        assert captured.replay().length.tolist() == expected(rows, most)
     assert drafter.propose(*step).length.tolist() == free.length.tolist()
     with pytest.raises(ValueError, match="budget"):
         drafter.propose(*step, budget=-1)

@@ -1,6 +1,7 @@
 """Recipes as tokens: what is refused, the table they become, and looking them up."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -262,6 +263,19 @@ class TestShapes:
         both = Recipes.join({"shapes": self.RECIPES, "words": words})
         assert self.drafted(backend, [NAME, COLON, 5, COMMA], both) == ([20, 21, 22], 3)
         assert self.drafted(backend, [NAME, COLON, 9], both) == ([31], 3)
+
+    def test_of_one_pack_too(self, backend):
+        words = Recipes.from_lists([((COMMA,), (30,), (0.6,))])
+        joined = Recipes.join({"words": words, "shapes": self.RECIPES})
+        one = replace(joined, packs=np.ones(len(joined), dtype=np.int32), names=("both",))
+        assert self.drafted(backend, [NAME, COLON, 5, COMMA], one) == ([30], 3)
+        assert self.drafted(backend, [5, NAME], one) == ([], 0)
+
+    def test_nothing_is_in_front_of_the_beginning(self, backend):
+        lists = [((SHAPE_START, SHAPE_START, NAME), (40,), (0.9,)), ((SHAPE_START, COLON), (41,), (0.9,))]
+        recipes = Recipes.from_lists(lists, shape_of=SHAPE_OF)
+        assert self.drafted(backend, [NAME], recipes) == ([], 0)
+        assert self.drafted(backend, [COLON], recipes) == ([41], 3)
 
     def test_a_context_is_no_shape(self, backend):
         """The same numbers as a context and as a shape are two keys."""
