@@ -155,8 +155,9 @@ def main(
     lines: Annotated[int, typer.Option(help="show so many functions and source lines instead")] = 0,
 ) -> None:
     """Run the compiled kernels on recorded requests and compare their cycles with the committed table."""
-    # Read when a kernel is decorated; under the interpreter there is nothing to compile.
-    os.environ.pop("TRITON_INTERPRET", None)
+    # Read when Triton and the kernels are imported, which has happened; under the interpreter nothing compiles.
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        raise SystemExit("TRITON_INTERPRET: expected unset or 0, found 1: the interpreter compiles nothing")
     import triton
 
     targets = static_check.chosen_targets(target, TARGETS, renew and bool(target or only))

@@ -154,22 +154,36 @@ def test_a_difference_above_two_per_cent_is_named() -> None:
     assert differences({}, table) == ["step: aligned, sm_90: not in the table"]
 
 
-@pytest.mark.skipif(not _nvdisasm.exists(), reason="Triton brings no nvdisasm here")
-def test_the_compiled_step_is_as_fast_as_the_table_says() -> None:
-    """Renew the table after a change of a kernel: ``python -m benchmarks.speed.latency_model --write``."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = ["benchmarks.speed.latency_model", "--target", "sm_90", "--only", "step: aligned, 8"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
+def _run_model(**variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    arguments = ["--target", "sm_90", "--only", "step: aligned, 8"]
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.speed.latency_model", *arguments],
         cwd=ROOT,
-        env=env,
+        env={**os.environ, "PYTHONPATH": path, **variables},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
+
+
+@pytest.mark.skipif(not _nvdisasm.exists(), reason="Triton brings no nvdisasm here")
+def test_the_compiled_step_is_as_fast_as_the_table_says(tmp_path: Path) -> None:
+    """Renew the table after a change of a kernel: ``python -m benchmarks.speed.latency_model --write``."""
+    # A cache of its own: what another run has compiled must not stand in for compiling.
+    done = _run_model(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "| step: aligned, 8 new |" in done.stdout
+
+
+def test_the_interpreter_is_refused() -> None:
+    done = _run_model(TRITON_INTERPRET="1")
+    assert done.returncode == 1
+    assert (
+        done.stderr.strip()
+        == "TRITON_INTERPRET: expected unset or 0, found 1: the interpreter compiles nothing"
+    )
 
 
 def test_a_table_has_every_path_on_both_targets() -> None:
