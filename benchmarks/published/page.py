@@ -13,11 +13,11 @@ PAGE = ROOT / "docs" / "published.md"
 Results = dict[str, Any]
 
 _RULES = {
-    "rule": "here",
-    "delay_3": "`resume_delay=3`",
-    "55_letters": "55 letters",
-    "55_letters_discard_delay_1": "55 letters, own tokens discarded, `resume_delay=1`",
-    "same_output": "edited drafts of one output",
+    "rule": "here: the rule",
+    "delay_3": "here: a delay of 3",
+    "55_letters": "here: 55 letters",
+    "55_letters_discard_delay_1": "here: 55 letters, own tokens discarded, a delay of 1",
+    "same_output": "here: one output, edited drafts",
 }
 _DRAFTERS = {"openai": "OpenAI's", "static_text": "static text", "gpu_align": "`gpu_align`"}
 _LOOKUP_TASKS = {
@@ -87,28 +87,27 @@ def insertions_table(results: Results) -> str:
 def edits_table(results: Results) -> str:
     """Cascade's edits: published speed and acceptance, and tokens a step and acceptance here."""
     rows = _head(
-        "task", "drafter", "published: speed", "published: accepted", "as tokens a step", "here: tokens a step",
+        "task", "drafter", "published: speed, accepted", "as tokens a step", "here: tokens a step",
         "here: accepted", "rejected per accepted", words=2,
     )  # fmt: skip
     for task in results["cascade"]["tasks"]:
         name, tokens = task["task"], task["output_tokens"]
         for drafter, says in _DRAFTERS.items():
             run = task["here"][drafter]
-            published = ["–"] * 3
+            published = ["–"] * 2
             if drafter in task["published"]:
                 speed, accepted = task["published"][drafter]
-                published = [f"{speed:.2f}×", _percent(accepted), f"{1 / (1 - accepted):.2f}"]
+                published = [f"{speed:.2f}×, {_percent(accepted)}", f"{1 / (1 - accepted):.2f}"]
             here = [f"{tokens / run['steps']:.2f}", _percent(run["accepted"] / tokens), _per_accepted(run)]
             rows.append(_row(name, says, *published, *here))
             name = ""
-    lengths = ", ".join(
-        f"{task['task']}: {task['prediction_tokens']:,} → {task['output_tokens']:,} tokens, "
-        f"{_percent(task['equal_lines'])} of the lines"
-        for task in results["cascade"]["tasks"]
+    sizes = _head(
+        "task", "tokens of the prediction", "tokens of the output", "lines of it that were predicted"
     )
-    return "\n".join(
-        [*rows, "", f"Prediction → output, and lines of the output that stand in the prediction: {lengths}."]
-    )
+    for task in results["cascade"]["tasks"]:
+        counts = f"{task['prediction_tokens']:,}", f"{task['output_tokens']:,}", _percent(task["equal_lines"])
+        sizes.append(_row(task["task"], *counts))
+    return "\n".join([*rows, "", *sizes])
 
 
 def linear_table(results: Results) -> str:
