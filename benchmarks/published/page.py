@@ -227,4 +227,4 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")
+    return f"{share:.1%}".replace("%", "\u00a0%")
