@@ -1,0 +1,5 @@
+"""``python -m benchmarks.published``."""
+
+from benchmarks.published.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,230 @@
+"""The results as tables, on the terminal and in docs/published.md: published figures beside those found here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "published.json"
+PAGE = ROOT / "docs" / "published.md"
+Results = dict[str, Any]
+
+_RULES = {
+    "rule": "here: the rule",
+    "delay_3": "here: a delay of 3",
+    "55_letters": "here: 55 letters",
+    "55_letters_discard_delay_1": "here: 55 letters, own tokens discarded, a delay of 1",
+    "same_output": "here: one output, edited drafts",
+}
+_DRAFTERS = {"openai": "OpenAI's", "static_text": "static text", "gpu_align": "`gpu_align`"}
+_LOOKUP_TASKS = {
+    "summary": "summary of an article",
+    "rename": "a file with one name replaced",
+    "rewrite": "a program rewritten",
+}
+_PREDICTORS = {
+    "example": "pattern from 2, at most 2 tokens: the example of its guide",
+    "defaults": "its defaults: pattern from 1, at most 3 tokens",
+    "example_documented": "the example, longest pattern not limited",
+    "defaults_documented": "the defaults, longest pattern not limited",
+    "gpu_align": "`gpu_align`, the input as prediction",
+}
+#: Percentages of right lines in the tables; the pictures have all.
+_RIGHT = (100, 90, 70, 50, 30, 0)
+
+
+def tasks_table(results: Results) -> str:
+    """OpenAI's letter tasks, accepted and rejected, by every rule."""
+    rows = _head("accepted/rejected", "published", *_RULES.values())
+    agree = dict.fromkeys(_RULES, 0)
+    for task in results["openai"]["tasks"]:
+        cells = []
+        for rule in _RULES:
+            same = task["here"][rule] == task["published"]
+            agree[rule] += same
+            cells.append(f"**{_pair(task['here'][rule])}**" if same else _pair(task["here"][rule]))
+        rows.append(_row(task["name"], _pair(task["published"]), *cells))
+    total = len(results["openai"]["tasks"])
+    rows.append(_row("tasks that agree", "", *(f"{count} of {total}" for count in agree.values())))
+    return "\n".join(rows)
+
+
+def bifurcations_table(results: Results) -> str:
+    """The most rejections over all positions, by what the edit is."""
+    found = results["openai"]["bifurcations"]
+    says = {
+        "for good": "the output leaves the draft for good",
+        "added": "one token added to the draft",
+        "missing": "one token missing from the draft",
+        "replaced": "one token replaced",
+    }
+    rows = _head(f"most rejections over {found['size']} positions", "published", "here")
+    return "\n".join(
+        rows + [_row(says[name], "≤ 16", str(max(row))) for name, row in found["rejected"].items()]
+    )
+
+
+def insertions_table(results: Results) -> str:
+    """The heat map at a few lengths: ranges over all positions."""
+    found = results["openai"]["insertions"]
+    columns = {
+        "accepted": "accepted",
+        "rejected": "rejected",
+        "steps": "steps, OpenAI's rule",
+        "our_steps": "steps, `gpu_align`",
+    }
+    rows = _head("tokens inserted", *columns.values())
+    shown = [n for n in (0, 2, 10, 20, 40) if n in found["lengths"]]
+    for length in shown:
+        at = found["lengths"].index(length)
+        rows.append(_row(str(length), *(_range(found[name][at]) for name in columns)))
+    return "\n".join(rows)
+
+
+def edits_table(results: Results) -> str:
+    """Cascade's edits: published speed and acceptance, and tokens a step and acceptance here."""
+    rows = _head(
+        "task", "drafter", "published: speed, accepted", "as tokens a step", "here: tokens a step",
+        "here: accepted", "rejected per accepted", words=2,
+    )  # fmt: skip
+    for task in results["cascade"]["tasks"]:
+        name, tokens = task["task"], task["output_tokens"]
+        for drafter, says in _DRAFTERS.items():
+            run = task["here"][drafter]
+            published = ["–"] * 2
+            if drafter in task["published"]:
+                speed, accepted = task["published"][drafter]
+                published = [f"{speed:.2f}×, {_percent(accepted)}", f"{1 / (1 - accepted):.2f}"]
+            here = [f"{tokens / run['steps']:.2f}", _percent(run["accepted"] / tokens), _per_accepted(run)]
+            rows.append(_row(name, says, *published, *here))
+            name = ""
+    sizes = _head(
+        "task", "tokens of the prediction", "tokens of the output", "lines of it that were predicted"
+    )
+    for task in results["cascade"]["tasks"]:
+        counts = f"{task['prediction_tokens']:,}", f"{task['output_tokens']:,}", _percent(task["equal_lines"])
+        sizes.append(_row(task["task"], *counts))
+    return "\n".join([*rows, "", *sizes])
+
+
+def linear_table(results: Results) -> str:
+    """What Cascade says about half-right and right predictions, and steps here."""
+    curve = results["cascade"]["curve"]
+    rows = _head("time with the prediction, of the time without", "published", *_DRAFTERS.values())
+    for right, says in ((100, "nearly 0"), (50, "about half")):
+        for layout, where in (("scattered", "scattered"), ("block", "in one block")):
+            if right == 100 and layout == "block":
+                continue
+            name = f"{right} % of the lines right" + ("" if right == 100 else f", the others {where}")
+            cells = [_percent(1 / _speed(curve, layout, drafter, right)) for drafter in _DRAFTERS]
+            rows.append(_row(name, says, *cells))
+    return "\n".join(rows)
+
+
+def curve_table(results: Results) -> str:
+    """Tokens a step of every policy at some accuracies, in both layouts."""
+    curve = results["cascade"]["curve"]
+    levels = [right for right in _RIGHT if 100 - right in curve["changed"]]
+    parts = []
+    for layout, says in (("scattered", "Changed lines scattered"), ("block", "Changed lines in one block")):
+        rows = _head(
+            f"{says}: tokens a step", *(f"{right} % right" for right in levels), "rejected per accepted, 50 %"
+        )
+        for policy, runs in curve["layouts"][layout]["runs"].items():
+            half = runs[curve["changed"].index(50)]
+            speeds = (f"{_speed(curve, layout, policy, right):.2f}" for right in levels)
+            rows.append(_row(f"`{policy}`", *speeds, _per_accepted(half)))
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def lookup_table(results: Results) -> str:
+    """Validated and refuted tokens of node-llama-cpp's input lookup."""
+    rows = _head("task", "predictor", "published", "validated", "refuted", "tokens a step", words=2)
+    for task, found in results["node_llama_cpp"]["tasks"].items():
+        name = f"{_LOOKUP_TASKS[task]}, {found['output_tokens']:,} tokens"
+        for label, run in found["runs"].items():
+            counts = [f"{run['validated']:,}", f"{run['refuted']:,}"]
+            rows.append(
+                _row(name, _PREDICTORS[label], "–", *counts, f"{found['output_tokens'] / run['steps']:.2f}")
+            )
+            name = ""
+    return "\n".join(rows)
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "letters": tasks_table,
+    "bifurcations": bifurcations_table,
+    "insertions": insertions_table,
+    "edits": edits_table,
+    "linear": linear_table,
+    "curve": curve_table,
+    "lookup": lookup_table,
+}
+
+
+def fill(text: str, results: Results) -> str:
+    """A page with each of `BLOCKS` between its markers.
+
+    Raises:
+        ValueError: the markers of a block are not there once each, in order.
+    """
+    for name, block in BLOCKS.items():
+        begin_mark, end_mark = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, begin, rest = text.partition(begin_mark)
+        _, end, after = rest.partition(end_mark)
+        if not (begin and end) or begin_mark in after or end_mark in before + after:
+            raise ValueError(f"page: expected {begin_mark} and {end_mark} once each, in this order")
+        text = f"{before}{begin_mark}\n{block(results)}\n{end_mark}{after}"
+    return text
+
+
+def as_json(results: Results) -> str:
+    """The text of a results file: a list of numbers is one line, so that a change reads as a diff."""
+    return _lines(results) + "\n"
+
+
+def _lines(value: Any, indent: int = 1) -> str:
+    if isinstance(value, dict):
+        inner = ",\n".join(
+            f"{' ' * indent}{json.dumps(k)}: {_lines(v, indent + 1)}" for k, v in value.items()
+        )
+        return f"{{\n{inner}\n{' ' * (indent - 1)}}}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        inner = ",\n".join(f"{' ' * indent}{_lines(item, indent + 1)}" for item in value)
+        return f"[\n{inner}\n{' ' * (indent - 1)}]"
+    return json.dumps(value)
+
+
+def _speed(curve: dict[str, Any], layout: str, policy: str, right: int) -> float:
+    """Tokens a step where this percentage of the lines is right."""
+    at, found = curve["changed"].index(100 - right), curve["layouts"][layout]
+    return float(found["output_tokens"][at] / found["runs"][policy][at]["steps"])
+
+
+def _per_accepted(run: dict[str, int]) -> str:
+    return f"{run['rejected'] / run['accepted']:.2f}" if run["accepted"] else "–"
+
+
+def _head(*cells: str, words: int = 1) -> list[str]:
+    """The head of a table whose first columns, `words` of them, are not numbers."""
+    return [_row(*cells), "|" + "---|" * words + "--:|" * (len(cells) - words)]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _pair(counts: Sequence[int]) -> str:
+    return "/".join(map(str, counts))
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)}–{max(numbers)}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", "\u00a0%")
