@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpu_align.errors import MissingExtraError
+
+#: Seconds that the hub has to answer.
+_HUB_PATIENCE = 5
 
 
 class TextTokenizer(Protocol):
@@ -73,15 +77,19 @@ class TransformersTokenizer:
         except ImportError as error:
             raise MissingExtraError(f"tokenizer {name_or_path!r}", "transformers", "transformers") from error
         self.name = name_or_path
+        offline = "" if Path(name_or_path).is_dir() else hub_is_out_of_reach()
         try:
             # Loading warns on stderr about a missing PyTorch or model, which a tokenizer does not need.
             with contextlib.redirect_stderr(io.StringIO()):
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
-        except (OSError, ValueError) as error:
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                    name_or_path, local_files_only=bool(offline)
+                )
+        except Exception as error:  # a broken tokenizer file fails in many ways
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            why = f"{offline}, and it is not in the cache" if offline else first_line
             raise ValueError(
                 f"tokenizer: expected a folder or a hub name that transformers can load, "
-                f"or 'tekken', got {name_or_path!r} ({first_line})"
+                f"or 'tekken', got {name_or_path!r} ({why})"
             ) from error
         self.vocab_size = len(self._tokenizer)
         self._special = set(self._tokenizer.all_special_ids)
@@ -106,6 +114,29 @@ class TransformersTokenizer:
                     return bytes([int(token[3:5], 16)])
             token = token.replace("▁", " ")
         return str(token).encode()
+
+
+def hub_is_out_of_reach() -> str:
+    """Why the hub does not answer, "" where it does. Asked before a download, which tries again for a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    failed: list[str] = [f"{constants.ENDPOINT} did not answer within {_HUB_PATIENCE} s"]
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE)
+        except Exception as error:
+            failed[:] = [f"{constants.ENDPOINT} is out of reach: {type(error).__name__}"]
+        else:
+            failed.clear()
+
+    # A name server that does not answer holds a thread longer than any timeout of the request.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_HUB_PATIENCE)
+    return failed[0] if failed else ""
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
