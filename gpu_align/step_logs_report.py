@@ -252,7 +252,7 @@ def request_rows(report: Report, top: int) -> list[tuple[str, ...]]:
 
 
 def to_json(report: Report, top: int) -> dict[str, Any]:
-    """``{"requests", …totals, "by_source", "losses", "worst", "skipped"}``, of losses and worst the first `top`."""
+    """``{"requests", …totals, "by_source", "losses", "worst", "skipped"}``: `top` losses and worst requests."""
     totals = ("output_tokens", "steps", "undrafted", "steps_lost", "accepted", "rejected")
     return {
         "requests": len(report.requests),

@@ -25,16 +25,16 @@ PAGE = Path(__file__).resolve().parents[1] / "cli.md"
 HEAD = """<!-- Written by docs/_scripts/cli_reference.py. Do not edit. -->
 # The command line
 
-`gpu-align` comes with the extra `cli`, which `vllm` and `cpu` contain. `gpu-align COMMAND --help` prints what this page
-says of a command. Python users find the same functions in the [API reference](api.md).
+`gpu-align` comes with the extra `cli`, which `vllm` and `cpu` contain. `gpu-align COMMAND --help` prints what this
+page says of a command. The functions behind the commands are in the [API reference](api.md).
 
 - **Exit codes**: 0; 1 if the work failed or an extra is missing; 2 for bad input; 130 for Ctrl-C.
-- **Errors** are one line on stderr, `error: …`, and name the option or the file. Notes and progress go to stderr as
-  well, results to stdout.
+- **Errors** are one line on stderr, `error: …`, and name the option or the file. Notes and progress go to stderr,
+  too, results to stdout.
 - **Texts** may begin with a byte order mark; files of JSON lines may be gzipped.
 - **JSON** files name the version of gpu-align, the settings and the tokenizer.
-- **Tokenizers** are `tekken`, which needs no network, a folder, or a name on the Hugging Face hub. If the hub does not
-  answer within 5 seconds, only what is in its cache is loaded.
+- **Tokenizers** are `tekken`, which needs no network, a folder, or a name on the Hugging Face hub. If the hub does
+  not answer within 5 seconds, only what is in its cache is loaded.
 
 ## Shell completion
 
@@ -69,7 +69,8 @@ def _section(path: tuple[str, ...], command: Any) -> Iterator[str]:
     yield f"## {name}\n"
     yield inspect.cleandoc(command.help or "") + "\n"
     parameters = list(_parameters(command))
-    usage = " ".join(["gpu-align", name, "[OPTIONS]", *(label for label, _, is_option in parameters if not is_option)])
+    arguments = [label for label, _, is_option in parameters if not is_option]
+    usage = " ".join(["gpu-align", name, "[OPTIONS]", *arguments])
     yield f"```text\n{usage}\n```\n"
     yield _table(parameters)
     yield ""

@@ -19,6 +19,10 @@ class OneLineErrors(TyperGroup):
         kwargs["standalone_mode"] = False
         if not standalone:
             return super().main(*args, **kwargs)
+        given = kwargs.get("args") or (args[0] if args else None) or sys.argv[1:]
+        if "" in given:  # as a path it would stand for the current folder
+            after = f" after {given[given.index('') - 1]}" if given[0] else ""
+            sys.exit(_told(f"expected no empty argument, found one{after}; is a shell variable unset?", 2))
         try:
             code = super().main(*args, **kwargs)
         except typer.Abort:
@@ -42,7 +46,7 @@ class OneLineErrors(TyperGroup):
 
 def _found(error: BaseException) -> str:
     """The value that newer versions of Typer refuse without naming it."""
-    errors = getattr(error.__cause__, "errors", list)()
+    errors: list[Any] = getattr(error.__cause__, "errors", list)()
     return f", found {errors[0]['input']!r}" if errors else ""
 
 

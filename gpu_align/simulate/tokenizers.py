@@ -72,6 +72,11 @@ class TransformersTokenizer:
     """Any tokenizer that ``transformers.AutoTokenizer`` loads, by hub name or local folder."""
 
     def __init__(self, name_or_path: str) -> None:
+        is_path = (
+            Path(name_or_path).is_absolute() or name_or_path.startswith(".") or name_or_path.count("/") > 1
+        )
+        if is_path and not Path(name_or_path).is_dir():
+            raise ValueError(_unreadable(name_or_path, "no such folder"))
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
@@ -87,10 +92,7 @@ class TransformersTokenizer:
         except Exception as error:  # a broken tokenizer file fails in many ways
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             why = f"{offline}, and it is not in the cache" if offline else first_line
-            raise ValueError(
-                f"tokenizer: expected a folder or a hub name that transformers can load, "
-                f"or 'tekken', got {name_or_path!r} ({why})"
-            ) from error
+            raise ValueError(_unreadable(name_or_path, why)) from error
         self.vocab_size = len(self._tokenizer)
         self._special = set(self._tokenizer.all_special_ids)
         self._byte_level = _is_byte_level(self._tokenizer)
@@ -114,6 +116,10 @@ class TransformersTokenizer:
                     return bytes([int(token[3:5], 16)])
             token = token.replace("▁", " ")
         return str(token).encode()
+
+
+def _unreadable(name: str, why: str) -> str:
+    return f"tokenizer: expected a folder or a hub name that transformers can load, or 'tekken', got {name!r} ({why})"
 
 
 def hub_is_out_of_reach() -> str:

@@ -35,7 +35,10 @@ def test_importing_needs_the_core_dependencies_only(module):
 
 def test_importing_does_not_try_numba():
     """Which takes longer to import than the library: a drafter on the CPU does it when it is built."""
-    code = "from gpu_align import *; import sys, gpu_align.policies, gpu_align.ops.step; assert 'numba' not in sys.modules"
+    code = (
+        "from gpu_align import *; import sys, gpu_align.policies, gpu_align.ops.step; "
+        "assert 'numba' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
 
 
