@@ -119,7 +119,8 @@ class TransformersTokenizer:
 
 
 def _unreadable(name: str, why: str) -> str:
-    return f"tokenizer: expected a folder or a hub name that transformers can load, or 'tekken', got {name!r} ({why})"
+    expected = "a folder or a hub name that transformers can load, or 'tekken'"
+    return f"tokenizer: expected {expected}, got {name!r} ({why})"
 
 
 def hub_is_out_of_reach() -> str:
