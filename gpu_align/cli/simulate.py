@@ -13,7 +13,6 @@ import typer
 
 from gpu_align import simulate
 from gpu_align.cli.console import check_outputs, counted, print_table, progress_bar, refuse
-from gpu_align.simulate.edits import EditError, records_of_files, records_of_git
 from gpu_align.simulate.report import TABLE_HEADER, table_rows
 
 #: The tokenizer of texts where none is named: it needs no network.
@@ -118,19 +117,19 @@ def _records(given: Input, tokenizer: str | None) -> list[simulate.Record]:
         with_name = tokenizer or _DEFAULT_TOKENIZER
         if given.git is not None:
             repo = given.repo or Path()
-            records = records_of_git(given.git, repo, with_name, given.suffixes, given.limit)
+            records = simulate.records_of_git(given.git, repo, with_name, given.suffixes, given.limit)
             typer.echo(f"note: {counted(len(records), 'edit')} of {given.git}", err=True)
         else:
             assert given.before is not None
             assert given.after is not None
-            records = records_of_files(given.before, given.after, with_name)
+            records = simulate.records_of_files(given.before, given.after, with_name)
         if tokenizer is None:
             note = f"note: tokenized with {_DEFAULT_TOKENIZER}; --tokenizer takes that of your model"
             typer.echo(note, err=True)
         return records
     except simulate.RecordError as error:
         refuse(f"{given.pairs}: {error}" if error.line else str(error))
-    except (EditError, ValueError) as error:
+    except ValueError as error:
         refuse(str(error))
     except OSError as error:
         path = given.pairs if given.pairs is not None else error.filename

@@ -215,6 +215,21 @@ def test_completion_knows_the_commands() -> None:
     assert {"simulate", "recipes", "report", "doctor", "policies"} <= set(done.stdout.split())
 
 
+def test_an_interrupted_command_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> list[Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpu_align.cli.policies.describe", interrupted)
+    result = run("policies")
+    assert (result.exit_code, result.output.strip()) == (130, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_is_one_line(pairs: Path) -> None:
+    result = run("simulate", pairs, "--policy", "cursor", "--json", "/dev/full")
+    assert (result.exit_code, result.stderr) == (1, "error: [Errno 28] No space left on device\n")
+
+
 def test_version() -> None:
     assert run("--version").output == f"gpu-align {gpu_align.__version__}\n"
 
