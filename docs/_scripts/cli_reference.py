@@ -67,15 +67,17 @@ def page() -> str:
 def _section(path: tuple[str, ...], command: Any) -> Iterator[str]:
     name = " ".join(path)
     yield f"## {name}\n"
-    yield inspect.cleandoc(command.help or "") + "\n"
+    told, _, examples = inspect.cleandoc(command.help or "").partition("Examples:")
+    yield told.strip() + "\n"
     parameters = list(_parameters(command))
     arguments = [label for label, _, is_option in parameters if not is_option]
     usage = " ".join(["gpu-align", name, "[OPTIONS]", *arguments])
     yield f"```text\n{usage}\n```\n"
     yield _table(parameters)
     yield ""
-    if name in EXAMPLES:
-        lines = [f"# {what}\n{line}" for what, line in EXAMPLES[name]]
+    lines = [f"# {what}\n{line}" for what, line in EXAMPLES.get(name, ())]
+    lines = lines or [line.strip() for line in examples.splitlines() if line.strip().startswith("gpu-align ")]
+    if lines:
         yield "```bash\n" + "\n".join(lines) + "\n```\n"
 
 
