@@ -1,15 +1,22 @@
 """Predicted outputs for LLM serving: align a prediction with what the model writes, draft from it, on the GPU.
 
-Importing this needs torch, triton and numpy only.
+Importing this needs torch, triton and numpy only, and loads them when one of its names is used: the command line,
+which is a part of it, answers `--help` and completes a command without them.
 """
 
-from .captured_step import CapturedStep
-from .config import DrafterConfig
-from .drafter import Drafter
-from .memory import ResponseMemory
-from .ops.draft import Draft, Source
-from .ops.recipe_lookup import Recipes
-from .recipes import RecipePack
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .captured_step import CapturedStep
+    from .config import DrafterConfig
+    from .drafter import Drafter
+    from .memory import ResponseMemory
+    from .ops.draft import Draft, Source
+    from .ops.recipe_lookup import Recipes
+    from .recipes import RecipePack
 
 __all__ = [
     "CapturedStep",
@@ -24,3 +31,26 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "CapturedStep": "captured_step",
+    "Draft": "ops.draft",
+    "Drafter": "drafter",
+    "DrafterConfig": "config",
+    "RecipePack": "recipes",
+    "Recipes": "ops.recipe_lookup",
+    "ResponseMemory": "memory",
+    "Source": "ops.draft",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

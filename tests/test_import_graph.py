@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+import gpu_align
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("gpu_align", "vllm_integration")
 _WING = frozenset({"config", "wire", "seams"})
@@ -28,6 +30,8 @@ MAY_IMPORT = {
 }
 #: What `import gpu_align` may load besides the standard library and itself.
 LOADED = {"torch", "triton", "numpy"}
+#: Where `gpu_align` takes its names from.
+LAZY = sorted(set(gpu_align._MODULES.values()))
 #: Optional dependencies that a module tries to import and does without.
 TRIED = {"gpu_align.ops._jit": {"numba"}}
 
@@ -98,7 +102,8 @@ def _of_the_library(found: list[Import]) -> Iterator[str]:
     for importer, imported, top in found:
         if top:
             at_top.setdefault(importer, set()).add(imported)
-    reached, waiting = set[str](), ["gpu_align"]
+    # The names of `gpu_align` are imported from these when they are used.
+    reached, waiting = set[str](), ["gpu_align", *(f"gpu_align.{name}" for name in LAZY)]
     while waiting:
         module = waiting.pop()
         if module in reached:

@@ -20,8 +20,11 @@ def main() -> int:
             if package not in ("typer", "rich", "click"):
                 raise
             raise MissingExtraError("the gpu-align command", package, "cli") from error
-        app(prog_name="gpu-align")
     except MissingExtraError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    try:
+        app(prog_name="gpu-align")
+    except SystemExit as ended:  # how every command ends
+        return ended.code if isinstance(ended.code, int) else 0
     return 0

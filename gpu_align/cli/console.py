@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich import box
@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gpu_align.simulate.replay import Progress as Advance
+if TYPE_CHECKING:
+    from gpu_align.simulate.replay import Progress as Advance
 
 
 def refuse(message: str) -> NoReturn:
@@ -59,13 +60,18 @@ def progress_bar(doing: str, total: int) -> Iterator[Advance]:
 
 
 def print_table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str], folded: str
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    words: Sequence[str],
+    folded: str | Sequence[str],
 ) -> Console:
-    """Print a table; the columns in `words` hold text, and `folded` is the one that a narrow terminal narrows."""
+    """Print a table; the columns in `words` hold text, and `folded` are those that a narrow terminal narrows."""
+    narrowed = [folded] if isinstance(folded, str) else folded
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in header:
         justify: Any = "left" if column in words else "right"
-        table.add_column(column, justify=justify, no_wrap=column != folded, overflow="fold")
+        table.add_column(column, justify=justify, no_wrap=column not in narrowed, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     console = Console()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from gpu_align import RecipePack, simulate
+from gpu_align import __version__
 from gpu_align.cli.console import (
     check_outputs,
     counted,
@@ -18,26 +18,20 @@ from gpu_align.cli.console import (
     refuse,
     tokenizer_option,
 )
+from gpu_align.cli.examples import epilog
 from gpu_align.cli.samples import read_outputs, read_samples
 from gpu_align.cli.texts import find_texts
-from gpu_align.ops.constants import SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_SPACE, SHAPE_START, SHAPE_STRING
-from gpu_align.recipes import Misses, Observed, PackError, Report
-from gpu_align.recipes.content import Content
-from gpu_align.recipes.files import read_either
-from gpu_align.recipes.registry import INDEX, Registry
-from gpu_align.recipes.report import PUBLISHED, PUBLISHED_ACCURACY, PUBLISHED_COVERAGE
+
+if TYPE_CHECKING:
+    from gpu_align import RecipePack
+    from gpu_align.recipes import Observed, Report
 
 recipes_app = typer.Typer(
     help="Recipe packs: what usually follows what.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 _ENDINGS = (".json", ".json.gz")
-_CLASSES = {
-    SHAPE_IDENTIFIER: "‹identifier›",
-    SHAPE_NUMBER: "‹number›",
-    SHAPE_SPACE: "‹space›",
-    SHAPE_STRING: "‹string›",
-    SHAPE_START: "‹start›",
-}
+#: Of a pack: the one that comes with the library.
+_SHIPPED = "base"
 
 
 class _Tokens(NamedTuple):
@@ -48,6 +42,8 @@ class _Tokens(NamedTuple):
 
 
 def _load_tokenizer(name: str) -> _Tokens:
+    from gpu_align import simulate
+
     try:
         loaded = simulate.load_tokenizer(name)
     except (OSError, ValueError) as error:
@@ -81,15 +77,17 @@ def _save(pack: RecipePack, out: Path) -> None:
 
 
 def _load(path: Path) -> RecipePack:
+    from gpu_align.recipes import PackError, RecipePack
+
     try:
-        return RecipePack.load(None if str(path) == simulate.SHIPPED_PACK else path)
+        return RecipePack.load(None if str(path) == _SHIPPED else path)
     except OSError as error:
         refuse(f"{path}: {error.strerror or error}")
     except PackError as error:
         refuse(str(error))
 
 
-@recipes_app.command("learn")
+@recipes_app.command("learn", epilog=epilog("recipes learn"))
 def learn_command(
     out: Annotated[Path, typer.Argument(metavar="OUT.json[.gz]", help="for the pack")],
     places: Annotated[
@@ -102,6 +100,8 @@ def learn_command(
     ] = None,
 ) -> None:
     """Learn a recipe pack from texts of your own: what usually follows what."""
+    from gpu_align.recipes import RecipePack
+
     _check_pack("OUT", out, places)
     try:
         texts = find_texts(places, suffix or [])
@@ -120,7 +120,7 @@ def learn_command(
     _save(pack.calibrated(RecipePack.load().calibration), out)
 
 
-@recipes_app.command("observe")
+@recipes_app.command("observe", epilog=epilog("recipes observe"))
 def observe_command(
     samples: Annotated[
         Path, typer.Argument(metavar="SAMPLES.jsonl[.gz]", help='lines of {"task", "prompt", "samples"}')
@@ -133,6 +133,8 @@ def observe_command(
     task: Annotated[str, typer.Option(metavar="NAME", help="of the pack; else that of the samples")] = "",
 ) -> None:
     """Learn a recipe pack from samples of a model: what all answers to a prompt agree on."""
+    from gpu_align.recipes import RecipePack
+
     if not 0 < agree <= 1:
         refuse(f"--agree: expected 0 < share <= 1, found {agree}")
     _check_pack("--out", out, [samples])
@@ -155,7 +157,7 @@ def observe_command(
     _save(pack, out)
 
 
-@recipes_app.command("merge")
+@recipes_app.command("merge", epilog=epilog("recipes merge"))
 def merge_command(
     parts: Annotated[
         list[Path], typer.Argument(metavar="PACK_OR_MISSES...", help="files; one a pack at least")
@@ -166,6 +168,10 @@ def merge_command(
     ] = False,
 ) -> None:
     """Merge packs, and the misses that servers counted, into one pack."""
+    from gpu_align.recipes import Misses, PackError, RecipePack
+    from gpu_align.recipes.content import Content
+    from gpu_align.recipes.files import read_either
+
     _check_pack("--out", out, parts)
     packs, misses = [], []
     for path in parts:
@@ -188,7 +194,7 @@ def merge_command(
     _save(pack.shapes_only() if shapes_only else pack, out)
 
 
-@recipes_app.command("report")
+@recipes_app.command("report", epilog=epilog("recipes report"))
 def report_command(
     pack: Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")],
     outputs: Annotated[
@@ -202,10 +208,15 @@ def report_command(
         Path | None, typer.Option("--misses", metavar="OUT", help="write what was refuted, for merge")
     ] = None,
     num_draft_tokens: Annotated[
-        int, typer.Option("--num-draft-tokens", "-k", min=1, max=256, metavar="K", help="most drafts a step")
+        int,
+        typer.Option(
+            "--num-draft-tokens", "-k", min=1, max=256, metavar="K", help="most draft tokens a step, 1 to 256"
+        ),
     ] = 16,
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
+    from gpu_align.recipes import Misses, PackError
+
     check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
     loaded = _load(pack)
     texts = list(_read(outputs, read_outputs))
@@ -220,7 +231,8 @@ def report_command(
         refuse(f"{pack}: {error}")
     _print_report(found)
     if json_out is not None:
-        json_out.write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
+        about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
+        json_out.write_text(json.dumps({**about, **found.as_json()}, indent=2) + "\n", encoding="utf-8")
     if misses_out is not None:
         misses.save(misses_out)
     for written in (json_out, misses_out):
@@ -229,6 +241,8 @@ def report_command(
 
 
 def _print_report(report: Report) -> None:
+    from gpu_align.recipes.report import PUBLISHED, PUBLISHED_ACCURACY, PUBLISHED_COVERAGE
+
     header = ["task", "drafter", "tokens", "drafted", "accepted", "coverage", "accuracy", "tokens a step"]
     rows = [
         [name, drafter, f"{t.tokens:,}", f"{t.drafted:,}", f"{t.accepted:,}", f"{t.coverage:.1%}",
@@ -249,7 +263,7 @@ def _print_report(report: Report) -> None:
     )  # fmt: skip
 
 
-@recipes_app.command("show")
+@recipes_app.command("show", epilog=epilog("recipes show"))
 def show_command(
     pack: Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")],
     top: Annotated[int, typer.Option(min=0, metavar="N", help="entries to show")] = 20,
@@ -284,9 +298,19 @@ def show_command(
 
 
 def _shown(entry: Observed, texts: Callable[[Sequence[int]], list[str]]) -> list[str]:
+    from gpu_align.ops import constants
+
+    classes = {
+        constants.SHAPE_IDENTIFIER: "‹identifier›",
+        constants.SHAPE_NUMBER: "‹number›",
+        constants.SHAPE_SPACE: "‹space›",
+        constants.SHAPE_STRING: "‹string›",
+        constants.SHAPE_START: "‹start›",
+    }
+
     def one(item: int) -> str:
         if item < 0:
-            return _CLASSES.get(item, "(nothing)")
+            return classes.get(item, "(nothing)")
         return _visible("".join(texts([item])) or f"#{item}")
 
     counts = [f"{number:,}" for number in (entry.hits, entry.seen, entry.groups)]
@@ -299,11 +323,14 @@ def _visible(text: str) -> str:
     return repr(text)[1:-1].replace(" ", "␣")
 
 
-@recipes_app.command("index")
+@recipes_app.command("index", epilog=epilog("recipes index"))
 def index_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of packs")],
 ) -> None:
     """Write the index of a folder of packs, from which a server takes them by name and version."""
+    from gpu_align.recipes import PackError
+    from gpu_align.recipes.registry import INDEX, Registry
+
     try:
         registry = Registry(folder)
         wrong = registry.update()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -40,6 +41,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with opened(path, "rb") as lines:
         try:
             for number, raw in enumerate(lines, start=1):
+                raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
                 if raw.strip():
                     yield number, _object(number, raw)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:

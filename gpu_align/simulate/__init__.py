@@ -12,6 +12,7 @@ of the output follows; `replay` has the loop. From Python::
 """
 
 from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
+from gpu_align.simulate.edits import EditError, records_of_files, records_of_git
 from gpu_align.simulate.packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
 from gpu_align.simulate.policies import (
     OURS,
@@ -35,6 +36,7 @@ __all__ = [
     "SHIPPED_PACK",
     "SWEEP",
     "Decile",
+    "EditError",
     "PairResult",
     "PolicyResult",
     "PredictorPolicy",
@@ -54,6 +56,8 @@ __all__ = [
     "policy_names",
     "read_records",
     "recipes_for",
+    "records_of_files",
+    "records_of_git",
     "replay",
     "runnable_policy_names",
     "setting_name",

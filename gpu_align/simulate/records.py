@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -53,7 +54,7 @@ class RecordError(ValueError):
 def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:
     """Read a whole file of records, ``PAIRS.jsonl`` or ``PAIRS.jsonl.gz`` (told by its first two bytes).
 
-    Each line is one JSON object; empty lines are skipped and unknown fields ignored::
+    Each line is one JSON object; empty lines are skipped, unknown fields and a byte order mark ignored::
 
         {"id": str or int,
          "prediction": [ids]   or "prediction_text": str,
@@ -86,7 +87,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with gzip.open(path) if packed else path.open("rb") as stream:
             for number, text in enumerate(stream, start=1):
-                yield number, text
+                yield number, text.removeprefix(codecs.BOM_UTF8) if number == 1 else text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(number + 1, f"damaged gzip data ({error})") from error
 

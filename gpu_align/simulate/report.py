@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpu_align import html
+from gpu_align import __version__, html
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.replay import PairResult, PolicyResult
 from gpu_align.simulate.tokenizers import load_tokenizer, token_texts
@@ -21,12 +21,16 @@ MAX_PAGE_TOKENS = 400_000
 TABLE_HEADER = ("policy", "tokens", "steps", "tokens/step", "accepted", "rejected", "rej/acc", "µs/draft")
 
 
-def to_json(results: Sequence[PolicyResult], num_draft_tokens: int) -> dict[str, Any]:
+def to_json(
+    results: Sequence[PolicyResult], num_draft_tokens: int, about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The results as a JSON object.
 
     ::
 
-        {"num_draft_tokens": K,
+        {"version": str,                      # of gpu-align
+         **about,                             # what the caller knows: records, tokenizer, settings
+         "num_draft_tokens": K,
          "policies": {name: {
              "output_tokens": int, "steps": int, "accepted": int, "rejected": int,
              "tokens_per_step": float,
@@ -43,16 +47,27 @@ def to_json(results: Sequence[PolicyResult], num_draft_tokens: int) -> dict[str,
         }
         for result in results
     }
-    return {"num_draft_tokens": num_draft_tokens, "policies": policies}
+    return {
+        "version": __version__,
+        **(about or {}),
+        "num_draft_tokens": num_draft_tokens,
+        "policies": policies,
+    }
 
 
 def _named(names: Sequence[str], result: PolicyResult | PairResult) -> dict[str, Any]:
     return {name: getattr(result, name) for name in names}
 
 
-def write_json(results: Sequence[PolicyResult], num_draft_tokens: int, path: Path) -> None:
+def write_json(
+    results: Sequence[PolicyResult],
+    num_draft_tokens: int,
+    path: Path,
+    about: Mapping[str, Any] | None = None,
+) -> None:
     """Write `to_json` to `path`."""
-    path.write_text(json.dumps(to_json(results, num_draft_tokens), indent=1) + "\n", encoding="utf-8")
+    found = to_json(results, num_draft_tokens, about)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpu_align.errors import MissingExtraError
+
+#: Seconds that the hub has to answer.
+_HUB_PATIENCE = 5
 
 
 class TextTokenizer(Protocol):
@@ -68,21 +72,27 @@ class TransformersTokenizer:
     """Any tokenizer that ``transformers.AutoTokenizer`` loads, by hub name or local folder."""
 
     def __init__(self, name_or_path: str) -> None:
+        is_path = (
+            Path(name_or_path).is_absolute() or name_or_path.startswith(".") or name_or_path.count("/") > 1
+        )
+        if is_path and not Path(name_or_path).is_dir():
+            raise ValueError(_unreadable(name_or_path, "no such folder"))
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
             raise MissingExtraError(f"tokenizer {name_or_path!r}", "transformers", "transformers") from error
         self.name = name_or_path
+        offline = "" if Path(name_or_path).is_dir() else hub_is_out_of_reach()
         try:
             # Loading warns on stderr about a missing PyTorch or model, which a tokenizer does not need.
             with contextlib.redirect_stderr(io.StringIO()):
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path)
-        except (OSError, ValueError) as error:
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                    name_or_path, local_files_only=bool(offline)
+                )
+        except Exception as error:  # a broken tokenizer file fails in many ways
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ValueError(
-                f"tokenizer: expected a folder or a hub name that transformers can load, "
-                f"or 'tekken', got {name_or_path!r} ({first_line})"
-            ) from error
+            why = f"{offline}, and it is not in the cache" if offline else first_line
+            raise ValueError(_unreadable(name_or_path, why)) from error
         self.vocab_size = len(self._tokenizer)
         self._special = set(self._tokenizer.all_special_ids)
         self._byte_level = _is_byte_level(self._tokenizer)
@@ -106,6 +116,34 @@ class TransformersTokenizer:
                     return bytes([int(token[3:5], 16)])
             token = token.replace("▁", " ")
         return str(token).encode()
+
+
+def _unreadable(name: str, why: str) -> str:
+    expected = "a folder or a hub name that transformers can load, or 'tekken'"
+    return f"tokenizer: expected {expected}, got {name!r} ({why})"
+
+
+def hub_is_out_of_reach() -> str:
+    """Why the hub does not answer, "" where it does. Asked before a download, which tries again for a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    failed: list[str] = [f"{constants.ENDPOINT} did not answer within {_HUB_PATIENCE} s"]
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE)
+        except Exception as error:
+            failed[:] = [f"{constants.ENDPOINT} is out of reach: {type(error).__name__}"]
+        else:
+            failed.clear()
+
+    # A name server that does not answer holds a thread longer than any timeout of the request.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_HUB_PATIENCE)
+    return failed[0] if failed else ""
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

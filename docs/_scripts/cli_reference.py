@@ -1,0 +1,116 @@
+"""Writes docs/cli.md from the command line itself: every command with its arguments, options and examples.
+
+::
+
+    python docs/_scripts/cli_reference.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from typer.main import get_command
+
+from gpu_align.cli.app import app
+from gpu_align.cli.examples import EXAMPLES
+
+PAGE = Path(__file__).resolve().parents[1] / "cli.md"
+
+HEAD = """<!-- Written by docs/_scripts/cli_reference.py. Do not edit. -->
+# The command line
+
+`gpu-align` comes with the extra `cli`, which `vllm` and `cpu` contain. `gpu-align COMMAND --help` prints what this
+page says of a command. The functions behind the commands are in the [API reference](api.md).
+
+- **Exit codes**: 0; 1 if the work failed or an extra is missing; 2 for bad input; 130 for Ctrl-C.
+- **Errors** are one line on stderr, `error: …`, and name the option or the file. Notes and progress go to stderr,
+  too, results to stdout.
+- **Texts** may begin with a byte order mark; files of JSON lines may be gzipped.
+- **JSON** files name the version of gpu-align, the settings and the tokenizer.
+- **Tokenizers** are `tekken`, which needs no network, a folder, or a name on the Hugging Face hub. If the hub does
+  not answer within 5 seconds, only what is in its cache is loaded.
+
+## Shell completion
+
+```bash
+gpu-align --install-completion   # for the shell that runs this: Bash, Zsh, Fish or PowerShell
+gpu-align --show-completion      # print the script instead
+```
+"""
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that runs, by its words after ``gpu-align``, in the order of ``--help``."""
+    command = get_command(app) if command is None else command
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name, member in inner.items():
+        yield from commands(member, (*path, name))
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, "## gpu-align\n", _table(_parameters(get_command(app))), ""]
+    for path, command in commands():
+        parts += _section(path, command)
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _section(path: tuple[str, ...], command: Any) -> Iterator[str]:
+    name = " ".join(path)
+    yield f"## {name}\n"
+    told, _, examples = inspect.cleandoc(command.help or "").partition("Examples:")
+    yield told.strip() + "\n"
+    parameters = list(_parameters(command))
+    arguments = [label for label, _, is_option in parameters if not is_option]
+    usage = " ".join(["gpu-align", name, "[OPTIONS]", *arguments])
+    yield f"```text\n{usage}\n```\n"
+    yield _table(parameters)
+    yield ""
+    lines = [f"# {what}\n{line}" for what, line in EXAMPLES.get(name, ())]
+    lines = lines or [line.strip() for line in examples.splitlines() if line.strip().startswith("gpu-align ")]
+    if lines:
+        yield "```bash\n" + "\n".join(lines) + "\n```\n"
+
+
+def _parameters(command: Any) -> Iterator[tuple[str, str, bool]]:
+    """``(how it is written, what it is for, whether it is an option)``."""
+    for parameter in command.params:
+        # Completion has a section of its own.
+        if parameter.name in ("help", "install_completion", "show_completion") or parameter.hidden:
+            continue
+        is_option = parameter.param_type_name == "option"
+        metavar = parameter.metavar or ""
+        told = (getattr(parameter, "help", None) or "").rstrip(".")
+        if is_option:
+            names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+            label = f"{names} {metavar}".rstrip() if not parameter.is_flag else names
+            default = parameter.default
+            if default not in (None, False, (), "") and not callable(default):
+                told += f"; default: {default}"
+            if parameter.required:
+                told += "; required"
+        else:
+            label = metavar if parameter.required else f"[{metavar}]"
+        yield label, told, is_option
+
+
+def _table(parameters: Any) -> str:
+    rows = [f"| `{_escaped(label)}` | {_escaped(told)} |" for label, told, _ in parameters]
+    return "\n".join(["| argument or option | |", "|---|---|", *rows])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

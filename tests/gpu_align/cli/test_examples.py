@@ -1,0 +1,121 @@
+"""The examples of every ``--help`` run, and the page of the reference is made from the commands as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from gpu_align import RecipePack
+from gpu_align.cli.app import app
+from gpu_align.cli.doctor import Finding
+from gpu_align.cli.examples import EXAMPLES
+
+ROOT = Path(__file__).parents[3]
+OLD = "def load(path):\n    with open(path) as file:\n        return file.read()\n"
+NEW = OLD.replace("load", "read_text")
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "docs/_scripts/cli_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = _script()
+COMMANDS = [" ".join(path) for path, _ in SCRIPT.commands()]
+
+
+def test_the_page_is_made_from_the_commands() -> None:
+    written = SCRIPT.PAGE.read_text(encoding="utf-8")
+    assert written == SCRIPT.page(), "run: python docs/_scripts/cli_reference.py"
+    for command in COMMANDS:
+        assert f"\n## {command}\n" in written
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    _, examples, lines = result.output.partition("Examples:")
+    assert examples
+    assert f"gpu-align {command}" in lines
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the examples find."""
+    folder = tmp_path_factory.mktemp("examples")
+    lines = {
+        "pairs.jsonl": {"id": "a", "prediction": [1, 2, 3, 4, 5], "output": [1, 2, 9, 4, 5]},
+        "samples.jsonl": {"task": "t", "prompt": "p", "samples": ["one two three", "one two three"]},
+        "outputs.jsonl": {"task": "t", "prompt": "p", "output": "one two three"},
+    }
+    for name, line in lines.items():
+        (folder / name).write_text(json.dumps(line) + "\n")
+    (folder / "old.py").write_text(OLD)
+    (folder / "new.py").write_text(NEW)
+    for name in ("one", "two"):
+        (folder / "projects" / name).mkdir(parents=True)
+        (folder / "projects" / name / "a.py").write_text("alpha beta gamma delta\n" * 5)
+    (folder / "packs").mkdir()
+    for name in ("one.json.gz", "two.json.gz", "packs/base.json.gz"):
+        RecipePack({}, []).save(folder / name)
+    (folder / "logs").mkdir()
+    shutil.copy(Path(__file__).parents[1] / "step_log.yaml", folder / "logs" / "chatcmpl-1.yaml")
+    project = folder / "project"
+    project.mkdir()
+    git(project, "init", "-q")
+    for number, text in enumerate((OLD, NEW, OLD)):
+        (project / "file.py").write_text(text)
+        git(project, "add", "-A")
+        git(project, "commit", "-q", "-m", str(number))
+    return folder
+
+
+def _served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo and the examination have tests of their own."""
+    demo: Any = ModuleType("vllm_integration.demo")
+    demo.run_demo = lambda model, out: 0
+    monkeypatch.setitem(sys.modules, "vllm_integration.demo", demo)
+    findings: Callable[[bool], list[Finding]] = lambda deep: [Finding("torch", "2.13.0", True)]  # noqa: E731
+    monkeypatch.setattr("gpu_align.cli.doctor.examine", findings)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [(command, line) for command, lines in EXAMPLES.items() for _, line in lines]
+)
+def test_an_example_runs(command: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert line.startswith(f"gpu-align {command}")
+    if "--tokenizer tekken" in line or "--before" in line or "--git" in line:
+        pytest.importorskip("mistral_common")
+    _served(monkeypatch)
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert result.exit_code == 0, result.output
+    written = [word for before, word in zip(line.split(), line.split()[1:], strict=False)
+               if before in ("--json", "--html") and "." in word]  # fmt: skip
+    for name in written:
+        text = (folder / name).read_text(encoding="utf-8")
+        assert "<!doctype html>" in text if name.endswith(".html") else json.loads(text)["version"]
