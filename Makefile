@@ -103,6 +103,7 @@ probe: $(VENV)/.base  ## look up every private vLLM name in a release: make prob
 
 docs: $(VENV)/.dev  ## the documentation site, in site/; any warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@$(BIN)/python docs/_scripts/check_pages.py site
 
 clean:  ## remove what the other targets made, the venv included
 	rm -rf $(VENV) .cache demo_out site build dist *.egg-info

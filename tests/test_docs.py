@@ -257,10 +257,10 @@ def test_numbers_are_ratios_of_the_counts() -> None:
     others = [run("gpu_align", 64, none, length_factor=1), run("gpu_align", 16, none)]
     numbers = {"runs": [run("cursor", 64, none), run("gpu_align", 64, counts), *others]}
     rows = filler.table(numbers).splitlines()
-    assert rows[2].startswith("| `gpu_align` | **7.50** | **0.25** |")
+    assert rows[2].startswith("| `gpu_align` | **7.50** | **0.25** |  |  |")
     assert rows[3].startswith("| `cursor` | 1.00 | – |")
     assert len(rows) == 6
-    assert "2 outputs, 300 tokens, at most 64 drafts" in rows[-1]
+    assert "2 outputs, 300 tokens, at most K drafts" in rows[-1]
     assert "| `gpu_align` | 1.00 | – | 1.00 | – | `length_factor=1` |" in filler.everything(numbers)
 
 
@@ -378,8 +378,22 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert build.returncode == 0, build.stderr[-3000:]
     pages = list(site.glob("*.html"))
     assert len(pages) >= 10
+    assert list(_load(ROOT / "docs" / "_scripts" / "check_pages.py").findings(site)) == []
     loads = re.compile(
         r"<(?:script|img|iframe)[^>]+src=\"?(https?:[^\s\">]+)|<link[^>]+href=\"?(https?:[^\s\">]+)"
     )
     for page in pages:
         assert not loads.findall(page.read_text(encoding="utf-8")), page.name
+
+
+def test_wide_blocks_and_dead_links_are_found(tmp_path: Path) -> None:
+    check = _load(ROOT / "docs" / "_scripts" / "check_pages.py")
+    wide = "x" * (check.MAX_COLUMNS + 1)
+    page = f'<a id="here"></a><a href="#here"></a><a href="#there"></a><a href="no.html"></a><pre>a\n{wide}</pre>'
+    (tmp_path / "index.html").write_text(page, encoding="utf-8")
+    found = list(check.findings(tmp_path))
+    assert len(found) == 3
+    assert f"a line of {check.MAX_COLUMNS + 1} columns" in found[0]
+    assert found[1:] == ["index.html: #there leads to no anchor", "index.html: no.html leads to no file"]
+    assert check.main(tmp_path) == 1
+    assert check.main(tmp_path / "nothing") == 2
