@@ -4,8 +4,8 @@
 
     mkdocs build --strict && python docs/_scripts/check_pages.py site
 
-prints a line a finding and exits with 1 if there is one. Links to other hosts are not fetched; anchors and files are
-looked up in the site.
+prints a line a finding and exits with 1 if there is one. Links to other hosts are not fetched;
+anchors and files are looked up in the site.
 """
 
 from __future__ import annotations

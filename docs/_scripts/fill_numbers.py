@@ -82,11 +82,8 @@ def table(numbers: dict[str, Any]) -> str:
         for size in (K, K // 2)
     )
     names = sorted(REMARKS.keys() & shown.keys(), key=lambda name: (shown[name]["steps"], name))
-    rows = [
-        f"| policy | K = {K}: tokens a step | rejected per accepted | K = {K // 2}: tokens a step "
-        "| rejected per accepted | |",
-        "|---|--:|--:|--:|--:|---|",
-    ]
+    sizes = " | ".join(f"K = {size}: tokens a step | rejected per accepted" for size in (K, K // 2))
+    rows = [f"| policy | {sizes} | |", "|---|--:|--:|--:|--:|---|"]
     for name in names:
         strong = "**" if name == OURS else ""
         cells = [*_ratios(shown[name]), *(_ratios(short[name]) if name in short else ("", ""))]
