@@ -61,6 +61,8 @@ LOG = [
     (request_state.RequestState, "record"),
     (request_state.RequestState, "know_prompt"),
     (debug_log.DebugLog, "_write"),
+    (debug_log.DebugLog, "_follow"),
+    (debug_log.step_log, "dump_live_step"),
     (debug_log.step_log, "dump"),
     (debug_log.os, "open"),
 ]
@@ -93,6 +95,7 @@ def test_v1_goes_on(
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
     monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_follow")))
     break_at(monkeypatch, *place)
     ours = PredictedOutputs(config())
     ours.load_model()
@@ -202,6 +205,7 @@ def test_v2_goes_on(
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
     make = speculators(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_follow")))
     names = {"module": module, "Drafter": module.Drafter, "StepLog": module.StepLog}
     owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
     if name != "propose":  # which the start runs, too: see "warm_up"
