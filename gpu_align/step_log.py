@@ -20,7 +20,7 @@ from gpu_align.errors import MissingExtraError
 
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-steps/1"
-#: Counts the fields that were added, which a reader may ignore. 1 (no key in the file): all but the lines. 2: these.
+#: Counts the fields that were added, which a reader may ignore. 1 (no key in the file): all but lines. 2: lines.
 REVISION = 2
 #: Names of `gpu_align.Source`, in its order.
 SOURCES = ("none", "prediction", "context", "recipe", "memory")

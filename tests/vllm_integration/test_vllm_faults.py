@@ -16,7 +16,9 @@ from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
 from vllm_integration import PredictedOutputParams
 from vllm_integration.frontend import (
-    body_limit,
+    app as our_app,
+)
+from vllm_integration.frontend import (
     endpoints,
     faults,
     input_processor,
@@ -384,8 +386,8 @@ def test_a_server_starts_without_the_filter_of_its_log(
 ) -> None:
     break_at(monkeypatch, redaction, "install")
     app = SimpleNamespace(user_middleware=[])
-    assert body_limit.init_entrypoints_middleware(lambda args, app: "done", None, app) == "done"
-    assert len(plugin_log) == len(app.user_middleware) == 1
+    assert our_app.init_entrypoints_middleware(lambda *args: "done", None, app, ()) == "done"
+    assert (len(plugin_log), len(app.user_middleware)) == (1, 2)
 
 
 def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,14 @@ class Settings(BaseModel):
         """The packs to draft from, as they were named."""
         return () if self.recipes == NO_RECIPES else tuple(self.recipes.split(","))
 
+    def changed(self) -> dict[str, Any]:
+        """The variables whose values are not the defaults."""
+        return {
+            PREFIX + name.upper(): value
+            for name, field in type(self).model_fields.items()
+            if (value := getattr(self, name)) != field.default
+        }
+
     def drafts_without_prediction(
         self, recipes: Sequence[str] | None = None, memory: bool | None = None
     ) -> bool:
