@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from vllm_integration.frontend import faults, limits, unsupported
 from vllm_integration.frontend.unsupported import ENDPOINTS
+from vllm_integration.seams import install as compat
 
 pytest.importorskip("vllm")
 
@@ -67,6 +68,15 @@ def test_a_prediction_is_a_400_that_names_the_field(app: Any, path: str) -> None
 def test_what_brings_none_passes_whole(app: Any, body: bytes) -> None:
     for path in ENDPOINTS[:2]:
         assert ask(app, path, body) == (200, str(len(body)).encode())
+
+
+def test_messages_refuse_one_where_vllm_has_changed_so_that_it_cannot_be_read(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.add_route("/v1/messages", told, methods=["POST"])
+    for installed, status in (({"messages"}, 200), (set(), 400)):
+        monkeypatch.setattr(compat, "_installed", installed)
+        assert ask(app, "/v1/messages", b'{"prediction": 7}')[0] == status
 
 
 def test_other_paths_methods_and_engines_pass(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
+import prometheus_client
 import pytest
+from prometheus_client import multiprocess
 
 import gpu_align
 from vllm_integration.config import in_use
@@ -46,6 +47,10 @@ def told() -> Iterator[list[str]]:
     status.logger.removeHandler(handler)
 
 
+def models() -> dict[str, str]:
+    return {}
+
+
 def app_with(keys: list[str] | None = None, tasks: tuple[str, ...] = ("generate",)) -> Any:
     """vLLM's own middleware around an application with our route."""
     pytest.importorskip("vllm")
@@ -64,7 +69,7 @@ def app_with(keys: list[str] | None = None, tasks: tuple[str, ...] = ("generate"
         middleware=[],
     )
     app = FastAPI()
-    app.add_api_route("/v1/models", dict, methods=["GET"])
+    app.add_api_route("/v1/models", models, methods=["GET"])
     ours(lambda *given: init_entrypoints_middleware(*given[:2], ()), args, app, tasks)
     return app
 
@@ -89,7 +94,7 @@ def test_one_line_says_what_the_server_is(told: list[str], monkeypatch: pytest.M
     )
     assert "; recipes: base sha256:" in line
     assert ", /no/such/pack.json not read; response memory of 5000 tokens; settings: " in line
-    assert "GPU_ALIGN_USAGE_DETAILS=True" in line
+    assert "GPU_ALIGN_USAGE_DETAILS=1" in line
     assert "GPU_ALIGN_SURE" not in line
 
 
@@ -184,38 +189,39 @@ def test_each_way_to_refuse_a_prediction_is_a_label() -> None:
     assert {(reason, "truncated") for reason in cut} == {pair for pair in known if pair[1] == "truncated"}
 
 
-#: Two front ends that count, and a third that reads what all have.
-SEVERAL = """
-import json, os, sys
-from vllm_integration.frontend import metrics
-facts = dict(version="0", vllm="1", runner="V1", num_draft_tokens="8", recipes="base@12")
-metrics.set_info(**facts)
-first = metrics.read()
-for requests in (2, 3):
-    if not os.fork():
-        metrics.set_info(**facts)
-        for _ in range(requests):
-            metrics.count_request(10)
-        metrics.count_refused("room", "dropped")
-        os._exit(0)
-    os.wait()
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-registry = CollectorRegistry()
-multiprocess.MultiProcessCollector(registry)
-print(json.dumps([first, metrics.read(), generate_latest(registry).decode()]))
-"""
+def as_one_of_several(directory: Path) -> list[Any]:
+    """What a fresh process of a server reads: at first, and when two others have counted."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+    prometheus_client.values.ValueClass = prometheus_client.values.MultiProcessValue()
+    for metric in metrics._metrics.values():
+        prometheus_client.REGISTRY.unregister(metric)
+    metrics._metrics.clear()
+    facts = {"version": "0", "vllm": "1", "runner": "V1", "num_draft_tokens": "8", "recipes": "base@12"}
+    metrics.set_info(**facts)
+    first = metrics.read()
+    for requests in (2, 3):
+        if not os.fork():
+            metrics.set_info(**facts)
+            for _ in range(requests):
+                metrics.count_request(10)
+            metrics.count_refused("room", "dropped")
+            os._exit(0)
+        os.wait()
+    registry = prometheus_client.CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return [first, metrics.read(), prometheus_client.generate_latest(registry).decode()]
 
 
-def test_several_processes_are_one_server_and_every_label_is_there_from_the_start(tmp_path: Any) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", SEVERAL],
-        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    first, last, text = json.loads(ran.stdout)
+def test_several_processes_are_one_server_and_every_label_is_there_from_the_start(tmp_path: Path) -> None:
+    answer, logs = tmp_path / "answer", tmp_path / "metrics"
+    logs.mkdir()
+    if not (child := os.fork()):
+        try:
+            answer.write_text(json.dumps(as_one_of_several(logs)))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    first, last, text = json.loads(answer.read_text())
     refused: dict[str, dict[str, int]] = {}
     for reason, action in metrics.REFUSED:
         refused.setdefault(reason, {})[action] = 0

@@ -71,7 +71,10 @@ class Server:
         memory = (
             f"response memory of {self.memory_tokens} tokens" if self.memory_tokens else "no response memory"
         )
-        changed = " ".join(f"{name}={value}" for name, value in self.settings.items())
+        changed = " ".join(
+            f"{name}={int(value) if isinstance(value, bool) else value}"
+            for name, value in self.settings.items()
+        )
         return (
             f"gpu_align {gpu_align.__version__} drafts on vLLM {self.vllm}, {self.runner} model runner, "
             f"K={self.num_draft_tokens}; `prediction` on {', '.join(self.endpoints) or 'no endpoint'}; "

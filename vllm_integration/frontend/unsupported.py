@@ -10,7 +10,7 @@ from vllm_integration.frontend import limits
 from vllm_integration.frontend.body_limit import App, Message, Receive, Send, in_use, refuse, replay
 from vllm_integration.frontend.body_scan import BodyScan
 from vllm_integration.frontend.faults import tell
-from vllm_integration.seams.install import strict
+from vllm_integration.seams.install import is_installed, strict
 
 #: Endpoints that generate, or prepare what is generated, and have no place for a prediction.
 ENDPOINTS = (
@@ -24,6 +24,8 @@ ENDPOINTS = (
     "/v1/systemone",
     "/generative_scoring",
 )
+#: Another one where vLLM has changed so much that the field cannot be read there.
+_MESSAGES = "/v1/messages"
 
 
 class RefusedPredictions:
@@ -38,7 +40,8 @@ class RefusedPredictions:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
-        if not is_post or not scope["path"].endswith(ENDPOINTS) or not in_use(scope):
+        path = _endpoint_of(scope["path"]) if is_post else None
+        if path is None or not in_use(scope):
             return await self._app(scope, receive, send)
         messages: list[Message] = []
         while not messages or messages[-1].get("more_body", False):
@@ -55,8 +58,14 @@ class RefusedPredictions:
         if not refused:
             return await self._app(scope, replay(messages, receive), send)
         limits.count_refused("unsupported")
-        path = next(path for path in ENDPOINTS if scope["path"].endswith(path))
         await refuse(send, 400, f"prediction: {path} does not take a prediction")
+
+
+def _endpoint_of(path: str) -> str | None:
+    """Which endpoint a path is that has no place for a prediction; None for any other."""
+    if path.endswith(_MESSAGES):
+        return None if is_installed("messages") else _MESSAGES
+    return next((endpoint for endpoint in ENDPOINTS if path.endswith(endpoint)), None)
 
 
 async def _brings_prediction(messages: list[Message]) -> bool:
