@@ -17,7 +17,8 @@ from .ops._check import Backend, check_batch, check_int, check_tensor, resolve_b
 from .ops.constants import PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.draft_budget import limit_drafts_inplace
-from .ops.recipe_lookup import Recipes, RecipeTable
+from .ops.recipe_lookup import Recipes
+from .ops.recipe_lookup.shared import shared_recipe_table
 from .ops.state import allocate_state, load_slot_kernel, occupy_slot, store_prediction, vacate_slot
 from .ops.step import Step, StepLaunch, StepSettings, make_step
 from .preparation import Preparation
@@ -56,7 +57,8 @@ class Drafter:
             installed, compiles the reference here, or loads what it compiled before.
         config: a `DrafterConfig`.
         recipes: what to draft where neither the prediction nor the context promises more, `RecipePack.tokenize`
-            for this model's tokenizer; None is nothing.
+            for this model's tokenizer; None is nothing. Drafters of one device, K, vocabulary and
+            `min_survival_recipe` that are given the same object share one table in its memory.
         backend: "auto" goes by the device; "triton" on the CPU runs the kernel under Triton's interpreter.
         max_prediction_tokens: tokens of all predictions held together, rounded up to whole pages of 256 for each.
             None is enough to never refuse one: about twice ``max_slots * max_prediction_len``. With less, a
@@ -111,9 +113,11 @@ class Drafter:
         #: Names of the recipe packs that a request may choose from.
         self.recipe_names = recipes.names
         self._pack_bits = recipes.pack_bits
-        self._recipes = RecipeTable.build(
+        # Held, because the table lives as long as somebody holds it.
+        self._shared_recipes = shared_recipe_table(
             recipes, num_draft_tokens, self.device, self.config.min_survival_recipe, vocab_size
         )
+        self._recipes = self._shared_recipes.table
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}

@@ -1,27 +1,39 @@
 """The step log of one request: its types, and how a file is written and read.
 
 A step log says what happened in each verification step of one request. The vLLM plugin writes one YAML file a
-request; `gpu-align report` and the demo read it. `docs/logs.md` describes every field. Only `dump` and
-`read_step_log` need PyYAML.
+request; `gpu-align report` and the demo read it. `docs/logs.md` describes every field. Only what writes or reads a
+file needs PyYAML.
+
+A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. It is the
+same YAML, so that one reader reads both; of a live file whose writer was killed it reads the whole lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from gpu_align.errors import MissingExtraError
 
+#: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-steps/1"
+#: Counts the fields that were added, which a reader may ignore. 1 (no key in the file): all but lines. 2: lines.
+REVISION = 2
 #: Names of `gpu_align.Source`, in its order.
 SOURCES = ("none", "prediction", "context", "recipe", "memory")
 
 #: Tokens before a text that it is decoded with: leading spaces and torn characters depend on them.
 _TEXT_CONTEXT = 8
 _TORN = "\ufffd"  # what a decoder writes for a character of which a later token has the rest
+#: Tokens of a line that is not complete which each step shows: the last ones. Without a limit the file of an
+#: output that has no newlines would grow with the square of its length.
+MAX_PREFIX = 128
+#: What YAML takes for the end of a line.
+_LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
+_LIVE_HEAD = f"format: {FORMAT}\nlive: true\n"
 
 #: Token ids -> text.
 Decode = Callable[[list[int]], str]
@@ -29,6 +41,14 @@ Decode = Callable[[list[int]], str]
 
 class StepLogError(ValueError):
     """A file is not a whole step log; the message names the place and what was expected there."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Tokens of one line: up to the one whose text has the newline. `text` is None where it is not known."""
+
+    tokens: list[int]
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,8 @@ class Step:
         proposed_text: text of `proposed`.
         accepted_text: text of the accepted drafts.
         own_text: text of the model's own tokens.
+        new_lines: lines of the output that the new tokens complete. None: there is no text to find lines in.
+        prefix: the output's line that is not complete after the new tokens, at most its last `MAX_PREFIX`.
     """
 
     step: int
@@ -70,6 +92,8 @@ class Step:
     proposed_text: str | None = None
     accepted_text: str | None = None
     own_text: str | None = None
+    new_lines: list[Line] | None = None
+    prefix: Line | None = None
 
     @property
     def rejected(self) -> int:
@@ -78,13 +102,25 @@ class Step:
 
 @dataclass(frozen=True)
 class StepLog:
-    """One request."""
+    """One request.
+
+    Attributes:
+        request_id: the engine's.
+        num_draft_tokens: K.
+        prompt_tokens: the prompt's length.
+        prediction_tokens: the prediction's length.
+        steps: in their order.
+        prediction_lines: the prediction; one line where there is no text to find lines in. None: it is not there.
+        finished: False for a live file, whose request was still running.
+    """
 
     request_id: str
     num_draft_tokens: int
     prompt_tokens: int
     prediction_tokens: int
     steps: list[Step]
+    prediction_lines: list[Line] | None = None
+    finished: bool = True
 
     @property
     def output_tokens(self) -> int:
@@ -114,47 +150,169 @@ class StepLog:
         return {"steps": len(self.steps), **counts, "by_source": by_source}
 
     def with_texts(self, decode: Decode, prompt: Sequence[int] = ()) -> StepLog:
-        """This log with the texts of its tokens. prompt: the tokens before the first step."""
-        before = list(prompt[-_TEXT_CONTEXT:])
-        steps = []
-        for step in self.steps:
-            accepted, own = step.new[: step.accepted], step.new[step.accepted :]
-            texted = replace(
-                step,
-                proposed_text=_text_after(decode, before, step.proposed),
-                accepted_text=_text_after(decode, before, accepted),
-                own_text=_text_after(decode, (before + accepted)[-_TEXT_CONTEXT:], own),
-            )
-            steps.append(texted)
-            before = (before + step.new)[-_TEXT_CONTEXT:]
-        return replace(self, steps=steps)
+        """This log with the texts of its tokens, in lines. prompt: the tokens before the first step."""
+        texts = Texts(decode, prompt)
+        lines = self.prediction_lines
+        if lines is not None:
+            lines = texts.lines_of([token for line in lines for token in line.tokens])
+        return replace(self, steps=[texts.of(step) for step in self.steps], prediction_lines=lines)
+
+
+class LineDecoder:
+    """A `Decode` that knows which tokens end a line, and asks once for each: a worker has one for all requests."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._ends_line: dict[int, bool] = {}
+
+    def __call__(self, token_ids: list[int]) -> str:
+        """The text of these tokens."""
+        return self._decode(token_ids)
+
+    def ends_line(self, token: int) -> bool:
+        """Whether the text of the token has a newline."""
+        found = self._ends_line.get(token)
+        if found is None:
+            found = self._ends_line[token] = "\n" in self._decode([token])
+        return found
+
+
+class Texts:
+    """Adds texts and lines to the steps of one request, in their order.
+
+    decode: token ids -> text. prompt: the tokens before the first step.
+    """
+
+    def __init__(self, decode: Decode, prompt: Sequence[int] = ()) -> None:
+        self._decode = decode if isinstance(decode, LineDecoder) else LineDecoder(decode)
+        self._before = list(prompt[-_TEXT_CONTEXT:])
+        self._prefix = Line([], "")
+
+    def lines_of(self, tokens: list[int]) -> list[Line]:
+        """A text of its own, such as a prediction, in lines; the last one may lack its newline."""
+        *lines, rest = self._lines([], Line([], ""), tokens)
+        return [*lines, rest] if rest.tokens else lines
+
+    def of(self, step: Step) -> Step:
+        """`step` with its texts; the next call is for the next step."""
+        decode, before = self._decode, self._before
+        accepted, own = step.new[: step.accepted], step.new[step.accepted :]
+        *lines, prefix = self._lines(before, self._prefix, step.new)
+        self._prefix = prefix
+        self._before = (before + step.new)[-_TEXT_CONTEXT:]
+        return replace(
+            step,
+            proposed_text=_text_after(decode, before, step.proposed),
+            accepted_text=_text_after(decode, before, accepted),
+            own_text=_text_after(decode, (before + accepted)[-_TEXT_CONTEXT:], own),
+            new_lines=lines,
+            prefix=self._shown(prefix),
+        )
+
+    def _shown(self, prefix: Line) -> Line:
+        cut = len(prefix.tokens) - MAX_PREFIX
+        if cut <= 0:
+            return prefix
+        before = prefix.tokens[max(0, cut - _TEXT_CONTEXT) : cut]
+        return Line(prefix.tokens[cut:], _text_after(self._decode, before, prefix.tokens[cut:]))
+
+    def _lines(self, before: list[int], prefix: Line, tokens: list[int]) -> list[Line]:
+        """`prefix` and these tokens behind it, in lines. The last one is not complete and may be empty.
+
+        before: the tokens before `tokens`.
+        """
+        lines, begin, text = [], 0, prefix.text or ""
+        line = prefix.tokens
+        for end in [*(i + 1 for i, token in enumerate(tokens) if self._decode.ends_line(token)), len(tokens)]:
+            part = tokens[begin:end]
+            text += _text_after(self._decode, before, part)
+            lines.append(Line([*line, *part], text))
+            before, begin, line, text = (before + part)[-_TEXT_CONTEXT:], end, [], ""
+        return lines
 
 
 def _text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
     """What `tokens` add to the text of `before`; a character of several tokens belongs to the last of them."""
+    if not tokens:
+        return ""
     known, whole = decode(before).rstrip(_TORN), decode(before + tokens).rstrip(_TORN)
     return whole[len(known) :]
 
 
 def dump(log: StepLog) -> str:
-    """The file of `log`; a step without texts has no keys for them."""
+    """The file of a request that has finished; a step without texts has no keys for them."""
+    document = {"format": FORMAT, **_header(log), "usage": log.usage(), **_prediction(log)}
+    return _yaml({**document, "steps": [_row(step) for step in log.steps]})
+
+
+def dump_live_head(log: StepLog) -> str:
+    """What a live file begins with; the steps of `log` count for nothing."""
+    return f"{_LIVE_HEAD}{_yaml({**_header(log), **_prediction(log)})}steps:\n"
+
+
+def dump_live_step(step: Step) -> str:
+    """One line of a live file."""
+    return "- " + _yaml(_row(step), on_one_line=True)
+
+
+def _header(log: StepLog) -> dict[str, Any]:
+    names = ("request_id", "num_draft_tokens", "prompt_tokens", "prediction_tokens")
+    return {"revision": REVISION, **{name: getattr(log, name) for name in names}}
+
+
+def _prediction(log: StepLog) -> dict[str, Any]:
+    lines = log.prediction_lines
+    return {} if lines is None else {"prediction_lines": [_bare(vars(line)) for line in lines]}
+
+
+def _row(step: Step) -> dict[str, Any]:
+    row = {name: value for name, value in vars(step).items() if value is not None or name not in _TEXT_FIELDS}
+    if step.new_lines is not None:
+        row["new_lines"] = [_bare(vars(line)) for line in step.new_lines]
+    if step.prefix is not None:
+        row["prefix"] = _bare(vars(step.prefix))
+    return row
+
+
+_TEXT_FIELDS = ("proposed_text", "accepted_text", "own_text", "new_lines", "prefix")
+
+
+def _bare(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _yaml(document: Any, *, on_one_line: bool = False) -> str:
     import yaml
 
-    header = {name: value for name, value in vars(log).items() if name != "steps"}
-    steps = [
-        {name: value for name, value in vars(step).items() if value is not None or not name.endswith("_text")}
-        for step in log.steps
-    ]
-    document = {"format": FORMAT, **header, "usage": log.usage(), "steps": steps}
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(
-        document, Dumper=dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
+        document,
+        Dumper=_dumper(),
+        sort_keys=False,
+        default_flow_style=True if on_one_line else None,
+        allow_unicode=True,
+        width=2**31 - 1 if on_one_line else 100,
     )
     return text
 
 
+@cache
+def _dumper() -> Any:
+    """Writes a text of several lines with escapes: it stands on one line."""
+    import yaml
+
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+        pass
+
+    def represent(dumper: Any, text: str) -> Any:
+        style = None if _LINE_BREAKS.isdisjoint(text) else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent)
+    return Dumper
+
+
 def read_step_log(path: Path) -> StepLog:
-    """Read a file that the plugin wrote.
+    """Read a file that the plugin wrote. Of a live file, the steps whose lines are whole.
 
     Raises:
         OSError: the file cannot be read.
@@ -167,7 +325,10 @@ def read_step_log(path: Path) -> StepLog:
         raise MissingExtraError("gpu-align report", "PyYAML", "vllm") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        written = path.read_bytes()
+        if written.startswith(_LIVE_HEAD.encode()):
+            written = written[: written.rindex(b"\n") + 1]
+        document = yaml.load(written.decode(), Loader=loader)
     except UnicodeDecodeError as error:
         raise StepLogError(f"expected UTF-8 text, found another byte at {error.start}") from None
     except yaml.YAMLError as error:
@@ -186,10 +347,33 @@ def _log(document: Any) -> StepLog:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise StepLogError(f"format: expected {FORMAT!r}, found {str(found)[:40]!r}")
     field = partial(_field, "", document)
-    rows = field("steps", list)
+    is_live = document.get("live") is True
+    rows = [] if is_live and document.get("steps", 0) is None else field("steps", list)
     counts = {name: field(name, int) for name in ("num_draft_tokens", "prompt_tokens", "prediction_tokens")}
-    steps = [_step(f"steps[{index}]", row) for index, row in enumerate(rows)]
-    return StepLog(field("request_id", str), **counts, steps=steps)
+    lines = field("prediction_lines", list) if document.get("prediction_lines") is not None else None
+    return StepLog(
+        field("request_id", str),
+        **counts,
+        steps=[_step(f"steps[{index}]", row) for index, row in enumerate(rows)],
+        prediction_lines=None if lines is None else _lines("prediction_lines", lines),
+        finished=not is_live,
+    )
+
+
+def _lines(where: str, rows: Iterable[Any]) -> list[Line]:
+    return [_line(f"{where}[{index}]", row) for index, row in enumerate(rows)]
+
+
+def _line(where: str, row: Any) -> Line:
+    tokens = _field(where, row, "tokens", list)
+    _check_tokens(f"{where}.tokens", tokens)
+    return Line(tokens, _field(where, row, "text", str) if row.get("text") is not None else None)
+
+
+def _check_tokens(where: str, tokens: list[Any]) -> None:
+    for index, token in enumerate(tokens):
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise StepLogError(f"{where}[{index}]: expected a token id, found {str(token)[:20]!r}")
 
 
 def _step(where: str, row: Any) -> Step:
@@ -198,9 +382,7 @@ def _step(where: str, row: Any) -> Step:
     values = {name: field(name, int) for name in names}
     values |= {name: field(name, list) for name in ("proposed", "confidence", "new")}
     for name in ("proposed", "new"):
-        for index, token in enumerate(values[name]):
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise StepLogError(f"{where}.{name}[{index}]: expected a token id, found {str(token)[:20]!r}")
+        _check_tokens(f"{where}.{name}", values[name])
     for index, number in enumerate(values["confidence"]):
         if not isinstance(number, (int, float)):
             raise StepLogError(f"{where}.confidence[{index}]: expected a number, found {str(number)[:20]!r}")
@@ -209,7 +391,12 @@ def _step(where: str, row: Any) -> Step:
         raise StepLogError(f"{where}.source: expected one of {', '.join(SOURCES)}, found {source[:20]!r}")
     optional = {"cursor_before": int, "cursor_after": int, "candidate": dict, "others": int}
     optional |= dict.fromkeys(("proposed_text", "accepted_text", "own_text"), str)
+    optional |= {"new_lines": list, "prefix": dict}
     values |= {name: field(name, kind) for name, kind in optional.items() if row.get(name) is not None}
+    if "new_lines" in values:
+        values["new_lines"] = _lines(f"{where}.new_lines", values["new_lines"])
+    if "prefix" in values:
+        values["prefix"] = _line(f"{where}.prefix", values["prefix"])
     step = Step(source=source, **values)
     if not step.accepted <= step.verified <= len(step.proposed):
         raise StepLogError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpu_align import html
 from gpu_align.html import Origin
-from gpu_align.step_log import SOURCES, Step, StepLog
+from gpu_align.step_log import SOURCES, Line, Step, StepLog
 from gpu_align.step_log import read_step_log as read_step_log
 
 TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", "cursor", "µs", "why")
@@ -18,13 +18,14 @@ def origin_of(step: Step) -> Origin:
 
 
 def summary(log: StepLog) -> str:
-    """One line: the steps, the drafts, and the lengths of prediction and prompt."""
+    """One line: the steps, the drafts, the lengths of prediction and prompt, and whether the request ended."""
     steps = len(log.steps)
     per_step = log.output_tokens / steps if steps else 0.0
     return (
         f"{log.output_tokens} tokens in {steps} steps, {per_step:.1f} a step; "
         f"{log.accepted} drafts accepted, {log.rejected} rejected; "
         f"prediction of {log.prediction_tokens} tokens, prompt of {log.prompt_tokens}"
+        + ("" if log.finished else "; not finished: the last whole step is shown last")
     )
 
 
@@ -78,7 +79,15 @@ def page(log: StepLog) -> str:
     if rejected:
         parts.append(html.heading("Rejected drafts"))
         parts += map(_rejection, rejected)
+    if log.prediction_lines:
+        parts += [html.heading("Prediction"), _prediction(log.prediction_lines)]
     return html.page(f"Request {log.request_id}", parts)
+
+
+def _prediction(lines: Sequence[Line]) -> str:
+    texts = [" ".join(map(str, line.tokens)) if line.text is None else line.text for line in lines]
+    content = html.tokens(texts, [Origin.PREDICTION] * len(texts))
+    return html.details(f"{len(lines)} line{'s' if len(lines) > 1 else ''}", "", content)
 
 
 def _rejection(step: Step) -> str:

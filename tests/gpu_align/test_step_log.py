@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpu_align import Source
-from gpu_align.step_log import SOURCES, Step, StepLog, dump, read_step_log
+from gpu_align import Source, step_report
+from gpu_align.step_log import (
+    MAX_PREFIX,
+    SOURCES,
+    Line,
+    Step,
+    StepLog,
+    StepLogError,
+    Texts,
+    dump,
+    dump_live_head,
+    dump_live_step,
+    read_step_log,
+)
 
-#: A file as the plugin has always written it.
-FILE = Path(__file__).with_name("step_log.yaml")
+#: A file as the plugin writes it, and as it wrote it before there were lines in it.
+FILE, REVISION_1 = (Path(__file__).with_name(f"step_log{name}.yaml") for name in ("", "_revision_1"))
 
 PIECES = {0: "\0", 1: "a", 2: " b", 3: " c", 4: " d", 5: "\n", 6: "é", 7: "x", 8: "?", 9: "!"}
 
@@ -41,7 +57,8 @@ STEPS = [
     Step(2, 9, "none", [7], [0.5], 3, 0, 0, [5], 3, 3, candidate("context"), 0),
     Step(3, 10, "recipe", [6, 0], [1.0, 0.25], 1234, 2, 2, [6, 0], 3, 4, candidate("recipe"), 1),
 ]
-LOG = StepLog("chatcmpl-1", 8, prompt_tokens=5, prediction_tokens=4, steps=STEPS)
+LOG = StepLog("chatcmpl-1", 8, 5, 4, STEPS, prediction_lines=[Line([1, 2, 5, 4])])
+TEXT_FIELDS = ("proposed_text", "accepted_text", "own_text", "new_lines", "prefix")
 
 
 def decode(ids: list[int]) -> str:
@@ -62,8 +79,9 @@ def test_a_written_file_is_byte_for_byte_the_same() -> None:
 def test_a_file_without_texts_lacks_their_keys_and_no_others() -> None:
     whole = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     for step in whole["steps"]:
-        for name in ("proposed_text", "accepted_text", "own_text"):
+        for name in TEXT_FIELDS:
             del step[name]
+    whole["prediction_lines"] = [{"tokens": [1, 2, 5, 4]}]
     assert pairs(yaml.safe_load(dump(LOG))) == pairs(whole)
 
 
@@ -72,6 +90,93 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_step_log(tmp_path / "bare.yaml") == LOG
     assert read_step_log(FILE) == LOG.with_texts(decode, [8] * 5)
     assert read_step_log(FILE).usage() == yaml.safe_load(FILE.read_text(encoding="utf-8"))["usage"]
+
+
+def test_a_file_of_the_first_revision_is_read_and_shown_as_before() -> None:
+    """It lacks the lines, and nothing else is another."""
+    old, new = read_step_log(REVISION_1), read_step_log(FILE)
+    steps = [replace(step, new_lines=None, prefix=None) for step in new.steps]
+    assert old == replace(new, steps=steps, prediction_lines=None)
+    assert step_report.summary(old) == step_report.summary(new)
+    assert step_report.table_rows(old.steps) == step_report.table_rows(new.steps)
+    assert "Prediction" not in step_report.page(old)
+    # Whoever has the tokenizer gets the lines of the output; those of the prediction are not in the file.
+    assert old.with_texts(decode, [8] * 5) == replace(new, prediction_lines=None)
+
+
+def test_a_field_of_a_later_revision_is_no_error(tmp_path: Path) -> None:
+    later = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    later |= {"revision": 99, "more": 1}
+    later["steps"][1]["more"] = 1
+    (tmp_path / "later.yaml").write_text(yaml.safe_dump(later))
+    assert read_step_log(tmp_path / "later.yaml") == read_step_log(FILE)
+
+
+def step_of(number: int, new: list[int]) -> Step:
+    return Step(number, 5 + number, "none", [], [], 0, 0, 0, new)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), max_size=400),
+    st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    st.data(),
+)
+def test_lines_are_those_of_the_text_however_it_is_cut_into_steps(
+    tokens: list[int], widths: list[int], data: st.DataObject
+) -> None:
+    texts, at, lines = Texts(decode, [5, 8]), 0, []
+    while at < len(tokens):
+        new = tokens[at : at + data.draw(st.sampled_from(widths))]
+        step = texts.of(step_of(at, new))
+        at += len(new)
+        assert step.new_lines is not None
+        assert step.prefix is not None
+        lines += step.new_lines
+        done = max((i + 1 for i, token in enumerate(tokens[:at]) if token == 5), default=0)
+        assert [token for line in lines for token in line.tokens] == tokens[:done]
+        assert step.prefix.tokens == tokens[done:at][-MAX_PREFIX:]
+        assert step.prefix.text == decode(step.prefix.tokens)
+    assert [line.text for line in lines] == decode(tokens).splitlines(keepends=True)[: tokens.count(5)]
+
+
+def test_each_token_is_decoded_once_to_see_whether_it_ends_a_line() -> None:
+    asked: list[list[int]] = []
+    texts = Texts(lambda ids: asked.append(ids) or decode(ids))  # type: ignore[func-returns-value]
+    texts.lines_of([1, 2, 5] * 50)
+    assert sorted(ids for ids in asked if len(ids) == 1 and ids != [1]) == [[2], [5]]
+
+
+def live(log: StepLog) -> str:
+    return dump_live_head(log) + "".join(map(dump_live_step, log.steps))
+
+
+def test_every_cut_of_a_live_file_reads_to_its_last_whole_step(tmp_path: Path) -> None:
+    whole = LOG.with_texts(decode, [8] * 5)
+    written, file = live(whole).encode(), tmp_path / "live.yaml"
+    head = len(dump_live_head(whole).encode())
+    ends = [i + 1 for i, byte in enumerate(written) if byte == 10]
+    for end in sorted({*range(0, head, 29), *range(head, len(written), 67), *ends, *(i - 1 for i in ends)}):
+        file.write_bytes(written[:end])
+        if end < head:
+            with pytest.raises(StepLogError):
+                read_step_log(file)
+            continue
+        steps = written[head:end].count(b"\n")
+        assert read_step_log(file) == replace(whole, steps=whole.steps[:steps], finished=False)
+    assert steps == len(STEPS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text())
+def test_a_step_is_one_line_whatever_its_text(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    step = replace(STEPS[1], own_text=text, new_lines=[Line([1], text)], prefix=Line([], text))
+    line = dump_live_step(step)
+    assert line.endswith("\n")
+    assert len(line.splitlines()) == 1
+    (read,) = yaml.safe_load(line)
+    assert read["own_text"] == read["new_lines"][0]["text"] == read["prefix"]["text"] == text
 
 
 def test_sources_are_those_of_a_draft() -> None:

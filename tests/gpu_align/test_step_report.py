@@ -90,6 +90,18 @@ def test_a_file_without_texts_shows_ids_or_is_decoded(tmp_path: Path) -> None:
     assert decoded.steps[1].proposed_text == "<2><3><4>"
 
 
+def test_the_page_has_the_prediction_and_the_summary_says_when_a_request_did_not_end(tmp_path: Path) -> None:
+    lines = [{"tokens": [1, 2], "text": "a <b>\n"}, {"tokens": [3]}]
+    raw = {**document(), "live": True, "prediction_lines": lines}
+    log = step_log.read_step_log(written(tmp_path, raw))
+    page = step_report.page(log)
+    assert "2 lines" in page
+    assert "a &lt;b&gt;\n3</span>" in page
+    assert step_report.summary(log).endswith("prompt of 5; not finished: the last whole step is shown last")
+    file = written(tmp_path, raw)
+    assert "not finished" in RUN.invoke(app, ["report", str(file)]).output
+
+
 def test_a_torn_character_belongs_to_the_token_that_completes_it(tmp_path: Path) -> None:
     pieces = [b"a", b"\xc3", b"\xa9", b"!", b"e", b"z"]
 
@@ -136,6 +148,19 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (changed("steps.1.source", "guess"), "steps[1].source: expected one of none, prediction"),
         (changed("steps.1.confidence.0", None), "steps[1].confidence[0]: expected a number"),
         (changed("steps.1.own_text", 5), "steps[1].own_text: expected str, found int"),
+        (changed("prediction_lines", [[1]]), "prediction_lines[0]: expected a mapping, found list"),
+        (
+            changed("prediction_lines", [{"tokens": [-1]}]),
+            "prediction_lines[0].tokens[0]: expected a token id",
+        ),
+        (
+            changed("steps.1.new_lines", [{"text": "a"}]),
+            "steps[1].new_lines[0].tokens: expected, but missing",
+        ),
+        (
+            changed("steps.1.prefix", {"tokens": [1], "text": 2}),
+            "steps[1].prefix.text: expected str, found int",
+        ),
         (changed("prompt_tokens", True), "prompt_tokens: expected int, found bool"),
     ],
 )

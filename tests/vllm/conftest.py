@@ -84,10 +84,10 @@ TIGHT = {
 @pytest.fixture(scope="session", params=[False, True], ids=["synchronous", "asynchronous"])
 def tight(request: pytest.FixtureRequest, start_engine: Callable[..., V2Engine]) -> V2Engine:
     """A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
-    Adaptive verification is asked for, and refused for want of CUDA graphs."""
+    Adaptive verification is asked for, and refused for want of CUDA graphs. One of the two logs live."""
     if request.param:
         return start_engine("tight-async", **TIGHT, asynchronous=True, delay_counts=1, step_log=True)
-    return start_engine("tight", **TIGHT, step_log=True)
+    return start_engine("tight", **TIGHT, step_log=True, environment={"GPU_ALIGN_DEBUG_LIVE": "1"})
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,8 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
         "VLLM_LOGGING_LEVEL": "INFO",
         "PYTHONPATH": python_path(tmp_path, "engine_process.speed_up_the_interpreter()\n"),
         "GPU_ALIGN_DEBUG_DIR": str(tmp_path / "steps"),
+        "GPU_ALIGN_DEBUG_LIVE": "1",
+        "GPU_ALIGN_VERBOSE": "1",
     }
     log = tmp_path / "log"
     with log.open("w") as sink:
@@ -134,6 +136,10 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
             assert worth["accepted_prediction_tokens"] == usage["accepted"] > 0
             assert worth["rejected_prediction_tokens"] == 0
         check_many(url, tmp_path / "steps")
+        with urllib.request.urlopen(f"{url}/gpu_align/status", timeout=60) as response:
+            status = json.load(response)
+        assert (status["runner"], status["num_draft_tokens"]) == ("V2", K)
+        assert status["counters"]["prediction_tokens"]["accepted"] > 0
         with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
             metrics = response.read().decode()
         served = re.findall(r'request_success_total{engine="\d",finished_reason="length".* (\d+)\.0', metrics)
@@ -147,4 +153,10 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
             process.kill()
             process.wait()
     assert "Using V2 Model Runner" in log.read_text()
+    lines = log.read_text().splitlines()
+    (start,) = [line for line in lines if " drafts on vLLM " in line]
+    assert f"V2 model runner, K={K}; " in start
+    for answer in answers:
+        (line,) = [line for line in lines if f"gpu_align: request {answer['id']}-" in line]
+        assert "ended: 20 tokens in " in line
     assert "gpu_align is off" not in log.read_text()

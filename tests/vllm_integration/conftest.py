@@ -106,11 +106,14 @@ def engine(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="session")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The OpenAI server as a user starts it, in its own process, without recipes; stopped at the end."""
+    """The OpenAI server as a user starts it, in its own process, without recipes; stopped at the end.
+
+    Its step logs grow with each step, which a log that has ended does not show, and it tells of each request."""
     from request_server import serve
 
     if not any(point.name == "gpu_align" for point in entry_points(group="vllm.general_plugins")):
         pytest.fail("vLLM finds the plugin by its entry point: run `pip install -e .` first")
-    directory, variables = tmp_path_factory.mktemp("server"), {"GPU_ALIGN_RECIPES": "off"}
+    directory = tmp_path_factory.mktemp("server")
+    variables = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_DEBUG_LIVE": "1", "GPU_ALIGN_VERBOSE": "1"}
     with serve(tiny_llama, directory, "--enable-log-requests", environment=variables) as running:
         yield running

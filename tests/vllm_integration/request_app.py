@@ -10,7 +10,7 @@ from typing import Any
 from vllm_fakes import config
 from vllm_harness import MAX_MODEL_LEN
 
-from vllm_integration.frontend import body_limit
+from vllm_integration.frontend import app as our_app
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.seams.install import wrapped_by
 
@@ -61,7 +61,7 @@ def make_app(serving: Serving | None = None) -> Any:
     for module in (chat, completion, responses):
         module.attach_router(app)
     init_exception_handler(app)
-    body_limit.init_entrypoints_middleware(lambda args, app, tasks: None, None, app, ("generate",))
+    our_app.init_entrypoints_middleware(lambda args, app, tasks: None, None, app, ("generate",))
     serving = serving or Serving()
     for name in ("chat", "chat_batch", "completion", "responses"):
         setattr(app.state, f"openai_serving_{name}", serving)

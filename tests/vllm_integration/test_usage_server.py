@@ -25,7 +25,7 @@ from usage_harness import (
     scrape,
     variants,
 )
-from vllm_harness import Server
+from vllm_harness import K, Server
 
 from gpu_align.cli.app import app
 
@@ -259,6 +259,66 @@ def test_what_is_refused_or_cut_is_counted(server: Server) -> None:
         f'{name}{{action="refused",reason="malformed"}}': 1,
         f'{name}{{action="truncated",reason="tokens"}}': 1,
     }
+
+
+def test_the_server_says_what_it_is_and_the_status_counts_as_the_metrics_do(server: Server) -> None:
+    """After the other tests' requests; none is on its way."""
+    (line,) = [line for line in server.output.read_text().splitlines() if " drafts on vLLM " in line]
+    endpoints = ["chat/completions", "chat/completions/batch", "completions", "responses", "messages"]
+    assert " INFO " in line
+    assert f"V1 model runner, K={K}; `prediction` on " in line
+    assert "".join(f"/v1/{name}, " for name in endpoints)[:-2] + "; recipes: off; no response memory" in line
+    found = httpx.get(f"{server.url}/gpu_align/status", timeout=60).json()
+    assert (found["on"], found["runner"], found["num_draft_tokens"]) == (True, "V1", K)
+    assert found["endpoints"] == [f"/v1/{name}" for name in endpoints]
+    assert found["settings"]["GPU_ALIGN_DEBUG_LIVE"] is True
+    samples = scrape(server.url)
+    (info,) = [name for name in samples if name.startswith("gpu_align_info{")]
+    assert samples[info] == 1
+    for part in (f'vllm="{found["vllm"]}"', f'version="{found["version"]}"', 'runner="V1"', 'recipes=""'):
+        assert part in info
+    counters = found["counters"]
+    assert counters["requests"] == samples["gpu_align_requests_total"]
+    assert counters["steps"] == samples["gpu_align_steps_total"]
+    for verdict, count in counters["prediction_tokens"].items():
+        assert count == samples[f'gpu_align_prediction_tokens_total{{verdict="{verdict}"}}']
+    for source, verdicts in counters["draft_tokens"].items():
+        for verdict, count in verdicts.items():
+            name = f'gpu_align_draft_tokens_total{{source="{source}",verdict="{verdict}"}}'
+            assert count == samples[name]
+
+
+def test_a_line_for_each_request_has_the_counts_of_its_usage(server: Server, plain: dict[int, str]) -> None:
+    seed = SEEDS[0]
+    (answer,) = ask_all(server.url, [chat(seed, N, variants(plain[seed], seed)["edited"])])
+    accepted, rejected = answer.accepted_rejected
+    (log,) = settled_logs(server, [answer])[answer.id]
+    lines = [
+        line for line in server.output.read_text().splitlines() if f"gpu_align: request {answer.id}-" in line
+    ]
+    (line,) = lines
+    words = f"ended: {N} tokens in {log['usage']['steps']} steps, "
+    assert words in line
+    assert f"; prediction of {log['prediction_tokens']} tokens; draft tokens accepted of verified: " in line
+    assert f"prediction {accepted} of {accepted + rejected}" in line
+
+
+def test_a_real_log_has_its_lines(traffic: Any) -> None:
+    """The tiny model's words have no newlines: one line, which is not complete."""
+    answers, _, logs = traffic
+    checked = 0
+    for answer in answers[:50]:
+        for log in logs[answer.id]:
+            (line,) = log["prediction_lines"]
+            assert len(line["tokens"]) == log["prediction_tokens"]
+            if "n" not in answer.body and "stop" not in answer.body:
+                checked += 1
+                written = [token for step in log["steps"] for token in step["new"]]
+                assert log["steps"][-1]["prefix"]["tokens"] == written
+                assert log["steps"][-1]["prefix"]["text"].strip() == answer.texts[0].strip()
+            assert all(step["new_lines"] == [] for step in log["steps"])
+            assert "live" not in log
+    assert checked > 20
 
 
 def test_a_real_log_becomes_a_page(server: Server, traffic: Any, tmp_path: Path) -> None:

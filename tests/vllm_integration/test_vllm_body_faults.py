@@ -28,7 +28,7 @@ def broken(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (body_limit, "_in_use"),
+        (body_limit, "in_use"),
         (body_limit.Settings, "from_env"),
         (body_limit, "_content_length"),
         (body_limit, "BodyScan"),

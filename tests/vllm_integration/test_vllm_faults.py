@@ -16,7 +16,9 @@ from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
 from vllm_integration import PredictedOutputParams
 from vllm_integration.frontend import (
-    body_limit,
+    app as our_app,
+)
+from vllm_integration.frontend import (
     endpoints,
     faults,
     input_processor,
@@ -61,6 +63,8 @@ LOG = [
     (request_state.RequestState, "record"),
     (request_state.RequestState, "know_prompt"),
     (debug_log.DebugLog, "_write"),
+    (debug_log.DebugLog, "_follow"),
+    (debug_log.step_log, "dump_live_step"),
     (debug_log.step_log, "dump"),
     (debug_log.os, "open"),
 ]
@@ -93,6 +97,7 @@ def test_v1_goes_on(
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
     monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_follow")))
     break_at(monkeypatch, *place)
     ours = PredictedOutputs(config())
     ours.load_model()
@@ -202,6 +207,7 @@ def test_v2_goes_on(
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
     make = speculators(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_follow")))
     names = {"module": module, "Drafter": module.Drafter, "StepLog": module.StepLog}
     owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
     if name != "propose":  # which the start runs, too: see "warm_up"
@@ -380,8 +386,8 @@ def test_a_server_starts_without_the_filter_of_its_log(
 ) -> None:
     break_at(monkeypatch, redaction, "install")
     app = SimpleNamespace(user_middleware=[])
-    assert body_limit.init_entrypoints_middleware(lambda args, app: "done", None, app) == "done"
-    assert len(plugin_log) == len(app.user_middleware) == 1
+    assert our_app.init_entrypoints_middleware(lambda *args: "done", None, app, ()) == "done"
+    assert (len(plugin_log), len(app.user_middleware)) == (1, 2)
 
 
 def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

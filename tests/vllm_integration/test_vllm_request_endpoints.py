@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
+from usage_harness import moved, scrape
 from vllm_harness import Server, read_steps
 
 pytestmark = pytest.mark.vllm
@@ -89,6 +91,62 @@ def test_several_choices(server: Server) -> None:
         steps = read_steps(server.logs, f"{i}_{answer['id']}-")
         assert steps["prediction_tokens"] == 4
         assert steps["usage"]["output_tokens"] == N
+
+
+def message(server: Server, **more: Any) -> httpx.Response:
+    body = {"model": "tiny", "messages": CHAT, "max_tokens": N, "temperature": 0, **more}
+    return httpx.post(f"{server.url}/v1/messages", json=body, timeout=120)
+
+
+def streamed(answer: httpx.Response) -> str:
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(
+        event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta"
+    )
+
+
+def test_messages_of_anthropic_take_a_prediction(server: Server) -> None:
+    plain = message(server).json()["content"][0]["text"]
+    assert len(plain.split()) == N
+    prediction = {"type": "content", "content": plain}
+    for more in (
+        {"prediction": prediction},
+        {"prediction": {"type": "content", "content": [{"type": "text", "text": plain}]}, "stream": True},
+        {"vllm_xargs": {"gpu_align_prediction": ids(plain)}},
+    ):
+        before = scrape(server.url)
+        answer = message(server, **more)
+        assert answer.status_code == 200, answer.text
+        assert (streamed(answer) if "stream" in more else answer.json()["content"][0]["text"]) == plain
+        by = moved(before, scrape(server.url))
+        assert by["gpu_align_requests_total"] == 1
+        # Each of the few steps adds a token of the model's own.
+        assert by['gpu_align_prediction_tokens_total{verdict="accepted"}'] > N - 8
+        assert 'gpu_align_prediction_tokens_total{verdict="rejected"}' not in by
+        assert by["gpu_align_steps_total"] < 8
+    for nothing in (None, {"type": "content", "content": ""}):
+        before = scrape(server.url)
+        assert message(server, prediction=nothing).json()["content"][0]["text"] == plain
+        assert "gpu_align_requests_total" not in moved(before, scrape(server.url))
+    assert message(server, system="prediction", metadata={"prediction": 7}).status_code == 200
+
+
+def test_a_malformed_prediction_of_a_message_is_a_400_that_names_it(server: Server) -> None:
+    for more in (
+        {"prediction": "w1"},
+        {"prediction": {"type": "content", "content": 7}},
+        {"prediction": 7, "stream": True},
+        {"vllm_xargs": {"gpu_align_prediction": [-1]}},
+    ):
+        answer = message(server, **more)
+        assert answer.status_code == 400
+        error = answer.json()
+        assert error["type"] == "error"
+        assert "prediction" in error["error"]["message"]
+    assert message(server, vllm_xargs={"recipes": 7}).status_code == 400
+    body = {"messages": CHAT, "input": "w1", "prediction": {"type": "content", "content": "w1"}}
+    answer = httpx.post(f"{server.url}/v1/systemone", json=body, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prediction")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/chat/completions/batch"])

@@ -226,7 +226,7 @@ def test_a_plain_request_id_is_its_file_name() -> None:
 
 
 def write(log: DebugLog) -> None:
-    state = RequestState("r", np.zeros(9, np.int32), StopRule(), prompt_len=5)
+    state = RequestState("r", np.array([2, 0, 2], np.int32), StopRule(), prompt_len=5)
     state.steps = [Step(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7], 0, 0)]
     state.tokens = [9, 9, 9, 9, 3, 1, 7]
     log.write(state)
@@ -258,12 +258,20 @@ def test_the_log_is_one_whole_file(tmp_path: Path) -> None:
     ]
 
 
+PIECES = {0: b"\n", 9: b"-", 3: b"\xc3", 1: b"\xa9", 2: b"x", 7: b"!"}
+
+
+def decode(ids: list[int]) -> str:
+    return b"".join(PIECES[i] for i in ids).decode("utf-8", "replace")
+
+
 def test_texts_are_what_tokens_add_to_those_before(tmp_path: Path) -> None:
-    pieces = {9: b"-", 3: b"\xc3", 1: b"\xa9", 2: b"x", 7: b"!"}
-    decode = lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace")  # noqa: E731
     write(DebugLog(str(tmp_path), 4, decode))
-    (step,) = yaml.safe_load((tmp_path / "r.yaml").read_text())["steps"]
+    document = yaml.safe_load((tmp_path / "r.yaml").read_text())
+    (step,) = document["steps"]
     assert (step["accepted_text"], step["own_text"], step["proposed_text"]) == ("é", "!", "éx")
+    assert (step["new_lines"], step["prefix"]) == ([], {"tokens": [1, 7], "text": "é!"})
+    assert document["prediction_lines"] == [{"tokens": [2, 0], "text": "x\n"}, {"tokens": [2], "text": "x"}]
 
 
 def mode_of(path: Path) -> int:

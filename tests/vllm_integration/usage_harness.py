@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import yaml
+from vllm_harness import is_live
 
 from vllm_integration.wire.steps import Steps, encode
 
@@ -180,12 +181,12 @@ def replay(steps: list[dict[str, Any]], num_tokens: int) -> Replay:
 
 
 def read_logs(directory: Path, req_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """The step logs of requests, a list of documents each: one a choice."""
+    """The step logs of requests that have ended, a list of documents each: one a choice."""
     wanted = set(req_ids)
     found: dict[str, list[dict[str, Any]]] = {}
     for path in directory.glob("*.yaml"):
         name = re.sub(r"^\d+_", "", path.stem).rpartition("-")[0]
-        if name in wanted:
+        if name in wanted and not is_live(path):
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             found.setdefault(name, []).append(yaml.load(path.read_text(), loader))
     return found

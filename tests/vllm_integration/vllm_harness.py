@@ -25,11 +25,16 @@ ENVIRONMENT = {
 }
 
 
+def is_live(path: Path) -> bool:
+    """Whether the request of a step log has not ended."""
+    return "\nlive: true\n" in path.read_text()[:60]
+
+
 def read_steps(directory: Path, prefix: str = "", seconds: float = 10) -> dict[str, Any]:
-    """The one step log whose name starts with `prefix`; it appears with the engine's next step."""
+    """The one step log whose name starts with `prefix`; it appears, or ends, with the engine's next step."""
     deadline = time.monotonic() + seconds
     while True:
-        found = sorted(directory.glob(f"{prefix}*.yaml"))
+        found = sorted(path for path in directory.glob(f"{prefix}*.yaml") if not is_live(path))
         if found or time.monotonic() > deadline:
             assert len(found) == 1, f"expected one log {prefix}*.yaml in {directory}, found {found}"
             document: dict[str, Any] = yaml.safe_load(found[0].read_text())

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from vllm_integration.config import adaptive
-from vllm_integration.config.in_use import drafts_predictions, note_configured
+from vllm_integration.config.in_use import drafts_predictions, note_configured, note_engine
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.seams import source_probe
 from vllm_integration.seams.install import are_whole, seam
@@ -68,6 +68,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
         if counts and not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
+        note_engine(self)
         return result
     # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for so
     # many, it would wait for ever. On V1 our scheduler does not pad.
@@ -81,6 +82,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     finally:
         module.NgramGPUTypes = on_device
     _use_our_scheduler(self.scheduler_config, _SCHEDULERS[bool(self.scheduler_config.async_scheduling)])
+    note_engine(self)
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_integration.seams.install import off_reason
 
@@ -11,7 +11,16 @@ OUR_CLASSES = frozenset(
     {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
 )
 
+
+class EngineFacts(NamedTuple):
+    """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2"."""
+
+    num_draft_tokens: int
+    runner: str
+
+
 _configured = False
+_facts: EngineFacts | None = None
 
 
 def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
@@ -34,3 +43,15 @@ def note_configured() -> None:
 def configured_here() -> bool:
     """Whether `note_configured` was called in this process."""
     return _configured
+
+
+def note_engine(vllm_config: Any) -> None:
+    """This configuration of an engine that drafts from predictions is complete."""
+    global _facts
+    runner = "V2" if vllm_config.use_v2_model_runner else "V1"
+    _facts = EngineFacts(int(vllm_config.speculative_config.num_speculative_tokens), runner)
+
+
+def engine_here() -> EngineFacts | None:
+    """What `note_engine` was last told in this process."""
+    return _facts

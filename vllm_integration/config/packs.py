@@ -28,12 +28,22 @@ def known_names(settings: Settings) -> tuple[str, ...] | None:
 
     The first call reads all packs, which may take a second.
     """
-    return _names(settings.packs, settings.recipe_registry)
+    found = packs_of(settings)
+    if any(content_hash is None for _, content_hash in found):
+        return None
+    return tuple(dict.fromkeys(name for name, _ in found))
+
+
+def packs_of(settings: Settings) -> tuple[tuple[str, str | None], ...]:
+    """The name and the content hash of each pack. One that cannot be read here is named as in the settings and has
+    no hash. The first call reads all packs, which may take a second."""
+    return tuple(_pack(entry, settings.recipe_registry) for entry in settings.packs)
 
 
 @functools.cache
-def _names(packs: tuple[str, ...], registry: str | None) -> tuple[str, ...] | None:
+def _pack(entry: str, registry: str | None) -> tuple[str, str | None]:
     try:
-        return tuple(dict.fromkeys(load_pack(entry, registry)[0] for entry in packs))
+        name, pack = load_pack(entry, registry)
+        return name, pack.content_hash
     except Exception:  # the worker tells what is wrong with a pack
-        return None
+        return entry, None

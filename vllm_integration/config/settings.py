@@ -89,6 +89,8 @@ class Settings(BaseModel):
     | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
     | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |
     | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
+    | `GPU_ALIGN_DEBUG_LIVE` | 0 | 1: each step is appended to that file as it happens |
+    | `GPU_ALIGN_VERBOSE` | 0 | 1: one INFO line for each request that is drafted for; 2: and one for each step |
     | `GPU_ALIGN_STRICT_LIMITS` | 0 | 1: a prediction over a limit is refused instead of cut |
     | `GPU_ALIGN_MAX_PREDICTION_CHARS` | 16 a token of the limit above | text beyond is not tokenised |
     | `GPU_ALIGN_MAX_PREDICTION_PARTS` | 1000 | parts of a prediction given as an array |
@@ -106,6 +108,8 @@ class Settings(BaseModel):
     draft_without_prediction: _Flag = False
     max_prediction_tokens: Annotated[int | None, _count("tokens")] = None
     debug_dir: _Path = None
+    debug_live: _Flag = False
+    verbose: Annotated[int, Field(ge=0, le=2, description="0, 1 or 2")] = 0
     max_draft_tokens: Annotated[int | None, _count("tokens")] = None
     strict_limits: _Flag = False
     max_prediction_chars: Annotated[int | None, _count("characters")] = None
@@ -147,6 +151,14 @@ class Settings(BaseModel):
     def packs(self) -> tuple[str, ...]:
         """The packs to draft from, as they were named."""
         return () if self.recipes == NO_RECIPES else tuple(self.recipes.split(","))
+
+    def changed(self) -> dict[str, Any]:
+        """The variables whose values are not the defaults."""
+        return {
+            PREFIX + name.upper(): value
+            for name, field in type(self).model_fields.items()
+            if (value := getattr(self, name)) != field.default
+        }
 
     def drafts_without_prediction(
         self, recipes: Sequence[str] | None = None, memory: bool | None = None
@@ -195,8 +207,12 @@ def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool
 
 @functools.cache
 def warn_of_unknown_names() -> None:
-    """One WARNING a process that names the `GPU_ALIGN_*` variables which mean nothing, and what may be meant."""
+    """WARNINGs, once a process: the `GPU_ALIGN_*` variables that mean nothing, with what may be meant, and one
+    that has no effect without another."""
     known = [PREFIX + field.upper() for field in Settings.model_fields]
     for name in sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
         logger.warning("%s is not a setting of gpu_align; the nearest one is %s", name, nearest[0])
+    settings = Settings.from_env()
+    if settings.debug_live and settings.debug_dir is None:
+        logger.warning("GPU_ALIGN_DEBUG_LIVE has no effect: there is no GPU_ALIGN_DEBUG_DIR")

@@ -15,10 +15,10 @@ from typing import Any
 
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import limits, redaction
+from vllm_integration.frontend import limits
 from vllm_integration.frontend.body_scan import VALUES_PER_ITEM, BodyScan
 from vllm_integration.frontend.faults import tell, unless_it_fails
-from vllm_integration.seams.install import seam, strict
+from vllm_integration.seams.install import strict
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,6 +30,7 @@ ENDPOINTS = (
     "/v1/chat/completions/batch",
     "/v1/completions",
     "/v1/responses",
+    "/v1/messages",
     "/invocations",  # the same requests, as SageMaker sends them
 )
 
@@ -62,15 +63,15 @@ class BodyLimit:
             return await self._app(scope, receive, send)
         messages = await body.read(receive)
         if (found := body.exceeds()) is None:
-            return await self._app(scope, _replay(messages, receive), send)
+            return await self._app(scope, replay(messages, receive), send)
         reason, message = found
         limits.count_refused(reason)
-        await _refuse(send, message)
+        await refuse(send, 413, message)
 
 
 def _to_be_read(scope: Message) -> _Body | None:
     """What reads this request's body; None where nothing of it can be over a limit."""
-    if not _in_use(scope):
+    if not in_use(scope):
         return None
     settings = Settings.from_env()
     if _content_length(scope) <= min(settings.max_body_bytes, settings.max_body_items):
@@ -86,7 +87,8 @@ def _content_length(scope: Message) -> float:
     return float("inf")
 
 
-def _in_use(scope: Message) -> bool:
+def in_use(scope: Message) -> bool:
+    """Whether the application of this request serves an engine that drafts from predictions."""
     engine_client = getattr(scope["app"].state, "engine_client", None)
     return engine_client is not None and drafts_predictions(engine_client.vllm_config)
 
@@ -149,39 +151,26 @@ class _Body:
         return "items", f"prediction: expected a request body of at most {limit}"
 
 
-def _replay(messages: list[Message], receive: Receive) -> Receive:
+def replay(messages: list[Message], receive: Receive) -> Receive:
+    """A `receive` that begins with messages that were received already."""
     rest = iter(messages)
 
-    async def replay() -> Message:
+    async def again() -> Message:
         message = next(rest, None)
         return await receive() if message is None else message
 
-    return replay
+    return again
 
 
-async def _refuse(send: Send, message: str) -> None:
+async def refuse(send: Send, code: int, message: str) -> None:
+    """Answer with an error that names the field."""
     error = {
         "message": message,
         "type": "BadRequestError",
         "param": "prediction",
-        "code": 413,
+        "code": code,
     }
     body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.start", "status": code, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-@seam("app.init_entrypoints_middleware")
-def init_entrypoints_middleware(
-    original: Callable[..., Any], args: Any, app: Any, *more: Any, **kwargs: Any
-) -> Any:
-    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing.
-
-    An HTTP server starts here, so this is also where its log is kept free of predictions.
-    """
-    from starlette.middleware import Middleware
-
-    unless_it_fails("keep predictions out of tracebacks", redaction.install)
-    app.user_middleware.append(Middleware(BodyLimit))
-    return original(args, app, *more, **kwargs)

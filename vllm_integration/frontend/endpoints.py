@@ -6,6 +6,7 @@
 | `/v1/chat/completions/batch` | `OpenAIServingChatBatch.create_batch_chat_completion` |
 | `/v1/completions` | `OpenAIServingCompletion.create_completion` |
 | `/v1/responses` | `OpenAIServingResponses.create_responses` |
+| `/v1/messages` | `AnthropicServingMessages.create_messages`, which makes a chat request of it |
 
 Everything that takes time in proportion to the prediction runs in a thread. A prediction travels in
 `request.vllm_xargs`, which vLLM itself turns into `SamplingParams.extra_args`.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -25,6 +27,7 @@ from pydantic_core import SchemaSerializer, core_schema
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings, drafts_without_prediction
 from vllm_integration.frontend import limits, response_usage
+from vllm_integration.frontend.body_scan import BodyScan
 from vllm_integration.frontend.choices import KEYS, ChoiceError, Choices, check_known, choices_of
 from vllm_integration.frontend.faults import unless_it_fails
 from vllm_integration.frontend.input_processor import as_prediction, tokenize_params
@@ -67,6 +70,8 @@ async def serve(
     prediction = None
     try:
         if drafts_predictions(self.engine_client.vllm_config):
+            if given := _of_message.get():
+                _put_into(request, given)
             prediction = await take(self, request, plain_text=plain_text)
         if prediction is not None and not many_conversations:
             attach(request, prediction)
@@ -98,6 +103,49 @@ serve_completion = seam("completions.create_completion")(functools.partial(serve
 serve_batch = seam("batch.create_batch_chat_completion")(functools.partial(serve, many_conversations=True))
 
 _of_every_conversation: ContextVar[wire.Prediction | None] = ContextVar("gpu_align_prediction", default=None)
+#: What a client of `/v1/messages` sent beside vLLM's fields: `FIELD`, and ours of `vllm_xargs`.
+_of_message: ContextVar[dict[str, Any] | None] = ContextVar("gpu_align_fields", default=None)
+
+
+@seam("messages.create_messages")
+async def serve_message(
+    original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """`AnthropicServingMessages.create_messages`: the chat request that it makes gets the field.
+
+    vLLM's model of the request has dropped it, so it is read from the body, which is parsed again if it has one.
+    """
+    given = None
+    try:
+        if raw_request is not None and drafts_predictions(self.engine_client.vllm_config):
+            given = await _fields_of_body(await raw_request.body())
+    except Exception as error:
+        if strict():
+            raise
+        logger.warning("A message is served without its prediction: %s", type(error).__name__)
+    token = _of_message.set(given)  # in the context of this request's own task
+    try:
+        return await original(self, request, raw_request, *args, **kwargs)
+    finally:
+        _of_message.reset(token)
+
+
+async def _fields_of_body(body: bytes) -> dict[str, Any] | None:
+    scan = BodyScan()
+    scan.feed(body)
+    if not scan.brings_prediction and b"vllm_xargs" not in body:
+        return None
+    document = await asyncio.to_thread(json.loads, body)
+    xargs = document.get("vllm_xargs")
+    given = {key: xargs[key] for key in (wire.KEY, *KEYS) if key in xargs} if isinstance(xargs, dict) else {}
+    return {FIELD: document.get(FIELD), **given}
+
+
+def _put_into(request: Any, given: dict[str, Any]) -> None:
+    xargs = dict(given)
+    setattr(request, FIELD, xargs.pop(FIELD))  # its model takes unknown fields
+    if xargs:
+        request.vllm_xargs = {**(request.vllm_xargs or {}), **xargs}
 
 
 def attach(request: Any, prediction: wire.Prediction) -> None:

@@ -6,7 +6,8 @@ processes up where there are several (vLLM sets its multiprocess mode up for `--
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +37,26 @@ class _Spec(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
+#: What can happen to a prediction that is not used as it came, as labels.
+REFUSED = (
+    *(
+        (reason, action)
+        for reason in ("characters", "tokens", "parts", "nesting")
+        for action in ("truncated", "refused")
+    ),
+    *((reason, "refused") for reason in ("bytes", "items", "malformed", "unsupported")),
+    ("malformed", "dropped"),
+    ("room", "dropped"),
+)
+
 #: Every metric, by the name this module knows it by. `docs/metrics.md` and the dashboard show the same.
 SPECS = {
+    "info": _Spec(
+        "Gauge",
+        "gpu_align_info",
+        "Always 1: what this server is, as labels.",
+        ("version", "vllm", "runner", "num_draft_tokens", "recipes"),
+    ),
     "requests": _Spec("Counter", "gpu_align_requests", "Requests that brought a prediction."),
     "refused": _Spec(
         "Counter", "gpu_align_predictions_refused", "Predictions not taken whole.", ("reason", "action")
@@ -83,6 +102,8 @@ SPECS = {
 }
 
 _metrics: dict[str, Any] = {}
+#: Set where prometheus_client adds several processes up.
+_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def create_if_expected() -> None:
@@ -92,6 +113,59 @@ def create_if_expected() -> None:
         _get("requests")
         if count_refused not in limits.on_count:
             limits.on_count.append(count_refused)
+
+
+def set_info(**labels: str) -> None:
+    """What this server is; equal in all of its front ends."""
+    _get("info").labels(**labels).set(1)
+
+
+def read() -> dict[str, Any]:
+    """What all metrics but `gpu_align_info` count, summed over the processes of the server.
+
+    Of a counter its value; with labels, a mapping for each. Of a histogram the `count` and the `sum`.
+    """
+    counts: dict[str, Any] = {}
+    samples = _samples()
+    for spec in SPECS.values():
+        name = spec.name.removeprefix("gpu_align_")
+        if spec.kind == "Counter":
+            counts[name] = {} if spec.labels else 0
+            for labels, value in samples.get(f"{spec.name}_total", ()):
+                if not spec.labels:
+                    counts[name] = value
+                    continue
+                place = counts[name]
+                for label in spec.labels[:-1]:
+                    place = place.setdefault(labels[label], {})
+                place[labels[spec.labels[-1]]] = value
+        elif spec.kind == "Histogram":
+            counts[name] = {
+                part: next((value for _, value in samples.get(f"{spec.name}_{part}", ())), 0)
+                for part in ("count", "sum")
+            }
+    return counts
+
+
+def _samples() -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Of each of our samples its labels and values."""
+    from prometheus_client import CollectorRegistry, multiprocess
+
+    families: Iterable[Any]
+    if _MULTIPROCESS in os.environ:
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        families = registry.collect()
+    else:
+        _get("requests")
+        families = [family for metric in _metrics.values() for family in metric.collect()]
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in families:
+        if family.name.startswith("gpu_align_"):
+            for sample in family.samples:
+                whole = int(sample.value) if sample.value == int(sample.value) else sample.value
+                samples.setdefault(sample.name, []).append((sample.labels, whole))
+    return samples
 
 
 def count_refused(reason: str, action: str) -> None:
@@ -157,10 +231,14 @@ def _create() -> None:
     import prometheus_client
 
     for name, spec in SPECS.items():
-        more = {"buckets": spec.buckets} if spec.buckets else {}
+        more: dict[str, Any] = {"buckets": spec.buckets} if spec.buckets else {}
+        if spec.kind == "Gauge":
+            more["multiprocess_mode"] = "max"  # one value for all processes
         _metrics[name] = getattr(prometheus_client, spec.kind)(
             spec.name, spec.help, labelnames=spec.labels, **more
         )
+    for reason, action in REFUSED:
+        _metrics["refused"].labels(reason, action)
     for verdict in VERDICTS:
         _metrics["tokens"].labels(verdict)
         for source in DRAFTING:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vllm_integration.config.in_use import configured_here
-from vllm_integration.frontend import metrics
+from vllm_integration.frontend import metrics, verbose
 from vllm_integration.frontend.faults import unless_it_fails
 from vllm_integration.seams.install import seam
 from vllm_integration.wire import prediction as wire
@@ -44,11 +44,14 @@ class _HttpRequest:
 
 @dataclass
 class _Followed:
-    """One engine request. diverged: the last drafts from its prediction were not all accepted."""
+    """One engine request. diverged: the last drafts from its prediction were not all accepted. req_id: its id.
+    prediction_tokens: the length of its prediction, 0 where that is not known."""
 
     http_request_id: str | None = None
     usage: RequestUsage = field(default_factory=RequestUsage)
     diverged: bool = False
+    req_id: str = ""
+    prediction_tokens: int = 0
 
     def count(self, source: int, verified: int, accepted: int) -> bool:
         """Count a step; whether the output is back in the prediction: its drafts are accepted again after some
@@ -85,7 +88,9 @@ class Collector:
         # Its choices bring one prediction together.
         if predicted and (name is None or name not in self.http_requests):
             metrics.count_request(None if encoded is None else len(encoded) // 4)
-        followed = self.requests[req_id] = _Followed(name, RequestUsage(predicted=predicted))
+        followed = self.requests[req_id] = _Followed(
+            name, RequestUsage(predicted=predicted), req_id=req_id, prediction_tokens=len(encoded or b"") // 4
+        )
         if name is not None:
             http_request = self.http_requests.setdefault(
                 name, _HttpRequest(RequestUsage(predicted=predicted))
@@ -100,21 +105,28 @@ class Collector:
         own = np.flatnonzero(messages.own)
         accepted[last[own]] = np.minimum(accepted[last[own]], np.asarray(kept)[own])
         realignments = firsts = 0
-        source, _, verified, right = (column.tolist() for column in messages.steps)
-        steps = zip(source, verified, right, strict=True)
+        steps = zip(*(column.tolist() for column in messages.steps), strict=True)
+        tells_steps = verbose.level() > 1
         for request, tokens, count in zip(followed, kept, messages.counts.tolist(), strict=True):
             request.usage.output_tokens += tokens
             firsts += count > 0 and not request.usage.steps
-            realignments += sum(request.count(*step) for step in islice(steps, count))
+            taken = list(islice(steps, count))
+            if tells_steps:
+                verbose.tell_steps(request.req_id, request.usage.steps, taken)
+            realignments += sum(
+                request.count(source, verified, right) for source, _, verified, right in taken
+            )
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
         for number in messages.refused[messages.refused > 0].tolist():
             metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
 
-    def end(self, req_id: str) -> None:
+    def end(self, req_id: str, aborted: bool = False) -> None:
         """The request has finished or was aborted. Harmless for one that is not followed."""
         followed = self.requests.pop(req_id, None)
         if followed is None:
             return
+        if verbose.level():
+            verbose.tell_request(req_id, followed.prediction_tokens, followed.usage, aborted=aborted)
         metrics.count_finished(*followed.usage.of_prediction)
         name = followed.http_request_id
         http_request = None if name is None else self.http_requests.get(name)
@@ -187,7 +199,7 @@ def abort_requests(
     """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
     aborted = original(self, request_ids, *args, **kwargs)
     for req_id in aborted:
-        unless_it_fails("forget an aborted request", collector.end, req_id)
+        unless_it_fails("forget an aborted request", collector.end, req_id, True)
     return aborted
 
 
@@ -210,7 +222,8 @@ def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None
         if request is None:
             if output.request_id not in open_requests:  # aborted: nobody will read what it did since then
                 continue
-            request = collector.requests[output.request_id] = _Followed()  # drafted for without a prediction
+            # Drafted for without a prediction.
+            request = collector.requests[output.request_id] = _Followed(req_id=output.request_id)
         texts.append(text)
         followed.append(request)
         kept.append(len(output.new_token_ids))

@@ -43,6 +43,7 @@ class SeamError(RuntimeError):
 _lock = threading.RLock()
 _off_reason: str | None = None
 _watched: set[str] = set()
+_installed: set[str] = set()
 _wrappers: dict[str, Callable[..., Any]] = {}
 
 
@@ -114,6 +115,7 @@ def install(name: str) -> str:
     try:
         with _lock:
             _install(name)
+            _installed.add(name)
     except Exception as error:
         if strict():
             raise
@@ -128,6 +130,11 @@ def install(name: str) -> str:
             logger.error("gpu_align leaves min_p and logit_bias to vLLM, which refuses them: %s", reason)
         return reason
     return ""
+
+
+def is_installed(name: str) -> bool:
+    """Whether `install` has installed this group in this process."""
+    return name in _installed
 
 
 def _install(name: str) -> None:

@@ -24,9 +24,9 @@ def shown_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {_one_line(message, _LONGEST_MESSAGE)}"
 
 
-def shown_reason(reason: object) -> str:
+def shown_reason(reason: object, longest: int = _LONGEST_MESSAGE) -> str:
     """The message of an error without its type, or what stands for one, in the same way."""
-    return _one_line(str(reason), _LONGEST_MESSAGE)
+    return _one_line(str(reason), longest)
 
 
 def _one_line(text: str, longest: int) -> str:

@@ -29,6 +29,8 @@ APP = "vllm.entrypoints.launchers.app"
 OPENAI = "vllm.entrypoints.openai"
 CHAT = f"{OPENAI}.chat_completion.serving"
 CHAT_PROTOCOL = f"{OPENAI}.chat_completion.protocol"
+MESSAGES = "vllm.entrypoints.anthropic.serving"
+AUTHENTICATION = "vllm.entrypoints.serve.middleware.authenticate"
 BATCH = f"{OPENAI}.chat_completion.batch_serving"
 COMPLETION = f"{OPENAI}.completion.serving"
 RESPONSES = f"{OPENAI}.responses.serving"
@@ -45,7 +47,9 @@ GROUPS: dict[str, Group] = {
     "completions": Group("plugin", COMPLETION, _ENDPOINTS),
     "responses": Group("plugin", RESPONSES, _ENDPOINTS),
     "batch": Group("plugin", BATCH, _ENDPOINTS),
-    "app": Group("plugin", APP, ("vllm_integration.frontend.body_limit",)),
+    "messages": Group("caller", MESSAGES, _ENDPOINTS),
+    "app": Group("plugin", APP, ("vllm_integration.frontend.app",)),
+    "status": Group("caller"),
     "usage": Group("usage", OUTPUTS, ("vllm_integration.frontend.usage_collector",)),
     "dump": Group("dump", DUMP, ("vllm_integration.scheduler.crash_dump",)),
     "v1": Group(
@@ -156,10 +160,25 @@ SEAMS: tuple[Seam, ...] = (
             "BatchChatCompletionRequest.to_chat_completion_request(self, messages)":
                 "each conversation's request gets the prediction",
         }),
+    *_seams("messages", MESSAGES,
+        wrap={
+            "AnthropicServingMessages.create_messages(self, request, raw_request)":
+                "the `prediction` field, which vLLM's model of the request drops",
+        },
+        call={
+            "AnthropicServingMessages.create_chat_completion(self, request, raw_request)":
+                "vLLM makes a chat request of it, which gets the prediction",
+        },
+        fields={"AnthropicServingMessages.engine_client": "whether the engine drafts from predictions"}),
     *_seams("app", APP,
         wrap={
             "init_entrypoints_middleware(args, app, supported_tasks)":
-                "a body too long to be parsed on the event loop is refused before it is",
+                "a body too long to be parsed on the event loop is refused before it is; the route of the status",
+        }),
+    *_seams("status", AUTHENTICATION,
+        call={
+            "AuthenticationMiddleware(app, tokens)": "the status is behind the server's API key",
+            "AuthenticationMiddleware.verify_token(self, headers)": "the same",
         }),
     *_seams("app", "vllm.entrypoints.serve.exception_handling.handlers.validation",
         names={"logger": "a traceback there can end with the request's body: not with a prediction in it"}),

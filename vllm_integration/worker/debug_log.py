@@ -2,6 +2,7 @@
 
 `gpu_align.step_log` defines the format. The files hold texts and token ids of requests: whoever may read the files
 may read the requests. Only the server's own user may: mode 0600, in a directory that the log makes with mode 0700.
+With `GPU_ALIGN_DEBUG_LIVE=1` the file of a request grows with each step, so that a crash leaves what it did.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpu_align import step_log
+from vllm_integration.config.settings import Settings
 from vllm_integration.seams.install import strict
 from vllm_integration.seams.log_text import shown_error
 from vllm_integration.worker.request_state import RequestState
@@ -40,16 +43,34 @@ def safe_name(req_id: str) -> str:
     return name + ".yaml"
 
 
+@dataclass
+class _LiveFile:
+    """A file that grows. texts: of the next step. num_steps: how many it has."""
+
+    path: Path
+    texts: step_log.Texts | None
+    num_steps: int = 0
+
+
 class DebugLog:
     """Writes the files. Whatever fails turns the log off, with one ERROR line, and nothing else.
 
-    num_draft_tokens: K. decode: token ids → text; None leaves texts out.
+    num_draft_tokens: K. decode: token ids → text; None leaves texts out. live: whether `follow` does anything.
     """
 
-    def __init__(self, directory: str, num_draft_tokens: int, decode: step_log.Decode | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        num_draft_tokens: int,
+        decode: step_log.Decode | None = None,
+        *,
+        live: bool = False,
+    ) -> None:
         self._num_draft_tokens = num_draft_tokens
-        self._decode = decode
+        self._decode = None if decode is None else step_log.LineDecoder(decode)
         self._directory = directory
+        self._is_live = live
+        self._live: dict[str, _LiveFile] = {}
         self.on = True
         self.guard(self._open)
 
@@ -72,8 +93,13 @@ class DebugLog:
                 shown_error(error),
             )
 
+    def follow(self, state: RequestState) -> None:
+        """Append the steps that a live file does not have yet; nothing where files are not live."""
+        if self._is_live:
+            self.guard(self._follow, state)
+
     def write(self, state: RequestState) -> None:
-        """Write the file of a request, whole or not at all."""
+        """Write the file of a request that has finished, whole or not at all; a live file is replaced by it."""
         self.guard(self._write, state)
 
     def _open(self) -> None:
@@ -92,21 +118,50 @@ class DebugLog:
             self._directory,
         )
 
-    def _write(self, state: RequestState) -> None:
-        prediction_tokens = 0 if state.prediction is None else int(state.prediction.size)
-        log = step_log.StepLog(
-            state.req_id, self._num_draft_tokens, state.prompt_len, prediction_tokens, state.steps
+    def _follow(self, state: RequestState) -> None:
+        file = self._live.get(state.req_id)
+        if file is None or not file.path.exists():  # somebody may have cleared the directory
+            file = self._live[state.req_id] = self._begin(state)
+        steps = state.steps[file.num_steps :]
+        if not steps:
+            return
+        if file.texts is not None:
+            steps = [file.texts.of(step) for step in steps]
+        file.num_steps += len(steps)
+        _append(file.path, os.O_APPEND | os.O_NOFOLLOW, "".join(map(step_log.dump_live_step, steps)))
+
+    def _begin(self, state: RequestState) -> _LiveFile:
+        log, texts = self._log_of(state), None
+        if self._decode is not None:
+            texts = step_log.Texts(self._decode, state.tokens[: state.prompt_len])
+            log = replace(log, steps=[]).with_texts(self._decode)
+        file = _LiveFile(Path(self._directory) / safe_name(state.req_id), texts)
+        file.path.unlink(missing_ok=True)  # of an earlier request of that id; and never follow a link
+        _append(file.path, os.O_CREAT | os.O_EXCL, step_log.dump_live_head(log))
+        return file
+
+    def _log_of(self, state: RequestState) -> step_log.StepLog:
+        prediction = [] if state.prediction is None else state.prediction.tolist()
+        return step_log.StepLog(
+            state.req_id,
+            self._num_draft_tokens,
+            state.prompt_len,
+            len(prediction),
+            state.steps,
+            prediction_lines=[step_log.Line(prediction)] if prediction else [],
         )
+
+    def _write(self, state: RequestState) -> None:
+        self._live.pop(state.req_id, None)
+        log = self._log_of(state)
         if self._decode is not None:
             log = log.with_texts(self._decode, state.tokens[: state.prompt_len])
         target = Path(self._directory) / safe_name(state.req_id)
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-        text = step_log.dump(log).encode()
+        text = step_log.dump(log)
         partial.unlink(missing_ok=True)  # of a write that was killed; and never follow a link
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(text)
+            _append(partial, os.O_CREAT | os.O_EXCL, text)
             partial.replace(target)
         except BaseException:
             with suppress(OSError):
@@ -114,13 +169,22 @@ class DebugLog:
             raise
 
 
-def open_debug_log(directory: str | None, num_draft_tokens: int, vllm_config: Any) -> DebugLog | None:
-    """The log where `directory` asks for one and is a place for it. Tensor-parallel ranks draft the same; the
+def _append(path: Path, how: int, text: str) -> None:
+    """Write behind what the file has, all of it in one call: of a process that is killed, whole lines stay."""
+    with open(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0) as file:
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def open_debug_log(settings: Settings, num_draft_tokens: int, vllm_config: Any) -> DebugLog | None:
+    """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same; the
     first one writes."""
-    parallel = vllm_config.parallel_config
+    directory, parallel = settings.debug_dir, vllm_config.parallel_config
     if not directory or int(parallel.rank) % int(parallel.tensor_parallel_size):
         return None
-    log = DebugLog(directory, num_draft_tokens, _decoder_of(vllm_config.model_config))
+    decode = _decoder_of(vllm_config.model_config)
+    log = DebugLog(directory, num_draft_tokens, decode, live=settings.debug_live)
     return log if log.on else None
 
 

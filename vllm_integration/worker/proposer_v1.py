@@ -70,7 +70,7 @@ class PredictedOutputs:
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._drafts: list[StepDrafts] = []
-        self._log = open_debug_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config)
+        self._log = open_debug_log(self.settings, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
         self._misses = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
         self.drafter: Any = None
@@ -218,6 +218,8 @@ class PredictedOutputs:
         before = total_len - len(sampled)
         state.know_prompt(row[:before].tolist, self.num_draft_tokens, self.max_model_len)
         state.record(sampled, self._scheduled.get(state.req_id, ()), total_len)
+        if self._log is not None:
+            self._log.follow(state)
 
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
         slots = torch.tensor([self.slots.get(state.req_id) for state in states], dtype=torch.int64)

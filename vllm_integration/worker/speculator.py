@@ -106,7 +106,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.reporter = DraftReporter(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
         )
-        self.log = open_step_log(self.settings.debug_dir, self.num_draft_tokens, vllm_config, recipes)
+        self.log = open_step_log(self.settings, self.num_draft_tokens, vllm_config, recipes)
         if self.log is not None and off_reason() is None:
             self._warm_up = warm_up_log(self.num_draft_tokens, max_context_len, recipes)
         misses = open_miss_log(self.settings, recipes, self.num_draft_tokens, vllm_config)

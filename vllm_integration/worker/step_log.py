@@ -8,6 +8,7 @@ from typing import Any
 from gpu_align import Recipes
 from gpu_align.step_log import SOURCES
 from vllm_integration.config import adaptive
+from vllm_integration.config.settings import Settings
 from vllm_integration.wire import prediction as wire
 from vllm_integration.worker.accept import DEFAULT_TERMS, Terms
 from vllm_integration.worker.debug_log import DebugLog, open_debug_log
@@ -99,6 +100,7 @@ class StepLog:
             # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
             drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
             state.record(tokens, drafts, total_len)
+            self._files.follow(state)
             state.settle(tokens, total_len)
 
     def _proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
@@ -118,8 +120,8 @@ class StepLog:
 
 
 def open_step_log(
-    directory: str | None, num_draft_tokens: int, vllm_config: Any, recipes: Recipes | None = None
+    settings: Settings, num_draft_tokens: int, vllm_config: Any, recipes: Recipes | None = None
 ) -> StepLog | None:
     """A log where one is asked for."""
-    files = open_debug_log(directory, num_draft_tokens, vllm_config)
+    files = open_debug_log(settings, num_draft_tokens, vllm_config)
     return None if files is None else StepLog(files, num_draft_tokens, recipes)

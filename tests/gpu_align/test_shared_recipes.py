@@ -1,0 +1,94 @@
+"""Several drafters on one device share the table of their recipes."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_align import Drafter, DrafterConfig, Recipes, Source
+from gpu_align.ops.recipe_lookup import RecipeTable, shared
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def rules() -> Recipes:
+    return Recipes.from_lists([((5, 6), (7, 8, 9), (0.9, 0.8, 0.7))])
+
+
+def drafter(recipes: Recipes | None, **changed: Any) -> Drafter:
+    sizes = {"max_slots": 2, "max_context_len": 32, "max_prediction_len": 16, "num_draft_tokens": 4}
+    return Drafter(**{**sizes, "vocab_size": 50, "device": DEVICE, "recipes": recipes, **changed})
+
+
+def addresses(*drafters: Drafter) -> list[tuple[int, ...]]:
+    return [tuple(tensor.data_ptr() for tensor in one._recipes if tensor.numel()) for one in drafters]
+
+
+def propose(one: Drafter) -> Any:
+    token_ids = torch.zeros((2, 32), dtype=torch.int32, device=DEVICE)
+    token_ids[0, :4] = torch.tensor([3, 4, 5, 6])
+    total_len = torch.tensor([4, 0], dtype=torch.int32, device=DEVICE)
+    one.add(0, [], 3)
+    slots, num_sampled = torch.tensor([0], device=DEVICE), torch.ones(1, dtype=torch.int32, device=DEVICE)
+    return one.propose(token_ids, total_len, slots, num_sampled)
+
+
+def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    build = RecipeTable.build
+    monkeypatch.setattr(RecipeTable, "build", lambda *args: built.append(args) or build(*args))
+    recipes = rules()
+    first, second = drafter(recipes), drafter(recipes, max_slots=2, max_context_len=64)
+    assert len(built) == 1
+    assert len(set(addresses(first, second))) == 1
+    own = drafter(rules())
+    assert len(built) == 2
+    assert addresses(own) != addresses(first)
+    wanted = propose(own)
+    before = [tensor.clone() for tensor in first._recipes]
+    for one in (first, drafter(recipes)):
+        draft = propose(one)
+        assert draft.source.tolist() == [Source.RECIPE]
+        assert draft.token_ids.tolist() == wanted.token_ids.tolist() == [[7, 8, 9, 6]]
+        assert torch.equal(draft.confidence, wanted.confidence)
+    assert all(map(torch.equal, before, first._recipes)), "no drafter writes to the table"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"num_draft_tokens": 2}, {"vocab_size": 9}, {"config": DrafterConfig(min_survival_recipe=0.75)}],
+    ids=["K", "vocabulary", "threshold"],
+)
+def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
+    recipes = rules()
+    one, other = drafter(recipes), drafter(recipes, **changed)
+    assert addresses(one) != addresses(other)
+    assert one._recipes.max_draft_len.tolist() == [3]
+    assert other._recipes.max_draft_len.tolist() == [2]
+
+
+def test_a_table_goes_with_its_last_drafter() -> None:
+    recipes = rules()
+    first, second = drafter(recipes), drafter(recipes)
+    del first
+    gc.collect()
+    assert len(shared._tables[recipes]) == 1
+    assert propose(second).length.tolist() == [3]
+    del second
+    gc.collect()
+    assert len(shared._tables[recipes]) == 0
+    tables = len(shared._tables)
+    del recipes
+    gc.collect()
+    assert len(shared._tables) == tables - 1
+
+
+def test_drafters_that_are_made_at_once_share_one_table() -> None:
+    recipes = rules()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(drafter, [recipes] * 8))
+    assert len(set(addresses(*made))) == 1

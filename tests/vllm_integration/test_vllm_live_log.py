@@ -1,0 +1,242 @@
+"""`GPU_ALIGN_DEBUG_LIVE`: the file of a request has each step when the next one begins, on both runners."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+
+from gpu_align.step_log import Step, StepLog, StepLogError, read_step_log
+from vllm_integration.config.settings import Settings, warn_of_unknown_names
+from vllm_integration.wire import prediction as wire
+from vllm_integration.worker import proposer_v1
+from vllm_integration.worker.debug_log import DebugLog
+from vllm_integration.worker.proposer_v1 import PredictedOutputs
+from vllm_integration.worker.request_state import RequestState, StopRule
+from vllm_integration.worker.step_log import open_step_log
+
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+TEXTS = {"a": [5, 6, 7, 8, 9, 10, 11, 12], "b": [20, 21, 5, 6, 7, 30]}
+
+
+def decode(ids: list[int]) -> str:
+    return "".join("\n" if i == 7 else f"<{i}>" for i in ids)
+
+
+def state_of(num_steps: int) -> RequestState:
+    state = RequestState("r", np.array([5, 7, 6], np.int32), StopRule(), prompt_len=2)
+    state.tokens = [1, 2, 5, 7, 6, 5, 7, 6][: 2 + 2 * num_steps]
+    state.steps = [
+        Step(i, 2 + 2 * i, "prediction", [5, 6], [0.5, 0.25], 4, 2, 1, [5 + i, 7]) for i in range(num_steps)
+    ]
+    return state
+
+
+def read(directory: Path, name: str = "r") -> StepLog:
+    return read_step_log(directory / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("decoder", [decode, None], ids=["texts", "ids"])
+def test_a_file_grows_and_ends_as_one_that_was_written_at_the_end(tmp_path: Path, decoder: Any) -> None:
+    live, whole = (
+        DebugLog(str(tmp_path / name), 4, decoder, live=name == "live") for name in ("live", "whole")
+    )
+    for num_steps in (1, 1, 2, 4):  # a step may be followed again, and one may have been missed
+        live.follow(state_of(num_steps))
+        whole.follow(state_of(num_steps))
+        found = read(tmp_path / "live")
+        assert not found.finished
+        assert [step.new for step in found.steps] == [[5 + i, 7] for i in range(num_steps)]
+        assert (tmp_path / "live" / "r.yaml").stat().st_mode & 0o777 == 0o600
+        assert list((tmp_path / "whole").iterdir()) == []
+    for log in (live, whole):
+        log.write(state_of(4))
+    assert (tmp_path / "live" / "r.yaml").read_bytes() == (tmp_path / "whole" / "r.yaml").read_bytes()
+    assert read(tmp_path / "live") == replace(found, finished=True)
+    assert not live._live
+
+
+def test_what_was_written_outlives_a_killed_process(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        log = DebugLog(str(tmp_path), 4, decode, live=True)
+        for num_steps in range(1, 4):
+            log.follow(state_of(num_steps))
+        os.kill(os.getpid(), signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    found = read(tmp_path)
+    assert (len(found.steps), found.finished) == (3, False)
+    assert [line.text for step in found.steps for line in step.new_lines or []] == [
+        "<5>\n",
+        "<6>\n",
+        "\n",
+        "\n",
+    ]
+    with (tmp_path / "r.yaml").open("ab") as file:  # as if it had been killed while it wrote
+        file.write(b"- {step: 3, position: 8, sou")
+    assert read(tmp_path) == found
+
+
+def test_an_earlier_file_a_link_and_a_cleared_directory(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    logs = tmp_path / "logs"
+    log = DebugLog(str(logs), 4, live=True)
+    (logs / "r.yaml").symlink_to(victim)
+    log.follow(state_of(1))
+    assert victim.read_text() == "mine"
+    assert len(read(logs).steps) == 1
+    (logs / "r.yaml").unlink()
+    log.follow(state_of(2))
+    assert len(read(logs).steps) == 2
+    (logs / "r.yaml").unlink()
+    (logs / "r.yaml").symlink_to(victim)
+    log.follow(state_of(3))
+    assert victim.read_text() == "mine"
+    assert not log.on
+
+
+def test_a_full_disk_turns_the_log_off_and_leaves_whole_steps(
+    tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = DebugLog(str(tmp_path), 4, live=True)
+    log.follow(state_of(1))
+    plugin_log.clear()
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    log.follow(state_of(2))
+    log.follow(state_of(3))
+    log.write(state_of(3))
+    monkeypatch.undo()
+    assert len(plugin_log) == 1
+    assert "writes no step logs any more" in plugin_log[0]
+    assert len(read(tmp_path).steps) == 1
+
+
+def predicted(tokens: list[int]) -> Any:
+    return sampling({wire.KEY: tokens})
+
+
+def v1_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, live: str) -> FakeEngine:
+    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
+    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
+    monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", live)
+    ours = PredictedOutputs(config())
+    ours.load_model()
+    engine = FakeEngine(ours)
+    for name, text in TEXTS.items():
+        engine.submit(name, [1, 2], text, predicted([*text[:3], 90, *text[3:]]))
+    return engine
+
+
+def timeless(log: StepLog) -> StepLog:
+    return replace(log, steps=[replace(step, duration_us=0) for step in log.steps])
+
+
+def test_v1_writes_each_step_as_it_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = v1_engine(monkeypatch, tmp_path / "live", "1")
+    seen: list[int] = []
+    while any(engine.written[name] != text for name, text in TEXTS.items()):
+        engine.step()
+        for name in TEXTS:
+            found = read(tmp_path / "live", name)
+            assert [token for step in found.steps for token in step.new] == engine.written[name]
+        seen.append(len(found.steps))
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 2
+    engine.step(finished=tuple(TEXTS))
+    other = v1_engine(monkeypatch, tmp_path / "whole", "0")
+    while any(other.written[name] != text for name, text in TEXTS.items()):
+        other.step()
+        assert list((tmp_path / "whole").iterdir()) == []
+    other.step(finished=tuple(TEXTS))
+    for name in TEXTS:
+        assert timeless(read(tmp_path / "live", name)) == timeless(read(tmp_path / "whole", name))
+
+
+class Calls(TorchDispatchMode):
+    """What PyTorch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_v2_writes_each_step_as_it_happens_and_asks_the_device_for_no_more(tmp_path: Path) -> None:
+    calls: dict[str, list[str]] = {}
+    for live in (True, False):
+        logs = tmp_path / str(live)
+        log = open_step_log(Settings(debug_dir=str(logs), debug_live=live), 4, config())
+        assert log is not None
+        log.add("r", np.arange(10, 40, dtype=np.int32), 2, sampling())
+        tokens, total_len = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+        states = SimpleNamespace(
+            all_token_ids=SimpleNamespace(gpu=tokens), total_len=SimpleNamespace(gpu=total_len)
+        )
+        batch = SimpleNamespace(req_ids=["r"], idx_mapping_np=np.array([3]), num_draft_tokens_per_req=[2])
+        draft = SimpleNamespace(
+            token_ids=torch.tensor([[12, 13, 0, 0]]),
+            confidence=torch.tensor([[0.5, 0.25, 0.0, 0.0]]),
+            length=torch.tensor([2], dtype=torch.int32),
+            source=torch.tensor([1], dtype=torch.int8),
+        )
+        calls[str(live)] = []
+        for step, sampled in enumerate((2, 1, 3), 1):
+            tokens[3, :12] = torch.tensor([7, 8, 10, 11, 12, 12, 13, 14, 0, 0, 0, 0])
+            total_len[3] += sampled if step > 1 else 2 + sampled
+            with Calls() as made:
+                log.settle(batch, torch.tensor([sampled], dtype=torch.int32), states)
+                log.proposed(batch, draft, 5)
+            calls[str(live)] += made.names
+            if live:
+                found = read(logs)
+                assert (len(found.steps), found.finished) == (step, False)
+            else:
+                assert list(logs.iterdir()) == []
+        log.finish(["r"])
+        assert log.on
+    assert calls["True"] == calls["False"]
+    assert any("_local_scalar_dense" in name for name in calls["True"]), "values that the log waits for"
+    assert read(tmp_path / "True") == read(tmp_path / "False") == replace(found, finished=True)
+    assert [step.new for step in found.steps] == [[10, 11], [12], [12, 13, 14]]
+    assert [step.accepted for step in found.steps] == [0, 0, 2]
+
+
+def test_live_without_a_directory_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("GPU_ALIGN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", "1")
+    warn_of_unknown_names.cache_clear()
+    warn_of_unknown_names()
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
+    warn_of_unknown_names.cache_clear()
+    warn_of_unknown_names()
+    warn_of_unknown_names.cache_clear()
+    assert plugin_log == ["GPU_ALIGN_DEBUG_LIVE has no effect: there is no GPU_ALIGN_DEBUG_DIR"]
+
+
+def test_a_file_of_which_only_the_head_is_torn_is_refused(tmp_path: Path) -> None:
+    log = DebugLog(str(tmp_path), 4, live=True)
+    log.follow(state_of(1))
+    text = (tmp_path / "r.yaml").read_text()
+    (tmp_path / "r.yaml").write_text(text[: text.index("steps:")])
+    with pytest.raises(StepLogError, match="is the file whole"):
+        read(tmp_path)

@@ -1,0 +1,249 @@
+"""The line at the start, `gpu_align_info`, `GET /gpu_align/status`; what is 0 on `/metrics` from the start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import prometheus_client
+import pytest
+from prometheus_client import multiprocess
+
+import gpu_align
+from vllm_integration.config import in_use
+from vllm_integration.config.in_use import EngineFacts
+from vllm_integration.frontend import limits, metrics, status
+from vllm_integration.frontend.usage_collector import _BY_THE_WORKER
+from vllm_integration.seams import install as compat
+from vllm_integration.wire.reports import REFUSALS
+
+pytestmark = pytest.mark.usefixtures("plugin_on", "defaults")
+
+
+@pytest.fixture
+def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GPU_ALIGN_") or name == "VLLM_API_KEY"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
+    monkeypatch.setattr(in_use, "_facts", EngineFacts(32, "V2"))
+    monkeypatch.setattr(compat, "_installed", {"chat", "completions", "messages", "usage"})
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = status.logger.level
+    status.logger.addHandler(handler)
+    status.logger.setLevel(logging.INFO)
+    yield lines
+    status.logger.setLevel(level)
+    status.logger.removeHandler(handler)
+
+
+def models() -> dict[str, str]:
+    return {}
+
+
+def app_with(keys: list[str] | None = None, tasks: tuple[str, ...] = ("generate",)) -> Any:
+    """vLLM's own middleware around an application with our route."""
+    pytest.importorskip("vllm")
+    from fastapi import FastAPI
+    from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
+
+    from vllm_integration.frontend.app import init_entrypoints_middleware as ours
+
+    args = Namespace(
+        api_key=keys,
+        allowed_origins=["*"],
+        allow_credentials=False,
+        allowed_methods=["*"],
+        allowed_headers=["*"],
+        enable_request_id_headers=False,
+        middleware=[],
+    )
+    app = FastAPI()
+    app.add_api_route("/v1/models", models, methods=["GET"])
+    ours(lambda *given: init_entrypoints_middleware(*given[:2], ()), args, app, tasks)
+    return app
+
+
+def get(app: Any, path: str = status.PATH, key: str | None = None, scheme: str = "Bearer") -> Any:
+    from fastapi.testclient import TestClient
+
+    headers = {} if key is None else {"authorization": f"{scheme} {key}"}
+    return TestClient(app).get(path, headers=headers)
+
+
+def test_one_line_says_what_the_server_is(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_RECIPES", "base,/no/such/pack.json")
+    monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "5000")
+    monkeypatch.setenv("GPU_ALIGN_USAGE_DETAILS", "1")
+    app_with()
+    (line,) = told
+    assert line.startswith(f"gpu_align {gpu_align.__version__} drafts on vLLM ")
+    assert (
+        ", V2 model runner, K=32; `prediction` on /v1/chat/completions, /v1/completions, /v1/messages; "
+        in line
+    )
+    assert "; recipes: base sha256:" in line
+    assert ", /no/such/pack.json not read; response memory of 5000 tokens; settings: " in line
+    assert "GPU_ALIGN_USAGE_DETAILS=1" in line
+    assert "GPU_ALIGN_SURE" not in line
+
+
+def test_a_setting_cannot_break_the_line(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", "/x\nERROR y" + "z" * 5000)
+    app_with()
+    (line,) = told
+    assert "\n" not in line
+    assert len(line) < 2100
+
+
+def test_a_server_that_does_not_generate_reads_no_prediction(told: list[str]) -> None:
+    assert get(app_with(tasks=("embed",))).json()["endpoints"] == []
+    assert (
+        "`prediction` on no endpoint; recipes: off; no response memory; settings: GPU_ALIGN_RECIPES=off"
+        in told[0]
+    )
+
+
+def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", "1")
+    app = app_with()
+    before = get(app).json()
+    assert before["counters"].keys() == {
+        spec.name.removeprefix("gpu_align_") for spec in metrics.SPECS.values() if spec.kind != "Gauge"
+    }
+    metrics.count_refused("malformed", "refused")
+    metrics.count_request(64)
+    metrics.count_request(None)
+    after = get(app).json()
+    counted = after.pop("counters")
+    assert counted["requests"] == before["counters"]["requests"] + 2
+    refused = before["counters"]["predictions_refused"]["malformed"]
+    assert counted["predictions_refused"]["malformed"] == {**refused, "refused": refused["refused"] + 1}
+    length = before["counters"]["prediction_length_tokens"]
+    assert counted["prediction_length_tokens"] == {"count": length["count"] + 1, "sum": length["sum"] + 64}
+    assert set(counted["draft_tokens"]) == {"prediction", "context", "recipe", "memory"}
+    vllm_version = after.pop("vllm")
+    assert vllm_version
+    assert after == {
+        "version": gpu_align.__version__,
+        "on": True,
+        "off_reason": None,
+        "runner": "V2",
+        "num_draft_tokens": 32,
+        "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/messages"],
+        "recipes": [],
+        "memory_tokens": 0,
+        "settings": {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_STRICT_LIMITS": True},
+    }
+    monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
+    off = get(app).json()
+    assert (off["on"], off["off_reason"]) == (False, "a seam is missing")
+
+
+def test_the_status_is_behind_the_servers_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a path that vLLM guards, with each way to give it keys."""
+    app = app_with(["one", "two"])
+    for path in (status.PATH, "/v1/models"):
+        for key in (None, "", "three", "on", "one two"):
+            answer = get(app, path, key)
+            assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"}), (path, key)
+        assert get(app, path, "one", scheme="Basic").status_code == 401
+        assert [get(app, path, key).status_code for key in ("one", "two")] == [200, 200]
+    monkeypatch.setenv("VLLM_API_KEY", "four")
+    app = app_with()
+    assert [get(app, key=key).status_code for key in (None, "one", "four")] == [401, 401, 200]
+    assert get(app_with(["one"]), key="four").status_code == 401, "--api-key comes first"
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    assert get(app_with([""])).status_code == 200, "an empty key is none"
+
+
+def test_where_a_key_cannot_be_checked_there_is_no_status(
+    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "install", lambda group: "no callable verify_token")
+    assert get(app_with(["one"]), key="one").status_code == 404
+    assert plugin_log == ["gpu_align serves no /gpu_align/status: no callable verify_token"]
+
+
+def test_without_our_drafter_nothing_is_said(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_use, "_facts", None)
+    assert get(app_with()).status_code == 404
+    assert told == []
+
+
+def test_each_way_to_refuse_a_prediction_is_a_label() -> None:
+    known = set(metrics.REFUSED)
+    assert {(reason, "refused") for reason in get_args(limits.Reason)} <= known
+    assert {_BY_THE_WORKER[name] for name in REFUSALS if name} <= known
+    cut = {reason for reason in limits._UNITS if reason != "bytes"}
+    assert {(reason, "truncated") for reason in cut} == {pair for pair in known if pair[1] == "truncated"}
+
+
+def as_one_of_several(directory: Path) -> list[Any]:
+    """What a fresh process of a server reads: at first, and when two others have counted."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+    prometheus_client.values.ValueClass = prometheus_client.values.MultiProcessValue()
+    for metric in metrics._metrics.values():
+        prometheus_client.REGISTRY.unregister(metric)
+    metrics._metrics.clear()
+    facts = {"version": "0", "vllm": "1", "runner": "V1", "num_draft_tokens": "8", "recipes": "base@12"}
+    metrics.set_info(**facts)
+    first = metrics.read()
+    for requests in (2, 3):
+        if not os.fork():
+            metrics.set_info(**facts)
+            for _ in range(requests):
+                metrics.count_request(10)
+            metrics.count_refused("room", "dropped")
+            os._exit(0)
+        os.wait()
+    registry = prometheus_client.CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return [first, metrics.read(), prometheus_client.generate_latest(registry).decode()]
+
+
+def test_several_processes_are_one_server_and_every_label_is_there_from_the_start(tmp_path: Path) -> None:
+    answer, logs = tmp_path / "answer", tmp_path / "metrics"
+    logs.mkdir()
+    if not (child := os.fork()):
+        try:
+            answer.write_text(json.dumps(as_one_of_several(logs)))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    first, last, text = json.loads(answer.read_text())
+    refused: dict[str, dict[str, int]] = {}
+    for reason, action in metrics.REFUSED:
+        refused.setdefault(reason, {})[action] = 0
+    verdicts, sources = dict.fromkeys(metrics.VERDICTS, 0), metrics.DRAFTING
+    assert first == {
+        "requests": 0,
+        "predictions_refused": refused,
+        "prediction_tokens": verdicts,
+        "draft_tokens": dict.fromkeys(sources, verdicts),
+        "drafts": dict.fromkeys(sources, 0),
+        "steps": 0,
+        "steps_lost": dict.fromkeys(metrics.LOST, 0),
+        "realignments": 0,
+        "accepted_length_tokens": {"count": 0, "sum": 0},
+        "prediction_length_tokens": {"count": 0, "sum": 0},
+        "acceptance_ratio": {"count": 0, "sum": 0},
+    }
+    assert last["requests"] == 5
+    assert last["prediction_length_tokens"] == {"count": 5, "sum": 50}
+    assert last["predictions_refused"]["room"] == {"dropped": 2}
+    (info,) = [line for line in text.splitlines() if line.startswith("gpu_align_info{")]
+    assert info.endswith("} 1.0")
+    for name in ("version", "vllm", "runner", "num_draft_tokens", "recipes"):
+        assert f'{name}="' in info
+    assert "pid=" not in info
