@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 HOST = "127.0.0.1"
 _TAIL_LINES = 25
@@ -32,15 +33,24 @@ def free_port() -> int:
         return port
 
 
-def vllm_command(
-    model: str, port: int, *, name: str, dtype: str, num_draft_tokens: int, max_model_len: int
-) -> list[str]:
-    """Return the command line of an OpenAI-compatible server that drafts from predictions."""
-    speculation = {
+def plugin_speculation(num_draft_tokens: int) -> dict[str, Any]:
+    """Return the `--speculative-config` of a server that drafts from predictions."""
+    return {
         "method": "custom_class",
         "model": "vllm_integration.PredictedOutputs",
         "num_speculative_tokens": num_draft_tokens,
     }
+
+
+def ngram_speculation(num_draft_tokens: int) -> dict[str, Any]:
+    """Return the `--speculative-config` of a server with vLLM's own n-gram drafter, its window left as it is."""
+    return {"method": "ngram", "num_speculative_tokens": num_draft_tokens}
+
+
+def vllm_command(
+    model: str, port: int, *, name: str, dtype: str, speculation: Mapping[str, Any], max_model_len: int
+) -> list[str]:
+    """Return the command line of an OpenAI-compatible server."""
     options = {
         "--model": model,
         "--served-model-name": name,
