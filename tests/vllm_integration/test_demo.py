@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import base64
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,8 +19,10 @@ from typing import Any
 import pytest
 
 from gpu_align.html import Origin
+from gpu_align.html import page as html_page
 from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
 from gpu_align.step_log import Step, StepLog, dump
+from tests.vllm_integration import demo_recording
 from vllm_integration import demo
 from vllm_integration.demo import __main__ as command_line
 from vllm_integration.demo import measure, model, page, preflight, server, task, tokenizer
@@ -294,11 +300,14 @@ def test_health_ends_the_wait(tmp_path: Path) -> None:
 
 def test_server_command_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    command = server.vllm_command(
-        "m", 123, name="n", dtype="float32", num_draft_tokens=32, max_model_len=4096
-    )
-    assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    assert '"vllm_integration.PredictedOutputs"' in command[command.index("--speculative-config") + 1]
+    for speculation in (server.plugin_speculation(32), server.ngram_speculation(32)):
+        command = server.vllm_command(
+            "m", 123, name="n", dtype="float32", speculation=speculation, max_model_len=4096
+        )
+        assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        assert json.loads(command[command.index("--speculative-config") + 1]) == speculation
+        assert speculation["num_speculative_tokens"] == 32
+    assert server.plugin_speculation(32)["model"] == "vllm_integration.PredictedOutputs"
     cpu = server.vllm_environment(tmp_path, gpu=False, offline=True)
     assert cpu["GPU_ALIGN_DEBUG_DIR"] == str(tmp_path)
     assert (cpu["VLLM_CPU_KVCACHE_SPACE"], cpu["HF_HUB_OFFLINE"]) == ("7", "1")
@@ -369,27 +378,49 @@ class _Client:
         self.bodies.append(body)
         text, ids = self.answers.pop(0)
         choice = SimpleNamespace(message=SimpleNamespace(content=text), model_extra={"token_ids": ids})
-        return SimpleNamespace(id="chatcmpl-1", choices=[choice])
+        return SimpleNamespace(id="chatcmpl-1", choices=[choice], model_extra={"prompt_token_ids": [1, 2]})
 
 
 REQUEST = measure.Request("m", task.messages(), 64)
 
 
+ANSWER = ("ab", [5, 6, 7, 0])
+
+
+def _rounds(
+    client: _Client, folder: Path, done: list[str] | None = None, **predictions: str
+) -> list[measure.Row]:
+    made = {name: (lambda output, text=text: text or output) for name, text in predictions.items()}
+    names = done if done is not None else []
+    return measure.measure_rounds(client, REQUEST, made, folder, names.append)
+
+
 def test_a_row_without_prediction_counts_its_tokens(tmp_path: Path) -> None:
-    client = _Client([("ab", [5, 6, 7, 0])] * measure.REPEATS)
-    done: list[int] = []
-    row = measure.measure(client, REQUEST, "none", None, tmp_path, lambda: done.append(1))
-    assert (row.steps, row.accepted, row.rejected) == (4, 0, 0)
-    assert len(row.wall_s) == len(done) == measure.REPEATS
+    client = _Client([ANSWER] * measure.REPEATS)
+    (row,) = _rounds(client, tmp_path)
+    assert (row.name, row.steps, row.accepted, row.rejected) == ("none", 4, 0, 0)
+    assert row.prompt_token_ids == [1, 2]
+    assert len(row.wall_s) == measure.REPEATS
     assert all("prediction" not in body and body["temperature"] == 0 for body in client.bodies)
 
 
-def test_a_prediction_is_sent_as_openai_defines_it(tmp_path: Path) -> None:
+def test_each_round_sends_every_request_once(tmp_path: Path) -> None:
     (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
-    client = _Client([("ab", [5, 6, 7, 0])] * measure.REPEATS)
-    row = measure.measure(client, REQUEST, "verbatim", "ab", tmp_path, lambda: None)
-    assert client.bodies[0]["prediction"] == {"type": "content", "content": "ab"}
-    assert row.steps == 3
+    client = _Client([ANSWER] * 3 * measure.REPEATS)
+    done: list[str] = []
+    rows = _rounds(client, tmp_path, done, verbatim="", edited="before")
+    assert [row.name for row in rows] == ["none", "verbatim", "edited"]
+    assert done == ["none", "verbatim", "edited"] * measure.REPEATS
+    # As OpenAI defines it; an empty one here stands for the output without a prediction.
+    assert [body.get("prediction") for body in client.bodies[:3]] == [
+        None,
+        {"type": "content", "content": "ab"},
+        {"type": "content", "content": "before"},
+    ]
+    assert [row.prediction for row in rows] == [None, "ab", "before"]
+    assert [row.steps for row in rows] == [4, 3, 3]
+    assert all(len(row.wall_s) == measure.REPEATS for row in rows)
+    assert rows[1].by_source == {"prediction": (1, 6), "context": (1, 1)}
 
 
 @pytest.mark.parametrize(
@@ -400,62 +431,158 @@ def test_answers_that_cannot_be_measured(
     answers: list[tuple[str, list[int]]], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(measure.MeasurementError, match=message):
-        measure.measure(_Client(answers + answers), REQUEST, "none", None, tmp_path, lambda: None)
+        _rounds(_Client(answers + answers), tmp_path)
+
+
+_METRICS = """\
+# HELP vllm:generation_tokens_total Number of generation tokens processed.
+vllm:generation_tokens_total{engine="0",model_name="m"} 32.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 1.2e+02
+vllm:spec_decode_num_draft_tokens_created{engine="0",model_name="m"} 1.7e+09
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 7.0
+vllm:spec_decode_num_accepted_tokens_total{engine="1"} 3.0
+"""
+
+
+def test_the_counters_of_a_server_without_a_step_log() -> None:
+    before = measure.parse_draft_counters(_METRICS)
+    assert list(before.values()) == [32, 120, 10]
+    generated, drafted, accepted = before
+    row = _row()
+    measure.fill_from_counters(row, before, {generated: 36, drafted: 125, accepted: 13})
+    # 4 tokens, of which 3 were drafts: one pass.
+    assert (row.steps, row.drafted, row.accepted, row.rejected) == (1, 5, 3, 2)
+    assert row.by_source == {"n-gram": (3, 2)}
+    for counts in ({generated: 35}, {accepted: 16}, {drafted: 110}):
+        with pytest.raises(measure.MeasurementError, match="expected 4 tokens generated"):
+            measure.fill_from_counters(row, before, {generated: 36, drafted: 125, accepted: 13, **counts})
+    with pytest.raises(measure.MeasurementError, match="counter vllm:generation_tokens_total, but it is"):
+        measure.parse_draft_counters("# nothing")
+
+
+def test_an_ngram_row_is_measured_from_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = _Client([ANSWER] * measure.REPEATS)
+    names = list(measure.parse_draft_counters(_METRICS))
+
+    def counters(url: str) -> dict[str, int]:
+        assert url == "http://x/metrics"
+        answered = measure.REPEATS - len(client.answers)
+        return dict(zip(names, (4 * answered, 8 * answered, 2 * answered), strict=True))
+
+    monkeypatch.setattr(measure, "read_draft_counters", counters)
+    row = measure.measure_ngram(client, REQUEST, "http://x/metrics", lambda name: None)
+    assert (row.name, row.steps, row.drafted, row.accepted) == ("n-gram", 2, 8, 2)
+    assert len(row.wall_s) == measure.REPEATS
 
 
 # --- the page and the command ---------------------------------------------------------------------------
 
 
-def test_page_escapes_and_colours(tok: Any, spelling: TextTokenizer) -> None:
-    text = 'if a<b: "&"'
+def _page_rows(tok: Any) -> list[measure.Row]:
+    text = 'if a<b: "&"</script>'
     ids = tokenizer.encode(tok, text)
-    row = measure.Row(
-        "<none>",
-        text,
-        ids,
-        [1.0],
-        steps=2,
-        origins=[Origin.GENERATED] + [Origin.PREDICTION] * (len(ids) - 2) + [Origin.CONTEXT],
-        token_steps=[0] + [1] * (len(ids) - 1),
-    )
-    html = page.render([row], spelling, ["<fact>"])
+    num = len(ids)
+    none = measure.Row("none", text, ids, [2.0], num, origins=[0] * num, token_steps=list(range(num)))
+    origins = [Origin.GENERATED] + [Origin.PREDICTION] * (num - 2) + [Origin.CONTEXT]
+    edited = measure.Row("edited", text, ids, [1.0], 2, origins=origins, token_steps=[0] + [1] * (num - 1))
+    proposed = ids[1:]
+    steps = [
+        Step(0, 9, "none", [], [], 0, 0, 0, ids[:1]),
+        Step(1, 10, "context", proposed, [0.5] * (num - 1), 1, num - 1, num - 1, proposed),
+    ]
+    edited.log = StepLog("chatcmpl-1", 8, 9, 0, steps)
+    return [none, edited]
+
+
+def test_page_escapes_and_colours(tok: Any, spelling: TextTokenizer) -> None:
+    html = page.render(_page_rows(tok), spelling, ["<fact>"], 8)
     assert "<fact>" not in html
     assert "&lt;fact&gt;" in html
-    assert "&lt;none&gt;" in html
-    spans = [
-        part.partition(">")[2].partition("</span>")[0] for part in html.split('<pre class="tokens">')[1:]
-    ]
-    assert len(spans) == 1
+    outputs = html.split('<pre class="tokens">')[1:]
+    edited = next(part for part in outputs if 'class="o o1"' in part)
     for origin in (Origin.GENERATED, Origin.PREDICTION, Origin.CONTEXT):
-        assert f'class="o o{origin:d}"' in html.split('<pre class="tokens">')[1]
-    assert "&lt;b" in html
-    assert 'title="step 2"' in html
+        assert f'class="o o{origin:d}"' in edited
+    assert "&lt;b" in edited
+    assert 'title="step 2"' in edited
+
+
+def test_the_page_is_one_file_and_runs_its_own_scripts_only(tok: Any, spelling: TextTokenizer) -> None:
+    html = page.render(_page_rows(tok), spelling, [], 8)
+    assert not re.findall(
+        r"""(?:src|href)\s*=|url\(|@import|style=|\son\w+=""", html.split("<body>")[1].split("<script>")[0]
+    )
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none';")
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert re.findall(r"'sha256-([^']+)'", policy[1]) == hashes
+    assert len(hashes) == 2
+    # The texts of the answer cannot end the element that holds them.
+    (data,) = re.findall(r'<script type="application/json" id="demo-data">(.*?)</script>', html, re.DOTALL)
+    rows = json.loads(data)["rows"]
+    assert "".join(rows[1]["output"]) == 'if a<b: "&"</script>'
+
+
+def test_a_script_that_would_end_early_is_refused() -> None:
+    with pytest.raises(ValueError, match="scripts: expected no '</', found it at 3"):
+        html_page("t", [], scripts=["'a </script>'"])
+    assert "script-src" not in html_page("t", [])
+
+
+def test_every_row_is_explained_with_its_figures(tmp_path: Path) -> None:
+    rows = {row.name: row for row in demo_recording.rows(tmp_path)}
+    said = {name: page.explain(row, rows["none"]) for name, row in rows.items()}
+    assert list(said) == ["none", "n-gram", "verbatim", "edited", "unrelated"]
+    edited, unrelated = rows["edited"], rows["unrelated"]
+    assert (
+        f"{edited.by_source['prediction'][0]} of {edited.accepted} accepted drafts come from it"
+        in said["edited"]
+    )
+    assert "does not change the answer" in said["unrelated"]
+    assert unrelated.by_source["prediction"][0] == 0
+    assert f"{unrelated.by_source['context'][0]} from the prompt" in said["unrelated"]
+    for name, row in rows.items():
+        by_source = row.by_source.values()
+        assert sum(accepted for accepted, _ in by_source) == row.accepted, name
+        assert sum(rejected for _, rejected in by_source) == row.rejected, name
+
+
+def test_the_result_as_json(tmp_path: Path) -> None:
+    rows = demo_recording.rows(tmp_path)
+    found = json.loads(json.dumps(measure.result(rows, "m", 32)))
+    assert [row["prediction"] for row in found["rows"]] == [row.name for row in rows]
+    assert found["rows"][3]["by_source"]["prediction"]["accepted"] == rows[3].by_source["prediction"][0]
+    assert found["rows"][0]["step_log"] is None
 
 
 def test_table_says_when_an_output_differs() -> None:
-    none, other = _row(), replace(_row("edited", 8, 0.5), identical=False, drafted=20, accepted=15)
+    none = _row()
+    other = replace(_row("edited", 8, 0.5), identical=False, drafted=20, accepted=15)
+    other.by_source = {"prediction": (12, 5), "context": (3, 0)}
     cells = dict(zip(page.HEADER, page.cells(other, none), strict=True))
     assert cells == {
         "prediction": "edited",
+        "verification steps": "8",
+        "fewer": "5.0×",
         "wall time": "0.50 s",
         "speed-up": "4.0×",
-        "tokens/s": "8",
-        "verification steps": "8",
-        "accepted": "15",
-        "rejected": "5",
+        "accepted": "15 (prediction 12, context 3)",
+        "rejected": "5 (prediction)",
         "output identical": "NO",
     }
 
 
 def test_the_model_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str | None, Path]] = []
+    calls: list[tuple[str | None, Path, bool]] = []
     monkeypatch.setattr(command_line, "run_demo", lambda *args: calls.append(args) or 0)
     monkeypatch.setenv("MODEL", "")
     assert command_line.main([]) == 0
     monkeypatch.setenv("MODEL", "org/name")
     command_line.main(["--out-dir", "x"])
-    command_line.main(["--model", "other/one"])
-    assert calls == [(None, Path("demo_out")), ("org/name", Path("x")), ("other/one", Path("demo_out"))]
+    command_line.main(["--model", "other/one", "--no-ngram"])
+    default = Path("demo_out")
+    assert calls == [(None, default, True), ("org/name", Path("x"), True), ("other/one", default, False)]
 
 
 def test_what_is_missing_is_named_before_anything_starts(

@@ -75,8 +75,10 @@ def cells(row: Row, none: Row) -> tuple[str, ...]:
 def _by_source(row: Row, index: int) -> str:
     """Accepted (0) or rejected (1) drafts: their sum, then each source that has some."""
     total = (row.accepted, row.rejected)[index]
-    parts = [f"{source} {counts[index]}" for source, counts in row.by_source.items() if counts[index]]
-    return f"{total} ({', '.join(parts)})" if parts else str(total)
+    counts = {source: count[index] for source, count in row.by_source.items() if count[index]}
+    if len(counts) > 1:
+        return f"{total} ({', '.join(f'{source} {count}' for source, count in counts.items())})"
+    return f"{total} ({next(iter(counts))})" if counts else str(total)
 
 
 def explain(row: Row, none: Row) -> str:
@@ -85,7 +87,7 @@ def explain(row: Row, none: Row) -> str:
         return "one pass of the model for each token. All other outputs must equal this one."
     accepted = {source: counts[0] for source, counts in row.by_source.items()}
     own = accepted.get("prediction", 0)
-    elsewhere = _listed(
+    elsewhere = " and ".join(
         f"{accepted[source]} from {words}"
         for source, words in (("context", "the prompt and the output so far"), ("recipe", "recipes"))
         if accepted.get(source)
@@ -93,8 +95,8 @@ def explain(row: Row, none: Row) -> str:
     if row.name == NGRAM:
         return (
             "the drafter that vLLM has built in. It needs no prediction: it repeats what followed the last "
-            f"tokens when they occurred before, here in the file that the prompt holds. {row.steps} passes, "
-            f"{row.rejected} drafts rejected."
+            "tokens when they occurred before, here in the file that the prompt holds. Only another server "
+            "can show it."
         )
     if row.name == VERBATIM:
         return f"the best case, the exact answer: {len(row.token_ids) / row.steps:.1f} tokens a pass."
@@ -105,7 +107,7 @@ def explain(row: Row, none: Row) -> str:
             f"come from it{also}. Drafts are rejected where an edit begins."
         )
     drafted = sum(row.by_source.get("prediction", (0, 0)))
-    useless = f"it was drafted from {drafted} times a token, {own} accepted" if drafted else "it was not used"
+    useless = f"{drafted} of its tokens were verified, {own} accepted" if drafted else "it was not used"
     rest = (
         f" What was saved does not come from it: the file stands in the prompt too, and the drafter looks "
         f"there. Accepted: {elsewhere}."
@@ -113,10 +115,6 @@ def explain(row: Row, none: Row) -> str:
         else ""
     )
     return f"a useless prediction does not change the answer ({useless}).{rest}"
-
-
-def _listed(parts: Any) -> str:
-    return " and ".join(parts)
 
 
 def terminal_table(rows: Sequence[Row]) -> Any:
@@ -149,7 +147,7 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
     edited = next(row for row in rows if row.name == EDITED)
     template = Template((_ASSETS / "demo.html").read_text(encoding="utf-8"))
     body = template.substitute(
-        lead=_lead(none, edited),
+        lead=_lead(none),
         figures=_figures(none, edited),
         lanes="".join(map(_lane, rows)),
         choices="".join(_choice(row) for name in _CHOICES for row in rows if row.name == name),
@@ -163,7 +161,6 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
         diff=_diff(task.ORIGINAL, none.text),
         table=html.table(HEADER, [cells(row, none) for row in rows]),
         notes="".join(f"<li><b>{row.name}</b>: {html.text(explain(row, none))}</li>" for row in rows),
-        simple_form="",
         before=html.text(_BEFORE),
         after=html.text(_AFTER),
         num_draft_tokens=num_draft_tokens,
@@ -184,12 +181,12 @@ def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def _lead(none: Row, edited: Row) -> str:
-    own = len(none.token_ids)
+def _lead(none: Row) -> str:
     return html.text(
-        f"A client asks for an edit of {task.FILE_NAME} and sends the file as a prediction of the answer. Without "
-        f"it the model runs {none.steps} times, once for each of the {own} tokens. With it, one pass confirms all "
-        "the tokens that the prediction gets right. What the model would have written is written, nothing else."
+        f"A client asks a model to edit {task.FILE_NAME} and sends the file itself as a prediction of the answer. "
+        f"Without it the model runs once for each of the {len(none.token_ids)} tokens. With it, the tokens that "
+        "are likely to come next are proposed as drafts, and one pass of the model confirms all that are right. "
+        "Wrong drafts are thrown away, so the answer is what the model writes anyway."
     )
 
 
@@ -251,7 +248,7 @@ def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
     if row.name == NGRAM:
         return data
     data["output"] = token_texts(tokenizer, row.token_ids)
-    prediction = tokenizer.encode(row.prediction or "")
+    prediction = tokenizer.encode(row.prediction) if row.prediction else []
     if row.log is not None and len(prediction) != row.log.prediction_tokens:
         prediction = []  # the server has cut it differently: places in it cannot be shown
     data["prediction"] = token_texts(tokenizer, prediction)

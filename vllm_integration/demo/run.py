@@ -264,11 +264,11 @@ def _write_page(served: _Served, rows: list[Any], out_dir: Path) -> Path:
     from vllm_integration.demo.page import render
 
     machine = "GPU" if served.gpu else "CPU"
+    times = len(rows[0].wall_s)
     facts = [
-        f"Model {served.name}, {served.dtype}, {machine}; at most {NUM_DRAFT_TOKENS} draft tokens a pass; "
-        "temperature 0.",
-        f"Times: the median of {len(rows[0].wall_s)}, measured by the client. The requests are sent in rounds, "
-        "each once a round.",
+        f"Model {served.name}, {served.dtype}, {machine}; up to {NUM_DRAFT_TOKENS} drafts a pass; temperature 0.",
+        f"Times: the median of {times}, measured by the client. The requests are sent in turn, in {times} rounds.",
+        "A pass is a forward pass of the model: a verification step in the step log.",
     ]
     if any(row.name == NGRAM for row in rows):
         facts.append(

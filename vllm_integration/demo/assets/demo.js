@@ -9,6 +9,8 @@ const SOURCE_NAMES = {
   recipe: "a recipe: what often follows in any text",
   memory: "earlier answers",
 };
+const AXIS = 1000; // units of an svg's width for the longest request
+const CLOSEST_MARKS = 2.5; // units
 const CONTEXT_SHOWN = 48; // tokens shown around a place
 
 const byId = (id) => document.getElementById(id);
@@ -90,7 +92,8 @@ class Pane {
 class Playback {
   constructor(rows, none, onRow) {
     this.rows = rows;
-    this.end = Math.max(...rows.map((row) => row.seconds));
+    // The axis holds all requests that can be played.
+    this.end = Math.max(...rows.filter((row) => row.steps).map((row) => row.seconds));
     this.panes = [new Pane(byId("pane-none")), new Pane(byId("pane-row"))];
     this.panes[0].load(none);
     this.slider = byId("time");
@@ -102,22 +105,25 @@ class Playback {
     this.button.addEventListener("click", () => (this.playing ? this.pause() : this.play()));
     for (const radio of document.querySelectorAll("#choice input"))
       radio.addEventListener("change", () => onRow(radio.value));
-    this.drawMarks();
+    this.drawBars();
   }
 
-  /** The bars' marks: one line a pass. Where they would run together the bar is plain. */
-  drawMarks() {
-    for (const row of this.rows) {
+  /** A bar for each request, with a mark for each pass unless the marks would run together. */
+  drawBars() {
+    this.heads = this.rows.map((row) => {
       const lane = document.querySelector(`#lanes [data-row="${CSS.escape(row.name)}"] svg`);
-      const width = (1000 * row.seconds) / this.end;
-      const marks = [svg("rect", { class: "bar", x: 0, y: 0, width, height: 20 })];
-      for (let i = 1; i < row.numSteps; i += 1)
-        marks.push(svg("rect", { class: "mark", x: (width * i) / row.numSteps, y: 0, width: 0.5, height: 20 }));
-      this.heads = this.heads || [];
+      const width = Math.min(AXIS, (AXIS * row.seconds) / this.end);
+      const pass = (AXIS * row.seconds) / this.end / row.numSteps;
+      const parts = [svg("rect", { class: "bar", x: 0, y: 0, width, height: 20 })];
+      if (pass >= CLOSEST_MARKS)
+        for (let x = pass; x < width - pass / 2; x += pass)
+          parts.push(svg("rect", { class: "mark", x: x - 0.25, y: 0, width: 0.5, height: 20 }));
+      // A request that takes longer than the axis is cut off; its time stands beside it.
+      if (row.seconds > this.end) parts.push(svg("path", { class: "cut", d: "M 975 -2 L 985 10 L 975 22 L 982 22 L 992 10 L 982 -2 Z" }));
       const head = svg("rect", { class: "head", y: -2, width: 2.5, height: 24 });
-      this.heads.push(head);
-      lane.replaceChildren(...marks, head);
-    }
+      lane.replaceChildren(...parts, head);
+      return head;
+    });
   }
 
   choose(run) {
@@ -126,7 +132,7 @@ class Playback {
       lane.classList.toggle("chosen", lane.dataset.row === run.name);
     this.pause();
     // Where this request has just finished, the difference to the other is seen without playing anything.
-    this.show(run.seconds, false);
+    this.show(run.seconds, true);
   }
 
   show(seconds, follow) {
