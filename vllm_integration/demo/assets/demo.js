@@ -119,7 +119,8 @@ class Playback {
         for (let x = pass; x < width - pass / 2; x += pass)
           parts.push(svg("rect", { class: "mark", x: x - 0.25, y: 0, width: 0.5, height: 20 }));
       // A request that takes longer than the axis is cut off; its time stands beside it.
-      if (row.seconds > this.end) parts.push(svg("path", { class: "cut", d: "M 975 -2 L 985 10 L 975 22 L 982 22 L 992 10 L 982 -2 Z" }));
+      const cut = "M 975 -2 L 985 10 L 975 22 L 982 22 L 992 10 L 982 -2 Z";
+      if (row.seconds > this.end) parts.push(svg("path", { class: "cut", d: cut }));
       const head = svg("rect", { class: "head", y: -2, width: 2.5, height: 24 });
       lane.replaceChildren(...parts, head);
       return head;
@@ -200,7 +201,8 @@ class Explorer {
   /** A pass in which the output leaves the prediction: some drafts accepted, some rejected. Else the second. */
   mostTelling() {
     const { steps } = this.run;
-    const score = (step) => (step.source === "prediction" ? Math.min(step.accepted, step.verified - step.accepted) : 0);
+    const both = (step) => Math.min(step.accepted, step.verified - step.accepted);
+    const score = (step) => (step.source === "prediction" ? both(step) : 0);
     const best = steps.reduce((chosen, step, i) => (score(step) > score(steps[chosen]) ? i : chosen), 0);
     return score(steps[best]) ? best : Math.min(1, steps.length - 1);
   }
@@ -222,7 +224,9 @@ class Explorer {
     this.column = svg("rect", { class: "column", y: 0, width: 1, height: up + down });
     const bars = [this.column];
     steps.forEach((step, i) => {
-      const add = (name, y, height) => height && bars.push(svg("rect", { class: name, x: i + 0.1, y, width: 0.8, height }));
+      const add = (name, y, height) => {
+        if (height) bars.push(svg("rect", { class: name, x: i + 0.1, y, width: 0.8, height }));
+      };
       const own = step.count - step.accepted;
       add("own", up - step.count, own);
       add(`from${ORIGINS[step.source] || 0}`, up - step.accepted, step.accepted);
@@ -241,7 +245,8 @@ class Explorer {
     const drafts = step.proposed.length
       ? `${step.proposed.length} proposed, ${step.accepted} accepted, ${rejected} rejected`
       : "no drafts";
-    const summary = `Pass ${this.index + 1} of ${steps.length}: ${drafts}; ${plural(step.count, "token")} written.`;
+    const written = `${plural(step.count, "token")} written`;
+    const summary = `Pass ${this.index + 1} of ${steps.length}: ${drafts}; ${written}.`;
     this.find(".summary").textContent = summary;
     this.slider.setAttribute("aria-valuetext", summary);
     this.find(".previous").disabled = this.index === 0;
@@ -251,7 +256,7 @@ class Explorer {
     this.showPlace(step);
   }
 
-  /** The end of the output so far, then this pass: accepted, rejected and unverified drafts, the model's own token. */
+  /** The end of the output so far, then this pass: its drafts by their fate, and the model's own token. */
   showOutput(step) {
     const { output } = this.run;
     const start = this.starts[this.index];
