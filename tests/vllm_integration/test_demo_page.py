@@ -249,7 +249,6 @@ def test_play_runs_in_real_time_and_pauses(browser: Any, url: str) -> None:
 
 
 def test_every_control_is_reached_by_tab_and_shows_its_focus(opened: Opened) -> None:
-    opened.page.eval_on_selector("#yours", "form => form.requestSubmit()")
     selector = "button:not(:disabled), input, select, textarea, summary, pre[tabindex]"
     script = """() => { const e = document.activeElement; const style = getComputedStyle(e);
         const label = e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.labels?.length ||
@@ -283,13 +282,12 @@ def test_arrow_keys_choose_a_row_and_move_the_sliders(opened: Opened) -> None:
     opened.page.keyboard.press("ArrowRight")
     assert opened.text("#explorer .summary").startswith("Pass 2 of")
     value = opened.page.get_attribute("#explorer .pass", "aria-valuetext")
-    assert value == opened.text("#explorer .summary")
+    assert value.startswith("pass 2 of")
 
 
 @pytest.mark.parametrize("width", [320, 480, 768])
 def test_narrow_screens_scroll_in_one_direction(browser: Any, url: str, width: int) -> None:
     opened = Opened(browser, url, viewport={"width": width, "height": 800})
-    opened.page.eval_on_selector("#yours", "form => form.requestSubmit()")
     opened.page.eval_on_selector_all("details", "all => all.forEach(one => one.open = true)")
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     outside = opened.page.eval_on_selector_all(
@@ -329,7 +327,6 @@ _CONTRAST = """() => {
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast_in_both_colour_schemes(browser: Any, url: str, scheme: str) -> None:
     opened = Opened(browser, url, color_scheme=scheme)
-    opened.page.eval_on_selector("#yours", "form => form.requestSubmit()")
     opened.page.eval_on_selector_all("details", "all => all.forEach(one => one.open = true)")
     background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[scheme]
@@ -391,6 +388,7 @@ def test_a_pasted_edit_is_replayed(opened: Opened, num_draft_tokens: int) -> Non
         )
         rejected = sum(len(s.proposed) - s.accepted for s in expected)
         assert opened.text("#yours-result") == (
-            f"{tokens} tokens in {len(expected)} passes instead of {tokens}: {fewer}× fewer. {prediction} drafts "
-            f"accepted from the prediction, {output} from the output so far; {rejected} rejected."
+            f"{tokens} token{'s' if tokens > 1 else ''} in {len(expected)} pass{'es' if len(expected) > 1 else ''} "
+            f"instead of {tokens}: {fewer}× fewer. {prediction} drafts accepted from the prediction, {output} from "
+            f"the output so far; {rejected} rejected."
         )

@@ -82,7 +82,11 @@ def vllm_environment(steps_dir: Path, *, gpu: bool, offline: bool) -> dict[str, 
         # One core for the front end, as vLLM does it, but no thread tied to a core that others may be using:
         # a parallel region is as slow as its slowest thread.
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+        threads = str(max(1, (os.cpu_count() or 1) - 1))
+        env.setdefault("OMP_NUM_THREADS", threads)
+        # vLLM's n-gram drafter runs in numba. Where its number of threads is not that of torch, OpenMP changes
+        # its team twice a step, and a busy machine makes every change slow.
+        env.setdefault("NUMBA_NUM_THREADS", threads)
     return env
 
 

@@ -248,7 +248,7 @@ class Explorer {
     const written = `${plural(step.count, "token")} written`;
     const summary = `Pass ${this.index + 1} of ${steps.length}: ${drafts}; ${written}.`;
     this.find(".summary").textContent = summary;
-    this.slider.setAttribute("aria-valuetext", summary);
+    this.slider.setAttribute("aria-valuetext", `pass ${this.index + 1} of ${steps.length}`);
     this.find(".previous").disabled = this.index === 0;
     this.find(".next").disabled = this.index === steps.length - 1;
     this.find(".next-rejection").disabled = !steps.some((other) => other.verified > other.accepted);
@@ -316,19 +316,23 @@ class Explorer {
 function connectReplay() {
   const root = byId("yours-explorer");
   const explorer = new Explorer(root);
-  byId("yours").addEventListener("submit", (event) => {
-    event.preventDefault();
+  const show = () => {
     const run = replay(byId("before").value, byId("after").value, Number(byId("num-draft-tokens").value));
     const accepted = (source) => sum(run.steps.map((step) => (step.source === source ? step.accepted : 0)));
     const rejected = sum(run.steps.map((step) => step.verified - step.accepted));
     const tokens = run.output.length;
     byId("yours-result").textContent =
-      `${tokens} tokens in ${run.steps.length} passes instead of ${tokens}: ` +
+      `${plural(tokens, "token")} in ${plural(run.steps.length, "pass")} instead of ${tokens}: ` +
       `${(tokens / run.steps.length).toFixed(1)}× fewer. ${accepted("prediction")} drafts accepted from the ` +
       `prediction, ${accepted("context")} from the output so far; ${rejected} rejected.`;
     root.hidden = false;
     explorer.load(run, "your edit");
+  };
+  byId("yours").addEventListener("submit", (event) => {
+    event.preventDefault();
+    show();
   });
+  show(); // the example that stands there at first
 }
 
 // --- the page ---------------------------------------------------------------------------------------------
