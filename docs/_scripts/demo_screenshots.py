@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 WIDTH = 1100
 #: name, the section that it begins with (None: the top), its height
-SHOTS = (("demo", None, 830), ("demo-steps", "#steps-title", 640))
+SHOTS = (("demo", None, 960), ("demo-steps", "#steps-title", 790))
 
 
 def main() -> None:

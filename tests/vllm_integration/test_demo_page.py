@@ -388,7 +388,7 @@ def test_a_pasted_edit_is_replayed(opened: Opened, num_draft_tokens: int) -> Non
         )
         rejected = sum(len(s.proposed) - s.accepted for s in expected)
         assert opened.text("#yours-result") == (
-            f"{tokens} token{'s' if tokens > 1 else ''} in {len(expected)} pass{'es' if len(expected) > 1 else ''} "
-            f"instead of {tokens}: {fewer}× fewer. {prediction} drafts accepted from the prediction, {output} from "
-            f"the output so far; {rejected} rejected."
+            f"{tokens} token{'s' if tokens > 1 else ''} in {len(expected)} pass{'es' if len(expected) > 1 else ''}"
+            f" instead of {tokens}: {fewer}× fewer. {prediction} drafts accepted from the prediction, {output} "
+            f"from the output so far; {rejected} rejected."
         )

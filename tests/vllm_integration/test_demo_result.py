@@ -281,7 +281,7 @@ def test_table_says_when_an_output_differs() -> None:
         "prediction": "edited",
         "verification steps": "8",
         "fewer": "5.0×",
-        "wall time": "0.50 s",
+        "wall time": "0.50 s (0.10–9.00)",
         "speed-up": "4.0×",
         "accepted": "15 (prediction 12, context 3)",
         "rejected": "5 (prediction)",

@@ -65,7 +65,7 @@ def cells(row: Row, none: Row) -> tuple[str, ...]:
         row.name,
         str(row.steps),
         f"{none.steps / row.steps:.1f}×",
-        f"{row.seconds:.2f} s",
+        f"{row.seconds:.2f} s ({min(row.wall_s):.2f}–{max(row.wall_s):.2f})",
         f"{none.seconds / row.seconds:.1f}×",
         *(_by_source(row, index) for index in (0, 1)),
         "yes" if row.identical else "NO",
@@ -95,8 +95,7 @@ def explain(row: Row, none: Row) -> str:
     if row.name == NGRAM:
         return (
             "the drafter that vLLM has built in. It needs no prediction: it repeats what followed the last "
-            "tokens when they occurred before, here in the file that the prompt holds. Only another server "
-            "can show it."
+            "tokens when they occurred before, here in the file that the prompt holds. It ran in a second server."
         )
     if row.name == VERBATIM:
         return f"the best case, the exact answer: {len(row.token_ids) / row.steps:.1f} tokens a pass."

@@ -127,8 +127,14 @@ def _serve(
     from vllm_integration.demo.server import HOST, Server, free_port, vllm_command, vllm_environment
 
     port = free_port()
-    options = {"name": served.name, "dtype": served.dtype, "max_model_len": MAX_MODEL_LEN}
-    command = vllm_command(served.path, port, speculation=speculation, **options)
+    command = vllm_command(
+        served.path,
+        port,
+        name=served.name,
+        dtype=served.dtype,
+        speculation=speculation,
+        max_model_len=MAX_MODEL_LEN,
+    )
     env = vllm_environment(steps_dir, gpu=served.gpu, offline=served.tiny)
     url = f"http://{HOST}:{port}"
     plain = {"markup": False, "highlight": False, "soft_wrap": True}
@@ -267,7 +273,8 @@ def _write_page(served: _Served, rows: list[Any], out_dir: Path) -> Path:
     times = len(rows[0].wall_s)
     facts = [
         f"Model {served.name}, {served.dtype}, {machine}; up to {NUM_DRAFT_TOKENS} drafts a pass; temperature 0.",
-        f"Times: the median of {times}, measured by the client. The requests are sent in turn, in {times} rounds.",
+        f"Times: the median of {times} (shortest to longest), measured by the client.",
+        f"The requests are sent in turn, in {times} rounds.",
         "A pass is a forward pass of the model: a verification step in the step log.",
     ]
     if any(row.name == NGRAM for row in rows):
