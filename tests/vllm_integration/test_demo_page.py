@@ -107,7 +107,8 @@ def test_the_playback_agrees_with_the_step_log(
     opened.choose(name)
     axis = max(rows[each].seconds for each in (NONE, *ROWS))
     seen = set()
-    for value in (*range(0, 300, 20), 500, 1000):
+    width = row.seconds / axis * 1000  # of the slider's 1000 positions
+    for value in sorted({0, 500, 1000, *(int(width * part / 10) + 1 for part in range(1, 11))}):
         opened.set_slider("#time", value)
         now = value / 1000 * axis
         passes = min(len(log.steps), int((now + 5e-7) / row.seconds * len(log.steps)))

@@ -272,6 +272,22 @@ def test_the_result_as_json(tmp_path: Path) -> None:
     assert found["rows"][0]["step_log"] is None
 
 
+def test_the_terminal_table_fits_80_columns_and_shows_every_source(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    rows = demo_recording.rows(tmp_path)
+    console = Console(width=80, record=True)
+    with console.capture() as captured:
+        console.print(page.terminal_table(rows))
+    shown = captured.get()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    for row in rows:
+        for source, counts in row.by_source.items():
+            assert source in shown
+            assert all(str(count) in shown for count in counts if count)
+
+
 def test_table_says_when_an_output_differs() -> None:
     none = _row()
     other = replace(_row("edited", 8, 0.5), identical=False, drafted=20, accepted=15)

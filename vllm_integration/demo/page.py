@@ -122,14 +122,21 @@ def terminal_table(rows: Sequence[Row]) -> Any:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=_CAPTION)
-    table.add_column(HEADER[0], vertical="top")
-    for name in HEADER[1:]:
-        short = name.removeprefix("verification ").replace(" ", "\n")
-        table.add_column(short, justify="right")
+    table.add_column(HEADER[0])
+    for name in (
+        "steps,\nfewer",
+        "wall time,\nspread,\nspeed-up",
+        "accepted",
+        "rejected",
+        "output\nidentical",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
+        name, steps, fewer, wall, speed_up, accepted, rejected, identical = cells(row, rows[0])
         # One source a line: the widest cell is then a source and its number.
-        broken = (cell.replace(" (", "\n").replace(", ", "\n").rstrip(")") for cell in cells(row, rows[0]))
-        table.add_row(*broken, style=None if row.identical else "red")
+        lines = (f"{steps}\n{fewer}", f"{wall}\n{speed_up}", accepted, rejected, identical)
+        broken = (cell.replace(" (", "\n").replace(", ", "\n").replace(")", "") for cell in lines)
+        table.add_row(name, *broken, style=None if row.identical else "red")
     return table
 
 

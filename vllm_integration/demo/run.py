@@ -63,6 +63,9 @@ def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
 
 
 def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
+    from rich.padding import Padding
+    from rich.text import Text
+
     from vllm_integration.demo.measure import EDITED, VERBATIM, compare, failures
 
     started = time.monotonic()
@@ -90,7 +93,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
 
     console.print(terminal_table(rows))
     for row in rows:
-        console.print(f"   {row.name}: {explain(row, rows[0])}", markup=False, highlight=False)
+        console.print(Padding.indent(Text(f"{row.name}: {explain(row, rows[0])}"), 3))
 
     _headline(console, 6, "Page")
     page = _write_page(served, rows, out_dir)
