@@ -91,9 +91,9 @@ def rows(folder: Path) -> list[measure.Row]:
     return found
 
 
-def render(folder: Path) -> Path:
-    """Write the page of the recorded run and return its path."""
-    found = rows(folder)
+def render(folder: Path, found: list[measure.Row] | None = None) -> Path:
+    """Write the page of the recorded run, or of rows made from it, and return its path."""
+    found = rows(folder) if found is None else found
     path = folder / "demo.html"
     facts = ["A recorded run."]
     path.write_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,20 @@ def test_every_pass_is_that_of_the_step_log(opened: Opened, folder: Path, name: 
 
 def _prompt() -> str:
     return "".join(_pieces(demo_recording.prompt_token_ids()))
+
+
+def test_drafts_that_the_engine_did_not_verify_are_told_apart(browser: Any, tmp_path: Path) -> None:
+    # With the recorded settings every draft is verified: one pass as a draft budget leaves it.
+    rows = demo_recording.rows(tmp_path)
+    log = next(row.log for row in rows if row.name == EDITED)
+    number = next(i for i, step in enumerate(log.steps) if step.rejected > 2)
+    step = log.steps[number] = replace(log.steps[number], verified=log.steps[number].accepted + 1)
+    opened = Opened(browser, demo_recording.render(tmp_path, rows).as_uri())
+    shown = opened.page.eval_on_selector("#explorer", _READ_PASSES)[number]
+    assert shown["output"]["rejected"] == "".join(_pieces(step.proposed[step.accepted : step.verified]))
+    assert shown["output"]["unverified"] == "".join(_pieces(step.proposed[step.verified :])) != ""
+    assert f"{len(step.proposed)} proposed, {step.accepted} accepted, 1 rejected" in shown["summary"]
+    opened.context.close()
 
 
 def test_the_first_pass_shown_has_accepted_and_rejected_drafts(opened: Opened) -> None:
