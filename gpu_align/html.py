@@ -1,11 +1,19 @@
-"""Pages that show tokens coloured by where they came from: one file, no scripts, nothing to load."""
+"""Pages that show tokens coloured by where they came from: one file each, nothing to load.
+
+A page runs no script but those given to `page`: its content security policy names their hashes.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from html import escape
+from pathlib import Path
+from typing import Any
 
 
 class Origin(IntEnum):
@@ -29,42 +37,7 @@ _LABELS = {
     Origin.ACCEPTED: "accepted draft",
 }
 
-# Besides its colour each origin has its own underline, for readers who do not tell the colours apart.
-_STYLE = """
-:root { color-scheme: light dark;
-  --bg: #ffffff; --fg: #1b1f24; --soft: #57606a; --line: #d0d7de; --panel: #f6f8fa;
-  --o1: #c8ecd0; --o2: #cfe2ff; --o3: #f3d9fa; --o4: #fde2e4; --o5: #d5ece9; --o0: #fbe3c0; }
-@media (prefers-color-scheme: dark) { :root {
-  --bg: #0d1117; --fg: #e6edf3; --soft: #9aa4af; --line: #30363d; --panel: #161b22;
-  --o1: #14532d; --o2: #153e75; --o3: #5b2167; --o4: #6b2330; --o5: #134e4a; --o0: #6b3f0a; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem; max-width: 76rem; background: var(--bg); color: var(--fg);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 1.8rem 0 .5rem; }
-p.note { color: var(--soft); max-width: 60rem; }
-div.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-table.prose td { white-space: nowrap; vertical-align: top; }
-table.prose :is(th, td):last-child { text-align: left; white-space: normal; min-width: 14rem; }
-th { color: var(--soft); font-weight: 600; }
-details { border: 1px solid var(--line); border-radius: 6px; margin: .4rem 0; }
-summary { cursor: pointer; padding: .4rem .8rem; }
-summary small { color: var(--soft); margin-left: .6rem; }
-details > :not(summary) { margin-left: .8rem; margin-right: .8rem; }
-pre.tokens { background: var(--panel); padding: .8rem; border-radius: 6px; white-space: pre-wrap;
-  overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; tab-size: 4; }
-.o { border-radius: 3px; box-decoration-break: clone; -webkit-box-decoration-break: clone; }
-.o0 { background: var(--o0); border-bottom: 1px dotted var(--fg); }
-.o1 { background: var(--o1); }
-.o2 { background: var(--o2); border-bottom: 1px solid var(--fg); }
-.o3 { background: var(--o3); border-bottom: 1px dashed var(--fg); }
-.o4 { background: var(--o4); border-bottom: 3px dotted var(--fg); }
-.o5 { background: var(--o5); border-bottom: 1px solid var(--fg); }
-ul.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; }
-ul.legend .o { padding: 0 .5rem; margin-right: .4rem; }
-""".strip()
+_ASSETS = Path(__file__).parent / "assets"
 
 # What a terminal or a browser would act on, or show as nothing; a page shows its picture (U+2400 block).
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -145,15 +118,53 @@ def note(text: str) -> str:
     return f'<p class="note">{_visible(text)}</p>'
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """A whole document. `title` is text, `parts` are HTML from the functions above."""
+def text(value: str) -> str:
+    """`value` escaped for HTML, control characters as their pictures."""
+    return _visible(value)
+
+
+def data(element_id: str, value: Any) -> str:
+    """`value` as JSON that a script of the page reads; a browser does not run it."""
+    # "<" could end the element; a lone surrogate is written as an escape, as all beyond ASCII is.
+    content = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{_visible(element_id)}">{content}</script>'
+
+
+def page(title: str, parts: Iterable[str], *, styles: Sequence[str] = (), scripts: Sequence[str] = ()) -> str:
+    """A whole document.
+
+    Args:
+        title: text.
+        parts: HTML from the functions above.
+        styles: further style sheets.
+        scripts: what runs once the page is there. No other script runs, and none can load anything.
+
+    Raises:
+        ValueError: a style sheet or script holds ``</``, which would end it.
+    """
+    for name, sources in (("styles", styles), ("scripts", scripts)):
+        for source in sources:
+            if "</" in source:
+                raise ValueError(f"{name}: expected no '</', found it at {source.index('</')}")
     body = "\n".join(parts)
+    # Should an escape ever be missing, an unknown script would still not run.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'{_script_sources(scripts)}"
+    style = "\n".join([_asset("page.css"), *styles])
+    code = "".join(f"<script>{script}</script>\n" for script in scripts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Should an escape ever be missing, a script would still not run.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">\n"
-        f"<title>{_visible(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n"
-        f"<h1>{_visible(title)}</h1>\n{body}\n</body>\n</html>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<title>{_visible(title)}</title>\n<style>\n{style}\n</style>\n</head>\n<body>\n"
+        f"<h1>{_visible(title)}</h1>\n{body}\n{code}</body>\n</html>\n"
     )
+
+
+def _script_sources(scripts: Sequence[str]) -> str:
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"; script-src {hashes}" if hashes else ""
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8").strip()

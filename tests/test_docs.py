@@ -162,7 +162,7 @@ def test_links_resolve(page: Path) -> None:
         assert linked.exists(), f"{target}: no such file"
         if anchor.startswith("gpu_align."):
             assert _resolves(anchor), f"{target}: no such name"
-        elif anchor:
+        elif anchor and linked.suffix == ".md":  # a picture's "#only-dark" is for the theme
             assert anchor in _slugs(linked), f"{target}: no such heading"
 
 

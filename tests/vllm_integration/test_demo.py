@@ -1,25 +1,23 @@
-"""The demo's parts, without a server: task, tokenizer, training loop, cache, process, thresholds, page."""
+"""The demo's parts, without a server: task, tokenizer, training loop, cache, process, command."""
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpu_align.html import Origin
 from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
-from gpu_align.step_log import Step, StepLog, dump
 from vllm_integration import demo
 from vllm_integration.demo import __main__ as command_line
-from vllm_integration.demo import measure, model, page, preflight, server, task, tokenizer
+from vllm_integration.demo import model, preflight, server, task, tokenizer
 
 TEXTS = [task.ORIGINAL, task.UNRELATED, task.EDITED]
 
@@ -294,11 +292,14 @@ def test_health_ends_the_wait(tmp_path: Path) -> None:
 
 def test_server_command_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    command = server.vllm_command(
-        "m", 123, name="n", dtype="float32", num_draft_tokens=32, max_model_len=4096
-    )
-    assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    assert '"vllm_integration.PredictedOutputs"' in command[command.index("--speculative-config") + 1]
+    for speculation in (server.plugin_speculation(32), server.ngram_speculation(32)):
+        command = server.vllm_command(
+            "m", 123, name="n", dtype="float32", speculation=speculation, max_model_len=4096
+        )
+        assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        assert json.loads(command[command.index("--speculative-config") + 1]) == speculation
+        assert speculation["num_speculative_tokens"] == 32
+    assert server.plugin_speculation(32)["model"] == "vllm_integration.PredictedOutputs"
     cpu = server.vllm_environment(tmp_path, gpu=False, offline=True)
     assert cpu["GPU_ALIGN_DEBUG_DIR"] == str(tmp_path)
     assert (cpu["VLLM_CPU_KVCACHE_SPACE"], cpu["HF_HUB_OFFLINE"]) == ("7", "1")
@@ -306,156 +307,19 @@ def test_server_command_and_environment(tmp_path: Path, monkeypatch: pytest.Monk
     assert str(root) in cpu["PYTHONPATH"].split(os.pathsep)
 
 
-# --- measuring ------------------------------------------------------------------------------------------
-
-
-def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, text: str = "ab") -> measure.Row:
-    return measure.Row(name, text, [5, 6, 7, 0], [9.0, seconds, 0.1], steps, origins=[0] * 4)
-
-
-@pytest.mark.parametrize(
-    ("steps", "seconds", "text", "expected"),
-    [
-        (10, 1.9, "ab", []),
-        (11, 1.9, "ab", ["fewer verification steps"]),
-        (10, 2.0, "ab", ["expected less than 2.00 s"]),
-        (10, 1.9, "aB", ["output differs"]),
-        (40, 3.0, "", ["output differs", "fewer verification steps", "expected less than 2.00 s"]),
-    ],
-)
-def test_what_the_demo_promises(steps: int, seconds: float, text: str, expected: list[str]) -> None:
-    none, verbatim = _row(), _row("verbatim", steps, seconds, text)
-    measure.compare([none, verbatim])
-    found = measure.failures(none, verbatim, [none, verbatim])
-    assert len(found) == len(expected)
-    assert all(part in line for part, line in zip(expected, found, strict=True))
-
-
-def _log(num_steps: int = 3) -> StepLog:
-    steps = [
-        Step(0, 9, "none", [], [], 0, 0, 0, [5]),
-        Step(1, 10, "prediction", [6] * 7, [0.5] * 7, 1, verified=7, accepted=1, new=[6, 7]),
-        # The end token came before the second draft.
-        Step(2, 12, "context", [0, 1], [0.5, 0.5], 1, verified=2, accepted=1, new=[0]),
-    ]
-    return StepLog("chatcmpl-1-abcd", 8, 9, 4, steps[:num_steps])
-
-
-def test_origins_come_from_the_step_log(tmp_path: Path) -> None:
-    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
-    row = _row()
-    measure.fill_from_log(row, measure.read_steps(tmp_path, "chatcmpl-1"))
-    assert row.origins == [Origin.GENERATED, Origin.PREDICTION, Origin.GENERATED, Origin.CONTEXT]
-    assert row.token_steps == [0, 1, 1, 2]
-    assert (row.steps, row.accepted, row.rejected) == (3, 2, 7)
-
-
-def test_a_step_log_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(measure.MeasurementError, match="3 tokens are not the answer's 4"):
-        measure.fill_from_log(_row(), _log(2))
-    with pytest.raises(measure.MeasurementError, match="no step log of chatcmpl-2"):
-        measure.read_steps(tmp_path, "chatcmpl-2", timeout_s=0.1)
-
-
-class _Client:
-    """Answers like the openai client; `answers` holds one (text, token ids) a request."""
-
-    def __init__(self, answers: list[tuple[str, list[int]]]) -> None:
-        self.answers = answers
-        self.bodies: list[dict[str, Any]] = []
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
-
-    def _create(self, **body: Any) -> Any:
-        self.bodies.append(body)
-        text, ids = self.answers.pop(0)
-        choice = SimpleNamespace(message=SimpleNamespace(content=text), model_extra={"token_ids": ids})
-        return SimpleNamespace(id="chatcmpl-1", choices=[choice])
-
-
-REQUEST = measure.Request("m", task.messages(), 64)
-
-
-def test_a_row_without_prediction_counts_its_tokens(tmp_path: Path) -> None:
-    client = _Client([("ab", [5, 6, 7, 0])] * measure.REPEATS)
-    done: list[int] = []
-    row = measure.measure(client, REQUEST, "none", None, tmp_path, lambda: done.append(1))
-    assert (row.steps, row.accepted, row.rejected) == (4, 0, 0)
-    assert len(row.wall_s) == len(done) == measure.REPEATS
-    assert all("prediction" not in body and body["temperature"] == 0 for body in client.bodies)
-
-
-def test_a_prediction_is_sent_as_openai_defines_it(tmp_path: Path) -> None:
-    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
-    client = _Client([("ab", [5, 6, 7, 0])] * measure.REPEATS)
-    row = measure.measure(client, REQUEST, "verbatim", "ab", tmp_path, lambda: None)
-    assert client.bodies[0]["prediction"] == {"type": "content", "content": "ab"}
-    assert row.steps == 3
-
-
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [([("", [0])], "expected an answer"), ([("ab", [5, 0]), ("ac", [5, 0])], "two equal requests differ")],
-)
-def test_answers_that_cannot_be_measured(
-    answers: list[tuple[str, list[int]]], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(measure.MeasurementError, match=message):
-        measure.measure(_Client(answers + answers), REQUEST, "none", None, tmp_path, lambda: None)
-
-
-# --- the page and the command ---------------------------------------------------------------------------
-
-
-def test_page_escapes_and_colours(tok: Any, spelling: TextTokenizer) -> None:
-    text = 'if a<b: "&"'
-    ids = tokenizer.encode(tok, text)
-    row = measure.Row(
-        "<none>",
-        text,
-        ids,
-        [1.0],
-        steps=2,
-        origins=[Origin.GENERATED] + [Origin.PREDICTION] * (len(ids) - 2) + [Origin.CONTEXT],
-        token_steps=[0] + [1] * (len(ids) - 1),
-    )
-    html = page.render([row], spelling, ["<fact>"])
-    assert "<fact>" not in html
-    assert "&lt;fact&gt;" in html
-    assert "&lt;none&gt;" in html
-    spans = [
-        part.partition(">")[2].partition("</span>")[0] for part in html.split('<pre class="tokens">')[1:]
-    ]
-    assert len(spans) == 1
-    for origin in (Origin.GENERATED, Origin.PREDICTION, Origin.CONTEXT):
-        assert f'class="o o{origin:d}"' in html.split('<pre class="tokens">')[1]
-    assert "&lt;b" in html
-    assert 'title="step 2"' in html
-
-
-def test_table_says_when_an_output_differs() -> None:
-    none, other = _row(), replace(_row("edited", 8, 0.5), identical=False, drafted=20, accepted=15)
-    cells = dict(zip(page.HEADER, page.cells(other, none), strict=True))
-    assert cells == {
-        "prediction": "edited",
-        "wall time": "0.50 s",
-        "speed-up": "4.0×",
-        "tokens/s": "8",
-        "verification steps": "8",
-        "accepted": "15",
-        "rejected": "5",
-        "output identical": "NO",
-    }
+# --- the command ----------------------------------------------------------------------------------------
 
 
 def test_the_model_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str | None, Path]] = []
+    calls: list[tuple[str | None, Path, bool]] = []
     monkeypatch.setattr(command_line, "run_demo", lambda *args: calls.append(args) or 0)
     monkeypatch.setenv("MODEL", "")
     assert command_line.main([]) == 0
     monkeypatch.setenv("MODEL", "org/name")
     command_line.main(["--out-dir", "x"])
-    command_line.main(["--model", "other/one"])
-    assert calls == [(None, Path("demo_out")), ("org/name", Path("x")), ("other/one", Path("demo_out"))]
+    command_line.main(["--model", "other/one", "--no-ngram"])
+    default = Path("demo_out")
+    assert calls == [(None, default, True), ("org/name", Path("x"), True), ("other/one", default, False)]
 
 
 def test_what_is_missing_is_named_before_anything_starts(

@@ -10,13 +10,15 @@ from pathlib import Path
 __all__ = ["run_demo"]
 
 
-def run_demo(model: str | None = None, out_dir: Path = Path("demo_out")) -> int:
+def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: bool = True) -> int:
     """Serve a model with the plugin, send one edit with different predictions, and compare steps and time.
 
     Args:
         model: a Hugging Face name or folder; None: a tiny model of our own, made on the first run and kept
             under `.cache/demo-model/` in the current folder.
-        out_dir: gets `demo.html`, `server.log` and `steps/` (the engine's step log of every request).
+        out_dir: gets `demo.html`, `demo.json` (the table), the servers' logs, and `steps/` (the engine's step
+            log of every request with a prediction).
+        ngram: also start a second server, with vLLM's own n-gram drafter.
 
     Returns:
         The exit code: 0 when every output is identical and, with the tiny model, the verbatim prediction
@@ -25,4 +27,4 @@ def run_demo(model: str | None = None, out_dir: Path = Path("demo_out")) -> int:
     """
     from vllm_integration.demo.run import run
 
-    return run(model, out_dir)
+    return run(model, out_dir, ngram)

@@ -1,39 +1,119 @@
-"""The demo's table, for the terminal and for a page that shows where every token came from."""
+"""The demo's table, for the terminal and for a page that plays the requests and shows their passes."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from gpu_align import html
 from gpu_align.simulate.tokenizers import TextTokenizer, token_texts
-from vllm_integration.demo.measure import Row
+from gpu_align.step_log import Step
+from vllm_integration.demo import task
+from vllm_integration.demo.measure import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
 
 HEADER = (
     "prediction",
+    "verification steps",
+    "fewer",
     "wall time",
     "speed-up",
-    "tokens/s",
-    "verification steps",
     "accepted",
     "rejected",
     "output identical",
 )
 _CAPTION = "steps: forward passes of the model, the prefill included"
+_ASSETS = Path(__file__).parent / "assets"
+
+LABELS = {
+    NONE: "no prediction",
+    NGRAM: "vLLM's n-gram",
+    VERBATIM: "verbatim",
+    EDITED: "edited",
+    UNRELATED: "unrelated",
+}
+_MEANINGS = {
+    NONE: "Without a prediction",
+    NGRAM: "vLLM's n-gram drafter",
+    VERBATIM: "Prediction: the exact answer",
+    EDITED: "Prediction: the file before the edit",
+    UNRELATED: "Prediction: an unrelated text",
+}
+#: The case that a client has comes first.
+_CHOICES = (EDITED, VERBATIM, UNRELATED)
+
+# A small edit to start from, for whoever has none at hand.
+_BEFORE = """\
+def total(prices, rate):
+    result = 0
+    for price in prices:
+        result += price * (1 + rate)
+    return round(result, 2)
+
+
+def label(name, price):
+    return f"{name}: {price:.2f} EUR"
+"""
+_AFTER = _BEFORE.replace("rate", "tax").replace("EUR", "USD")
 
 
 def cells(row: Row, none: Row) -> tuple[str, ...]:
     """Return one row of the table; `none` is the row without a prediction."""
     return (
         row.name,
-        f"{row.seconds:.2f} s",
-        f"{none.seconds / row.seconds:.1f}×",
-        f"{row.tokens_per_s:.0f}",
         str(row.steps),
-        str(row.accepted),
-        str(row.rejected),
+        f"{none.steps / row.steps:.1f}×",
+        f"{row.seconds:.2f} s ({min(row.wall_s):.2f}–{max(row.wall_s):.2f})",
+        f"{none.seconds / row.seconds:.1f}×",
+        *(_by_source(row, index) for index in (0, 1)),
         "yes" if row.identical else "NO",
     )
+
+
+def _by_source(row: Row, index: int) -> str:
+    """Accepted (0) or rejected (1) drafts: their sum, then each source that has some."""
+    total = (row.accepted, row.rejected)[index]
+    counts = {source: count[index] for source, count in row.by_source.items() if count[index]}
+    if len(counts) > 1:
+        return f"{total} ({', '.join(f'{source} {count}' for source, count in counts.items())})"
+    return f"{total} ({next(iter(counts))})" if counts else str(total)
+
+
+def explain(row: Row, none: Row) -> str:
+    """Return what a row shows, in a sentence or two, with its own figures."""
+    if row.name == NONE:
+        return "one pass of the model for each token. All other outputs must equal this one."
+    accepted = {source: counts[0] for source, counts in row.by_source.items()}
+    own = accepted.get("prediction", 0)
+    elsewhere = " and ".join(
+        f"{accepted[source]} from {words}"
+        for source, words in (("context", "the prompt and the output so far"), ("recipe", "recipes"))
+        if accepted.get(source)
+    )
+    if row.name == NGRAM:
+        return (
+            "the drafter that vLLM has built in. It needs no prediction: it repeats what followed the last "
+            "tokens when they occurred before, here in the file that the prompt holds. It ran in a second server."
+        )
+    if row.name == VERBATIM:
+        return f"the best case, the exact answer: {len(row.token_ids) / row.steps:.1f} tokens a pass."
+    if row.name == EDITED:
+        also = f"; {elsewhere}" if elsewhere else ""
+        return (
+            f"what a client really has, the file before the edit: {own} of {row.accepted} accepted drafts "
+            f"come from it{also}. Drafts are rejected where an edit begins."
+        )
+    drafted = sum(row.by_source.get("prediction", (0, 0)))
+    useless = f"{drafted} of its tokens were verified, {own} accepted" if drafted else "it was not used"
+    rest = (
+        f" What was saved does not come from it: the file stands in the prompt too, and the drafter looks "
+        f"there. Accepted: {elsewhere}."
+        if elsewhere
+        else ""
+    )
+    return f"a useless prediction does not change the answer ({useless}).{rest}"
 
 
 def terminal_table(rows: Sequence[Row]) -> Any:
@@ -43,31 +123,164 @@ def terminal_table(rows: Sequence[Row]) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=_CAPTION)
     table.add_column(HEADER[0])
-    for name in HEADER[1:]:
-        short = name.removeprefix("verification ").replace(" ", "\n")
-        table.add_column(short, justify="right", vertical="bottom")
+    for name in (
+        "steps,\nfewer",
+        "wall time,\nspread,\nspeed-up",
+        "accepted",
+        "rejected",
+        "output\nidentical",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*cells(row, rows[0]), style=None if row.identical else "red")
+        name, steps, fewer, wall, speed_up, accepted, rejected, identical = cells(row, rows[0])
+        # One source a line: the widest cell is then a source and its number.
+        lines = (f"{steps}\n{fewer}", f"{wall}\n{speed_up}", accepted, rejected, identical)
+        broken = (cell.replace(" (", "\n").replace(", ", "\n").replace(")", "") for cell in lines)
+        table.add_row(name, *broken, style=None if row.identical else "red")
     return table
 
 
-def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str]) -> str:
-    """Return the page: what was run, the table, and each row's output with its tokens coloured.
+def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], num_draft_tokens: int) -> str:
+    """Return the page.
 
-    rows: the first is the one without a prediction.
-    tokenizer: the served model's, to spell its tokens.
-    facts: paragraphs about the run.
+    Args:
+        rows: the first is the one without a prediction; one is the row `EDITED`.
+        tokenizer: the served model's, to spell its tokens.
+        facts: paragraphs about the run.
+        num_draft_tokens: drafts a pass, at most.
     """
-    parts = [
-        *(html.note(fact) for fact in facts),
-        html.table(HEADER, [cells(row, rows[0]) for row in rows]),
-        html.legend(origin for row in rows for origin in row.origins),
-        html.note("Hover over a token to see the verification step that produced it."),
-    ]
-    for number, row in enumerate(rows):
-        texts = token_texts(tokenizer, row.token_ids)
-        summary = f"{row.steps} verification steps, {row.seconds:.2f} s"
-        coloured = html.tokens(texts, row.origins, row.token_steps)
-        # Without a prediction every token has the same colour, so that part is folded.
-        parts.append(html.details(row.name, summary, coloured, opened=number > 0))
-    return html.page("Predicted outputs: where every token came from", parts)
+    none = rows[0]
+    edited = next(row for row in rows if row.name == EDITED)
+    template = Template((_ASSETS / "demo.html").read_text(encoding="utf-8"))
+    body = template.substitute(
+        lead=_lead(none),
+        figures=_figures(none, edited),
+        lanes="".join(map(_lane, rows)),
+        choices="".join(_choice(row) for name in _CHOICES for row in rows if row.name == name),
+        legend=html.legend(origin for row in rows for origin in row.origins),
+        file=html.text(task.FILE_NAME),
+        instructions="".join(f"<li>{html.text(line)}</li>" for line in task.instructions()),
+        prediction_note=html.text(
+            f"The prompt holds the whole file. The client sends the file once more as the prediction. The "
+            f"answer is the whole file after the edit, {len(none.token_ids)} tokens."
+        ),
+        diff=_diff(task.ORIGINAL, none.text),
+        table=html.table(HEADER, [cells(row, none) for row in rows]),
+        notes="".join(f"<li><b>{row.name}</b>: {html.text(explain(row, none))}</li>" for row in rows),
+        before=html.text(_BEFORE),
+        after=html.text(_AFTER),
+        num_draft_tokens=num_draft_tokens,
+        outputs="".join(_outputs(row, tokenizer) for row in rows),
+        facts="".join(map(html.note, facts)),
+    )
+    prompt = token_texts(tokenizer, none.prompt_token_ids)
+    data = html.data("demo-data", {"prompt": prompt, "rows": [_row_data(row, tokenizer) for row in rows]})
+    return html.page(
+        f"The same answer in {edited.steps} passes of the model instead of {none.steps}",
+        [body, data],
+        styles=[_asset("demo.css")],
+        scripts=[_asset("replay.js"), _asset("demo.js")],
+    )
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _lead(none: Row) -> str:
+    return html.text(
+        f"A client asks a model to edit {task.FILE_NAME} and sends the file itself as a prediction of the answer. "
+        f"Without it the model runs once for each of the {len(none.token_ids)} tokens. With it, the tokens that "
+        "are likely to come next are proposed as drafts, and one pass of the model confirms all that are right. "
+        "Wrong drafts are thrown away, so the answer is what the model writes anyway."
+    )
+
+
+def _figures(none: Row, edited: Row) -> str:
+    figures = (
+        (f"{none.steps} → {edited.steps}", f"passes of the model: {none.steps / edited.steps:.1f}× fewer"),
+        (
+            f"{none.seconds:.2f} → {edited.seconds:.2f} s",
+            f"wall time on this machine: {none.seconds / edited.seconds:.1f}× faster",
+        ),
+        ("identical" if edited.identical else "DIFFERENT", "output with and without the prediction"),
+    )
+    return "".join(f"<li><b>{html.text(big)}</b>{html.text(small)}</li>" for big, small in figures)
+
+
+def _lane(row: Row) -> str:
+    return (
+        f'<li data-row="{row.name}"><span>{html.text(LABELS[row.name])}</span>'
+        f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true"></svg>'
+        f"<span>{row.steps} passes, {row.seconds:.2f} s</span></li>"
+    )
+
+
+def _choice(row: Row) -> str:
+    checked = " checked" if row.name == EDITED else ""
+    return (
+        f'<label><input type="radio" name="row" value="{row.name}"{checked}> '
+        f"{html.text(_MEANINGS[row.name].removeprefix('Prediction: '))}</label>"
+    )
+
+
+def _diff(before: str, after: str) -> str:
+    """A unified diff, three lines of context, without the two lines that name files."""
+    tags = {"+": "ins", "-": "del"}
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
+    parts = []
+    for line in lines:
+        tag = tags.get(line[:1], "span")
+        parts.append(f"<{tag}>{html.text(line) or ' '}</{tag}>")
+    return "".join(parts)
+
+
+def _outputs(row: Row, tokenizer: TextTokenizer) -> str:
+    if row.name == NGRAM:  # the server tells its counts, not its passes
+        return ""
+    texts = token_texts(tokenizer, row.token_ids)
+    summary = f"{row.steps} passes, {row.seconds:.2f} s"
+    return html.details(_MEANINGS[row.name], summary, html.tokens(texts, row.origins, row.token_steps))
+
+
+def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """What the page's script shows of a row."""
+    data: dict[str, Any] = {
+        "name": row.name,
+        "label": _MEANINGS[row.name],
+        "seconds": round(row.seconds, 6),
+        "numSteps": row.steps,
+    }
+    if row.name == NGRAM:
+        return data
+    data["output"] = token_texts(tokenizer, row.token_ids)
+    prediction = tokenizer.encode(row.prediction) if row.prediction else []
+    if row.log is not None and len(prediction) != row.log.prediction_tokens:
+        prediction = []  # the server has cut it differently: places in it cannot be shown
+    data["prediction"] = token_texts(tokenizer, prediction)
+    if row.log is None:
+        one = {"count": 1, "accepted": 0, "verified": 0, "proposed": [], "source": "none", "matched": 0}
+        data["steps"] = [one] * row.steps
+    else:
+        data["steps"] = [_step_data(step, tokenizer) for step in row.log.steps]
+    return data
+
+
+def _step_data(step: Step, tokenizer: TextTokenizer) -> dict[str, Any]:
+    candidate = step.candidate or {}
+    data = {
+        "count": len(step.new),
+        "accepted": step.accepted,
+        "verified": step.verified,
+        "proposed": token_texts(tokenizer, step.proposed),
+        "source": step.source,
+        "position": candidate.get("position"),
+        "matched": candidate.get("matched", 0),
+        "why": candidate.get("why", ""),
+        "others": step.others,
+    }
+    if "expected" in candidate:
+        data["expected"] = candidate["expected"]
+    if step.cursor_before is not None:
+        data["cursor"] = [step.cursor_before, step.cursor_after]
+    return data

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ TINY_NAME = "tiny-editor"
 CACHE_DIR = Path(".cache/demo-model")
 # A model from the hub may have to be downloaded first.
 READY_TIMEOUT_S = {"tiny": 300.0, "hub": 3600.0}
-_STEPS = 5
+_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Served:
     gpu: bool
 
 
-def run(model: str | None, out_dir: Path) -> int:
+def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
     """See `vllm_integration.demo.run_demo`."""
     if found := preflight.problems():
         print(*(f"demo: {line}" for line in found), sep="\n")
@@ -52,7 +53,7 @@ def run(model: str | None, out_dir: Path) -> int:
     console = Console()
     try:
         with _terminate_as_interrupt():
-            return _run(console, model, out_dir)
+            return _run(console, model, out_dir, ngram)
     except KeyboardInterrupt:
         console.print("\ndemo: interrupted; the server is stopped.", style="yellow")
         return 130
@@ -61,8 +62,11 @@ def run(model: str | None, out_dir: Path) -> int:
         return 2
 
 
-def _run(console: Any, model: str | None, out_dir: Path) -> int:
-    from vllm_integration.demo.measure import compare, failures
+def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from vllm_integration.demo.measure import EDITED, VERBATIM, compare, failures
 
     started = time.monotonic()
     gpu = preflight.has_gpu()
@@ -79,41 +83,62 @@ def _run(console: Any, model: str | None, out_dir: Path) -> int:
         _headline(console, 1, f"Model: {model}")
         dtype = os.environ.get("DEMO_DTYPE") or ("auto" if gpu else "float32")
         served = _Served(model, model, dtype, tiny=False, gpu=gpu)
-    rows = _serve_and_measure(console, served, out_dir, steps_dir)
+    rows = _measure_plugin(console, served, out_dir, steps_dir)
+    if ngram:
+        rows.insert(1, _measure_ngram(console, served, out_dir, steps_dir))
     compare(rows)
 
-    _headline(console, 4, "Result")
-    from vllm_integration.demo.page import terminal_table
+    _headline(console, 5, "Result")
+    from vllm_integration.demo.page import explain, terminal_table
 
     console.print(terminal_table(rows))
+    for row in rows:
+        console.print(Padding.indent(Text(f"{row.name}: {explain(row, rows[0])}"), 3))
 
-    _headline(console, 5, "Page")
+    _headline(console, 6, "Page")
     page = _write_page(served, rows, out_dir)
-    console.print(f"   every token coloured by where it came from: {page}", highlight=False, soft_wrap=True)
+    console.print(f"   playback, every pass, every token's source: {page}", highlight=False, soft_wrap=True)
 
-    found = failures(rows[0], rows[1], rows)
+    by_name = {row.name: row for row in rows}
+    found = failures(rows[0], by_name[VERBATIM], rows)
     # Another model promises no speed, and in a shorter float type the batch's shape may flip an argmax.
     failed = bool(found) if served.tiny else served.dtype == "float32" and not all(r.identical for r in rows)
     for line in found:
         console.print(f"   {'FAILED' if failed else 'note'}: {line}", style="red", markup=False)
-    verdict = "failed" if failed else "done"
+    edited = by_name[EDITED]
     console.print(
-        f"Demo {verdict} in {time.monotonic() - started:.0f} s.", style="red" if failed else "green"
+        f"Demo {'failed' if failed else 'done'} in {time.monotonic() - started:.0f} s. With the file before the "
+        f"edit as the prediction: {rows[0].steps} → {edited.steps} passes of the model, "
+        f"{rows[0].seconds:.2f} → {edited.seconds:.2f} s.",
+        style="red" if failed else "green",
+        highlight=False,
     )
     return int(failed)
 
 
-def _serve_and_measure(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> list[Any]:
+def _serve(
+    console: Any,
+    served: _Served,
+    speculation: Mapping[str, Any],
+    log: Path,
+    steps_dir: Path,
+    use: Callable[[str], Any],
+) -> Any:
+    """Return what `use(url)` returns while a server with `speculation` runs."""
     from rich.text import Text
 
     from vllm_integration.demo.server import HOST, Server, free_port, vllm_command, vllm_environment
 
-    _headline(console, 2, "vLLM server with the plugin")
     port = free_port()
-    lengths = {"num_draft_tokens": NUM_DRAFT_TOKENS, "max_model_len": MAX_MODEL_LEN}
-    command = vllm_command(served.path, port, name=served.name, dtype=served.dtype, **lengths)
+    command = vllm_command(
+        served.path,
+        port,
+        name=served.name,
+        dtype=served.dtype,
+        speculation=speculation,
+        max_model_len=MAX_MODEL_LEN,
+    )
     env = vllm_environment(steps_dir, gpu=served.gpu, offline=served.tiny)
-    log = out_dir / "server.log"
     url = f"http://{HOST}:{port}"
     plain = {"markup": False, "highlight": False, "soft_wrap": True}
     console.print(f"   {' '.join(command)}", style="dim", **plain)
@@ -130,19 +155,58 @@ def _serve_and_measure(console: Any, served: _Served, out_dir: Path, steps_dir: 
 
             took = server.wait_ready(READY_TIMEOUT_S["tiny" if served.tiny else "hub"], tick)
         console.print(f"   ready on {url} after {took:.0f} s; log: {log}", highlight=False, soft_wrap=True)
-        _headline(console, 3, "The same edit request, four predictions")
         try:
-            return _measure(console, url, served, steps_dir)
+            return use(url)
         except Exception:
             server.check_alive()  # a dead server explains more than the error of its client
             raise
 
 
-def _measure(console: Any, url: str, served: _Served, steps_dir: Path) -> list[Any]:
+def _measure_plugin(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> list[Any]:
+    from vllm_integration.demo.measure import EDITED, REPEATS, UNRELATED, VERBATIM, measure_rounds
+    from vllm_integration.demo.server import plugin_speculation
+
+    _headline(console, 2, "vLLM server with the plugin")
+
+    def use(url: str) -> list[Any]:
+        _headline(console, 3, f"The same edit request, four predictions, {REPEATS} rounds")
+        predictions = {
+            VERBATIM: lambda output: output,
+            EDITED: lambda _: task.ORIGINAL,
+            UNRELATED: lambda _: task.UNRELATED,
+        }
+        with _requests(console, url, served, 4 * REPEATS) as (client, request, done):
+            return measure_rounds(client, request, predictions, steps_dir, done)
+
+    rows: list[Any] = _serve(
+        console, served, plugin_speculation(NUM_DRAFT_TOKENS), out_dir / "server.log", steps_dir, use
+    )
+    return rows
+
+
+def _measure_ngram(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> Any:
+    from vllm_integration.demo.measure import REPEATS, measure_ngram
+    from vllm_integration.demo.server import ngram_speculation
+
+    _headline(console, 4, "The same request to a vLLM server with its own n-gram drafter")
+
+    def use(url: str) -> Any:
+        with _requests(console, url, served, REPEATS) as (client, request, done):
+            return measure_ngram(client, request, f"{url}/metrics", done)
+
+    speculation = ngram_speculation(NUM_DRAFT_TOKENS)
+    return _serve(console, served, speculation, out_dir / "server-ngram.log", steps_dir, use)
+
+
+@contextmanager
+def _requests(
+    console: Any, url: str, served: _Served, num: int
+) -> Iterator[tuple[Any, Any, Callable[[str], None]]]:
+    """A client, the request, and what to call after each of `num` requests; a first one has warmed the server."""
     from openai import OpenAI, OpenAIError
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from vllm_integration.demo.measure import REPEATS, MeasurementError, Request, measure, send
+    from vllm_integration.demo.measure import MeasurementError, Request, send
 
     client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=1800)
     request = Request(served.name, task.messages(), MAX_TOKENS)
@@ -154,17 +218,14 @@ def _measure(console: Any, url: str, served: _Served, steps_dir: Path) -> list[A
     )
     try:
         with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("warm-up", total=1 + 4 * REPEATS)
+            bar = progress.add_task("warm-up", total=1 + num)
             send(client, replace(request, max_tokens=WARM_UP_TOKENS), None)
             progress.advance(bar)
 
-            def row(name: str, prediction: str | None) -> Any:
-                progress.update(bar, description=name)
-                return measure(client, request, name, prediction, steps_dir, lambda: progress.advance(bar))
+            def done(name: str) -> None:
+                progress.update(bar, description=name, advance=1)
 
-            none = row("none", None)
-            predictions = {"verbatim": none.text, "edited": task.ORIGINAL, "unrelated": task.UNRELATED}
-            return [none, *(row(name, prediction) for name, prediction in predictions.items())]
+            yield client, request, done
     except OpenAIError as error:
         raise MeasurementError(f"the server refused a request: {error}") from error
 
@@ -208,16 +269,27 @@ def _tiny_model(console: Any) -> Path:
 
 def _write_page(served: _Served, rows: list[Any], out_dir: Path) -> Path:
     from gpu_align.simulate import load_tokenizer
+    from vllm_integration.demo.measure import NGRAM, result
     from vllm_integration.demo.page import render
 
     machine = "GPU" if served.gpu else "CPU"
+    times = len(rows[0].wall_s)
     facts = [
-        f"Model {served.name}, {served.dtype}, {machine}; at most {NUM_DRAFT_TOKENS} draft tokens a step.",
-        f"The request: edit {task.FILE_NAME}, temperature 0. Times: median of {len(rows[0].wall_s)}.",
-        "verbatim: the exact output. edited: the file before the edit, which is what a user really has.",
+        f"Model {served.name}, {served.dtype}, {machine}; up to {NUM_DRAFT_TOKENS} drafts a pass; temperature 0.",
+        f"Times: the median of {times} (shortest to longest), measured by the client.",
+        f"The requests are sent in turn, in {times} rounds.",
+        "A pass is a forward pass of the model: a verification step in the step log.",
     ]
+    if any(row.name == NGRAM for row in rows):
+        facts.append(
+            "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, after the first, "
+            "with vLLM's default window. Its passes and drafts are taken from /metrics."
+        )
+    (out_dir / "demo.json").write_text(
+        json.dumps(result(rows, served.name, NUM_DRAFT_TOKENS), indent=1) + "\n", encoding="utf-8"
+    )
     page = out_dir / "demo.html"
-    page.write_text(render(rows, load_tokenizer(served.path), facts), encoding="utf-8")
+    page.write_text(render(rows, load_tokenizer(served.path), facts, NUM_DRAFT_TOKENS), encoding="utf-8")
     return page
 
 

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 HOST = "127.0.0.1"
 _TAIL_LINES = 25
@@ -32,15 +33,24 @@ def free_port() -> int:
         return port
 
 
-def vllm_command(
-    model: str, port: int, *, name: str, dtype: str, num_draft_tokens: int, max_model_len: int
-) -> list[str]:
-    """Return the command line of an OpenAI-compatible server that drafts from predictions."""
-    speculation = {
+def plugin_speculation(num_draft_tokens: int) -> dict[str, Any]:
+    """Return the `--speculative-config` of a server that drafts from predictions."""
+    return {
         "method": "custom_class",
         "model": "vllm_integration.PredictedOutputs",
         "num_speculative_tokens": num_draft_tokens,
     }
+
+
+def ngram_speculation(num_draft_tokens: int) -> dict[str, Any]:
+    """Return the `--speculative-config` of a server with vLLM's own n-gram drafter, its window left as it is."""
+    return {"method": "ngram", "num_speculative_tokens": num_draft_tokens}
+
+
+def vllm_command(
+    model: str, port: int, *, name: str, dtype: str, speculation: Mapping[str, Any], max_model_len: int
+) -> list[str]:
+    """Return the command line of an OpenAI-compatible server."""
     options = {
         "--model": model,
         "--served-model-name": name,
@@ -72,7 +82,11 @@ def vllm_environment(steps_dir: Path, *, gpu: bool, offline: bool) -> dict[str, 
         # One core for the front end, as vLLM does it, but no thread tied to a core that others may be using:
         # a parallel region is as slow as its slowest thread.
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+        threads = str(max(1, (os.cpu_count() or 1) - 1))
+        env.setdefault("OMP_NUM_THREADS", threads)
+        # vLLM's n-gram drafter runs in numba. Where its number of threads is not that of torch, OpenMP changes
+        # its team twice a step, and a busy machine makes every change slow.
+        env.setdefault("NUMBA_NUM_THREADS", threads)
     return env
 
 

@@ -187,10 +187,14 @@ def apply_edits(source: str, edits: tuple[Edit, ...] = EDITS) -> str:
 EDITED = apply_edits(ORIGINAL)
 
 
+def instructions(edits: tuple[Edit, ...] = EDITS) -> list[str]:
+    """Return what to change, each instruction once."""
+    return list(dict.fromkeys(edit.instruction for edit in edits))
+
+
 def instruction(edits: tuple[Edit, ...] = EDITS) -> str:
-    """Return the numbered list of what to change, each instruction once."""
-    unique = list(dict.fromkeys(edit.instruction for edit in edits))
-    return "\n".join(f"{number}. {text}" for number, text in enumerate(unique, start=1))
+    """Return the numbered list of what to change."""
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(instructions(edits), start=1))
 
 
 def messages() -> list[dict[str, str]]:

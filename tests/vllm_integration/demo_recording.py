@@ -1,0 +1,139 @@
+"""A recorded run of the demo: its table, step logs and the tokens they need, for tests of the page.
+
+To record again, after `make demo`, with the folder of the model that it names:
+
+    python -m tests.vllm_integration.demo_recording demo_out .cache/demo-model/<digest>
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gpu_align.simulate.tokenizers import load_tokenizer
+from gpu_align.step_log import StepLog, read_step_log
+from vllm_integration.demo import measure, page, task
+
+PATH = Path(__file__).with_name("demo_recording.json.gz")
+PREDICTIONS = {
+    measure.VERBATIM: task.EDITED,
+    measure.EDITED: task.ORIGINAL,
+    measure.UNRELATED: task.UNRELATED,
+}
+
+
+@dataclass(frozen=True)
+class RecordedTokenizer:
+    """The tokens of a recording, and the texts that were cut into them."""
+
+    pieces: dict[int, bytes]
+    texts: dict[str, list[int]]
+    vocab_size: int
+    name: str = "recorded"
+
+    def encode(self, text: str) -> list[int]:
+        return self.texts[text]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.pieces[token_id]
+
+
+@lru_cache(maxsize=1)
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(gzip.decompress(PATH.read_bytes()))
+    return document
+
+
+def recorded_tokenizer() -> RecordedTokenizer:
+    document = _document()
+    pieces = {int(token): base64.b64decode(piece) for token, piece in document["pieces"].items()}
+    return RecordedTokenizer(pieces, document["texts"], document["vocab_size"])
+
+
+def prompt_token_ids() -> list[int]:
+    ids: list[int] = _document()["prompt"]
+    return ids
+
+
+def step_log(name: str, folder: Path) -> StepLog:
+    """The step log of row `name`, read from a file as the server has written it."""
+    path = folder / f"{name}.yaml"
+    path.write_text(_document()["logs"][name], encoding="utf-8")
+    return read_step_log(path)
+
+
+def rows(folder: Path) -> list[measure.Row]:
+    """The rows as the demo has measured them."""
+    document = _document()
+    answer = document["answer"]
+    found = []
+    for recorded in document["result"]["rows"]:
+        name = recorded["prediction"]
+        row = measure.Row(name, task.EDITED, answer, recorded["wall_s"], recorded["steps"])
+        row.prompt_token_ids = document["prompt"]
+        if name in document["logs"]:
+            row.prediction = PREDICTIONS[name]
+            measure.fill_from_log(row, step_log(name, folder))
+        elif name == measure.NONE:
+            row.origins, row.token_steps = [0] * len(answer), list(range(len(answer)))
+        else:
+            row.by_source = {s: (n["accepted"], n["rejected"]) for s, n in recorded["by_source"].items()}
+            row.accepted = sum(accepted for accepted, _ in row.by_source.values())
+            row.drafted = row.accepted + sum(rejected for _, rejected in row.by_source.values())
+        found.append(row)
+    measure.compare(found)
+    return found
+
+
+def render(folder: Path, found: list[measure.Row] | None = None) -> Path:
+    """Write the page of the recorded run, or of rows made from it, and return its path."""
+    found = rows(folder) if found is None else found
+    path = folder / "demo.html"
+    facts = ["A recorded run."]
+    path.write_text(
+        page.render(found, recorded_tokenizer(), facts, _document()["result"]["num_draft_tokens"])
+    )
+    return path
+
+
+def record(out_dir: Path, model_dir: Path) -> None:
+    """Make the recording from what the demo has written, and from its model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    from vllm_integration.demo.tokenizer import encode_chat
+
+    result = json.loads((out_dir / "demo.json").read_text(encoding="utf-8"))
+    tokenizer = load_tokenizer(str(model_dir))
+    prompt = encode_chat(AutoTokenizer.from_pretrained(model_dir), task.messages())
+    logs, used = {}, set(prompt)
+    for row in result["rows"]:
+        if row["step_log"] is None:
+            continue
+        path = out_dir / "steps" / f"{row['step_log']}.yaml"
+        logs[row["prediction"]] = path.read_text(encoding="utf-8")
+        log = read_step_log(path)
+        answer = [token for step in log.steps for token in step.new]
+        used.update(token for step in log.steps for token in step.proposed + step.new)
+    texts = {text: tokenizer.encode(text) for text in PREDICTIONS.values()}
+    used.update(token for ids in texts.values() for token in ids)
+    document = {
+        "result": result,
+        "logs": logs,
+        "prompt": prompt,
+        "answer": answer,
+        "texts": texts,
+        "pieces": {i: base64.b64encode(tokenizer.token_bytes(i)).decode() for i in sorted(used)},
+        "vocab_size": tokenizer.vocab_size,
+    }
+    # The same bytes for the same run: no time, no name.
+    PATH.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]), Path(sys.argv[2]))
