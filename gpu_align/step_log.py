@@ -322,7 +322,7 @@ def read_step_log(path: Path) -> StepLog:
     try:
         import yaml
     except ImportError as error:
-        raise MissingExtraError("gpu-align report", "PyYAML", "vllm") from error
+        raise MissingExtraError("gpu-align report", "PyYAML", "cli") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         written = path.read_bytes()

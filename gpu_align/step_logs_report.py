@@ -187,7 +187,7 @@ class Report:
 def read_folder(folder: Path, progress: Callable[[str, int], None] = lambda name, done: None) -> Report:
     """Read every ``*.yaml`` in a folder and the folders in it.
 
-    A file that is no step log, or is being written, is skipped.
+    A file that is no step log, or is of a request that has not finished, is skipped.
 
     Raises:
         OSError: the folder cannot be read.
@@ -197,7 +197,11 @@ def read_folder(folder: Path, progress: Callable[[str, int], None] = lambda name
     for path in log_files(folder):
         name = str(path.relative_to(folder))
         try:
-            report.requests.append(Request.of(read_step_log(path), name))
+            log = read_step_log(path)
+            if log.finished:
+                report.requests.append(Request.of(log, name))
+            else:
+                report.skipped.append((name, "the request has not finished"))
         except (StepLogError, OSError) as error:
             report.skipped.append((name, str(error)))
         progress(name, 1)

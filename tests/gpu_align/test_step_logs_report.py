@@ -123,3 +123,12 @@ def test_a_file_has_json_too(folder: Path, tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert (found["request_id"], found["steps"], found["accepted"]) == ("good", 2, 4)
     assert found["by_source"] == {"prediction": {"drafted": 4, "accepted": 4}}
+
+
+def test_a_request_that_has_not_finished_is_skipped(folder: Path) -> None:
+    whole = step_log.read_step_log(folder / "a.yaml")
+    live = step_log.dump_live_head(whole) + "".join(map(step_log.dump_live_step, whole.steps))
+    (folder / "a.yaml").write_text(live)
+    found = report.read_folder(folder)
+    assert [request.file for request in found.requests] == ["c.yaml", "day/b.yaml"]
+    assert ("a.yaml", "the request has not finished") in found.skipped

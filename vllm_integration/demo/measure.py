@@ -243,7 +243,9 @@ def read_steps(steps_dir: Path, response_id: str, timeout_s: float = 10.0) -> St
     deadline = time.monotonic() + timeout_s
     while True:
         for path in steps_dir.glob(f"{response_id}-*.yaml"):
-            return read_step_log(path)
+            log = read_step_log(path)
+            if log.finished:  # with GPU_ALIGN_DEBUG_LIVE there is a file before
+                return log
         if time.monotonic() > deadline:
             raise MeasurementError(
                 f"no step log of {response_id} in {steps_dir}: the server ignored the prediction"
