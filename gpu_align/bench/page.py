@@ -43,8 +43,8 @@ _HOW = """\
 Every mode gets the same requests at temperature 0. The modes of a server are measured one after another in each
 round, in changing order, after a warm-up.
 
-Between tokens: the time before each piece of the stream, divided evenly among its tokens. A step that accepts draft
-tokens sends several tokens in one piece.
+Between tokens: the time before each piece of the stream, divided evenly among its tokens. A step that accepts
+draft tokens sends several tokens in one piece.
 
 Identical compares each answer with that of the first run, which had no prediction. near-tie: where they part, the
 log probabilities of the two tokens differ by no more than the margin, so that rounding decides.

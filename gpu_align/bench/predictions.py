@@ -9,12 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from gpu_align.bench.data import Pair
 
 Choice = Literal["auto", "before", "output"]
-#: With `auto` the text before the edit is the prediction if this share of the output's characters is in it.
+#: With `auto` the text before the edit is the prediction if this share of the output's word pairs is in it.
 RESEMBLES = 0.5
 
 _PIECE_CHARS = 48
@@ -79,13 +80,9 @@ def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choi
 
 
 def resemblance(output: str, text: str) -> float:
-    """The share of the output's characters in lines that it has in common with the text, in order."""
-    lines, others = output.splitlines(), text.splitlines()
-    matcher = difflib.SequenceMatcher(None, lines, others, autojunk=False)
-    same = sum(
-        len(line) for block in matcher.get_matching_blocks() for line in lines[block.a : block.a + block.size]
-    )
-    return same / max(1, sum(map(len, lines)))
+    """The share of the output's pairs of neighbouring words that are in the text, too, counted with repetition."""
+    written, known = (Counter(pairwise(each.split())) for each in (output, text))
+    return (written & known).total() / max(1, written.total())
 
 
 def edited(output: str, pair: Pair) -> str:

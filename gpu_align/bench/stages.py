@@ -54,11 +54,13 @@ class Served:
         model: a name or a folder.
         num_draft_tokens: the most draft tokens a step, of ours and of n-gram.
         arguments: more options of vLLM's server.
+        together: whether all servers run at once, so that all modes can be interleaved.
     """
 
     model: str
     num_draft_tokens: int = 32
     arguments: tuple[str, ...] = ()
+    together: bool = False
 
 
 async def run_attached(where: Attached, session: Session) -> None:
@@ -88,27 +90,35 @@ async def run_attached(where: Attached, session: Session) -> None:
 
 
 async def run_served(what: Served, session: Session, say: Say) -> None:
-    """Start a server, measure its modes, stop it; then the next one.
+    """Start a server, measure its modes, stop it; then the next one. Or all servers at once.
 
     Raises:
         BenchError: a server does not start, or fails.
     """
-    gpu = servers.has_gpu()
     kinds = [kind for kind, modes in _SERVED.items() if set(modes) & set(session.settings.modes)]
     session.result.about |= {"model": what.model, "tokenizer": what.model}
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not what.together:
         session.result.note(
             "The servers ran one after another: only modes of one server (prediction and unrelated) are "
             "interleaved."
         )
     logs = Path(tempfile.mkdtemp(prefix="gpu-align-bench-"))
-    for number, kind in enumerate(kinds, start=1):
-        modes = [mode for mode in _SERVED[kind] if mode in session.settings.modes]
-        title = f"server {number} of {len(kinds)}, {_TITLES[kind]}"
-        async with _server(what, kind, gpu, logs / f"{kind}.log", session, title, say) as client:
-            clients = dict.fromkeys(modes, client)
+    gpu = servers.has_gpu()
+    async with contextlib.AsyncExitStack() as stack:
+        all_clients: dict[str, Client] = {}
+        for number, kind in enumerate(kinds, start=1):
+            title = f"server {number} of {len(kinds)}, {_TITLES[kind]}"
+            server = _server(what, kind, gpu, logs / f"{kind}.log", session, title, say)
+            client = await stack.enter_async_context(server)
+            clients = {mode: client for mode in _SERVED[kind] if mode in session.settings.modes}
             await _describe(client, clients, session.result)
-            await session.stage(clients)
+            if what.together:
+                all_clients |= clients
+            else:
+                await session.stage(clients)
+                await stack.aclose()
+        if what.together:
+            await session.stage({mode: all_clients[mode] for mode in session.settings.modes})
     shutil.rmtree(logs)  # after an error the logs stay
 
 

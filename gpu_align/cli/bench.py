@@ -102,6 +102,10 @@ def bench_command(
     vllm_args: Annotated[
         str, typer.Option("--vllm-args", metavar="ARGS", help="with --serve: more options of vLLM's server")
     ] = "",
+    together: Annotated[
+        bool,
+        typer.Option("--together", help="with --serve: all servers at once, interleaved; needs the memory"),
+    ] = False,
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="let vLLM's prefix cache spare repeated prompts")
     ] = False,
@@ -142,7 +146,7 @@ def bench_command(
     )
     result = Result()
     try:
-        where = _where(base_url, serve, compare_url, model, api_key, num_draft_tokens, vllm_args)
+        where = _where(base_url, serve, compare_url, model, api_key, num_draft_tokens, vllm_args, together)
         settings = plan.Settings(
             concurrency=plan.parse_concurrency(concurrency)
             if concurrency is not None
@@ -168,6 +172,7 @@ def bench_command(
             result.about["serve"] = {
                 "num_draft_tokens": where.num_draft_tokens,
                 "arguments": list(where.arguments),
+                "together": where.together,
             }
         failure = _measure(where, settings, found, result)
     except BenchError as error:
@@ -238,7 +243,9 @@ def _finish(
     runs = result.runs()
     if runs:
         title = f"{result.about.get('model')}, {result.about['data']['source']}"
-        console = print_table(title, table.HEADER, table.rows(runs), words=table.WORDS, folded="speed-up")
+        words = table.WORDS
+        print_table(title, table.SPEED, table.speed_rows(runs), words=words, folded="speed-up")
+        console = print_table("", table.STEPS, table.step_rows(runs), words=words, folded="identical")
         for sentence in (table.LEGEND, *table.verdict(runs), *result.notes):
             console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for written in (json_out, html_out):
@@ -263,6 +270,7 @@ def _where(
     api_key: str | None,
     num_draft_tokens: int,
     vllm_args: str,
+    together: bool,
 ) -> Attached | Served:
     from gpu_align.bench.plan import check_url
     from gpu_align.bench.stages import Attached, Served
@@ -280,9 +288,11 @@ def _where(
             arguments = tuple(shlex.split(vllm_args))
         except ValueError as error:
             refuse(f"--vllm-args: {error}, found {vllm_args!r}")
-        return Served(serve, num_draft_tokens, arguments)
+        return Served(serve, num_draft_tokens, arguments, together)
     if vllm_args:
         refuse(f"--vllm-args: {vllm_args!r} is for --serve, not for --base-url")
+    if together:
+        refuse("--together is for --serve, not for --base-url")
     other = None if compare_url is None else check_url("--compare-url", compare_url)
     return Attached(check_url("--base-url", base_url or ""), other, model, api_key)
 
