@@ -24,16 +24,20 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Pair:
-    """One edit: what is asked for, the text before it, and the text after it where it is known."""
+    """One edit: what is asked for, the text before it, and the text after it where it is known.
+
+    `prompt` is the whole user message, for data that has one; else it is made of `instruction` and `before`.
+    """
 
     id: str
     instruction: str
     before: str
     after: str | None = None
+    prompt: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
         """Return the chat request that asks for this edit."""
-        content = (
+        content = self.prompt or (
             f"{self.instruction}\n\nAnswer with the whole edited text and nothing else: no Markdown fence, "
             f"no explanation.\n\n{self.before}"
         )
@@ -41,7 +45,7 @@ class Pair:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read ``{"id", "instruction", "before", "after"?}``, one JSON object a line, plain or gzipped.
+    """Read ``{"id", "instruction", "before", "after"?, "prompt"?}``, one JSON object a line, plain or gzipped.
 
     Empty lines are skipped, unknown fields ignored.
 
@@ -205,9 +209,8 @@ def _parse(line: bytes) -> Pair:
     identifier = fields.get("id")
     if isinstance(identifier, bool) or not isinstance(identifier, (str, int)):
         raise ValueError('"id": expected a string or an integer' + _found(fields, "id"))
-    return Pair(
-        str(identifier), _text(fields, "instruction"), _text(fields, "before"), _optional(fields, "after")
-    )
+    texts = (_text(fields, "instruction"), _text(fields, "before"))
+    return Pair(str(identifier), *texts, _optional(fields, "after"), _optional(fields, "prompt"))
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

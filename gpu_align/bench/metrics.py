@@ -11,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 #: How long `/metrics` may lag behind the last answer.
 SETTLE_S = 3.0
+#: How long other counters may still move once all output tokens are counted.
+REST_S = 0.5
 _POLL_S = 0.05
 
 
@@ -130,10 +132,10 @@ async def scrape(fetch: Callable[[], Awaitable[str | None]]) -> Counts | None:
 
 
 async def settled(fetch: Callable[[], Awaitable[str | None]], before: Counts, tokens: int) -> Counts | None:
-    """Return what was counted since `before`, once all `tokens` output tokens are in it.
+    """Return what was counted since `before`, once all `tokens` output tokens are in it and nothing moves.
 
-    The counters of the last step may come a moment after its tokens.
-    After `SETTLE_S` seconds it returns what is there.
+    The counters of the last step may come a moment after its tokens. After `SETTLE_S` seconds, or `REST_S` seconds
+    after all tokens are in it, it returns what there is: other clients may keep a server busy.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLE_S
@@ -143,7 +145,11 @@ async def settled(fetch: Callable[[], Awaitable[str | None]], before: Counts, to
         if now is None:
             return None
         found = now.since(before)
-        if (found.generated >= tokens and found == last) or loop.time() > deadline:
+        if found == last and found.generated >= tokens:
+            return found
+        if found.generated >= tokens:
+            deadline = min(deadline, loop.time() + REST_S)
+        if loop.time() >= deadline:
             return found
         last = found
         await asyncio.sleep(_POLL_S)

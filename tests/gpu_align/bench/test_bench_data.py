@@ -31,6 +31,8 @@ def test_pairs_are_read(tmp_path: Path, packed: bool, bom: bytes) -> None:
     assert (second.id, second.after) == ("7", None)
     assert first.messages()[0]["content"].startswith("rename x\n\n")
     assert first.messages()[0]["content"].endswith("\n\nx = 1\n")
+    path.write_text(json.dumps({**GOOD, "prompt": "Now!"}))
+    assert read_pairs(path)[0].messages() == [{"role": "user", "content": "Now!"}]
 
 
 BAD_LINES = {
