@@ -23,6 +23,7 @@ div.plots { display: grid;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem 1.5rem; }
 div.plots figure { margin: 0; } div.plots figcaption { font-weight: 600; }
 div.plots figcaption small { font-weight: 400; color: var(--soft); display: block; }
+div.scroll { margin: 0 0 1rem; } div.scroll :is(th, td) { white-space: nowrap; }
 ul.modes { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; }
 ul.modes svg { width: 1em; height: 1em; margin-right: .4rem; vertical-align: -.1em; }
 """.strip()

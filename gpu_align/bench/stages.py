@@ -103,6 +103,17 @@ async def run_served(what: Served, session: Session, say: Say) -> None:
             "interleaved."
         )
     logs = Path(tempfile.mkdtemp(prefix="gpu-align-bench-"))
+    try:
+        await _serve_kinds(what, kinds, logs, session, say)
+    except BenchError:
+        raise  # the logs stay: the message names them
+    except BaseException:
+        shutil.rmtree(logs)
+        raise
+    shutil.rmtree(logs)
+
+
+async def _serve_kinds(what: Served, kinds: Sequence[str], logs: Path, session: Session, say: Say) -> None:
     gpu = servers.has_gpu()
     async with contextlib.AsyncExitStack() as stack:
         all_clients: dict[str, Client] = {}
@@ -119,7 +130,6 @@ async def run_served(what: Served, session: Session, say: Say) -> None:
                 await stack.aclose()
         if what.together:
             await session.stage({mode: all_clients[mode] for mode in session.settings.modes})
-    shutil.rmtree(logs)  # after an error the logs stay
 
 
 @contextlib.asynccontextmanager

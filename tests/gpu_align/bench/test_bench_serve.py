@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ class Started:
         patch.setattr(servers, "command_line", fake)
         patch.setattr(servers, "running", note)
         patch.setattr(servers, "has_gpu", lambda: False)
+        patch.setattr(tempfile, "tempdir", str(folder))
 
     def children(self) -> list[int]:
         words = [log.read_text().split() for log in self.logs]
@@ -125,6 +127,7 @@ def test_three_servers(dataset: Path, started: Started, together: bool) -> None:
     children = started.children()
     assert len(children) == 3
     assert wait_until(lambda: not any(map(alive, children)))
+    assert not list(dataset.parent.glob("gpu-align-bench-*"))
 
 
 def test_only_the_servers_that_are_needed(dataset: Path, started: Started) -> None:
@@ -145,6 +148,7 @@ def test_ctrl_c_leaves_no_process_and_writes_what_it_has(dataset: Path, started:
     assert "no process is left" in done.stderr
     assert found["complete"] is False
     assert list(by_key(found)) == [("none", 2)]
+    assert not list(dataset.parent.glob("gpu-align-bench-*"))
     assert wait_until(lambda: not any(map(alive, started.children())))
 
 
@@ -155,6 +159,7 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(dataset: Path,
     assert first.startswith("error: the server ended with exit code 1 before it was ready; the end of ")
     assert log[-1] == "ValueError: could not convert string to float: 'x'"
     assert len(log) <= 12
+    assert len(list(dataset.parent.glob("gpu-align-bench-*"))) == 1  # the message names the log
     assert found["runs"] == []
     assert wait_until(lambda: not any(map(alive, started.children())))
 
