@@ -71,6 +71,15 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> list[str]:
                 parts.append(words.format(_effect(ratio)))
         if parts:
             found.append(f"At {streams} at a time: {', '.join(parts)}.")
+    useless = [run for run in runs if run["mode"] == "unrelated"]
+    elsewhere = sum(run["accepted"] or 0 for run in useless)
+    if elsewhere and all("by_source" in run for run in useless):
+        of_prediction = sum(run["by_source"].get("prediction", {}).get("accepted", 0) for run in useless)
+        found.append(
+            f"Of {elsewhere:,} accepted draft tokens with useless predictions {elsewhere - of_prediction:,} are "
+            "not from the prediction but from the request's own prompt and output, or recipes: with a prediction "
+            "a request drafts from these, too."
+        )
     different = [run for run in runs if run["identical"] == "no"]
     if different:
         where = ", ".join(f"{run['mode']} at {run['concurrency']} ({run['different']})" for run in different)
