@@ -19,6 +19,7 @@ _POLL_S = 0.05
 _COUNTERS = frozenset(
     {
         "vllm:generation_tokens_total",
+        "vllm:request_success_total",
         "gpu_align_steps_total",
         "vllm:spec_decode_num_drafts_total",
         "vllm:spec_decode_num_draft_tokens_total",
@@ -35,7 +36,9 @@ class Counts:
         generated: output tokens of all requests.
         plugin_steps: forward passes that produced tokens of a request that gets drafts (our plugin's counter).
         drafts: draft tokens that the plugin verified, by (source, verdict).
-        vllm_drafted, vllm_accepted: draft tokens as vLLM counts them.
+        vllm_drafted, vllm_accepted: draft tokens as vLLM counts them, also after an answer's end.
+        vllm_drafts: steps of a request that verified draft tokens, as vLLM counts them.
+        requests: finished requests.
         has_plugin: whether the server has our plugin's counters.
         has_drafts: whether it has vLLM's counters of speculative decoding.
         info: labels of `gpu_align_info`, empty where there is none.
@@ -46,6 +49,8 @@ class Counts:
     drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
     vllm_drafted: int = 0
     vllm_accepted: int = 0
+    vllm_drafts: int = 0
+    requests: int = 0
     has_plugin: bool = False
     has_drafts: bool = False
     info: dict[str, str] = field(default_factory=dict)
@@ -59,6 +64,8 @@ class Counts:
             drafts,
             self.vllm_drafted - before.vllm_drafted,
             self.vllm_accepted - before.vllm_accepted,
+            self.vllm_drafts - before.vllm_drafts,
+            self.requests - before.requests,
             self.has_plugin,
             self.has_drafts,
         )
@@ -77,10 +84,13 @@ class Counts:
     def steps(self) -> int:
         """Forward passes that produced tokens, a pass counted once for each request in it.
 
-        The plugin counts them for requests that get drafts. Other requests get one token a step, and with vLLM's
-        own drafts the accepted ones besides.
+        The plugin counts them for requests that get drafts. Other requests get one token a step. With vLLM's own
+        drafts this is the larger of two lower bounds: the output tokens less the accepted ones, of which some may
+        be beyond an answer's end; and the steps with drafts and one prefill a request.
         """
-        return self.plugin_steps or self.generated - self.accepted
+        if self.has_plugin or not self.vllm_drafts:
+            return self.plugin_steps or self.generated
+        return max(self.generated - self.vllm_accepted, self.vllm_drafts + self.requests)
 
     def by_source(self) -> dict[str, dict[str, int]]:
         """Return accepted and rejected draft tokens of each source that had any."""
@@ -116,6 +126,8 @@ def parse(text: str) -> Counts:
         drafts,
         totals["vllm:spec_decode_num_draft_tokens_total"],
         totals["vllm:spec_decode_num_accepted_tokens_total"],
+        totals["vllm:spec_decode_num_drafts_total"],
+        totals["vllm:request_success_total"],
         has_plugin,
         "vllm:spec_decode_num_drafts_total" in totals,
         info,

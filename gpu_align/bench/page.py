@@ -54,10 +54,14 @@ log probabilities of the two tokens differ by no more than the margin, so that r
 def _summary(result: Mapping[str, Any]) -> str:
     settings, data = result.get("settings", {}), result.get("data", {})
     return (
-        f"Model {result.get('model', '?')}; {data.get('pairs', '?')} edits of {data.get('source', '?')}; "
+        f"Model {result.get('model', '?')}; {_edits(data)} of {data.get('source', '?')}; "
         f"{settings.get('rounds', '?')} rounds; at most {settings.get('max_tokens', '?')} output tokens a "
         f"request; gpu-align {result.get('gpu_align', '?')}."
     )
+
+
+def _edits(data: Mapping[str, Any]) -> str:
+    return "1 edit" if data.get("pairs") == 1 else f"{data.get('pairs', '?')} edits"
 
 
 def _plots(runs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -52,6 +52,13 @@ class Sample:
         """Output tokens of all streams a second."""
         return self.output_tokens / self.seconds
 
+    @property
+    def steps(self) -> int:
+        """Verification steps. vLLM's own drafts are not counted by step; no step sends more than one piece."""
+        found = 0 if self.counts is None else self.counts.steps
+        exact = self.counts is None or self.counts.has_plugin or not self.counts.vllm_drafts
+        return found if exact else max(found, self.requests + len(self.piece_gaps_s))
+
 
 @dataclass
 class Result:
@@ -147,7 +154,7 @@ def _drafts(samples: Sequence[Sample]) -> dict[str, Any]:
             for source, verdicts in count.by_source().items():
                 sources.setdefault(source, Counter()).update(verdicts)
         return {
-            "steps": sum(count.steps for count in known),
+            "steps": sum(sample.steps for sample in samples),
             "accepted": sum(count.accepted for count in known),
             "rejected": sum(count.rejected for count in known),
             "by_source": {source: dict(verdicts) for source, verdicts in sources.items()},

@@ -88,6 +88,8 @@ class Fake:
             "# TYPE vllm:generation_tokens counter",
             f"vllm:generation_tokens_total {self.counts['tokens']}",
         ]
+        lines += ["# TYPE vllm:request_success counter"]
+        lines += [f'vllm:request_success_total{{finished_reason="length"}} {self.counts["requests"]}']
         if self.plugin:
             lines += ["# TYPE gpu_align_steps counter", f"gpu_align_steps_total {self.counts['steps']}"]
             lines += ["# TYPE gpu_align_info gauge", 'gpu_align_info{version="0.1.0",k="3"} 1']
@@ -99,7 +101,7 @@ class Fake:
         if self.ngram:
             drafted = self.counts["accepted"] + self.counts["rejected"]
             for name, value in (
-                ("drafts", drafted),
+                ("drafts", self.counts["drafts"]),
                 ("draft_tokens", drafted),
                 ("accepted_tokens", self.counts["accepted"]),
             ):
@@ -179,8 +181,10 @@ class _Handler(BaseHTTPRequestHandler):
         with fake.lock:
             fake.kinds.append(kind)
             fake.counts["tokens"] += len(tokens) + fake.others
+            fake.counts["requests"] += 1
             if prediction is not None or fake.ngram:
                 fake.counts["steps"] += len(pieces)
+                fake.counts["drafts"] += len(pieces) - 1  # none in the prefill
                 fake.counts["accepted"] += accepted
                 fake.counts["rejected"] += rejected
         self.send_response(200)

@@ -66,6 +66,11 @@ def test_requests_without_drafts_get_one_token_a_step() -> None:
 def test_ngram_is_counted_by_vllm() -> None:
     found = parse(NGRAM)
     assert (found.steps, found.accepted, found.rejected) == (40, 80, 70)
+    # Two answers of 64 tokens: 2 prefills, and 4 steps of which the last ones accept beyond the end.
+    page = {"generation_tokens": 128, "request_success": 2, "spec_decode_num_drafts": 4}
+    page |= {"spec_decode_num_draft_tokens": 128, "spec_decode_num_accepted_tokens": 128}
+    text = "".join(f"# TYPE vllm:{name} counter\nvllm:{name}_total {n}\n" for name, n in page.items())
+    assert parse(text).steps == 6
     assert (found.has_plugin, found.has_drafts) == (False, True)
 
 
