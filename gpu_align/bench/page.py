@@ -56,7 +56,7 @@ def _summary(result: Mapping[str, Any]) -> str:
     return (
         f"Model {result.get('model', '?')}; {_edits(data)} of {data.get('source', '?')}; "
         f"{settings.get('rounds', '?')} rounds; at most {settings.get('max_tokens', '?')} output tokens a "
-        f"request; gpu-align {result.get('gpu_align', '?')}."
+        f"request; gpu-align {result.get('version', '?')}."
     )
 
 

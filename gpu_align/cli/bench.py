@@ -7,12 +7,12 @@ import contextlib
 import shlex
 import signal
 from collections.abc import Coroutine
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpu_align import __version__
 from gpu_align.cli.console import check_outputs, counted, print_table, progress_bar, refuse
 from gpu_align.errors import MissingExtraError
 
@@ -27,9 +27,9 @@ _EXAMPLES = """Examples:
 
 gpu-align bench --base-url http://localhost:8000/v1 --concurrency 1,8 --html bench.html
 
-gpu-align bench --base-url http://localhost:8000/v1 --from-git . HEAD~50.. --json bench.json
+gpu-align bench --base-url http://localhost:8000/v1 --from-git . HEAD~1.. --concurrency 8 --json bench.json
 
-gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,32
+gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,8
 """
 
 
@@ -162,7 +162,7 @@ def bench_command(
         )
         source, found = _pairs(dataset, from_git, before, after, instruction, pairs)
         result.about = {
-            "gpu_align": version("gpu-align"),
+            "version": __version__,
             "model": model,
             "tokenizer": None,
             "settings": settings.as_json(),

@@ -23,8 +23,11 @@ from typer.testing import CliRunner
 from gpu_align.bench import servers
 from gpu_align.bench.plan import MODES
 from gpu_align.cli.app import app
+from gpu_align.cli.bench import bench_command
 from tests.gpu_align.bench import fake_openai
+from tests.gpu_align.bench.fake_openai import Fake
 from tests.gpu_align.bench.test_bench_command import PAIRS, by_key
+from tests.gpu_align.bench.test_bench_data import git
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -162,6 +165,27 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(dataset: Path,
     assert len(list(dataset.parent.glob("gpu-align-bench-*"))) == 1  # the message names the log
     assert found["runs"] == []
     assert wait_until(lambda: not any(map(alive, started.children())))
+
+
+def test_the_examples_of_the_help_run(
+    dataset: Path, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, examples = str(bench_command.__doc__).partition("Examples:")
+    lines = [line.split()[1:] for line in examples.splitlines() if line.startswith("gpu-align bench ")]
+    assert len(lines) == 3
+    git(tmp_path, "init", "-q")
+    for text in ("one two three\n", "one two four\n"):
+        (tmp_path / "a.txt").write_text(text)
+        git(tmp_path, "add", "a.txt")
+        git(tmp_path, "commit", "-qm", "count")
+    monkeypatch.chdir(tmp_path)
+    with Fake() as fake:
+        for words in lines:
+            here = [fake.url if word == "http://localhost:8000/v1" else word for word in words]
+            done = CliRunner().invoke(app, [*here, "--rounds", "1", "--max-tokens", "9"])
+            assert done.exit_code == 0, done.output
+    assert "<!doctype html>" in (tmp_path / "bench.html").read_text()
+    assert json.loads((tmp_path / "bench.json").read_text())["version"]
 
 
 SCRIPT = """
