@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from gpu_align import __version__
+from gpu_align.cli.bench import bench_command
 from gpu_align.cli.console import check_outputs, refuse, tokenizer_option
 from gpu_align.cli.examples import epilog
 from gpu_align.cli.group import OneLineErrors
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(recipes_app, name="recipes")
+app.command("bench")(bench_command)
 
 
 def _print_version(wanted: bool) -> None:

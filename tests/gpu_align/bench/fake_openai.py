@@ -1,0 +1,253 @@
+"""An OpenAI-compatible server that counts as vLLM with the plugin does: known answers, known steps.
+
+An answer is the text after the last blank line of the prompt, in upper case, one token a word. A request without a
+prediction gets one token a step. With one whose words are those of the answer it gets `K` + 1 a step, with another
+one token a step and `WASTED` rejected draft tokens. With `ngram` every request gets two tokens a step.
+
+Run as a program, ``python fake_openai.py --port N``, it is a server to start; it has a child, as vLLM has.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+K = 3
+WASTED = 2
+
+
+def answer_of(prompt: str) -> list[str]:
+    """The tokens of the answer."""
+    return [word + " " for word in prompt.rsplit("\n\n", 1)[1].upper().split()]
+
+
+@dataclass
+class Fake:
+    """What the server does, and what it has done.
+
+    Attributes:
+        plugin, ngram: whose counters `/metrics` has.
+        metrics: whether there is one.
+        vllm: whether it says it is vLLM, and sends usage with every piece.
+        key: the API key it wants.
+        twist: a word of answers to requests with a prediction that becomes "TWISTED", and the gap of the log
+            probabilities there.
+        refuse: a word in a prompt that gets HTTP 400.
+        die_after: requests after which it answers HTTP 500.
+        others: output tokens of other clients, added to each request's.
+        pause_s: before each piece.
+    """
+
+    plugin: bool = True
+    ngram: bool = False
+    metrics: bool = True
+    vllm: bool = True
+    models: tuple[str, ...] = ("tiny",)
+    key: str | None = None
+    twist: tuple[str, float] | None = None
+    refuse: str | None = None
+    die_after: int | None = None
+    others: int = 0
+    pause_s: float = 0.0
+    port: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    kinds: list[str] = field(default_factory=list)
+    salts: list[str | None] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> Fake:
+        fake = self
+
+        class Handler(_Handler):
+            server_state = fake
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 256
+
+        self._server = Server(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def page(self) -> str:
+        """`/metrics`."""
+        lines = [
+            "# TYPE vllm:generation_tokens counter",
+            f"vllm:generation_tokens_total {self.counts['tokens']}",
+        ]
+        lines += ["# TYPE vllm:request_success counter"]
+        lines += [f'vllm:request_success_total{{finished_reason="length"}} {self.counts["requests"]}']
+        if self.plugin:
+            lines += ["# TYPE gpu_align_steps counter", f"gpu_align_steps_total {self.counts['steps']}"]
+            lines += ["# TYPE gpu_align_info gauge", 'gpu_align_info{version="0.1.0",k="3"} 1']
+            lines += ["# TYPE gpu_align_draft_tokens counter"]
+            lines += [
+                f'gpu_align_draft_tokens_total{{source="prediction",verdict="{v}"}} {self.counts[v]}'
+                for v in ("accepted", "rejected")
+            ]
+        if self.ngram:
+            drafted = self.counts["accepted"] + self.counts["rejected"]
+            for name, value in (
+                ("drafts", self.counts["drafts"]),
+                ("draft_tokens", drafted),
+                ("accepted_tokens", self.counts["accepted"]),
+            ):
+                lines += [f"# TYPE vllm:spec_decode_num_{name} counter"]
+                lines += [f'vllm:spec_decode_num_{name}_total{{engine="0"}} {value}']
+        return "\n".join(lines) + "\n"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_state: Fake
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        fake = self.server_state
+        if self.path == "/health":
+            self._send(200, "")
+        elif self.path == "/metrics" and fake.metrics:
+            self._send(200, fake.page())
+        elif self.path == "/version":
+            self._send(200, json.dumps({"version": "0.32.0"}))
+        elif (
+            self.path == "/v1/models"
+            and fake.key is not None
+            and self.headers["Authorization"] != f"Bearer {fake.key}"
+        ):
+            self._send(401, "{}")
+        elif self.path == "/v1/models":
+            owner = "vllm" if fake.vllm else "someone"
+            self._send(
+                200,
+                json.dumps(
+                    {"data": [{"id": m, "root": f"/models/{m}", "owned_by": owner} for m in fake.models]}
+                ),
+            )
+        else:
+            self._send(404, "{}")
+
+    def do_POST(self) -> None:
+        fake = self.server_state
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = body["messages"][0]["content"]
+        prediction = (body.get("prediction") or {}).get("content")
+        with fake.lock:
+            fake.salts.append(body.get("cache_salt"))
+            if fake.die_after is not None:
+                fake.die_after -= 1
+        if fake.refuse is not None and fake.refuse in prompt:
+            self._send(400, json.dumps({"error": {"message": "the prompt is too long"}}))
+            return
+        if fake.die_after is not None and fake.die_after < 0:
+            self._send(500, json.dumps({"error": {"message": "engine core died"}}))
+            return
+        tokens = answer_of(prompt)[: body["max_tokens"]]
+        if body.get("logprobs"):
+            self._send(200, json.dumps({"choices": [{"logprobs": {"content": self._logprobs(tokens)}}]}))
+            return
+        self._stream(body, tokens, prediction)
+
+    def _stream(self, body: dict[str, Any], tokens: list[str], prediction: str | None) -> None:
+        fake = self.server_state
+        kind = "none" if prediction is None else "unrelated"
+        if prediction is not None and len(
+            set(prediction.upper().split()) & {t.strip() for t in tokens}
+        ) * 2 > len(tokens):
+            kind = "prediction"
+        accepted_a_step = 1 if fake.ngram else K if kind == "prediction" and fake.plugin else 0
+        if prediction is not None and fake.twist is not None:
+            tokens = ["TWISTED " if token.strip() == fake.twist[0] else token for token in tokens]
+        pieces = [tokens[i : i + accepted_a_step + 1] for i in range(0, len(tokens), accepted_a_step + 1)]
+        rejected = (
+            WASTED * len(pieces) if kind == "unrelated" and fake.plugin else len(pieces) if fake.ngram else 0
+        )
+        accepted = len(tokens) - len(pieces)
+        with fake.lock:
+            fake.kinds.append(kind)
+            fake.counts["tokens"] += len(tokens) + fake.others
+            fake.counts["requests"] += 1
+            if prediction is not None or fake.ngram:
+                fake.counts["steps"] += len(pieces)
+                fake.counts["drafts"] += len(pieces) - 1  # none in the prefill
+                fake.counts["accepted"] += accepted
+                fake.counts["rejected"] += rejected
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        sent = 0
+        each = fake.vllm and body["stream_options"].get("continuous_usage_stats")
+        for piece in pieces:
+            time.sleep(fake.pause_s)
+            sent += len(piece)
+            event: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "".join(piece)}}]}
+            if each:
+                event["usage"] = {"completion_tokens": sent}
+            self._event(event)
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        usage = {
+            "completion_tokens": sent,
+            "completion_tokens_details": {} if prediction is None else details,
+        }
+        self._event({"choices": [], "usage": usage})
+        self._chunk(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _logprobs(self, tokens: list[str]) -> list[dict[str, Any]]:
+        word, gap = self.server_state.twist or ("", 0.0)
+        found = []
+        for token in tokens:
+            tops = [{"token": token, "logprob": -0.1}]
+            if token.strip() == word:
+                tops.append({"token": "TWISTED ", "logprob": -0.1 - gap})
+            found.append({"token": token, "logprob": -0.1, "top_logprobs": tops})
+        return found
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _send(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def _main() -> None:
+    options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+    print("child", child.pid, flush=True)
+    speculation = json.loads(options.get("--speculative-config", "{}"))
+    kind = {
+        "plugin": speculation.get("method") == "custom_class",
+        "ngram": speculation.get("method") == "ngram",
+    }
+    with Fake(port=int(options["--port"]), pause_s=float(options.get("--pause", "0")), **kind):
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    _main()
