@@ -14,6 +14,7 @@ from gpu_align.cli.console import check_outputs, refuse, tokenizer_option
 from gpu_align.cli.examples import epilog
 from gpu_align.cli.group import OneLineErrors
 from gpu_align.cli.recipes import recipes_app
+from gpu_align.cli.tune import tune_command
 from gpu_align.errors import MissingExtraError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(recipes_app, name="recipes")
+app.command("tune")(tune_command)
 
 
 def _print_version(wanted: bool) -> None:
