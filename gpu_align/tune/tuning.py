@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,13 @@ HELD_BACK = 4
 #: Fewer requests than this are refused: a report on two or three of them says nothing.
 LEAST_REQUESTS = 8
 NUM_ROUNDS = 2
-#: `(length_factor, min_survival)` along the trade-off, from few rejected drafts to few steps.
+#: `(length_factor, min_survival)`, from few rejected drafts to few steps, and across.
 SETTINGS = (
-    (1.0, 0.5), (1.5, 0.3), (2.0, 0.2), (3.0, 0.1), (6.0, 0.08), (8.0, 0.05), (12.0, 0.05), (12.0, 0.02),
-    (64.0, 0.02), (64.0, 0.005),
+    (1.5, 0.3), (2.0, 0.2), (2.0, 0.05), (2.0, 0.01), (3.0, 0.1), (3.0, 0.02), (3.0, 0.005), (4.0, 0.04),
+    (4.0, 0.01), (6.0, 0.08), (6.0, 0.02), (8.0, 0.05), (12.0, 0.05), (64.0, 0.02),
 )  # fmt: skip
+#: So many of them are tried on the held-back requests: the one chosen and its neighbours.
+MAX_REPORTED = 4
 #: Output tokens of the requests that the settings are chosen on.
 MAX_CHOICE_TOKENS = 200_000
 
@@ -97,11 +99,11 @@ class Tuned:
 
 
 def replays(records: Sequence[Record]) -> int:
-    """Output tokens that `tune` will replay, for a progress bar."""
+    """Output tokens that `tune` will replay at most, for a progress bar."""
     learned, held = split(records)
     held_tokens, chosen = (sum(len(r.output) for r in part) for part in (held, _sample(learned)))
     learned_tokens = sum(len(r.output) for r in learned)
-    return NUM_ROUNDS * learned_tokens + len(SETTINGS) * chosen + (1 + len(SETTINGS)) * held_tokens
+    return NUM_ROUNDS * learned_tokens + len(SETTINGS) * chosen + (1 + MAX_REPORTED) * held_tokens
 
 
 def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
@@ -164,24 +166,24 @@ def tune(
     sample = _sample(learned)
     limit = seen(sample, shipped, config, "choosing") if len(sample) < len(learned) else first
     assert limit is not None
-    points = []
-    for setting in SETTINGS:
-        observed = seen(sample, survival, _with(config, setting), "choosing")
-        points.append((_point(observed), observed, setting))
     most = _point(limit).rejected_per_accepted
-    allowed = [p for p in points if p[0].rejected_per_accepted <= most] or points[:1]
-    _, observed, chosen = max(allowed, key=lambda p: p[0].tokens_per_step)
-    calibration = calibrate(observed.drafts, shipped_calibration)
+    tried = {s: seen(sample, survival, _with(config, s), "choosing") for s in SETTINGS}
+    front = _front({setting: _point(observed) for setting, observed in tried.items()})
+    allowed = [s for s, point in front if point.rejected_per_accepted <= most] or [front[0][0]]
+    chosen = allowed[-1]
+    calibration = calibrate(tried[chosen].drafts, shipped_calibration)
+    first_reported = max(0, min(len(allowed) - 2, len(front) - MAX_REPORTED))
+    reported = [s for s, _ in front[first_reported:][:MAX_REPORTED]]
 
     before = _point(seen(held, shipped, config, "reporting", calibration=shipped_calibration))
     after = {
         setting: _point(
             seen(held, survival, _with(config, setting), "reporting", calibration=tuple(calibration))
         )
-        for setting in SETTINGS
+        for setting in reported
     }
     settings = {"length_factor": chosen[0], "min_survival": chosen[1]}
-    equal = at_rejections([after[s] for s in SETTINGS], before.rejected_per_accepted)
+    equal = at_rejections(list(after.values()), before.rejected_per_accepted)
     report = Report(len(learned), len(held), before, after[chosen], equal, settings)
     table = make_table(
         at_knots(curves), calibration, found.runs.sum(axis=1), len(learned), "gpu-align tune", settings
@@ -201,6 +203,15 @@ def at_rejections(points: Sequence[Point], rejected: float) -> float | None:
     if not xs[0] <= rejected:
         return None
     return float(np.interp(rejected, xs, ys)) if rejected <= xs[-1] else float(ys[-1])
+
+
+def _front(points: Mapping[tuple[float, float], Point]) -> list[tuple[tuple[float, float], Point]]:
+    """The settings that no other one beats in both, from few rejected drafts to many."""
+    front: list[tuple[tuple[float, float], Point]] = []
+    for setting, point in sorted(points.items(), key=lambda p: (p[1].rejected_per_accepted, p[1].steps)):
+        if not front or point.steps < front[-1][1].steps:
+            front.append((setting, point))
+    return front
 
 
 def _with(config: DrafterConfig, setting: tuple[float, float]) -> DrafterConfig:

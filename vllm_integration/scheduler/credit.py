@@ -69,4 +69,4 @@ def promised(survival: Levels, slots: Ints) -> Floats:
     few = slots.astype(np.uint16)
     depth = np.arange(few.max(initial=0), dtype=np.uint16)[:, None]
     sums = (survival[: len(depth)] * (depth < few)).sum(axis=0, dtype=np.uint16)
-    return np.maximum(sums / np.float32(255), few * np.float32(LEAST))
+    return np.asarray(np.maximum(sums / np.float32(255), few * np.float32(LEAST)), dtype=np.float32)

@@ -1,8 +1,8 @@
 """Survival tables: how likely the first k drafts of a candidate are all accepted, given its class.
 
 A class is what one can tell about a candidate before it is verified; README.md here lists them. The numbers
-are learned offline (``python -m benchmarks.learn.survival``) and shipped as ``survival.json``; one's own tables are
-learned with ``gpu-align tune``.
+are learned offline (``python -m benchmarks.learn.survival``) and shipped as ``survival.json``; tables of
+one's own are learned with ``gpu-align tune``.
 """
 
 from __future__ import annotations
