@@ -290,3 +290,24 @@ class TestCommand:
         assert done.exit_code == 2
         assert message in done.output
         assert not (tmp_path / out).exists()
+
+
+def test_step_logs_as_the_plugin_writes_them(tmp_path: Path) -> None:
+    """The command reads a folder of them; the prediction is in the file, in lines."""
+    yaml = pytest.importorskip("yaml")
+    for record in requests(8, 40):
+        new = [{"position": at, "new": [token]} for at, token in enumerate(record.output)]
+        steps = [
+            {"step": i, "source": "none", "proposed": [], "confidence": [], "duration_us": 0, "verified": 0,
+             "accepted": 0, **step} for i, step in enumerate(new)
+        ]  # fmt: skip
+        lines = [{"tokens": record.prediction[:9]}, {"tokens": record.prediction[9:]}]
+        log = {
+            "format": "gpu-align-steps/1", "request_id": record.id, "num_draft_tokens": 4, "prompt_tokens": 0,
+            "prediction_tokens": len(record.prediction), "prediction_lines": lines, "steps": steps,
+        }  # fmt: skip
+        (tmp_path / f"{record.id}.yaml").write_text(yaml.safe_dump(log))
+    assert read_traffic(files_of([tmp_path])).records == requests(8, 40)
+    done = CliRunner().invoke(app, ["tune", str(tmp_path), "-o", str(tmp_path / "t.json")])
+    assert done.exit_code == 0, done.output
+    assert "read 8 requests, 320 output tokens" in done.output
