@@ -9,6 +9,7 @@ from typing import Any
 
 from .ops._check import check_int
 from .ops.draft import MAX_MATCH, length_quarters
+from .ops.draft.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,26 @@ class DrafterConfig:
     min_context_match: int = 1
     #: Whether to draft from the request's own prompt and output as well.
     use_context: bool = True
-    #: A table written by ``benchmarks.learn.survival`` instead of the shipped one.
+    #: A table written by ``gpu-align tune`` instead of the shipped one.
     survival_table: Path | str | None = None
+
+    @classmethod
+    def tuned(cls, path: Path | str) -> DrafterConfig:
+        """The settings that ``gpu-align tune`` found best, with its table.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is no table, or one that was changed, or has settings that there are not.
+        """
+        settings = read_table(Path(path)).get("settings", {})
+        if unknown := [str(name) for name in settings if name not in ("length_factor", "min_survival")]:
+            raise ValueError(
+                f"{path}: settings: expected length_factor and min_survival, found {unknown[0][:40]!r}"
+            )
+        try:
+            return cls(**settings, survival_table=path)
+        except TypeError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def __post_init__(self) -> None:
         probabilities = "min_survival", "min_survival_lost", "min_survival_recipe"

@@ -22,9 +22,11 @@ def compact(results: dict[str, Any]) -> str:
     )
 
 
-def _numbers(results: dict[str, Any], row: list[float], fits: list[bool] | None = None) -> list[str]:
+def _numbers(
+    results: dict[str, Any], row: list[float], fits: list[bool] | None = None, digits: int = 2
+) -> list[str]:
     at = [results["batches"].index(b) for b in COLUMNS if b in results["batches"]]
-    return [f"{row[i]:.2f}" + ("" if fits is None or fits[i] else " ×") for i in at]
+    return [f"{row[i]:.{digits}f}" + ("" if fits is None or fits[i] else " ×") for i in at]
 
 
 def _compared(results: dict[str, Any]) -> list[tuple[str, str]]:
@@ -37,6 +39,12 @@ def _compared(results: dict[str, Any]) -> list[tuple[str, str]]:
         ("plugin", "the plugin's default, synchronous scheduling"),
         ("plugin, late by 1", "the plugin's default, asynchronous scheduling"),
         ("plugin, late by 2", "the same, if drafts are told yet a step later"),
+        (
+            "plugin, late by 1, all new",
+            "asynchronous; all requests of the batch begin at once: first 120 steps",
+        ),
+        ("plugin, without credit", "synchronous, without what it learns of each request"),
+        ("plugin, late by 1, without credit", "asynchronous, without what it learns of each request"),
         (constant, "the best constant budget that never loses"),
         (rule, "recommended"),
         ("known curve", "upper bound: knows the step-time curve"),
@@ -44,7 +52,7 @@ def _compared(results: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, says) for name, says in listed if name in results["rules"]]
 
 
-def speedups(results: dict[str, Any], mix: str, setup: str | None) -> str:
+def speedups(results: dict[str, Any], mix: str, setup: str | None, digits: int = 2) -> str:
     """Rules down, batches across: the speed-up over no drafts on one setup, or the worst of all setups."""
     columns = [b for b in COLUMNS if b in results["batches"]]
     lines = [
@@ -54,7 +62,7 @@ def speedups(results: dict[str, Any], mix: str, setup: str | None) -> str:
     for name, says in _compared(results):
         row = results["rules"][name][mix]
         cells = (
-            _numbers(results, row["worst"])
+            _numbers(results, row["worst"], digits=digits)
             if setup is None
             else _numbers(results, row["shown"][setup], results["fits"][setup])
         )
@@ -62,20 +70,27 @@ def speedups(results: dict[str, Any], mix: str, setup: str | None) -> str:
     return "\n".join(lines)
 
 
+#: What the first table shows: the rule as the schedulers run it.
+SHOWN_RULE, SHOWN_LATE = "plugin", "plugin, late by 1"
+
+
 def gains(results: dict[str, Any]) -> str:
-    """The recommended rule on every shown setup."""
-    rule = results["recommended"]["rule"]
+    """The plugin's default on every shown setup, in synchronous and in asynchronous scheduling."""
     columns = [b for b in COLUMNS if b in results["batches"]]
     lines = [
-        "| setup | predictions | " + " | ".join(f"{b:,}" for b in columns) + " |",
-        "|---|---|" + "--:|" * len(columns),
+        "| setup | scheduling | predictions | " + " | ".join(f"{b:,}" for b in columns) + " |",
+        "|---|---|---|" + "--:|" * len(columns),
     ]
-    if rule is None:
-        return "No budget is safe."
     for setup, fits in results["fits"].items():
-        for mix in ("edit", "third", "unrelated", "rejected"):
-            cells = _numbers(results, results["rules"][rule][mix]["shown"][setup], fits)
-            lines.append(f"| {setup if mix == 'edit' else ''} | {mix} | " + " | ".join(cells) + " |")
+        first = setup
+        for rule, scheduling in ((SHOWN_RULE, "synchronous"), (SHOWN_LATE, "asynchronous")):
+            if rule not in results["rules"]:
+                continue
+            for mix in ("edit", "third", "unrelated", "rejected"):
+                cells = _numbers(results, results["rules"][rule][mix]["shown"][setup], fits)
+                said = scheduling if mix == "edit" else ""
+                lines.append(f"| {first} | {said} | {mix} | " + " | ".join(cells) + " |")
+                first = ""
     return "\n".join(lines)
 
 
@@ -158,11 +173,17 @@ def worst_setup(results: dict[str, Any]) -> str:
     return speedups(results, "unrelated", None)
 
 
+def attacked(results: dict[str, Any]) -> str:
+    """Every draft rejected, on the worst of all setups."""
+    return speedups(results, "rejected", None, digits=3)
+
+
 #: Marker → the block that stands there.
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gains": gains,
     "edit": one_setup,
     "unrelated": worst_setup,
+    "rejected": attacked,
     "budgets": budgets,
     "assumptions": assumptions,
 }
@@ -194,6 +215,8 @@ def text(results: dict[str, Any]) -> str:
             speedups(results, "edit", setup),
             "Useless predictions, the worst of all setups",
             speedups(results, "unrelated", None),
+            "Every draft rejected, the worst of all setups",
+            attacked(results),
             "Means over all setups and batches; worst cases",
             budgets(results),
             "Recommended: {rule}; as a constant budget: {constant}".format(**results["recommended"]),

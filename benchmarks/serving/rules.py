@@ -18,6 +18,8 @@ from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 
 Ints = npt.NDArray[np.int64]
+#: Steps in which a rule that learns gets to know the requests of a batch.
+WARM_UP = 300
 
 
 class Batch(NamedTuple):
@@ -35,7 +37,8 @@ class Batch(NamedTuple):
 
 
 class Rule(Protocol):
-    """Grants draft slots. A slot costs a verified token, whether or not there is a draft in it."""
+    """Grants draft slots. A slot costs a verified token, whether or not there is a draft in it. A rule that learns
+    from what was accepted has a `settle` as well, which is told after each step; see `Plugin`."""
 
     @property
     def name(self) -> str: ...
@@ -151,29 +154,46 @@ class Plugin:
 
     late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
     scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
-    time when its tokens are. budget: half of vLLM's `max_num_batched_tokens` on an H100.
+    time when its tokens are. What a step accepted is known with its tokens: one step late in either case.
+    budget: half of vLLM's `max_num_batched_tokens` on an H100. learns: whether what was accepted of a request
+    corrects what it gets. all_new: all requests of the batch begin at once, and it knows none of them.
     """
 
     num_draft_tokens: int
     late: int = 0
     budget: int = 4096
+    learns: bool = True
+    all_new: bool = False
     _requests: DraftedRequests = field(init=False, repr=False)
     _budget: DraftBudget = field(init=False, repr=False)
     _told: deque[StepDrafts] = field(init=False, default_factory=deque, repr=False)
+    _ids: list[str] = field(init=False, default_factory=list, repr=False)
+    _ended: deque[tuple[list[str], Ints, Ints]] = field(init=False, default_factory=deque, repr=False)
 
     def __post_init__(self) -> None:
         self._requests = DraftedRequests(False, self.num_draft_tokens)
-        self._budget = DraftBudget(self._requests, self.num_draft_tokens, self.budget)
+        self._budget = DraftBudget(self._requests, self.num_draft_tokens, self.budget, learns=self.learns)
 
     @property
     def name(self) -> str:
-        return f"plugin, late by {self.late}" if self.late else "plugin"
+        name = f"plugin, late by {self.late}" if self.late else "plugin"
+        name += ", all new" if self.all_new else ""
+        return name if self.learns else f"{name}, without credit"
+
+    @property
+    def warm_up(self) -> int:
+        """Steps in which it gets to know the requests of a batch."""
+        return WARM_UP if self.learns and not self.all_new else 0
 
     def grant(self, batch: Batch) -> Ints:
         ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
         requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
         self._requests.keep_only(dict.fromkeys(ids))
         self._requests.rows_of(ids, requests)
+        self._ids = ids
+        if len(self._ended) > min(self.late, 1):
+            before, slots, accepted = self._ended.popleft()
+            self._budget.settle(self._requests.rows_of(before), slots, accepted + 1)
         levels = np.zeros((len(ids), self.num_draft_tokens), dtype=np.uint8)
         levels[:, : batch.survival.shape[1]] = survival_levels(batch.survival / ONE, batch.length)
         unknown = np.zeros_like(batch.length)
@@ -181,6 +201,10 @@ class Plugin:
         told = [self._told.popleft()] if len(self._told) > self.late else []
         self._requests.take(DraftReport(told))
         return np.array(self._budget.grant(requests, exact=not self.late), dtype=np.int64)
+
+    def settle(self, slots: Ints, accepted: Ints) -> None:
+        """[B] each: what the step of the last `grant` verified, and what of it is output."""
+        self._ended.append((self._ids, slots, accepted))
 
 
 def _request(req_id: str, has_prediction: bool) -> Any:

@@ -6,7 +6,7 @@ Every request of the batch has a prediction, a draft of up to K tokens that the 
 output of its own HTTP request in every step:
 
     ledger     taking the report in, `VerificationLedger.begin` and `settle`, forgetting requests that are gone
-    budget     `DraftBudget.grant`, and cutting every request's placeholders
+    budget     `DraftBudget.grant` and `settle`, and cutting every request's placeholders
     decode     reading the steps that came with the outputs
     front end  taking them off the outputs, decoding, adding up usage and metrics
 
@@ -124,6 +124,12 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
             drafted.take(report, begun.req_ids, begun.columns[0])
             return begun
 
+        def cut(begun: Any) -> None:
+            rows, _, slots, sampled = begun.columns
+            budget.settle(rows, slots, sampled)
+            for request, n in zip(running, budget.grant(running, exact=True), strict=True):
+                request.spec_token_ids = request.spec_token_ids[:n] if n else []
+
         begun = timer.time("begin", begin)
         for request, n in zip(running, sampled, strict=True):
             request.append(n)
@@ -133,12 +139,8 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
             ledger.settle(begun, outputs)
             ledger.forget(drafted.keep_only(requests))
 
-        def cut() -> None:
-            for request, n in zip(running, budget.grant(running, exact=True), strict=True):
-                request.spec_token_ids = request.spec_token_ids[:n] if n else []
-
         timer.time("settle", settle)
-        timer.time("budget", cut)
+        timer.time("budget", lambda begun=begun: cut(begun))
         texts = [(each.trace_headers or {})[HEADER] for each in outputs]
         timer.time("decode", lambda texts=texts: decode(texts))
 

@@ -15,6 +15,7 @@ from gpu_align.cli.console import check_outputs, refuse, tokenizer_option
 from gpu_align.cli.examples import epilog
 from gpu_align.cli.group import OneLineErrors
 from gpu_align.cli.recipes import recipes_app
+from gpu_align.cli.tune import tune_command
 from gpu_align.errors import MissingExtraError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(recipes_app, name="recipes")
 app.command("bench")(bench_command)
+app.command("tune")(tune_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,11 +17,11 @@ K = 16
 
 
 class Budget:
-    """A draft budget, and the requests that it is for."""
+    """A draft budget, and the requests that it is for. Without credits: test_vllm_credit.py is about these."""
 
     def __init__(self, max_slots: int = 1000, *, everybody: bool = False, **settings: Any) -> None:
         self.requests = DraftedRequests(everybody, K)
-        self.budget = DraftBudget(self.requests, K, max_slots, **settings)
+        self.budget = DraftBudget(self.requests, K, max_slots, learns=False, **settings)
 
     def report(self, drafts: dict[str, tuple[float, ...]], age: int = 0) -> None:
         self.requests.rows_of(list(drafts), [request_of(name) for name in drafts])

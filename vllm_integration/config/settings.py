@@ -81,6 +81,7 @@ class Settings(BaseModel):
     | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
     | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
     | `GPU_ALIGN_SURE` | 0.9, 0.92 for older drafts | drafts as likely as that are verified in any batch, V2 |
+    | `GPU_ALIGN_SURVIVAL_TABLE` | unset | a table of `gpu-align tune`, in place of the shipped one |
     | `GPU_ALIGN_RECIPES` | base | packs to draft from: `base` is the library's own, `off` none (see below) |
     | `GPU_ALIGN_RECIPE_REGISTRY` | unset | the folder of packs in which a `name@version` is looked up |
     | `GPU_ALIGN_RECIPE_MISSES` | unset | directory for one file a worker: recipe tokens that were refuted |
@@ -127,6 +128,7 @@ class Settings(BaseModel):
     recipe_misses: _Path = None
     recipe_misses_shapes: _Flag = False
     memory_tokens: Annotated[int, _count("tokens", least=0)] = 0
+    survival_table: Annotated[str | None, Field(description="a file")] = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:

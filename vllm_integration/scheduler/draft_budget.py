@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_integration.config.settings import FILL_TOKENS, SURE, SURE_LATE
+from vllm_integration.scheduler import credit as rule
 from vllm_integration.scheduler.drafted_requests import LENGTH, NEVER, DraftedRequests
 
 Ints = npt.NDArray[np.int64]
@@ -26,6 +27,8 @@ class DraftBudget:
     free_tokens: tokens of a step up to which drafts count as free.
     always_verify, always_verify_late: the survival from which a draft is verified in any batch, by reports about
     the step to come and by older ones. (Survival: see `wire.reports.survival_levels`.)
+    learns: whether what was accepted of a request corrects what it gets (`credit`). `settle` then has to be called
+    with every step.
 
     A request has a row of K survivals::
 
@@ -34,11 +37,13 @@ class DraftBudget:
         its last report is about this step    those of its drafts
         its last report is older              those of its drafts then, and FEW behind them of the least value
 
-    cut where drafts can no longer become output under `max_tokens`. Then, B being the requests of the step::
+    cut where drafts can no longer become output under `max_tokens`, and, where its credit is below that of a new
+    request, to those drafts that the credit covers. Then, B being the requests of the step::
 
         slots = the likeliest max(0, free_tokens - B) of all rows
-        slots[request] = max(slots[request], its drafts above the threshold)
+        slots[request] = max(slots[request], its drafts above the threshold that its credit covers)
         if sum(slots) > max_slots: the likeliest `max_slots` of these
+        credit -= what they promise; nothing before the first report
 
     Ties are served in batch order. A draft is reported whether or not its request had slots, so that one which
     gets none has its slots back as soon as its drafts are worth them.
@@ -53,11 +58,15 @@ class DraftBudget:
         free_tokens: int = FILL_TOKENS,
         always_verify: float = SURE,
         always_verify_late: float = SURE_LATE,
+        learns: bool = True,
     ) -> None:
+        self.learns = learns
+        self._most = np.float32(rule.most(num_draft_tokens))
         self._requests = drafted_requests
         self._max_slots = max_slots
         self._free_tokens = free_tokens
-        self._place = np.arange(num_draft_tokens, dtype=np.int32)[:, None]
+        # Of few bytes, as what it is compared with: NumPy then compares several times as fast.
+        self._place = np.arange(num_draft_tokens, dtype=np.uint16)[:, None]
         # 1 is the level of the least likely draft, 0 stands where there is none: a share of 0 means all drafts.
         self._threshold, self._threshold_late = (
             np.uint8(max(1, np.ceil(share * 255))) for share in (always_verify, always_verify_late)
@@ -76,7 +85,7 @@ class DraftBudget:
         length, made = known["drafts"][:, 0, LENGTH], known["made"]
         fresh = (made == self._requests.reports) & exact
         grown = (made != NEVER) & ~fresh
-        num = np.where(grown, length + FEW, length)
+        num = np.where(grown, length + FEW, length).astype(np.uint16)
         # [K, B]: along the requests NumPy counts several times as fast as along K.
         survival = known["survival"].T.copy()
         np.maximum(survival, place < num, out=survival)
@@ -87,14 +96,41 @@ class DraftBudget:
         # Levels never rise along a draft: both counts are of its first tokens.
         always = np.minimum((survival >= threshold).sum(axis=0), length)
         size = len(requests) if batch_size is None else batch_size
-        slots = np.maximum(likeliest(survival.T, self._free_tokens - size), always)
+        free_slots = self._free_tokens - size
+        if self.learns:
+            credit = rule.refilled(known["credit"], free_slots, size)
+            self._keep_to(credit, survival, always)
+        slots = np.maximum(likeliest(survival.T, free_slots), always)
         if int(slots.sum()) > self._max_slots:
-            survival *= place < slots
+            survival *= place < slots.astype(np.uint16)
             slots = likeliest(survival.T, self._max_slots)
+        if self.learns:
+            credit -= rule.promised(survival, slots) * (made != NEVER)
+            self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, 0), self._most)
         granted: list[int] = slots.tolist()
         return granted
 
-    def _remaining(self, requests: Sequence[Any], rows: Ints) -> Ints:
+    def settle(self, rows: Ints, slots: Ints, sampled: Ints) -> None:
+        """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
+        column = self._requests.table["credit"]
+        accepted = np.minimum(np.maximum(sampled - 1, 0), slots)
+        column[rows] = np.minimum(column[rows] + np.float32(rule.EARNED) * accepted, self._most)
+
+    def _keep_to(self, credit: rule.Floats, survival: npt.NDArray[np.uint8], always: Ints) -> None:
+        """Take away, in place, what credits do not cover. Most requests have enough for any draft."""
+        short = np.flatnonzero((credit < len(self._place)) & (credit >= 1))
+        if short.size:
+            few = credit[short]
+            covered = rule.covered(survival[:, short], few)
+            always[short] = np.minimum(always[short], covered)
+            poor = few < rule.START
+            survival[:, short[poor]] *= self._place < covered[poor].astype(np.uint16)
+        has = credit >= 1
+        if not has.all():
+            survival *= has
+            always *= has
+
+    def _remaining(self, requests: Sequence[Any], rows: Ints) -> npt.NDArray[np.uint16]:
         """How many drafts of each request can become output. Where these are all for a while, the table says so:
         with each report come at most K + 1 tokens. (Only of a request that is resumable `max_tokens` may fall.)"""
         K = len(self._place)
@@ -102,7 +138,7 @@ class DraftBudget:
         resumable = np.array([getattr(request, "resumable", False) for request in requests])
         far_until = self._requests.reports + (remaining - K) // (K + 1)
         self._requests.table["far_until"][rows] = np.where(resumable, -1, far_until)
-        return remaining
+        return np.clip(remaining, 0, K).astype(np.uint16)
 
 
 def likeliest(survival: npt.NDArray[np.integer[Any]], count: int) -> Ints:

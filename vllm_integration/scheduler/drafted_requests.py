@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vllm_integration.scheduler import credit
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.reports import REFUSALS, DraftReport
 
@@ -36,6 +37,7 @@ class DraftedRequests:
     | made | | number of the report that the newest draft comes with if it is not late; `NEVER`: no report yet |
     | survival | [K] uint8 | of the newest draft; all `CERTAIN` before the first report |
     | far_until | | until this many reports a whole draft can become output, whatever the request samples |
+    | credit | | what its drafts may still promise in vain, see `credit` |
     | refused | | index of `REFUSALS`; 0 when the front end knows of it |
 
     `reports` counts reports: a draft is as new as can be where `made == reports`.
@@ -44,7 +46,7 @@ class DraftedRequests:
     def __init__(self, draft_without_prediction: bool, num_draft_tokens: int = 0) -> None:
         self._draft_without_prediction = draft_without_prediction
         drafts = ("drafts", np.int32, (DEPTH, 3))
-        numbers = [("made", np.int64), ("far_until", np.int64), ("refused", np.int8)]
+        numbers = [("made", np.int64), ("far_until", np.int64), ("credit", np.float32), ("refused", np.int8)]
         survival = ("survival", np.uint8, (num_draft_tokens,))
         self.table = np.zeros(64, dtype=np.dtype([drafts, *numbers, survival], align=True))
         self.reports = 0
@@ -121,6 +123,7 @@ class DraftedRequests:
         self.table[rows] = np.zeros(1, dtype=self.table.dtype)
         self.table["drafts"][rows, :, POSITION] = -1
         self.table["made"][rows] = NEVER
+        self.table["credit"][rows] = credit.START
         self.table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
         self.table["survival"][rows] = np.where(rows > 0, CERTAIN, 0)[:, None]
 

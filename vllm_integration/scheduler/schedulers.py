@@ -187,7 +187,16 @@ class _WithDraftBudget(PredictedOutputsV1Scheduler):
             free_tokens=settings.fill_tokens,
             always_verify=SURE if settings.sure is None else settings.sure,
             always_verify_late=SURE_LATE if settings.sure is None else settings.sure,
+            learns=settings.sure != 0,  # 0: every draft is verified, whatever becomes of it
         )
+
+    def _take(self, report: DraftReport, begun: Any) -> None:
+        super()._take(report, begun)
+        if begun is None:  # nobody counts what is accepted any more
+            self.draft_budget.learns = False
+        else:
+            rows, _, slots, sampled = begun.columns
+            self.draft_budget.settle(rows, slots, sampled)
 
     def _cut(self, *, exact: bool) -> None:
         """Cut the placeholders of all running requests to their slots; none where nobody drafts any more."""

@@ -35,6 +35,7 @@ from vllm_integration.worker.parameters_v1 import without_drafts
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule, warm_up_log
 from vllm_integration.worker.slot_table import SlotTable
+from vllm_integration.worker.tuned import drafter_config
 from vllm_integration.worker.warm_up import WarmUp, compiling
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -333,6 +334,7 @@ def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
         num_draft_tokens=proposer.num_draft_tokens,
         vocab_size=proposer.vocab_size,
         device="cpu",
+        config=drafter_config(proposer.settings.survival_table),
         recipes=proposer.recipes,
         max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
     )

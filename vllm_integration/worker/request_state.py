@@ -10,9 +10,11 @@ from gpu_align import Recipes, explain
 from gpu_align.explain import Explainer, Explanation
 from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.step_log import SOURCES, Step
+from vllm_integration.config.settings import Settings
 from vllm_integration.wire import prediction as wire
 from vllm_integration.wire.steps import count_verified
 from vllm_integration.worker.accept import DEFAULT_TERMS, Terms
+from vllm_integration.worker.tuned import drafter_config
 from vllm_integration.worker.warm_up import WarmUp
 
 
@@ -93,6 +95,7 @@ class RequestState:
                 prediction,
                 self.prompt_len,
                 num_draft_tokens,
+                drafter_config(Settings.from_env().survival_table),
                 recipes=self.recipes,
                 max_context_len=max_context_len,
                 recipe_packs=ALL_PACKS
@@ -176,7 +179,12 @@ def warm_up_log(num_draft_tokens: int, max_context_len: int, recipes: Recipes | 
     """Compile in the background what `RequestState` explains drafts with; arguments as those of the drafter."""
     return WarmUp(
         "what the step log explains drafts with",
-        lambda: explain.warm_up(num_draft_tokens, recipes=recipes, max_context_len=max_context_len),
+        lambda: explain.warm_up(
+            num_draft_tokens,
+            drafter_config(Settings.from_env().survival_table),
+            recipes=recipes,
+            max_context_len=max_context_len,
+        ),
     )
 
 

@@ -34,6 +34,7 @@ from vllm_integration.worker.miss_log import MissCopies, open_miss_log
 from vllm_integration.worker.recipes import load_recipes
 from vllm_integration.worker.request_state import warm_up_log
 from vllm_integration.worker.step_log import StepLog, open_step_log
+from vllm_integration.worker.tuned import drafter_config
 from vllm_integration.worker.warm_up import WarmUp, compiling
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -99,6 +100,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             num_draft_tokens=self.num_draft_tokens,
             vocab_size=self.vocab_size,
             device=device,
+            config=drafter_config(self.settings.survival_table),
             recipes=recipes,
             backend="triton",
             max_prediction_tokens=self.settings.prediction_room(max_slots, self.capacity),

@@ -1,13 +1,15 @@
 """Survival tables: how likely the first k drafts of a candidate are all accepted, given its class.
 
 A class is what one can tell about a candidate before it is verified; README.md here lists them. The numbers
-are learned offline (``python -m benchmarks.learn.survival``) and shipped as ``survival.json``.
+are learned offline (``python -m benchmarks.learn.survival``) and shipped as ``survival.json``; tables of
+one's own are learned with ``gpu-align tune``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,8 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Confidences are calibrated in so many equal bins.
 NUM_BINS = 20
 SHIPPED = Path(__file__).with_name("survival.json")
+#: The number changes where a reader of the old one could not read the new one.
+FORMAT = "gpu-align-survival/1"
 
 IntArray = npt.NDArray[np.int32]
 
@@ -92,7 +96,7 @@ class SurvivalTables(NamedTuple):
         Args:
             num_draft_tokens: K >= 1.
             device: where the tensors live.
-            path: a JSON file as ``benchmarks.learn.survival`` writes it; None is the shipped one.
+            path: a JSON file as ``gpu-align tune`` writes it; None is the shipped one.
             min_survival: drafting stops where the survival falls below this, ``0 <= p <= 1``.
             min_survival_lost: the same in a prediction that the output hardly adheres to, where it is larger.
 
@@ -141,20 +145,73 @@ class SurvivalTables(NamedTuple):
 def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...]]:
     """``(survival [NUM_CLASSES, len(KNOTS)] in units of 1/SURVIVAL_ONE, calibration [NUM_BINS])`` from a JSON
     file, checked."""
-    table = json.loads(path.read_text())
-    if table.get("knots") != list(KNOTS):
-        raise ValueError(f"{path}: expected the knots {list(KNOTS)}, found {table.get('knots')}")
-    curves = np.array(table.get("survival", []), dtype=np.float64)
-    if curves.shape != (c.NUM_CLASSES, len(KNOTS)):
+    table = read_table(path)
+    curves = np.array(table["survival"], dtype=np.float64)
+    return curves, tuple(table.get("calibration", [0.0] * NUM_BINS))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The whole of a table's file, checked.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no table, was changed by hand, or belongs to other classes of candidates; one line.
+    """
+    raw = path.read_bytes()
+    if not raw.strip():
+        raise ValueError(f"{path}: expected a survival table, found an empty file")
+    try:
+        table = json.loads(raw)
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path}: expected survival [{c.NUM_CLASSES}, {len(KNOTS)}], found {list(curves.shape)}"
+            f"{path}: expected a survival table, found no JSON; is the file whole? ({error})"
+        ) from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{path}: expected a survival table, found JSON of type {type(table).__name__}")
+    if table.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"{path}: format: expected {FORMAT!r}, found {str(table['format'])[:40]!r}")
+    expected = {"knots": KNOTS, "length_edges": c.LENGTH_EDGES, "margin_edges": c.MARGIN_EDGES}
+    for name, values in expected.items():
+        # Tables of older versions have no edges.
+        if table.get(name, None if name == "knots" else list(values)) != list(values):
+            found = str(table.get(name))[:60]
+            raise ValueError(f"{path}: expected the {name.replace('_', ' ')} {list(values)}, found {found}")
+    if ("format" in table or "sha256" in table) and table.get("sha256") != content_hash(table):
+        raise ValueError(
+            f"{path}: expected the content of sha256 {str(table.get('sha256'))[:12]}, found "
+            f"{content_hash(table)[:12]}; the file was changed"
         )
+    _check_curves(path, table.get("survival"))
+    calibration = table.get("calibration", [0.0] * NUM_BINS)
+    if not _numbers(calibration, NUM_BINS) or not all(-1 <= offset <= 1 for offset in calibration):
+        found = str(calibration)[:60]
+        raise ValueError(f"{path}: expected a calibration of {NUM_BINS} numbers, found {found}")
+    if not isinstance(table.get("settings", {}), dict):
+        raise ValueError(f"{path}: settings: expected an object, found {type(table['settings']).__name__}")
+    return table
+
+
+def content_hash(table: Mapping[str, Any]) -> str:
+    """SHA-256 of a table's content: all of it but the hash."""
+    content = {name: value for name, value in table.items() if name != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_curves(path: Path, rows: Any) -> None:
+    if not isinstance(rows, list) or not all(_numbers(row, len(KNOTS)) for row in rows):
+        raise ValueError(f"{path}: expected survival [{c.NUM_CLASSES}, {len(KNOTS)}], found other rows")
+    if len(rows) != c.NUM_CLASSES:
+        raise ValueError(
+            f"{path}: expected survival [{c.NUM_CLASSES}, {len(KNOTS)}], found [{len(rows)}, {len(KNOTS)}]"
+        )
+    curves = np.array(rows, dtype=np.float64)
     if not (curves.min() >= 0 and curves.max() <= c.SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
         raise ValueError(f"{path}: expected survival from 0 to {c.SURVIVAL_ONE} that never rises along a row")
-    calibration = table.get("calibration", [0.0] * NUM_BINS)
-    if len(calibration) != NUM_BINS or not all(-1 <= offset <= 1 for offset in calibration):
-        raise ValueError(f"{path}: expected a calibration of {NUM_BINS} numbers, found {calibration}")
-    return curves, tuple(calibration)
+
+
+def _numbers(row: Any, count: int) -> bool:
+    return isinstance(row, list) and len(row) == count and all(type(value) in (int, float) for value in row)
 
 
 def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> IntArray:

@@ -292,11 +292,14 @@ def test_only_a_budget_that_never_loses_is_recommended() -> None:
 
 
 def test_a_plugin_that_loses_is_named() -> None:
-    def row(worst: float) -> dict[str, object]:
-        return {"unrelated": {"worst": [1.2, worst, 1.1]}}
+    def row(worst: float, rejected: float = 1.0) -> dict[str, object]:
+        return {"unrelated": {"worst": [1.2, worst, 1.1]}, "rejected": {"worst": [rejected, 1.0]}}
 
-    table = {"plugin": row(0.991), "plugin, late by 1": row(0.9899), "lengths": row(0.3)}
-    assert [line.split(" of ")[0] for line in losses(table)] == ["plugin, late by 1: 0.990"]
+    table = {"plugin": row(0.991, 0.95), "plugin, late by 1": row(0.9899), "lengths": row(0.3)}
+    table["plugin, without credit"] = row(1.0, 0.9)
+    lines = losses(table)
+    assert [line.split(" of ")[0] for line in lines] == ["plugin: 0.950", "plugin, late by 1: 0.990"]
+    assert "where every draft is rejected" in lines[0]
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
