@@ -63,7 +63,7 @@ def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
     assert request.sampling_params.extra_args["other"] == 5
     assert before.extra_args[KEY]["token_ids"] == b""  # the caller's own are left alone
     assert accept_prediction("r", request.sampling_params, vocab_size=9, capacity=9).tolist() == [1, 2, 3]
-    assert terms_of(request.sampling_params, ("x",)) == (False, ("x",), True)
+    assert terms_of(request.sampling_params, ("x",)) == (False, ("x",), True, False)
 
 
 @pytest.mark.parametrize(
