@@ -15,8 +15,8 @@ from benchmarks.recipes.packages import CLIENTS, Package, Shelf
 from benchmarks.recipes.python_code import Function, functions
 
 NAME = "python-client"
-MOST_GROUPS, MOST_OUTPUTS = 240, 100
-MOST_OF_A_PACKAGE = 20
+MOST_GROUPS, MOST_OUTPUTS = 240, 60
+MOST_OF_A_PACKAGE = 12
 #: Characters of a method.
 LEAST, MOST = 250, 6_000
 
