@@ -18,8 +18,8 @@ Sketch = npt.NDArray[np.uint32]
 
 #: Tokens of a prompt that count, its last ones; and those that say what is asked: the order of related answers.
 PROMPT_TOKENS, TAIL_TOKENS = 2048, 32
-#: Bins of a sketch for all these tokens, and for the tail; `_EMPTY` is a bin without a pair of tokens.
-BINS, TAIL_BINS, _EMPTY = 128, 32, np.iinfo(np.uint32).max
+#: Bins of a sketch; `_EMPTY` is a bin without a pair of tokens, and no pair of the tail.
+BINS, _EMPTY = 128, np.iinfo(np.uint32).max
 #: Requests are alike where their sketches agree on this share of the bins.
 ALIKE = 0.5
 #: The latest answers of a tenant among which related ones are looked for.
@@ -146,7 +146,7 @@ class ResponseMemory:
             pairs(tokens) = the different pairs of neighbours among them
             alike = those of the latest `MOST_COMPARED` answers whose prompts have ``J >= ALIKE``, where
                     J = |pairs(prompt) ∩ pairs(other)| / |pairs(prompt) ∪ pairs(other)|, estimated in `BINS` bins
-            the order: the J of the prompts' last `TAIL_TOKENS` tokens, the largest first, then the newest first
+            the order: pairs in common of the prompts' last `TAIL_TOKENS` tokens, most first; then the newest first
         """
         answers = self._answers.get(tenant)
         sketch = sketch_of(prompt)
@@ -168,7 +168,7 @@ class ResponseMemory:
 
 
 def sketch_of(prompt: Prompt) -> Sketch | None:
-    """[BINS + TAIL_BINS]: one-permutation min-hash of a prompt's pairs of neighbours, and of its tail's.
+    """[BINS + TAIL_TOKENS - 1]: one-permutation min-hash of a prompt's pairs of neighbours; then its tail's.
 
     Each pair has a hash, whose upper bits are its bin; a bin holds the least of the lower 32 bits of its pairs.
     Two sets have the same value in a bin as often as they have elements in common.
@@ -180,10 +180,10 @@ def sketch_of(prompt: Prompt) -> Sketch | None:
     key ^= key >> np.uint64(29)
     key *= _FIRST
     value = key.astype(np.uint32)
-    sketch = np.full(BINS + TAIL_BINS, _EMPTY, dtype=np.uint32)
+    sketch = np.full(BINS + TAIL_TOKENS - 1, _EMPTY, dtype=np.uint32)
     np.minimum.at(sketch, (key >> np.uint64(64 - 7)).astype(np.intp), value)
-    tail = slice(-TAIL_TOKENS + 1, None)
-    np.minimum.at(sketch, BINS + (key[tail] >> np.uint64(64 - 5)).astype(np.intp), value[tail])
+    tail = np.unique(value[-TAIL_TOKENS + 1 :])
+    sketch[BINS : BINS + len(tail)] = tail
     return sketch
 
 
@@ -192,14 +192,14 @@ def _related(sketch: Sketch, answers: Sequence[_Answer]) -> list[_Answer]:
     if not answers:
         return []
     others = np.stack([answer.sketch for answer in answers if answer.sketch is not None])
-    alike = np.flatnonzero(_shares(sketch, others, slice(0, BINS)) >= ALIKE)
-    tail = _shares(sketch, others[alike], slice(BINS, None))
-    return [answers[i] for i in alike[np.argsort(-tail, kind="stable")]]
+    alike = np.flatnonzero(_shares(sketch[:BINS], others[:, :BINS]) >= ALIKE)
+    tail, tails = sketch[BINS:], others[alike, BINS:]
+    common = np.isin(tails, tail[tail != _EMPTY]).sum(axis=1)
+    return [answers[i] for i in alike[np.argsort(-common, kind="stable")]]
 
 
-def _shares(sketch: Sketch, others: Sketch, bins: slice) -> npt.NDArray[np.floating[Any]]:
+def _shares(mine: Sketch, theirs: Sketch) -> npt.NDArray[np.floating[Any]]:
     """[n]: of the bins that one of both has, the share where they have the same."""
-    mine, theirs = sketch[bins], others[:, bins]
     filled = (mine != _EMPTY) | (theirs != _EMPTY)
     same = (mine == theirs) & filled
     shares: npt.NDArray[np.floating[Any]] = same.sum(axis=1) / np.maximum(filled.sum(axis=1), 1)

@@ -24,8 +24,8 @@ from gpu_align.memory import Recalled, ResponseMemory
 from gpu_align.simulate import Record
 from gpu_align.simulate.drafter_policy import replay_batched
 
-#: Tokens that a memory holds, and that a request is given of it; and that the memory of all packages holds.
-MEMORY_TOKENS, ALL_TOKENS = 65_536, 1 << 20
+#: Tokens that a memory holds, and that a request is given of it.
+MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536
 #: K; of the cases that nothing is asked of the first alone.
 SIZES = (16, 64)
 MORE = ("all_packages", "unrelated_alike")
@@ -42,12 +42,12 @@ class Case(NamedTuple):
     prediction: list[list[int]] | None = None
 
 
-def _recall(prompt: Ids, answers: Iterable[tuple[Ids, Ids]], max_tokens: int = MEMORY_TOKENS) -> Recalled:
+def _recall(prompt: Ids, answers: Iterable[tuple[Ids, Ids]]) -> Recalled:
     """What a request is given when these prompts and answers are remembered, the oldest first."""
-    memory = ResponseMemory(max_tokens)
+    memory = ResponseMemory(MEMORY_TOKENS)
     for asked, tokens in answers:
         memory.remember(None, tokens, asked)
-    return memory.recall_for(None, prompt, MEMORY_TOKENS)
+    return memory.recall_for(None, prompt, RECALLED_TOKENS)
 
 
 def _prompts(entries: Sequence[Entry]) -> dict[str, list[int]]:
@@ -80,7 +80,7 @@ def next_version(entries: Sequence[Entry]) -> Case:
     recalled = []
     for entry in entries:
         others = shuffled((o for o in packages[entry.package] if o is not entry), entry.record.id)[:6]
-        while sum(len(o.record.prediction) for o in [*others, entry]) > MEMORY_TOKENS:
+        while sum(len(o.record.prediction) for o in [*others, entry]) > RECALLED_TOKENS:
             others.pop()
         half = len(others) // 2
         earlier = [*others[:half], entry, *others[half:]]
@@ -93,7 +93,6 @@ def _written(
     name: str,
     entries: Sequence[Entry],
     is_known: Callable[[Entry, Entry], bool],
-    max_tokens: int = MEMORY_TOKENS,
     alike: bool = False,
 ) -> Case:
     """A file is written. The memory holds those others that are known, to its own prompt if `alike`."""
@@ -103,7 +102,7 @@ def _written(
         own = prompts[entry.record.id]
         others = shuffled((o for o in entries if o is not entry and is_known(entry, o)), entry.record.id)
         answers = ((own if alike else prompts[o.record.id], o.record.output) for o in others)
-        recalled.append(_recall(own, answers, max_tokens))
+        recalled.append(_recall(own, answers))
     return Case(name, _asked(entries), recalled)
 
 
@@ -114,7 +113,7 @@ def same_package(entries: Sequence[Entry]) -> Case:
 
 def all_packages(entries: Sequence[Entry]) -> Case:
     """A file is written. The memory holds all other files, of its package and of others, in any order."""
-    return _written("all_packages", entries, lambda entry, other: True, ALL_TOKENS)
+    return _written("all_packages", entries, lambda entry, other: True)
 
 
 def unrelated(entries: Sequence[Entry], alike: bool = False) -> Case:
@@ -132,7 +131,7 @@ def one_form(name: str, outputs: Sequence[Output]) -> Case:
     memory = ResponseMemory(MEMORY_TOKENS)
     recalled = []
     for record in records:
-        recalled.append(memory.recall_for(None, record.prompt, MEMORY_TOKENS))
+        recalled.append(memory.recall_for(None, record.prompt, RECALLED_TOKENS))
         memory.remember(None, record.output, record.prompt)
     return Case(name, records, recalled)
 
