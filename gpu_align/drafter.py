@@ -146,6 +146,7 @@ class Drafter:
         sharing_key: Hashable = None,
         recipes: Collection[str] | None = None,
         memory: bool = False,
+        related: bool = False,
     ) -> bool:
         """Give `slot` to a new request. Whatever the slot knew is forgotten.
 
@@ -160,6 +161,8 @@ class Drafter:
             recipes: names of the recipe packs that this request uses, of `recipe_names`; None is all.
             memory: whether the prediction is no prediction but a text of earlier answers, `ResponseMemory.recall`.
                 Drafts from it have `Source.MEMORY`, and none is made before the output has matched it.
+            related: of a memory: whether these are answers to requests like this one, `Recalled.related`. Then
+                drafts that are less likely are made from it, too.
 
         Returns:
             Whether the prediction is held. False: there was no room for it, and the request gets drafts from its
@@ -189,6 +192,7 @@ class Drafter:
             raise ValueError(f"prediction[{wrong}]: expected 0 <= id < {self.vocab_size}, found {ids[wrong]}")
         check_sharing_key(sharing_key)
         check_type("memory", memory, bool, "a bool")
+        check_type("related", related, bool, "a bool")
         if isinstance(recipes, str):
             raise TypeError(f"recipes: expected names of packs, found the str {recipes!r}")
         packs = self._pack_bits(recipes)
@@ -203,7 +207,7 @@ class Drafter:
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
         occupy_slot(
             self._state, slot, base, num_tokens, prompt_len, self.config.use_context, self._backend,
-            recipe_packs=packs, is_memory=memory,
+            recipe_packs=packs, is_memory=memory, is_related=related,
         )  # fmt: skip
         return extent is not None
 
@@ -255,6 +259,7 @@ class Drafter:
         is_held = self.add(
             slot, snapshot.prediction, snapshot.prompt_len,
             sharing_key=sharing_key, recipes=snapshot.recipes, memory=snapshot.memory,
+            related=snapshot.related,
         )  # fmt: skip
         if is_held:
             slot_snapshot.put(self._state, slot, snapshot)

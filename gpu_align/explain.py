@@ -97,6 +97,7 @@ class Explainer:
         max_context_len: of the drafter: which positions of the context it remembers depends on it.
         recipe_packs: bit i: the request uses recipe pack i.
         is_memory: whether the prediction is a text of earlier answers.
+        is_related: of a memory: whether they are answers to requests like this one.
 
     Each call processes only what is new in ``tokens``.
     """
@@ -112,6 +113,7 @@ class Explainer:
         max_context_len: int,
         recipe_packs: int = c.ALL_PACKS,
         is_memory: bool = False,
+        is_related: bool = False,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         self._prompt_len = prompt_len
@@ -120,7 +122,7 @@ class Explainer:
         self._recipe_table = _table_of(recipes, num_draft_tokens, config.min_survival_recipe)
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
-            recipe_packs=recipe_packs, is_memory=is_memory,
+            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
         )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:

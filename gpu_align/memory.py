@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,19 @@ import numpy.typing as npt
 from .ops._check import check_int
 
 TokenIds = npt.NDArray[np.int32]
+Prompt = Sequence[int] | npt.NDArray[np.integer]
+Sketch = npt.NDArray[np.uint32]
+
+#: Tokens of a prompt that count, its last ones; and those that say what is asked: the order of related answers.
+PROMPT_TOKENS, TAIL_TOKENS = 2048, 32
+#: Bins of a sketch; `_EMPTY` is a bin without a pair of tokens, and no pair of the tail.
+BINS, _EMPTY = 128, np.iinfo(np.uint32).max
+#: Requests are alike where their sketches agree on this share of the bins.
+ALIKE = 0.5
+#: The latest answers of a tenant among which related ones are looked for.
+MOST_COMPARED = 256
+_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
 @dataclass(frozen=True)
@@ -29,15 +43,34 @@ class MemoryStats:
     num_tenants: int
 
 
+class Recalled(NamedTuple):
+    """What `ResponseMemory.recall_for` chose.
+
+    Attributes:
+        token_ids: the answers, one behind the other.
+        related: whether they are answers to requests like this one.
+    """
+
+    token_ids: TokenIds
+    related: bool
+
+
+class _Answer(NamedTuple):
+    """One answer, and the sketch of its prompt; None where no prompt was told."""
+
+    tokens: TokenIds
+    sketch: Sketch | None
+
+
 class ResponseMemory:
     """The latest answers of each tenant, as tokens, at most `max_tokens` in all; the oldest goes first.
 
     ::
 
         memory = ResponseMemory(max_tokens=1 << 20)
-        memory.remember(tenant, output)                          # when a request has finished
-        recalled = memory.recall(tenant, drafter.max_prediction_len)
-        drafter.add(slot, recalled, prompt_len, memory=True)     # for a request without a prediction
+        memory.remember(tenant, output, prompt)                  # when a request has finished
+        found = memory.recall_for(tenant, prompt, drafter.max_prediction_len)
+        drafter.add(slot, found.token_ids, len(prompt), memory=True, related=found.related)
 
     What is recalled is a text to draft from: a `Drafter` holds it in its arena and indexes it as it does a
     prediction. It is chosen once, when the request begins. With the same memory a request gets the same drafts,
@@ -45,7 +78,8 @@ class ResponseMemory:
     earlier requests leaves the memory out.
 
     No answer is ever recalled for another tenant. An answer that a tenant gave before is held once, as its newest.
-    Both methods take time in proportion to the tokens that they are given or give. Not thread-safe.
+    All methods take time in proportion to the tokens that they are given or give; `recall_for` also compares the
+    prompt with those of the latest `MOST_COMPARED` answers, in constant time each. Not thread-safe.
 
     Args:
         max_tokens: of all answers together, at least 1: 4 bytes each on the host.
@@ -60,7 +94,7 @@ class ResponseMemory:
         #: Every answer, the oldest first, by tenant and tokens.
         self._ages: OrderedDict[tuple[Hashable, bytes], None] = OrderedDict()
         #: The same by tenant, the oldest first.
-        self._answers: dict[Hashable, OrderedDict[bytes, TokenIds]] = {}
+        self._answers: dict[Hashable, OrderedDict[bytes, _Answer]] = {}
         self._num_tokens = 0
 
     def __repr__(self) -> str:
@@ -71,12 +105,15 @@ class ResponseMemory:
         """Count what is held. Constant time."""
         return MemoryStats(self._num_tokens, len(self._ages), len(self._answers))
 
-    def remember(self, tenant: Hashable, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> bool:
+    def remember(
+        self, tenant: Hashable, token_ids: Sequence[int] | npt.NDArray[np.integer], prompt: Prompt = ()
+    ) -> bool:
         """Keep an answer.
 
         Args:
             tenant: whose it is; None is a tenant like any other.
             token_ids: ``0 <= id < 2**31``, one dimension.
+            prompt: what it is the answer to; of fewer than two tokens it is no relation of any request.
 
         Returns:
             Whether it is kept: not if it is empty or longer than `max_tokens`.
@@ -90,7 +127,7 @@ class ResponseMemory:
         while self._num_tokens + len(tokens) > self.max_tokens:
             self._forget(*next(iter(self._ages)))
         self._ages[tenant, key] = None
-        self._answers.setdefault(tenant, OrderedDict())[key] = tokens
+        self._answers.setdefault(tenant, OrderedDict())[key] = _Answer(tokens, sketch_of(prompt))
         self._num_tokens += len(tokens)
         return True
 
@@ -99,17 +136,82 @@ class ResponseMemory:
 
         An answer that does not fit any more is left out, and so are all before it.
         """
-        chosen: list[TokenIds] = []
-        for tokens in reversed(self._answers.get(tenant, OrderedDict()).values()):
-            max_tokens -= len(tokens)
-            if max_tokens < 0:
-                break
-            chosen.append(tokens)
-        return np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int32)
+        return _text(reversed(self._answers.get(tenant, OrderedDict()).values()), max_tokens)
+
+    def recall_for(self, tenant: Hashable, prompt: Prompt, max_tokens: int) -> Recalled:
+        """The text for a request with this prompt: answers to prompts like it if there are any, else `recall`.
+
+        ::
+
+            pairs(tokens) = the different pairs of neighbours among them
+            alike = those of the latest `MOST_COMPARED` answers whose prompts have ``J >= ALIKE``, where
+                    J = |pairs(prompt) ∩ pairs(other)| / |pairs(prompt) ∪ pairs(other)|, estimated in `BINS` bins
+            the order: pairs in common of the prompts' last `TAIL_TOKENS` tokens, most first; then the newest first
+        """
+        answers = self._answers.get(tenant)
+        sketch = sketch_of(prompt)
+        if answers and sketch is not None:
+            latest = [
+                answer for answer, _ in zip(reversed(answers.values()), range(MOST_COMPARED), strict=False)
+            ]
+            chosen = _related(sketch, [answer for answer in latest if answer.sketch is not None])
+            if chosen:
+                return Recalled(_text(chosen, max_tokens), related=True)
+        return Recalled(self.recall(tenant, max_tokens), related=False)
 
     def _forget(self, tenant: Hashable, key: bytes) -> None:
         del self._ages[tenant, key]
         answers = self._answers[tenant]
-        self._num_tokens -= len(answers.pop(key))
+        self._num_tokens -= len(answers.pop(key).tokens)
         if not answers:
             del self._answers[tenant]
+
+
+def sketch_of(prompt: Prompt) -> Sketch | None:
+    """[BINS + TAIL_TOKENS - 1]: one-permutation min-hash of a prompt's pairs of neighbours; then its tail's.
+
+    Each pair has a hash, whose upper bits are its bin; a bin holds the least of the lower 32 bits of its pairs.
+    Two sets have the same value in a bin as often as they have elements in common.
+    """
+    tokens = np.asarray(prompt[-PROMPT_TOKENS:], dtype=np.uint64)
+    if len(tokens) < 2:
+        return None
+    key = (tokens[:-1] * _FIRST ^ tokens[1:] * _SECOND) * _MIX
+    key ^= key >> np.uint64(29)
+    key *= _FIRST
+    value = key.astype(np.uint32)
+    sketch = np.full(BINS + TAIL_TOKENS - 1, _EMPTY, dtype=np.uint32)
+    np.minimum.at(sketch, (key >> np.uint64(64 - 7)).astype(np.intp), value)
+    tail = np.unique(value[-TAIL_TOKENS + 1 :])
+    sketch[BINS : BINS + len(tail)] = tail
+    return sketch
+
+
+def _related(sketch: Sketch, answers: Sequence[_Answer]) -> list[_Answer]:
+    """Those of the answers to prompts that are like this one, the closest first. answers: the newest first."""
+    if not answers:
+        return []
+    others = np.stack([answer.sketch for answer in answers if answer.sketch is not None])
+    alike = np.flatnonzero(_shares(sketch[:BINS], others[:, :BINS]) >= ALIKE)
+    tail, tails = sketch[BINS:], others[alike, BINS:]
+    common = np.isin(tails, tail[tail != _EMPTY]).sum(axis=1)
+    return [answers[i] for i in alike[np.argsort(-common, kind="stable")]]
+
+
+def _shares(mine: Sketch, theirs: Sketch) -> npt.NDArray[np.floating[Any]]:
+    """[n]: of the bins that one of both has, the share where they have the same."""
+    filled = (mine != _EMPTY) | (theirs != _EMPTY)
+    same = (mine == theirs) & filled
+    shares: npt.NDArray[np.floating[Any]] = same.sum(axis=1) / np.maximum(filled.sum(axis=1), 1)
+    return shares
+
+
+def _text(answers: Iterable[_Answer], max_tokens: int) -> TokenIds:
+    """The first of these answers, each whole, one behind the other: as many as have at most `max_tokens`."""
+    chosen: list[TokenIds] = []
+    for answer in answers:
+        max_tokens -= len(answer.tokens)
+        if max_tokens < 0:
+            break
+        chosen.append(answer.tokens)
+    return np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int32)

@@ -26,6 +26,7 @@ class SlotSnapshot:
         prompt_len: tokens of its prompt.
         recipes: names of the recipe packs that it uses; None is all.
         memory: whether the prediction is a text of earlier answers.
+        related: of a memory: whether they are answers to requests like this one.
         align_state, lcs_row, edits, context_index: its rows of the drafter's state, `gpu_align.ops.constants`.
     """
 
@@ -37,6 +38,7 @@ class SlotSnapshot:
     lcs_row: IntArray
     edits: IntArray
     context_index: IntArray
+    related: bool = False
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of the request."""
@@ -62,6 +64,7 @@ def take(state: StepState, slot: int, names: tuple[str, ...]) -> SlotSnapshot:
         prompt_len=meta[c.OUTPUT_START],
         recipes=None if packs == c.ALL_PACKS else tuple(n for i, n in enumerate(names) if packs >> i & 1),
         memory=meta[c.ADHERENCE_PRIOR] > 0,
+        related=meta[c.ADHERENCE_PRIOR] == c.RELATED_PRIOR,
         **rows,
     )
 

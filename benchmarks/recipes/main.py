@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.recipes import changelogs, page, python_code, tasks
+from benchmarks.recipes import changelogs, page, python_client, python_code, tasks
 from benchmarks.recipes.groups import Task
 from benchmarks.recipes.learning import measured
 from benchmarks.recipes.rounds import rounds
@@ -109,7 +109,7 @@ def prose_of(records: list[Record], recipes: Mapping[str, Recipes]) -> dict[str,
 
 def measure(folder: Path, say: Say) -> dict[str, Any]:
     """All of it."""
-    found: dict[str, Any] = {"num_draft_tokens": K, "tasks": {}}
+    found: dict[str, Any] = {"num_draft_tokens": K, "tasks": {}, "python": {}}
     recipes = {}
     for name in tasks.TASKS:
         task = tasks.read(name, folder)
@@ -118,8 +118,8 @@ def measure(folder: Path, say: Say) -> dict[str, Any]:
         say(f"{name}: {len(pack.observed):,} entries in {time.perf_counter() - began:.1f} s")
         recipes[name] = pack.tokenize(encode, token_texts)
         found["tasks"][name], results = measure_task(task, pack, recipes[name])
-        if name == python_code.NAME:
-            found["python"] = structure_of(records_of(task.outputs), results["pack_alone"])
+        if name in (python_client.NAME, python_code.NAME):
+            found["python"][name] = structure_of(records_of(task.outputs), results["pack_alone"])
         report = found["tasks"][name]["report"]
         say(f"  coverage {report['coverage']:.1%}, accuracy {report['accuracy']:.2%}")
     found["prose"] = prose_of(records_of(tasks.read(changelogs.NAME, folder).outputs), recipes)

@@ -1,7 +1,8 @@
 """Response memory: ``python -m benchmarks.recipes.memory [--write]``.
 
-Requests without predictions draft from earlier answers. Four kinds of earlier answers, each beside the same
-requests without memory; the first also beside the earlier version as a prediction.
+Requests without predictions draft from earlier answers. Six kinds of earlier answers, each beside the same
+requests without memory; the first also beside the earlier version as a prediction. The prompt of a file names its
+package, the package's files and its own path, and says nothing of its content.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +18,17 @@ from benchmarks.corpus import build as corpus
 from benchmarks.quality.runs import Entry, read_entries
 from benchmarks.recipes import json_records, page, reference_pages, tasks, triage
 from benchmarks.recipes.groups import Output, shuffled
-from benchmarks.recipes.runs import BATCH_SIZE, Counts, base_recipes, records_of
+from benchmarks.recipes.runs import BATCH_SIZE, Counts, base_recipes, encode, records_of
 from gpu_align import Recipes
-from gpu_align.memory import ResponseMemory
+from gpu_align.memory import Recalled, ResponseMemory
 from gpu_align.simulate import Record
 from gpu_align.simulate.drafter_policy import replay_batched
 
 #: Tokens that a memory holds, and that a request is given of it.
-MEMORY_TOKENS = 65_536
+MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536
+#: K; of the cases that nothing is asked of the first alone.
 SIZES = (16, 64)
+MORE = ("all_packages", "unrelated_alike")
 REAL = ("python", "document", "json", "config", "sql")
 Ids = Sequence[int]
 
@@ -34,21 +38,33 @@ class Case(NamedTuple):
 
     name: str
     records: list[Record]
-    recalled: list[list[int]]
+    recalled: list[Recalled]
     prediction: list[list[int]] | None = None
 
 
-def _recall(answers: Iterable[Ids]) -> list[int]:
-    """What a request is given when these answers are remembered, the oldest first."""
+def _recall(prompt: Ids, answers: Iterable[tuple[Ids, Ids]]) -> Recalled:
+    """What a request is given when these prompts and answers are remembered, the oldest first."""
     memory = ResponseMemory(MEMORY_TOKENS)
-    for tokens in answers:
-        memory.remember(None, tokens)
-    found: list[int] = memory.recall(None, MEMORY_TOKENS).tolist()
-    return found
+    for asked, tokens in answers:
+        memory.remember(None, tokens, asked)
+    return memory.recall_for(None, prompt, RECALLED_TOKENS)
 
 
-def _blank(entry: Entry) -> Record:
-    return Record(entry.record.id, [], [], entry.record.output, "tekken")
+def _prompts(entries: Sequence[Entry]) -> dict[str, list[int]]:
+    """Record's id → the prompt that asks for the file."""
+    prompts = {}
+    for package, members in _by_package(entries).items():
+        paths = {entry.record.id: entry.record.id.split("/", 2)[-1] for entry in members}
+        files = "".join(f"- {path}\n" for path in sorted(paths.values()))
+        for name, path in paths.items():
+            prompts[name] = f"Package: {package}\nFiles:\n{files}\nWrite the file {path}.\n"
+    return dict(zip(prompts, encode(list(prompts.values())), strict=True))
+
+
+def _asked(entries: Sequence[Entry]) -> list[Record]:
+    """The requests for these files."""
+    prompts = _prompts(entries)
+    return [Record(e.record.id, prompts[e.record.id], [], e.record.output, "tekken") for e in entries]
 
 
 def _by_package(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -60,41 +76,53 @@ def _by_package(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 def next_version(entries: Sequence[Entry]) -> Case:
     """A file is written again. The memory holds its earlier version among those of up to 6 other files."""
-    packages = _by_package(entries)
+    packages, prompts = _by_package(entries), _prompts(entries)
     recalled = []
     for entry in entries:
         others = shuffled((o for o in packages[entry.package] if o is not entry), entry.record.id)[:6]
-        texts = [o.record.prediction for o in others]
-        while sum(map(len, texts)) + len(entry.record.prediction) > MEMORY_TOKENS:
-            texts.pop()
-        half = len(texts) // 2
-        recalled.append(_recall([*texts[:half], entry.record.prediction, *texts[half:]]))
-    return Case(
-        "next_version", [_blank(e) for e in entries], recalled, [e.record.prediction for e in entries]
-    )
+        while sum(len(o.record.prediction) for o in [*others, entry]) > RECALLED_TOKENS:
+            others.pop()
+        half = len(others) // 2
+        earlier = [*others[:half], entry, *others[half:]]
+        answers = [(prompts[o.record.id], o.record.prediction) for o in earlier]
+        recalled.append(_recall(prompts[entry.record.id], answers))
+    return Case("next_version", _asked(entries), recalled, [e.record.prediction for e in entries])
+
+
+def _written(
+    name: str,
+    entries: Sequence[Entry],
+    is_known: Callable[[Entry, Entry], bool],
+    alike: bool = False,
+) -> Case:
+    """A file is written. The memory holds those others that are known, to its own prompt if `alike`."""
+    prompts = _prompts(entries)
+    recalled = []
+    for entry in entries:
+        own = prompts[entry.record.id]
+        others = shuffled((o for o in entries if o is not entry and is_known(entry, o)), entry.record.id)
+        answers = ((own if alike else prompts[o.record.id], o.record.output) for o in others)
+        recalled.append(_recall(own, answers))
+    return Case(name, _asked(entries), recalled)
 
 
 def same_package(entries: Sequence[Entry]) -> Case:
     """A file is written. The memory holds the other files of its package."""
-    packages = _by_package(entries)
-    recalled = []
-    for entry in entries:
-        others = shuffled((o for o in packages[entry.package] if o is not entry), entry.record.id)
-        recalled.append(_recall(o.record.output for o in others))
-    return Case("same_package", [_blank(e) for e in entries], recalled)
+    return _written("same_package", entries, lambda entry, other: other.package == entry.package)
 
 
-def unrelated(entries: Sequence[Entry]) -> Case:
-    """A file is written. The memory holds texts of another sort, of other packages."""
-    recalled = []
-    for entry in entries:
-        others = (
-            o
-            for o in entries
-            if o.package != entry.package and (o.kind == "python") != (entry.kind == "python")
-        )
-        recalled.append(_recall(o.record.output for o in shuffled(others, entry.record.id)))
-    return Case("unrelated", [_blank(e) for e in entries], recalled)
+def all_packages(entries: Sequence[Entry]) -> Case:
+    """A file is written. The memory holds all other files, of its package and of others, in any order."""
+    return _written("all_packages", entries, lambda entry, other: True)
+
+
+def unrelated(entries: Sequence[Entry], alike: bool = False) -> Case:
+    """A file is written. The memory holds texts of another sort, of other packages; `alike`: to its own prompt."""
+
+    def is_known(entry: Entry, other: Entry) -> bool:
+        return other.package != entry.package and (other.kind == "python") != (entry.kind == "python")
+
+    return _written("unrelated_alike" if alike else "unrelated", entries, is_known, alike=alike)
 
 
 def one_form(name: str, outputs: Sequence[Output]) -> Case:
@@ -103,8 +131,8 @@ def one_form(name: str, outputs: Sequence[Output]) -> Case:
     memory = ResponseMemory(MEMORY_TOKENS)
     recalled = []
     for record in records:
-        recalled.append(memory.recall(None, MEMORY_TOKENS).tolist())
-        memory.remember(None, record.output)
+        recalled.append(memory.recall_for(None, record.prompt, RECALLED_TOKENS))
+        memory.remember(None, record.output, record.prompt)
     return Case(name, records, recalled)
 
 
@@ -118,18 +146,27 @@ def forms(folder: Path) -> Iterator[Case]:
         yield one_form(f"form: {name}", tasks.read(name, folder).outputs)
 
 
-def replayed(case: Case, size: int, recipes: Recipes | None) -> dict[str, Any]:
-    """The counts of a case without memory, with it, and with the prediction where there is one."""
+def replayed(
+    case: Case, size: int, recipes: Recipes | None, without: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The counts of a case with memory, without (unless they are known), and with the prediction, if any."""
 
-    def run(texts: Sequence[list[int]], memory: bool) -> dict[str, Any]:
+    def run(texts: Sequence[list[int]], memory: bool, related: Sequence[bool] = ()) -> dict[str, Any]:
         records = [
             Record(r.id, r.prompt, text, r.output, r.tokenizer)
             for r, text in zip(case.records, texts, strict=True)
         ]
-        pairs = replay_batched(records, size, recipes=recipes, batch_size=BATCH_SIZE, memory=memory).pairs
+        pairs = replay_batched(
+            records, size, recipes=recipes, batch_size=BATCH_SIZE, memory=memory, related=related
+        ).pairs
         return Counts.of(pairs).as_json()
 
-    found = {"without": run([[]] * len(case.records), False), "memory": run(case.recalled, True)}
+    texts = [recalled.token_ids.tolist() for recalled in case.recalled]
+    related = [recalled.related for recalled in case.recalled]
+    found = {
+        "without": without or run([[]] * len(case.records), False),
+        "memory": {**run(texts, True, related), "related": sum(related)},
+    }
     if case.prediction is not None:
         found["prediction"] = run(case.prediction, False)
     return found
@@ -140,10 +177,17 @@ def measure(corpus_file: Path, folder: Path, say: Callable[[str], None]) -> dict
     entries = [e for e in read_entries(corpus_file) if e.tokens == "tekken" and e.kind in REAL]
     recipes = base_recipes()
     results: dict[str, Any] = {}
-    for case in (next_version(entries), *forms(folder), same_package(entries), unrelated(entries)):
-        results[case.name] = {str(size): replayed(case, size, recipes) for size in SIZES}
-        for size in SIZES:
-            counts = results[case.name][str(size)]
+    # Files are the same requests in every case.
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    files = (same_package, all_packages, unrelated, partial(unrelated, alike=True))
+    for case in (next_version(entries), *forms(folder), *(make(entries) for make in files)):
+        results[case.name] = {}
+        for size in SIZES[:1] if case.name in MORE else SIZES:
+            key = ("" if case.name.startswith("form: ") else "file", size)
+            counts = replayed(case, size, recipes, known.get(key))
+            if key[0]:
+                known[key] = counts["without"]
+            results[case.name][str(size)] = counts
             say(f"{case.name:22} K={size:2} " + " ".join(f"{n} {c['steps']:,}" for n, c in counts.items()))
     return results
 

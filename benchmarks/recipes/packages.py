@@ -71,6 +71,85 @@ CODE = {
         Package("django", "5.0"),
     ),
 }
+#: Generated clients of Google Cloud services.
+CLIENTS = {
+    "train": (
+        Package(
+            "google-cloud-tasks", "2.26.0", "b020be5ca494907accd9ea7372d9963f747cd09e6370458511fc126d3f18525e"
+        ),
+        Package(
+            "google-cloud-scheduler",
+            "2.21.0",
+            "9cdd142aee035282a5779e9bd897a50571c4a6c00e5bd964b4fafa94e4c2e4dc",
+        ),
+        Package(
+            "google-cloud-secret-manager",
+            "2.32.0",
+            "74eb64fb0bcdd7369ba95b17685860900cfbd2c07a2a8c043680cb25a1197860",
+        ),
+        Package(
+            "google-cloud-kms", "3.18.0", "475d3d8fd4e2697cab71493b99e48dcb5e0bbf347a663907942df1eaa009b5f6"
+        ),
+        Package(
+            "google-cloud-functions",
+            "1.25.0",
+            "37032fe95485f971715e7a88ef304c006f77a1938bad753ec82846092439be83",
+        ),
+        Package(
+            "google-cloud-memcache",
+            "1.17.0",
+            "28d0fe951a4cc29c1842a1c3cb88aaf86655759d03000e908264acdab628c77f",
+        ),
+        Package(
+            "google-cloud-domains",
+            "1.15.0",
+            "2b8d95d2bbcad9af80fa1e24b6cc45d150cc6395c116b9f3ba806b1afdeae212",
+        ),
+        Package(
+            "google-cloud-dataproc",
+            "5.32.0",
+            "424fb1fd8045f00d03df14ac1569bbdad32e3726a2d5388905fbd266a525ff85",
+        ),
+        Package(
+            "google-cloud-eventarc",
+            "1.22.0",
+            "7761cdae5e36159fc84b671584e16886165ca98e7e843cbc43c36173bc22237e",
+        ),
+        Package(
+            "google-cloud-artifact-registry",
+            "1.23.0",
+            "b0a2418c321cbc8767385c5541346e8fe3960590bfe665a660511c5716576014",
+        ),
+    ),
+    "test": (
+        Package(
+            "google-cloud-redis", "2.23.0", "996a28964d9ac49aeb4870799500ed7a6e2afb028eeefd69da237c09f755267e"
+        ),
+        Package(
+            "google-cloud-workflows",
+            "1.24.0",
+            "b5a13be5dd539a192e9e2fe48de18f5498fe65063b26532512d71daf23f363df",
+        ),
+        Package(
+            "google-cloud-filestore",
+            "1.18.0",
+            "a7073903db750d7d27dbdebe3e0e541ab92ef6e47ed38da9666b120f4471743f",
+        ),
+        Package(
+            "google-cloud-certificate-manager",
+            "1.16.0",
+            "d50e9fa0d54275a2d6637997cc94e2089b8af940952fafd0ff20ae10d0b9f527",
+        ),
+        Package(
+            "google-cloud-notebooks",
+            "1.18.0",
+            "883126a05afdc3e7f8e91c4a7b1ca3cad7fa5585c87f509742606c14ce31e93c",
+        ),
+        Package(
+            "google-cloud-build", "3.43.0", "a0f44bf7304041cedad6e4d3547de99279198584494e6690c1c5a81976ed926d"
+        ),
+    ),
+}
 #: Changelogs, in source distributions.
 PROSE = {
     "train": (

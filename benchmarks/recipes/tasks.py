@@ -22,14 +22,15 @@ from pathlib import Path
 
 from benchmarks.corpus.build import DEFAULT_CACHE
 from benchmarks.corpus.files import Fetch, pip_download
-from benchmarks.recipes import changelogs, json_records, python_code, reference_pages, triage
+from benchmarks.recipes import changelogs, json_records, python_client, python_code, reference_pages, triage
 from benchmarks.recipes.groups import Group, Output, Task
 from benchmarks.recipes.packages import Shelf
 
 DEFAULT_OUT = Path(".cache/recipe_tasks")
 #: Name → what makes it, in the order of the tables.
 TASKS: dict[str, Callable[[Shelf], Task]] = {
-    module.NAME: module.task for module in (json_records, triage, python_code, reference_pages, changelogs)
+    module.NAME: module.task
+    for module in (json_records, triage, python_client, python_code, reference_pages, changelogs)
 }
 
 

@@ -21,7 +21,8 @@ A *position* lies between two tokens: position p of a text is behind its first p
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
 #: `index_bits`), where the request's output begins, where the context begins that may be drafted from, a bit for
-#: each recipe pack that the request uses, and its adherence prior: 0 of a prediction, `MEMORY_PRIOR` of a memory.
+#: each recipe pack that the request uses, and its adherence prior: 0 of a prediction, `MEMORY_PRIOR`
+#: or `RELATED_PRIOR` of a memory.
 (
     PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START, RECIPE_PACKS,
     ADHERENCE_PRIOR,
@@ -102,6 +103,8 @@ LOST_SHARE, LOOSE_SHARE = 8, 2
 ADHERENCE_LOST, ADHERENCE_LOOSE, ADHERENCE_CLOSE, NUM_ADHERENCES = range(4)
 #: Adherence prior of a text of earlier answers: so many output tokens count as out of sync before the first.
 MEMORY_PRIOR = 32
+#: The same where they are answers to requests like this one: the second half of the tables limits the drafts.
+RELATED_PRIOR = 31
 NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_ALIGNMENTS * NUM_ADHERENCES
 #: Probabilities are integers over this, so that kernel and reference add them up to the same bits.
 SURVIVAL_ONE = 1 << 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +26,9 @@ CERTAIN = 0.95
 SAME = 0.05
 #: A longer context behind which the token of the shorter one has a smaller share takes that one back.
 BLOCKED = 0.7
-#: Groups that agree on it, where there are several.
-MIN_GROUPS = 2
+#: Groups that agree on it, where there are several: so many, and this share of all. In more groups there are more
+#: contexts that go on alike in two of them by chance.
+MIN_GROUPS, MIN_SHARE = 2, 0.01
 #: A context that stands in half of the samples of a group, and in so many, counts as agreed if all go on alike.
 MIN_RECURRING, NEVER = 3, 1 << 62
 #: The share of a token's occurrences that are determined, if it stays itself in shapes.
@@ -74,7 +76,8 @@ def observe(
     item_of[stays] = kept
     positions.set_shapes(item_of[number])
     chains = Chains([], dict(zip(ids.tolist(), item_of.tolist(), strict=True)))
-    entries = _choose(positions, evidence, kept, MIN_GROUPS if several else 1, chains)
+    min_groups = max(MIN_GROUPS, math.ceil(MIN_SHARE * len(samples))) if several else 1
+    entries = _choose(positions, evidence, kept, min_groups, chains)
     return Learned(sorted(entries, key=by_frequency), kept.tolist(), list(tasks))
 
 

@@ -89,8 +89,8 @@ class RecipePack:
             for each group: align its samples; a token is determined where at least agree · k of them have it
             kept = tokens of which half of the occurrences are determined, numbers apart
             an entry = a literal prefix or a shape of 1 to 8 items, and the token that follows
-            it is kept where the samples of two groups (of the only group) agree on the token behind it,
-            and where the token follows at least 0.95 of all occurrences of the prefix
+            it is kept where the samples of two groups, and of 1 % of all groups (of the only group), agree on
+            the token behind it, and where the token follows at least 0.95 of all occurrences of the prefix
 
         Args:
             groups: ``(task, prompt, samples)`` each. Of one sample nothing is determined.

@@ -148,6 +148,7 @@ def replay_batched(
     batch_size: int = 64,
     recipes: gpu_align.Recipes | None = None,
     memory: bool = False,
+    related: Sequence[bool] = (),
 ) -> PolicyResult:
     """What `simulate` finds for a `DrafterPolicy`, with up to `batch_size` records drafted for in one call.
 
@@ -163,6 +164,7 @@ def replay_batched(
         batch_size: slots of the drafter.
         recipes: the drafter's.
         memory: take the records' predictions for texts of earlier answers.
+        related: of which records these are answers to requests like it; none if empty.
     """
     sizes = sizes_for(records, recipes)
     drafter = gpu_align.Drafter(
@@ -199,7 +201,8 @@ def replay_batched(
         while waiting and free:
             slot, index = free.pop(), waiting.pop()
             record = records[index]
-            drafter.add(slot, record.prediction, len(record.prompt), memory=memory)
+            is_related = bool(related) and related[index]
+            drafter.add(slot, record.prediction, len(record.prompt), memory=memory, related=is_related)
             lengths[slot] = 0
             append(slot, record.prompt)
             running[slot] = index, verification_steps(record, num_draft_tokens, draft_in_prefill, name)

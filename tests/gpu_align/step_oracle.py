@@ -68,7 +68,7 @@ class Oracle:
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
                  min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0,
-                 shapes=(), shape_of=(), memory=False):  # fmt: skip
+                 shapes=(), shape_of=(), memory=False, related=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
@@ -77,8 +77,11 @@ class Oracle:
         self.shapes = {tuple(before): (i + len(recipes), *rest) for i, (before, *rest) in enumerate(shapes)}
         self.shape_of = list(shape_of)
         self.recipe_floor = recipe_floor
-        #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no beginning of an output.
+        #: Of a memory 32 tokens (31 where related) count as not in sync beforehand, and its beginning is no
+        #: beginning of an output.
         self.memory = memory
+        #: Related answers have limits of their own, in the second half of the table.
+        self.related = related
         self.text_bits = index_bits(-(-max(len(self.text), 1) // PAGE) * PAGE)
         self.context_index_bits = context_index_bits(capacity)
         self.seen = 0
@@ -213,7 +216,7 @@ class Oracle:
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
         following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
         num_output = max(len(tokens) - self.prompt_len, 0)
-        weighed = num_output + (32 if self.memory else 0)
+        weighed = num_output + ((31 if self.related else 32) if self.memory else 0)
         adherence = 0 if 8 * self.num_in_sync < weighed else 1 if 2 * self.num_in_sync < weighed else 2
         # Of a prediction that the output does not follow nothing is heard.
         heard = [
@@ -310,7 +313,8 @@ class Oracle:
             if c is None or c.room <= 0:
                 continue
             num = self.K if c.matched >= MAX_MATCH else min(self.quarters * (c.matched + 1) // 4, self.K)
-            num = min(num, int(self.tables.max_draft_len[class_id]))
+            row = class_id + (len(self.tables.confidence) if self.related else 0)
+            num = min(num, int(self.tables.max_draft_len[row]))
             value = int(self.tables.expected_accepted[class_id, num])
             at_start = self.in_sync and cursor == self.num_in_sync == num_output <= MAX_MATCH
             if i == 6 and at_start and not self.memory:

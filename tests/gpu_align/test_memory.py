@@ -1,11 +1,14 @@
 """`ResponseMemory`: what it recalls, for whom, and what it forgets first."""
 
+import itertools
 import random
 
 import numpy as np
 import pytest
+import torch
 
-from gpu_align import ResponseMemory
+from gpu_align import Drafter, ResponseMemory, Source
+from gpu_align.memory import ALIKE, MOST_COMPARED
 
 
 def test_the_newest_answer_comes_first():
@@ -83,3 +86,87 @@ def test_no_token_of_another_tenant_is_ever_recalled():
         recalled = memory.recall(asked, 1 << 20).tolist()
         assert all(token // 1000 == asked for token in recalled)
         assert recalled == [t for owner, tokens in reversed(held) if owner == asked for t in tokens]
+
+
+def prompt_of(*topic: int) -> list[int]:
+    """40 tokens that depend on the topic, and four behind them."""
+    rng = random.Random(repr(topic[:1]))
+    return [*(rng.randrange(1000) for _ in range(40)), *topic, *range(4)]
+
+
+def test_answers_to_like_prompts_come_alone_and_the_closest_first():
+    memory = ResponseMemory(100)
+    memory.remember("a", [1, 1], prompt_of(1, 7))
+    memory.remember("a", [2, 2], prompt_of(1, 8))
+    memory.remember("a", [3], prompt_of(1, 9))
+    memory.remember("a", [4], prompt_of(2, 7))
+    memory.remember("b", [5], prompt_of(1, 7))
+    memory.remember("a", [6])
+    found = memory.recall_for("a", prompt_of(1, 8), 100)
+    assert found.related
+    assert found.token_ids.tolist() == [2, 2, 3, 1, 1]  # the same prompt, then the newest first
+    assert memory.recall_for("a", prompt_of(1, 8), 3).token_ids.tolist() == [2, 2, 3]
+    assert memory.recall_for("b", prompt_of(1, 8), 9).token_ids.tolist() == [5]
+
+
+@pytest.mark.parametrize("prompt", [prompt_of(3), [], [5]])
+def test_without_like_prompts_it_is_the_newest(prompt):
+    memory = ResponseMemory(100)
+    for answer, asked in (([1], prompt_of(1)), ([2], prompt_of(2)), ([3], ())):
+        memory.remember("a", answer, asked)
+    found = memory.recall_for("a", prompt, 2)
+    assert (found.token_ids.tolist(), found.related) == ([3, 2], False)
+    found = memory.recall_for("none", prompt, 2)
+    assert (found.token_ids.tolist(), found.related) == ([], False)
+
+
+def test_how_much_two_prompts_must_have_in_common():
+    """The estimate decides as the share itself does, where that is not close to `ALIKE`."""
+    rng = random.Random(3)
+    for shared in (0, 20, 60, 240, 270, 300):
+        text = [rng.randrange(50_000) for _ in range(300)]
+        other = [*text[:shared], *(rng.randrange(50_000) for _ in range(300 - shared))]
+        pairs, others = (set(itertools.pairwise(t)) for t in (text, other))
+        share = len(pairs & others) / len(pairs | others)
+        memory = ResponseMemory(10)
+        memory.remember("a", [1], other)
+        assert memory.recall_for("a", text, 10).related == (share >= ALIKE), shared
+
+
+def test_only_the_latest_answers_are_compared():
+    memory = ResponseMemory(10_000)
+    memory.remember("a", [1], prompt_of(1))
+    for number in range(MOST_COMPARED - 1):
+        memory.remember("a", [number + 2], prompt_of(2))
+    assert memory.recall_for("a", prompt_of(1), 9).related
+    memory.remember("a", [MOST_COMPARED + 2], prompt_of(2))
+    assert not memory.recall_for("a", prompt_of(1), 9).related
+
+
+def test_more_is_drafted_from_related_answers():
+    """Three tokens of a long output have matched: more follows where the answers are related than where not."""
+    lengths = {}
+    for related in (False, True):
+        drafter = Drafter(
+            max_slots=1,
+            max_context_len=256,
+            max_prediction_len=64,
+            num_draft_tokens=4,
+            vocab_size=1000,
+            device="cpu",
+        )
+        drafter.add(0, list(range(10, 60)), 0, memory=True, related=related)
+        tokens = torch.zeros((1, 256), dtype=torch.int32)
+        tokens[0, :100] = torch.tensor([*range(500, 597), 20, 21, 22])
+        draft = drafter.propose(
+            tokens,
+            torch.tensor([100], dtype=torch.int32),
+            torch.tensor([0]),
+            torch.ones(1, dtype=torch.int32),
+        )
+        lengths[related] = int(draft.length[0])
+        if lengths[related]:
+            assert int(draft.source[0]) == Source.MEMORY
+            assert draft.token_ids[0, : lengths[related]].tolist() == list(range(23, 23 + lengths[related]))
+        assert drafter.export_slot(0).related == related
+    assert lengths[True] > lengths[False]

@@ -63,7 +63,7 @@ def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
     assert request.sampling_params.extra_args["other"] == 5
     assert before.extra_args[KEY]["token_ids"] == b""  # the caller's own are left alone
     assert accept_prediction("r", request.sampling_params, vocab_size=9, capacity=9).tolist() == [1, 2, 3]
-    assert terms_of(request.sampling_params, ("x",)) == (False, ("x",), True)
+    assert terms_of(request.sampling_params, ("x",)) == (False, ("x",), True, False)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,24 @@ def test_who_brings_a_prediction_or_stays_out_is_given_nothing(given: Any) -> No
     request = request_of(given)
     recall.give(request)
     assert (request.sampling_params.extra_args or {}).get(KEY) == given
+
+
+def test_answers_to_like_prompts_go_before_newer_ones() -> None:
+    recall = Recall(max_tokens=100, most=100)
+    prompts = {name: list(range(start, start + 50)) for name, start in (("a", 0), ("b", 100))}
+    for name, answer in (("a", [1, 2]), ("b", [3])):
+        request = request_of(output=answer)
+        request.prompt_token_ids = prompts[name]
+        recall.keep(request)
+    for prompt, expected, related in (
+        (prompts["a"], [1, 2], True),
+        (list(range(200, 250)), [3, 1, 2], False),
+    ):
+        request = request_of()
+        request.prompt_token_ids = prompt
+        assert given_to(recall, request) == expected
+        assert request.sampling_params.extra_args[KEY].related is related
+        assert terms_of(request.sampling_params, ()).related is related
 
 
 def test_who_stays_out_leaves_nothing_behind() -> None:

@@ -1,6 +1,7 @@
 """Earlier answers as something to draft from: a request that predicts nothing gets those of its tenant.
 
-A tenant is who sends the same `cache_salt`; all requests without one are one tenant. What a request gets is
+A tenant is who sends the same `cache_salt`; all requests without one are one tenant. Answers to prompts like the
+request's go before newer ones. What a request gets is
 decided once, when it arrives, and travels with it as its `wire.prediction.Prediction`: all ranks have the same,
 and it keeps it when it is preempted. Imports no vLLM.
 """
@@ -35,10 +36,10 @@ class Recall:
         given = wire.brought_by(request.sampling_params)
         if given is None or not given.is_empty or given.memory is False:
             return
-        answers = self._memory.recall(sharing_key_of(request), self._most)
-        if len(answers):
-            token_ids = wire.encode_token_ids("answers", answers)
-            recalled = replace(given, token_ids=token_ids, memory=True)
+        found = self._memory.recall_for(sharing_key_of(request), _prompt_of(request), self._most)
+        if len(found.token_ids):
+            token_ids = wire.encode_token_ids("answers", found.token_ids)
+            recalled = replace(given, token_ids=token_ids, memory=True, related=found.related)
             request.sampling_params = with_prediction(request.sampling_params, recalled)
 
     def keep(self, request: Any) -> None:
@@ -49,4 +50,9 @@ class Recall:
         given = wire.brought_by(params)
         if given is not None and given.memory is False:
             return
-        self._memory.remember(sharing_key_of(request), list(request.output_token_ids))
+        self._memory.remember(sharing_key_of(request), list(request.output_token_ids), _prompt_of(request))
+
+
+def _prompt_of(request: Any) -> list[int]:
+    """The tokens of a request's prompt; none where it came as embeddings."""
+    return getattr(request, "prompt_token_ids", None) or []

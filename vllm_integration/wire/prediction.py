@@ -39,6 +39,7 @@ class Prediction:
     recipes: names of the packs whose recipes the request uses; None: of all packs.
     memory: False: the request takes no part in the memory of earlier answers. True: `token_ids` are earlier
         answers, not a prediction; the scheduler sets it.
+    related: of earlier answers: they are to requests like this one. The scheduler sets it.
 
     A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
     `bytes`); on the other side of the process boundary it is a dict of the fields.
@@ -50,6 +51,7 @@ class Prediction:
     sharing_key: bytes | None = None
     recipes: tuple[str, ...] | None = None
     memory: bool | None = None
+    related: bool | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -192,7 +194,7 @@ def read(value: object) -> Prediction:
         raise ValueError(
             f"prediction: expected the keys {', '.join(Prediction.__dataclass_fields__)}, got others"
         )
-    token_ids, text, request_id, sharing_key, recipes, memory = map(
+    token_ids, text, request_id, sharing_key, recipes, memory, related = map(
         fields.get, Prediction.__dataclass_fields__
     )
     if not isinstance(request_id, (str, type(None))):
@@ -205,14 +207,16 @@ def read(value: object) -> Prediction:
         recipes = tuple(recipes)
     if not isinstance(memory, (bool, type(None))):
         raise TypeError(f"prediction.memory: expected a bool, got {type(memory).__name__}")
+    if not isinstance(related, (bool, type(None))):
+        raise TypeError(f"prediction.related: expected a bool, got {type(related).__name__}")
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
         check_text("prediction", text)
-        return Prediction(None, normalise_newlines(text), request_id, sharing_key, recipes, memory)
+        return Prediction(None, normalise_newlines(text), request_id, sharing_key, recipes, memory, related)
     if not isinstance(token_ids, (bytes, bytearray, memoryview)):
         token_ids = encode_token_ids("prediction", token_ids, tell=False)
-    return Prediction(bytes(token_ids), None, request_id, sharing_key, recipes, memory)
+    return Prediction(bytes(token_ids), None, request_id, sharing_key, recipes, memory, related)
 
 
 def brought_by(sampling_params: Any) -> Prediction | None:

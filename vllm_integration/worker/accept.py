@@ -37,12 +37,14 @@ class Terms(NamedTuple):
     """What a request is drafted from besides its context.
 
     empty: it predicts nothing and is drafted for all the same. recipes: names of the packs whose recipes it uses;
-    None: of all. memory: what it brings are earlier answers, and no prediction.
+    None: of all. memory: what it brings are earlier answers, and no prediction. related: they are answers to
+    requests like this one.
     """
 
     empty: bool = False
     recipes: tuple[str, ...] | None = None
     memory: bool = False
+    related: bool = False
 
 
 DEFAULT_TERMS = Terms()
@@ -72,7 +74,7 @@ def terms_of(sampling_params: Any, packs: Collection[str]) -> Terms:
                     "A request names recipes that are not there, and uses all that are: %s (told once)",
                     shown_reason(name),
                 )
-    return Terms(given.is_empty, recipes, bool(given.memory))
+    return Terms(given.is_empty, recipes, bool(given.memory), bool(given.related))
 
 
 def found_no_room(req_id: str, *, memory: bool = False) -> None:

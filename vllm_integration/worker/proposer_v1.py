@@ -282,6 +282,7 @@ class PredictedOutputs:
                     sharing_key=state.sharing_key,
                     recipes=state.terms.recipes,
                     memory=state.terms.memory,
+                    related=state.terms.related,
                 )
                 if not held:
                     found_no_room(state.req_id, memory=state.terms.memory)

@@ -102,6 +102,7 @@ class RequestState:
                 if self.recipes is None
                 else self.recipes.pack_bits(self.terms.recipes),
                 is_memory=self.terms.memory,
+                is_related=self.terms.related,
             )
 
     def record(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:

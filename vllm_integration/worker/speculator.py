@@ -211,6 +211,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
                 sharing_key=key,
                 recipes=terms.recipes,
                 memory=terms.memory,
+                related=terms.related,
             )
         except Exception as error:
             # A prediction that the drafter refuses, or memory that is not to be had.

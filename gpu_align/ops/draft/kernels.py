@@ -69,8 +69,8 @@ class Candidates(NamedTuple):
 class Tables(NamedTuple):
     """The survival tables for K."""
 
-    p_max_draft_len: Any  # [NUM_CLASSES] int32
-    p_expected: Any  # [NUM_CLASSES, K + 1] int32
+    p_max_draft_len: Any  # [NUM_CLASSES] int32, of this slot
+    p_expected: Any  # [NUM_CLASSES, K + 1] int32, of this slot
     p_confidence: Any  # [NUM_CLASSES, K] float32
 
 

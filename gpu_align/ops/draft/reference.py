@@ -160,21 +160,29 @@ def is_exact_prefix(alignment: Alignment, num_output: int) -> bool:
 
 
 @njit
-def worth(matched: int, class_id: int, tables: TableArrays, length_quarters: int) -> tuple[int, int]:
+def first_row_of(prior: int) -> int:
+    """Where the limits of a slot begin in the tables, by its adherence prior."""
+    return c.NUM_CLASSES if prior == c.RELATED_PRIOR else 0
+
+
+@njit
+def worth(
+    matched: int, class_id: int, tables: TableArrays, length_quarters: int, first_row: int
+) -> tuple[int, int]:
     """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
 
-    How many tokens of its text remain does not limit either.
+    How many tokens of its text remain does not limit either. first_row: `first_row_of` the slot.
     """
     K = tables.expected_accepted.shape[1] - 1
     num = K if matched >= c.MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
-    num = min(num, int(tables.max_draft_len[class_id]))
+    num = min(num, int(tables.max_draft_len[first_row + class_id]))
     # Most candidates are worth nothing, and a table is more than a cache holds.
     return num, int(tables.expected_accepted[class_id, num]) if num > 0 else 0
 
 
 @njit
 def choose(
-    found: Candidates, exact_prefix: bool, tables: TableArrays, length_quarters: int
+    found: Candidates, exact_prefix: bool, tables: TableArrays, length_quarters: int, first_row: int
 ) -> tuple[int, int, int]:
     """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
 
@@ -185,7 +193,9 @@ def choose(
     best, best_num, best_expected = 0, 0, 0
     for lane in range(c.NUM_CANDIDATES):
         if found.remaining[lane] > 0:
-            num, expected = worth(found.matched[lane], found.class_id[lane], tables, length_quarters)
+            num, expected = worth(
+                found.matched[lane], found.class_id[lane], tables, length_quarters, first_row
+            )
             if expected > best_expected:
                 best, best_num, best_expected = lane, num, expected
     return best, best_num, best_expected

@@ -24,6 +24,8 @@ from .. import constants as c
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Confidences are calibrated in so many equal bins.
 NUM_BINS = 20
+#: `min_survival_lost` of earlier answers to requests like this one, where it is not smaller.
+MIN_SURVIVAL_RELATED = 0.1
 SHIPPED = Path(__file__).with_name("survival.json")
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-survival/1"
@@ -68,9 +70,10 @@ class TableArrays(NamedTuple):
 class SurvivalTables(NamedTuple):
     """The tables of one drafter, on its device, for its K and its thresholds."""
 
-    #: [NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold.
+    #: [2 * NUM_CLASSES] int32, 0 to K: drafts after which the survival is below the threshold; the second half is
+    #: that of a memory of related answers.
     max_draft_len: torch.Tensor
-    #: [NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
+    #: [2 * NUM_CLASSES, K + 1] int32 in units of 1/`SURVIVAL_ONE`: how many of the first ``min(n, max_draft_len)``
     #: drafts are accepted. A kernel loads this beside `max_draft_len`, not after it.
     expected_drafted: torch.Tensor
     #: [NUM_CLASSES, K] float32: P(draft k is accepted | the ones before it are), 0 < p <= 1.
@@ -126,15 +129,17 @@ class SurvivalTables(NamedTuple):
                 raise ValueError(f"{name}: expected 0 <= p <= 1, found {value}")
         threshold = np.full(c.NUM_CLASSES, survival_units(min_survival))
         threshold[lost_classes()] = survival_units(max(min_survival, min_survival_lost))
+        related = np.minimum(threshold, survival_units(max(min_survival, MIN_SURVIVAL_RELATED)))
         zero = np.zeros((c.NUM_CLASSES, 1), dtype=np.int32)
         before = np.concatenate([zero + c.SURVIVAL_ONE, survival[:, :-1]], axis=1)
         confidence = survival / before
         middle = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
         offset = np.interp(confidence, middle, np.asarray(calibration, dtype=np.float64))
-        is_drafted = survival >= threshold[:, None]
+        is_drafted = np.concatenate([survival, survival]) >= np.concatenate([threshold, related])[:, None]
+        expected = (np.concatenate([survival, survival]) * is_drafted).cumsum(axis=1, dtype=np.int32)
         arrays = (
             is_drafted.sum(axis=1).astype(np.int32),
-            np.concatenate([zero, (survival * is_drafted).cumsum(axis=1, dtype=np.int32)], axis=1),
+            np.concatenate([np.concatenate([zero, zero]), expected], axis=1),
             np.clip(confidence + offset, 1e-4, 1).astype(np.float32),
             np.concatenate([zero, survival.cumsum(axis=1, dtype=np.int32)], axis=1),
         )

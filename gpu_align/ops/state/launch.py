@@ -35,6 +35,7 @@ def occupy_slot(
     *,
     recipe_packs: int = c.ALL_PACKS,
     is_memory: bool = False,
+    is_related: bool = False,
 ) -> None:
     """Give a slot to a request; the next step starts over.
 
@@ -48,10 +49,11 @@ def occupy_slot(
         backend: "auto" runs a kernel on CUDA tensors and the reference on CPU tensors.
         recipe_packs: bit i: it uses recipe pack i.
         is_memory: whether the prediction is a text of earlier answers.
+        is_related: of a memory: whether they are answers to requests like this one.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
     context_start = 0 if use_context else c.VACANT
-    prior = c.MEMORY_PRIOR if is_memory else 0
+    prior = (c.RELATED_PRIOR if is_related else c.MEMORY_PRIOR) if is_memory else 0
     meta = SlotMeta(base, num_tokens, shift, prompt_len, context_start, recipe_packs, prior)
     _set_slot(state, slot, meta, backend)
 
@@ -75,6 +77,7 @@ def state_of(
     *,
     recipe_packs: int = c.ALL_PACKS,
     is_memory: bool = False,
+    is_related: bool = False,
 ) -> StepState:
     """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
     capacities = [c.whole_pages(len(prediction)) for prediction in predictions]
@@ -85,7 +88,7 @@ def state_of(
             store_prediction(state, base, np.array(prediction, dtype=np.int32))
         occupy_slot(
             state, slot, base, len(prediction), prompt_len, use_context,
-            recipe_packs=recipe_packs, is_memory=is_memory,
+            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
         )  # fmt: skip
         base += capacities[slot]
     return state

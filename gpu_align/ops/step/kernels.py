@@ -12,11 +12,13 @@ from ..constexprs import (
     FIRST_CONTEXT,
     MAX_EDITS,
     MAX_TOKENS,
+    NUM_CLASSES,
     OUTPUT_START,
     PREDICTION_BASE,
     PREDICTION_LEN,
     PREDICTION_SHIFT,
     RECIPE_PACKS,
+    RELATED_PRIOR,
     SLOT_META,
     SOURCE_CONTEXT,
     SOURCE_MEMORY,
@@ -97,8 +99,8 @@ def _step_kernel(
     slots_ptr,  # [B] int64
     num_sampled_ptr,  # [B] int32
     # Survival tables.
-    max_draft_len_ptr,  # [NUM_CLASSES] int32
-    expected_ptr,  # [NUM_CLASSES, K + 1] int32
+    max_draft_len_ptr,  # [2 * NUM_CLASSES] int32
+    expected_ptr,  # [2 * NUM_CLASSES, K + 1] int32
     confidence_ptr,  # [NUM_CLASSES, K] float32
     # Recipes.
     recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int64
@@ -183,7 +185,10 @@ def _step_kernel(
         if HAS_SHAPES:
             shape_way, shape_pack = _find_shape(recipes, context, lookup, packs)
         exact_prefix = _is_exact_prefix(alignment, num_output)
-        lane, num, expected = _choose(found, b_class, exact_prefix, tables, length_quarters, K)
+        # Related answers have limits of their own, behind the others.
+        first_row = tl.where(prior == RELATED_PRIOR, NUM_CLASSES, 0)
+        limits = Tables(max_draft_len_ptr + first_row, expected_ptr + first_row * (K + 1), confidence_ptr)
+        lane, num, expected = _choose(found, b_class, exact_prefix, limits, length_quarters, K)
         recipe, num_recipe, expected_recipe = _find_recipe(
             recipes, context, lookup, packs, shape_way, shape_pack
         )

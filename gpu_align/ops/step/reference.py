@@ -19,6 +19,7 @@ from ..draft.reference import (
     choose,
     classes,
     compose,
+    first_row_of,
     is_exact_prefix,
 )
 from ..draft.tables import TableArrays
@@ -156,7 +157,8 @@ def choose_draft(
     num_output = max(len(context.tokens) - context.output_start, 0) + prior
     classes(prediction, found, alignment, cursor, top, num_output)
     exact_prefix = is_exact_prefix(alignment, num_output)
-    lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters)
+    first_row = first_row_of(prior)
+    lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters, first_row)
     return Choice(cursor, lane, num, expected, likelier(recipes, recipe, expected))
 
 

@@ -12,7 +12,7 @@ from ...config import DrafterConfig
 from .._jit import Entry
 from ..constants import ALL_PACKS, NUM_CANDIDATES
 from ..draft import SurvivalTables
-from ..draft.reference import Candidates, allocate_candidates, worth
+from ..draft.reference import Candidates, allocate_candidates, first_row_of, worth
 from ..draft.tables import TableArrays
 from ..recipe_lookup.table import RecipeArrays
 from ..state import StepArrays, state_of
@@ -57,6 +57,7 @@ class StepView:
         tables: what a choice is made by, for K; those of `config` if None.
         recipe_packs: bit i: the requests use recipe pack i.
         is_memory: whether the predictions are texts of earlier answers.
+        is_related: of these: whether they are answers to requests like these.
 
     Attributes:
         token_ids: [R, T] int32, for the caller to write prompts and outputs in.
@@ -75,6 +76,7 @@ class StepView:
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
         is_memory: bool = False,
+        is_related: bool = False,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         if tables is None:
@@ -84,7 +86,7 @@ class StepView:
         self.tables = tables.numpy()
         self.state = state_of(
             predictions, prompt_lens, max_context_len, config.use_context,
-            recipe_packs=recipe_packs, is_memory=is_memory,
+            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
         ).numpy()  # fmt: skip
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
@@ -161,7 +163,11 @@ def _look(
         for c in range(NUM_CANDIDATES):
             if found.remaining[c] > 0:
                 view.num[r, c], view.expected[r, c] = worth(
-                    found.matched[c], found.class_id[c], tables, settings.length_quarters
+                    found.matched[c],
+                    found.class_id[c],
+                    tables,
+                    settings.length_quarters,
+                    first_row_of(request.prior),
                 )
         position = found.position[choice.lane]
         view.length[r], view.edits[r] = write_draft(request, recipes, choice, position, view.draft[r])

@@ -20,6 +20,7 @@ from benchmarks.recipes import (
     json_records,
     memory,
     page,
+    python_client,
     python_code,
     reference_pages,
     tasks,
@@ -27,6 +28,7 @@ from benchmarks.recipes import (
 )
 from benchmarks.recipes.groups import Group, Output, Task, choice, fives, happens, number_of, shuffled
 from benchmarks.recipes.main import learn, structure_of
+from benchmarks.recipes.packages import CLIENTS, CODE, Package, Shelf
 from benchmarks.recipes.render import rendered
 from benchmarks.recipes.rounds import rounds
 from benchmarks.recipes.runs import Counts, encode, ours, records_of, token_texts
@@ -110,6 +112,55 @@ def test_docstrings_of_both_styles(text: str) -> None:
     assert "| `y` | any | `2` | – |" in shown
 
 
+CLIENT = """
+class Client:
+    def get_queue(self, request=None, *, name=None):
+        return send(request or Get(name), {padding!r})
+
+    def list_queues(self, request=None):
+        return send(request or List(), {padding!r})
+
+    def get_iam(self, request: iam_policy_pb2.Get):
+        return send(request, {padding!r})
+
+    def parse_path(path):
+        return match(path, {padding!r})
+"""
+
+
+class _Clients(Shelf):
+    """Packages of one client each; of the second one there are two versions of the service."""
+
+    def __init__(self) -> None:
+        pass
+
+    def texts(self, package: Package, sort: str) -> dict[str, str]:
+        text = CLIENT.format(padding=f"{package.name} " * 40)
+        versions = ("v1", "v1beta1") if package.name.endswith("scheduler") else ("v1",)
+        return {f"g/{version}/services/s/client.py": text for version in versions}
+
+
+def test_methods_of_a_client_are_asked_for_by_kind() -> None:
+    found = [(m.name, m.module) for m in python_client.methods(_Clients(), Package("scheduler", "1"))]
+    assert found == [(name, "g.v1.services.s.client") for name in ("get_queue", "list_queues")]
+    task = python_client.task(_Clients())
+    prompts = {group.prompt for group in task.groups}
+    assert len(prompts) == 2
+    assert {output.prompt for output in task.outputs} == prompts
+    known = {sample for group in task.groups for sample in group.samples}
+    assert known.isdisjoint(output.output for output in task.outputs)
+    assert {len(group.samples) for group in task.groups} == {5}
+    assert all("iam" not in sample and "parse_path" not in sample for sample in known)
+
+
+def test_no_package_is_learned_from_and_replayed() -> None:
+    for sides in (CODE, CLIENTS):
+        train, test = ({package.name for package in sides[split]} for split in ("train", "test"))
+        assert train
+        assert test
+        assert train.isdisjoint(test)
+
+
 def test_triage_is_decided_by_the_summary() -> None:
     found = triage.record_of("Fix a crash")
     assert found == triage.record_of("Fix a crash")
@@ -163,12 +214,24 @@ def entries() -> list[Entry]:
 def test_what_is_remembered() -> None:
     cases = {case.name: case for case in (memory.next_version(entries()), memory.same_package(entries()))}
     for entry, recalled in zip(entries(), cases["next_version"].recalled, strict=True):
-        assert _holds(recalled, entry.record.prediction)
+        assert _holds(recalled.token_ids, entry.record.prediction)
     for entry, recalled in zip(entries(), cases["same_package"].recalled, strict=True):
-        assert not _holds(recalled, entry.record.output)
-    for entry, recalled in zip(entries(), memory.unrelated(entries()).recalled, strict=True):
-        others = [e for e in entries() if e.package != entry.package]
-        assert all(_holds(recalled, other.record.output) for other in others)
+        assert not _holds(recalled.token_ids, entry.record.output)
+        assert recalled.related
+    for alike in (False, True):
+        for entry, recalled in zip(entries(), memory.unrelated(entries(), alike).recalled, strict=True):
+            others = [e for e in entries() if e.package != entry.package]
+            assert all(_holds(recalled.token_ids, other.record.output) for other in others)
+            assert recalled.related == alike
+    for entry, recalled in zip(entries(), memory.all_packages(entries()).recalled, strict=True):
+        package = [e.record.output for e in entries() if e.package == entry.package]
+        assert recalled.related
+        assert recalled.token_ids.tolist() in package
+
+
+def test_a_prompt_of_a_file_says_nothing_of_its_content() -> None:
+    prompts = memory._prompts(entries())
+    assert "".join(token_texts(prompts["1"])) == "Package: a\nFiles:\n- 0\n- 1\n\nWrite the file 1.\n"
 
 
 def test_memory_of_the_earlier_version_is_worth_the_prediction() -> None:
@@ -182,7 +245,7 @@ def test_memory_of_the_earlier_version_is_worth_the_prediction() -> None:
 def test_records_of_one_form_remember_those_before() -> None:
     outputs = [Output("city", "", record(city, 7)) for city in CITIES[:3]]
     case = memory.one_form("form", outputs)
-    assert [len(recalled) for recalled in case.recalled] == [
+    assert [len(recalled.token_ids) for recalled in case.recalled] == [
         0,
         *_running([len(r.output) for r in case.records]),
     ]
@@ -193,7 +256,7 @@ def _running(lengths: Sequence[int]) -> list[int]:
 
 
 def _holds(text: Sequence[int], part: Sequence[int]) -> bool:
-    return any(text[i : i + len(part)] == list(part) for i in range(len(text) - len(part) + 1))
+    return any(list(text[i : i + len(part)]) == list(part) for i in range(len(text) - len(part) + 1))
 
 
 class TestPage:

@@ -97,13 +97,14 @@ def test_a_batch_of_edits(backend, seed):
     running, done = {}, {}
     for slot in slots:
         prediction, prompt, output = request_of(generator, vocab)
-        memory = generator.random() < 0.3
-        drafter.add(slot, prediction, len(prompt), memory=memory)
+        memory, related = generator.random() < 0.3, generator.random() < 0.5
+        drafter.add(slot, prediction, len(prompt), memory=memory, related=related)
         oracle = Oracle(
             prediction, len(prompt), tables, K=K, quarters=int(4 * config.length_factor), vocab_size=vocab,
             capacity=CAPACITY, min_match=config.min_match, min_context_match=config.min_context_match,
             use_context=config.use_context, recipes=lists,
             recipe_floor=config.min_survival_recipe, shapes=shapes, shape_of=shape_of, memory=memory,
+            related=memory and related,
         )  # fmt: skip
         tokens = [*prompt, *output]
         token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)

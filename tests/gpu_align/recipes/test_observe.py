@@ -101,6 +101,16 @@ def test_a_share_that_is_none(agree: float) -> None:
         RecipePack.observe([], Words().encode, Words().texts, agree=agree)
 
 
+@pytest.mark.parametrize(("groups", "kept"), [(1, False), (2, False), (3, True)])
+def test_of_many_groups_a_hundredth_must_agree(groups: int, kept: bool) -> None:
+    """201 groups: what two of them agree on may be chance; three are a hundredth."""
+    words = Words()
+    samples = [("t", "p", ["only here it is"] * 2)] * groups + [("t", "p", ["a b c"] * 2)] * (201 - groups)
+    pack = RecipePack.observe(samples, words.encode, words.texts)
+    assert (drafts(pack, words, "only here") != "") == kept
+    assert drafts(pack, words, "a b") != ""
+
+
 def test_tasks_are_joined() -> None:
     words = Words()
     groups = [("b", "", ["x y"] * 2), ("a", "", ["x y"] * 2), ("b", "", ["x y"] * 2)]
