@@ -119,9 +119,13 @@ def _draw_stat(axis: Any, query: Query, found: list[Series]) -> None:
             shown = shown.replace("{{" + name + "}}", value)
     elif numbers:
         last = float(numbers[-1])
-        shown = f"{last:.1%}" if unit == "percentunit" else f"{last:.2f}" + (" req/s" if unit == "reqps" else "")
+        shown = (
+            f"{last:.1%}" if unit == "percentunit" else f"{last:.2f}" + (" req/s" if unit == "reqps" else "")
+        )
     axis.axis("off")
-    axis.text(0.5, 0.4, shown, ha="center", va="center", fontsize=11 if unit == "none" else 20, color="#00796b")
+    axis.text(
+        0.5, 0.4, shown, ha="center", va="center", fontsize=11 if unit == "none" else 20, color="#00796b"
+    )
 
 
 def _draw_heatmap(axis: Any, found: list[Series], start: float) -> None:

@@ -38,10 +38,10 @@ def problem_of(path: Path, text: str, finish_reason: str) -> str | None:
 
 def report(usage: Any, attempt: int) -> None:
     """What the prediction saved, as the server counts it. Servers without predictions leave the fields out."""
-    details = usage.completion_tokens_details
-    accepted = details and details.accepted_prediction_tokens
-    rejected = details and details.rejected_prediction_tokens
-    print(f"attempt {attempt}: {usage.completion_tokens} tokens, prediction {accepted=} {rejected=}", file=sys.stderr)
+    found = usage.completion_tokens_details
+    accepted = found and found.accepted_prediction_tokens
+    rejected = found and found.rejected_prediction_tokens
+    print(f"attempt {attempt}: {usage.completion_tokens} tokens, {accepted=} {rejected=}", file=sys.stderr)
 
 
 def edit(client: OpenAI, path: Path, old: str, instruction: str, attempts: int) -> str:
@@ -50,7 +50,7 @@ def edit(client: OpenAI, path: Path, old: str, instruction: str, attempts: int) 
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": f"{instruction}\n\n{old}"},
     ]
-    expected, problem = old, "no attempt was made"
+    expected, problem = old, None
     for attempt in range(1, attempts + 1):
         answer = client.chat.completions.create(
             model=os.environ.get("MODEL") or client.models.list().data[0].id,
@@ -61,13 +61,13 @@ def edit(client: OpenAI, path: Path, old: str, instruction: str, attempts: int) 
         )
         text = answer.choices[0].message.content or ""
         report(answer.usage, attempt)
-        found = problem_of(path, text, answer.choices[0].finish_reason)
-        if found is None:
+        problem = problem_of(path, text, answer.choices[0].finish_reason)
+        if problem is None:
             return text
-        problem = found
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Mend this: {problem}"}]
+        messages.append({"role": "assistant", "content": text})
+        messages.append({"role": "user", "content": f"Mend this: {problem}"})
         expected = text  # the next answer resembles this one more than the old file
-    raise ValueError(problem)
+    raise ValueError(problem or "no attempt was made")
 
 
 def main() -> int:

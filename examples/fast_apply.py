@@ -7,10 +7,10 @@
       "original": "def a():\\n    return 1\\n\\ndef b():\\n    return 2\\n",
       "snippet": "# ... existing code ...\\ndef b():\\n    return 3\\n"}'
 
-A model that plans an edit writes a short snippet with marks for what stays; a second, small model writes the merged
-file. Nearly all of that file is the original, so it is the prediction. The environment names the server of the
-merging model (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MODEL`); `EXTRA_BODY` is JSON that is added to each request.
-Needs `pip install openai fastapi uvicorn`.
+A model that plans an edit writes a short snippet with marks for what stays; a second, small model writes the
+merged file. Nearly all of that file is the original, so it is the prediction. The environment names the server of
+the merging model (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MODEL`); `EXTRA_BODY` is JSON that is added to each
+request. Needs `pip install openai fastapi uvicorn`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from openai import APIStatusError, AsyncOpenAI, OpenAIError
 from pydantic import BaseModel, Field
 
 PROMPT = """\
-Merge the snippet into the file. Where the snippet says "existing code", keep the file's lines. Answer with the file.
+Merge the snippet into the file. Where it says "existing code", keep the lines of the file. Answer with the file.
 
 File:
 {original}

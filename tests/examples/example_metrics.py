@@ -18,9 +18,17 @@ import prometheus_client
 from vllm_integration.frontend import metrics
 from vllm_integration.wire.steps import Steps
 
-#: source, proposed, verified, accepted of the steps that are counted each time; then one with no draft, one without
-#: slots, and the first of a request. 30 of 40 prediction tokens are accepted; 2 of 7 steps are lost.
-STEPS = [(1, 8, 8, 8), (1, 16, 16, 16), (1, 16, 16, 6), (2, 4, 4, 2), (0, 0, 0, 0), (1, 8, 0, 0), (0, 0, 0, 0)]
+#: source, proposed, verified, accepted of the steps that are counted each time. The last are one with no draft,
+#: one without slots, and the first of a request. 30 of 40 prediction tokens are accepted; 2 of 7 steps are lost.
+STEPS = [
+    (1, 8, 8, 8),
+    (1, 16, 16, 16),
+    (1, 16, 16, 6),
+    (2, 4, 4, 2),
+    (0, 0, 0, 0),
+    (1, 8, 0, 0),
+    (0, 0, 0, 0),
+]
 
 
 def count_once() -> None:

@@ -38,7 +38,9 @@ def serve(answers: Answers) -> Iterator[FakeServer]:
             text, reason = answer
             words = (body.get("prediction") or {"content": ""})["content"].split()
             accepted = sum(word in words for word in text.split())
-            details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": 1} if words else {}
+            details = (
+                {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": 1} if words else {}
+            )
             usage = {
                 "prompt_tokens": 9,
                 "completion_tokens": len(text.split()),
@@ -58,7 +60,7 @@ def serve(answers: Answers) -> Iterator[FakeServer]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, *args: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -14,7 +14,7 @@ from example_metrics import exposed, prometheus
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 sys.path.append(str(DEPLOY))
-import check_dashboard as check
+import check_dashboard as check  # noqa: E402
 
 WINDOW = "6s"
 #: What follows from `example_metrics.STEPS`, whatever the speed at which they are counted.

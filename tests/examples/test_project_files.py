@@ -19,8 +19,9 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 DEPLOY, GITHUB = ROOT / "deploy", ROOT / ".github"
 YAMLS = sorted(
-    [*GITHUB.rglob("*.yml"), *DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml"), ROOT / "CITATION.cff"]
-    + [ROOT / ".pre-commit-config.yaml"]
+    path
+    for paths in (GITHUB.rglob("*.yml"), DEPLOY.rglob("*.y*ml"), ROOT.glob("*.cff"), ROOT.glob(".*.yaml"))
+    for path in paths
 )
 
 
@@ -36,7 +37,9 @@ def test_yaml_is_valid_and_no_key_is_there_twice(path: Path) -> None:
     def mapping(loader: Any, node: Any) -> dict[Any, Any]:
         keys = [loader.construct_object(key) for key, _ in node.value]
         assert len(keys) == len(set(keys)), f"{node.start_mark}: a key is there twice"
-        return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
+        return dict(
+            zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True)
+        )
 
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     assert yaml.load(path.read_text(encoding="utf-8"), Strict)
@@ -106,7 +109,9 @@ def test_the_container_files_agree() -> None:
     for service in services.values():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
-            assert (DEPLOY / source).exists() if source.startswith(".") else source in compose["volumes"], volume
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in compose["volumes"], (
+                volume
+            )
         assert ("image" in service) != ("build" in service)
         if "image" in service:
             assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), "an image without a version"
@@ -150,7 +155,9 @@ def test_the_container_file_copies_what_is_there() -> None:
     lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
     assert {"gpu_align", "vllm_integration", "pyproject.toml"} <= set(copied)
-    sent = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
+    sent = {
+        line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"
+    }
     assert set(copied) == sent
     assert all((ROOT / path).exists() for path in copied)
     version = next(line.split("=")[1] for line in lines if line.startswith("ARG VLLM_VERSION="))

@@ -37,7 +37,8 @@ def test_every_setting_is_listed() -> None:
     from vllm_integration.config.settings import PREFIX, Settings
 
     names = {PREFIX + name.upper() for name in Settings.model_fields}
-    documented = set(re.findall(r"^\| `(GPU_ALIGN_\w+)`", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE))
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(GPU_ALIGN_\w+)`", page, re.MULTILINE))
     assert documented >= names
     assert listed(r"GPU_ALIGN_\w+") == Counter(names | documented)
 
@@ -73,7 +74,11 @@ def test_the_fields_over_http_are_listed() -> None:
     paths = set(re.findall(r"^\| `(/v1/[\w/]+)` \|", reference, re.MULTILINE))
     assert len(paths) >= 4
     assert {path for path in paths if f"`{path}`" not in http} == set()
-    for name in ("accepted_prediction_tokens", "rejected_prediction_tokens", "vllm_xargs.gpu_align_prediction"):
+    for name in (
+        "accepted_prediction_tokens",
+        "rejected_prediction_tokens",
+        "vllm_xargs.gpu_align_prediction",
+    ):
         assert f"`{name}`" in http
     assert f"`{FORMAT}`" in PAGE
 

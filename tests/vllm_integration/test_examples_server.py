@@ -1,7 +1,7 @@
 """The examples against vLLM with the plugin. The tiny model writes what a grammar lets it: exactly the edit.
 
-It is a random model, and writes the text in other tokens than the tokenizer would: few drafts are accepted. How many
-are is tested elsewhere; here the server must have counted them.
+It is a random model, and writes the text in other tokens than the tokenizer would: few drafts are accepted. How
+many are is tested elsewhere; here the server must have counted them.
 """
 
 from __future__ import annotations
