@@ -101,11 +101,16 @@ def draw(answers: list[tuple[Query, list[Series]]], png: Path) -> None:
                 label = query.legend
                 for name, value in one["metric"].items():
                     label = label.replace("{{" + name + "}}", value)
-                axis.plot(times, [float(value) for _, value in one["values"]], label=label, linewidth=1.2)
-            axis.legend(fontsize=6, loc="upper left", ncols=2)
+                values = [float(value) for _, value in one["values"]]
+                # A series that stays at 0 has a line and no place in the legend.
+                axis.plot(times, values, label=label if any(values) else None, linewidth=1.2)
+            if axis.get_legend_handles_labels()[1]:
+                axis.legend(fontsize=6, loc="upper left", ncols=2)
             axis.tick_params(labelsize=7)
-            axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
+    for query, _ in answers:
+        if query.panel["type"] == "timeseries":
+            axes[query.panel["id"]].set_ylim(bottom=0)  # only now: it ends the scaling of the axis
     figure.supxlabel("minutes", fontsize=8)
     figure.savefig(png, dpi=100)
 
