@@ -36,7 +36,7 @@ ENGINES = {
     "k16": ["whatever_is_predicted[k16]"],
     "v2": ["test_v2_output", "test_v2_adaptive"],
     "v2-server": ["test_v2_server"],
-    "byte-server": ["test_vllm_request_texts"],
+    "byte-server": ["test_vllm_request_texts", "test_examples_server"],
     "sampling": ["test_v2_sampling"],
     "features": ["test_v2_features"],
     "two-servers": ["test_usage_load"],

