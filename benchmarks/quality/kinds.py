@@ -47,8 +47,10 @@ LEFT_OUT = ("myers", "cursor", "input_lookup_node_llama_cpp", "prompt_lookup_tra
 ORIGINAL = "original"
 #: Rows, in their order.
 LABELS = (*KINDS, MODEL, ORIGINAL, *QUALITIES)
-#: Where both knew nothing of the request: compared over a range of rejections.
+#: The peer that comes nearest at the rejections of our default.
 NAMED_PEER = "suffix_decoding_4_deep"
+#: Runs whose counts are kept in the JSON file.
+SHOWN = (OURS, NAMED_PEER, "suffix_decoding_deep", "prompt_lookup", "openai", BOUNDS[0])
 
 
 class Lead(NamedTuple):
@@ -140,29 +142,21 @@ def checks_of(found: Mapping[str, Mapping[Run, Counts]]) -> list[Check]:
 
 
 def as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
-    """What the documentation is filled from, by label."""
+    """What the documentation is filled from, by label: counts at the default, and the leads over every peer."""
     return {
         label: {
-            "records": counts[Run(OURS, K)].records,
-            "output_tokens": counts[Run(OURS, K)].output_tokens,
             "gap": round(counts[Run(OURS, K)].reliability.worst_gap(), 4),
-            "runs": [
-                {
-                    "policy": run.policy,
-                    "setting": dict(run.setting),
-                    "num_draft_tokens": run.num_draft_tokens,
-                    **c.as_json(),
-                }
-                for run, c in counts.items()
-            ],
+            "runs": {name: counts[Run(name, K)].as_json() for name in SHOWN if Run(name, K) in counts},
             "leads": [
                 {
-                    "peer": e.peer,
+                    "peer": lead.peer,
                     "num_draft_tokens": k,
-                    "ratio": None if e.ratio is None else round(e.ratio, 4),
+                    "tokens_per_step": round(lead.point.tokens_per_step, 3),
+                    "rejected_per_accepted": round(lead.point.rejected_per_accepted, 4),
+                    "ratio": None if lead.ratio is None else round(lead.ratio, 4),
                 }
                 for k in SIZES
-                for e in leads(counts, k)
+                for lead in leads(counts, k)
             ],
         }
         for label, counts in found.items()
