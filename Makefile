@@ -82,6 +82,7 @@ bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, wha
 	@mkdir -p .cache
 	@$(BIN)/python -m benchmarks.corpus .cache/corpus-test.jsonl.gz --set test
 	@$(BIN)/python -m benchmarks.corpus .cache/corpus-tune.jsonl.gz --set tune
+	@$(BIN)/python -m benchmarks.corpus .cache/corpus-kinds-test.jsonl.gz --set kinds-test
 	@$(BIN)/python -m benchmarks.quality --corpus .cache/corpus-test.jsonl.gz --json .cache/quality.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
 

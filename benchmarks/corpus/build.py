@@ -11,11 +11,13 @@ The old file is the prediction, the new one what the model writes. ``--set`` cho
 - ``five`` (the default): the ``.py`` files of five packages, 117 records;
 - ``test``: ``five``, more packages and sorts of text, edits of known kinds, two more tokenizers;
 - ``tune``: the same from packages of which ``test`` has nothing; tables are learned from these;
-- ``all``: ``tune`` and ``test``.
+- ``all``: ``tune`` and ``test``;
+- ``kinds-tune``, ``kinds-test``: ten kinds of text from PyPI and npm, outputs like a model's, and predictions of
+  every quality (`benchmarks.corpus.kinds`).
 
 Selection rule: files that both versions have, whose text differs, and whose *new* version has 200 to 8,000
 tokens (`MIN_TOKENS`, `MAX_TOKENS`); the old one may be of any length. Line ends are normalised to LF. Tokens are
-Tekken's unless the record says otherwise, so that nothing but PyPI is needed. Records are sorted by id, and the
+Tekken's unless the record says otherwise, so that no model has to be fetched. Records are sorted by id, and the
 gzip header carries no time: the same packages give the same bytes.
 """
 
@@ -30,11 +32,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.corpus import kinds
 from benchmarks.corpus.files import Fetch, PackagePair, Source, changed_files, pip_download
 from benchmarks.corpus.mix import Text, other_tokens, synthetic_pairs
+from benchmarks.corpus.registries import download
 from benchmarks.corpus.sources import FIVE, SETS
 from gpu_align.errors import MissingExtraError
 from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer
@@ -42,6 +46,8 @@ from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer
 MIN_TOKENS = 200
 MAX_TOKENS = 8_000
 DEFAULT_CACHE = Path(".cache/corpus")
+#: Sets of `benchmarks.corpus.kinds` -> their split.
+KIND_SETS = {"kinds-tune": "tune", "kinds-test": "test"}
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,10 @@ class EditPair:
 
     Attributes:
         id: unique in the corpus.
-        kind: "python", "document", "json", "config" or "sql" for a real change of such a file; else the kind of
-            edit that was made (`benchmarks.corpus.edits.EDITS`), "unrelated" or "state".
-        text: the sort of text that was edited, one of the first five.
+        kind: the sort of text for a real change of such a file (`benchmarks.corpus.files.SORTS`); else the kind of
+            edit that was made (`benchmarks.corpus.edits.EDITS`), "unrelated" or "state", or in the sets of kinds
+            what was made of a change (`benchmarks.corpus.kinds`).
+        text: the sort of text that was edited.
         package: where the text is from; "" for a text made here.
         split: "tune" or "test".
         tokens: "tekken", "bpe" or "bytes".
@@ -163,6 +170,51 @@ def build(
     return pairs
 
 
+def build_kinds(
+    split: str, tokenizer: TextTokenizer, cache: Path, fetch: Fetch = download, report: bool = True
+) -> list[EditPair]:
+    """The records of ``kinds-tune`` or ``kinds-test``, by the module's selection rule.
+
+    Of a kind of text, and of each thing that is made, so many records are kept as `kinds.NUM_REAL` and
+    `kinds.NUM_MADE` say, from the packages in turn.
+
+    Raises:
+        RuntimeError: a download failed.
+    """
+    kinds.fetch_all(split, cache, fetch)
+    texts = kinds.kind_texts(split, cache, fetch)
+    pairs: list[EditPair] = []
+
+    def add(pair: kinds.KindPair) -> bool:
+        output = tokenizer.encode(pair.after)
+        if not MIN_TOKENS <= len(output) <= MAX_TOKENS:
+            return False
+        prediction = tokenizer.encode(pair.before)
+        pairs.append(
+            EditPair(pair.id, pair.kind, pair.text, pair.package, split, "tekken", prediction, output)
+        )
+        return True
+
+    for kind in kinds.KINDS:
+        left = kinds.NUM_REAL[split]
+        for pair in kinds.real_pairs(kinds.in_turns(texts.get(kind, []))):
+            left -= add(pair)
+            if not left:
+                break
+        if report:
+            print(_summary(kind, [pair for pair in pairs if pair.kind == kind]), flush=True)
+    missing = dict.fromkeys((kinds.MODEL, *kinds.QUALITIES), kinds.NUM_MADE[split])
+    for pair in kinds.made_pairs(texts):
+        if missing[pair.kind]:
+            missing[pair.kind] -= add(pair)
+        if not any(missing.values()):
+            break
+    if report:
+        for name in missing:
+            print(_summary(name, [pair for pair in pairs if pair.kind == name]), flush=True)
+    return pairs
+
+
 def _tune_texts(tokenizer: TextTokenizer, cache: Path, fetch: Fetch) -> list[Text]:
     """What the tokenizer of our own is trained on, where the tune split itself is not asked for."""
     return [text for split, s in SETS["tune"] for _, text in source_pairs(s, split, tokenizer, cache, fetch)]
@@ -176,18 +228,19 @@ def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
     """
     text = io.StringIO()
     for pair in sorted(pairs, key=lambda pair: pair.id):
-        text.write(json.dumps(asdict(pair), separators=(",", ":")) + "\n")
+        text.write(json.dumps(vars(pair), separators=(",", ":")) + "\n")
     content = text.getvalue().encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content, compresslevel=6, mtime=0))
     return hashlib.sha256(content).hexdigest()
 
 
-def main(argv: list[str] | None = None, fetch: Fetch = pip_download) -> int:
+def main(argv: list[str] | None = None, fetch: Fetch = download) -> int:
     """Command line; returns the exit code (0, 1: a download failed, 2: bad arguments)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, metavar="OUT.jsonl.gz")
-    parser.add_argument("--set", choices=sorted(SETS), default="five", help="what to write (five)")
+    sets = sorted({*SETS, *KIND_SETS})
+    parser.add_argument("--set", choices=sets, default="five", help="what to write (five)")
     parser.add_argument(
         "--packages",
         action="append",
@@ -206,14 +259,18 @@ def main(argv: list[str] | None = None, fetch: Fetch = pip_download) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     five = {package.name for package in FIVE}
-    sources = [("test" if p.name in five else "tune", Source(p)) for p in chosen] or SETS[options.set]
+    split_of_kinds = None if chosen else KIND_SETS.get(options.set)
+    sources = [("test" if p.name in five else "tune", Source(p)) for p in chosen] or SETS.get(options.set, [])
     mixed = (
         () if chosen or options.set == "five" else [s for s in ("tune", "test") if options.set in (s, "all")]
     )
 
     print(f"{'package':<34} {'files':>6} {'prediction':>11} {'output':>9}   (tokens)")
     try:
-        pairs = build(sources, mixed, options.cache, fetch)
+        if split_of_kinds:
+            pairs = build_kinds(split_of_kinds, load_tokenizer("tekken"), options.cache, fetch)
+        else:
+            pairs = build(sources, mixed, options.cache, fetch)
     except (RuntimeError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

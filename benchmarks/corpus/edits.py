@@ -11,6 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 
 Edit = Callable[[str, str, random.Random], "str | None"]
 
@@ -148,7 +149,7 @@ def heavy_rewrite(text: str, donor: str, rng: random.Random) -> str | None:
             for line in part:
                 what = rng.random() if line.strip() else 1.0
                 if what < 0.55:
-                    line = _change_word(_change_word(line, donor, rng), donor, rng)
+                    line = change_word(change_word(line, donor, rng), donor, rng)
                 elif what < 0.65:
                     line = rng.choice(new)
                 if not 0.65 <= what < 0.75:  # else the line is gone
@@ -180,7 +181,7 @@ def one_line_edit(text: str, donor: str, rng: random.Random) -> str | None:
     if not candidates:
         return None
     at = rng.choice(candidates)
-    lines[at] = _change_word(lines[at], donor, rng)
+    lines[at] = change_word(lines[at], donor, rng)
     return _changed(text, "".join(lines))
 
 
@@ -197,7 +198,7 @@ def _change_line(lines: list[str], donor: str, rng: random.Random) -> None:
     at = rng.randrange(len(lines))
     what = rng.random()
     if what < 0.5:
-        lines[at] = _change_word(lines[at], donor, rng)
+        lines[at] = change_word(lines[at], donor, rng)
     elif what < 0.65 and len(lines) > 1:
         del lines[at]
     elif what < 0.75:
@@ -205,14 +206,12 @@ def _change_line(lines: list[str], donor: str, rng: random.Random) -> None:
     else:
         new = [line for line in donor.splitlines(keepends=True) if line.strip()] or ["\n"]
         start = rng.randrange(len(new))
-        indent = re.match(r"[ \t]*", lines[at])
-        lines[at:at] = [
-            (indent.group() if indent else "") + line.lstrip()
-            for line in new[start : start + rng.randint(1, 3)]
-        ]
+        indent = indent_of(lines[at])
+        lines[at:at] = [indent + line.lstrip() for line in new[start : start + rng.randint(1, 3)]]
 
 
-def _change_word(line: str, donor: str, rng: random.Random) -> str:
+def change_word(line: str, donor: str, rng: random.Random) -> str:
+    """One word of a line becomes another word of `donor`, or one number a larger one."""
     found = list(re.finditer(r"[A-Za-z_][A-Za-z0-9_]*|\d+", line))
     if not found:
         return line
@@ -220,6 +219,17 @@ def _change_word(line: str, donor: str, rng: random.Random) -> str:
     if hit.group().isdigit():
         new = str(int(hit.group()) + rng.choice((1, 2, 10, 100)))
     else:
-        words = sorted(set(_WORD.findall(donor)) - {hit.group()}) or ["value"]
+        words = [word for word in _words(donor) if word != hit.group()] or ["value"]
         new = rng.choice(words)
     return line[: hit.start()] + new + line[hit.end() :]
+
+
+@lru_cache(maxsize=64)
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(sorted(set(_WORD.findall(text))))
+
+
+def indent_of(line: str) -> str:
+    """The blanks that a line begins with."""
+    indent = re.match(r"[ \t]*", line)
+    return indent.group() if indent else ""

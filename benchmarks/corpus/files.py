@@ -19,6 +19,12 @@ SORTS = {
     "json": re.compile(r".*\.(json|ipynb|webmanifest)"),
     "config": re.compile(r".*\.(toml|ini|cfg|ya?ml|conf)"),
     "sql": re.compile(r".*\.(sql|sql\.jinja)"),
+    "javascript": re.compile(r".*(?<!\.min)\.[cm]?jsx?"),
+    "typescript": re.compile(r".*\.[cm]?tsx?"),
+    "c": re.compile(r".*\.[ch]"),
+    "cpp": re.compile(r".*\.(cc|cpp|cxx|hh|hpp|hxx|h)"),
+    "rust": re.compile(r".*\.rs"),
+    "markup": re.compile(r".*(?<!\.min)\.(ya?ml|toml|css|scss|html?)"),
 }
 #: Attempts at a download, and the seconds to wait before each one after the first.
 ATTEMPTS, PAUSE = 3, 3.0
@@ -135,16 +141,17 @@ def changed_files(source: Source, cache: Path, fetch: Fetch) -> dict[str, tuple[
 def texts_in(archive: Path, sorts: Iterable[str] = ("python",)) -> dict[str, str]:
     """Path inside the package → text, for each file of these sorts that is UTF-8.
 
-    An sdist's top folder and a ``src`` folder are stripped. Python files of an sdist are kept where they belong
-    to a package (a folder with an ``__init__.py``) that is not tests or documentation, so that an sdist and a
-    wheel of one package give the same paths. The version is taken out of a wheel's ``dist-info`` folder, and of
-    ``METADATA`` there only the description is kept.
+    The top folder of an sdist or of an archive of npm is stripped, and the ``src`` folder of an sdist. Python
+    files of an sdist are kept where they belong to a package (a folder with an ``__init__.py``) that is not tests
+    or documentation, so that an sdist and a wheel of one package give the same paths. The version is taken out of
+    a wheel's ``dist-info`` folder, and of ``METADATA`` there only the description is kept.
     """
     sorts = tuple(sorts)
     if archive.name.endswith(".whl"):
         return dict(_decoded((_unversioned(path), content) for path, content in _zip_members(archive, sorts)))
     members = _zip_members(archive, sorts) if archive.suffix == ".zip" else _tar_members(archive, sorts)
-    stripped = dict(_decoded((_strip_sdist(path), content) for path, content in members))
+    strip = _strip_top if archive.name.endswith(".tgz") else _strip_sdist
+    stripped = dict(_decoded((strip(path), content) for path, content in members))
     packages = {path.split("/")[0] for path in stripped if re.fullmatch(r"[^/]+/__init__\.py", path)}
     packages -= {"test", "tests", "testing", "doc", "docs", "examples"}
     return {
@@ -180,6 +187,10 @@ def _tar_members(archive: Path, sorts: tuple[str, ...]) -> Iterator[tuple[str, b
 
 def _unversioned(path: str) -> str:
     return re.sub(r"^[^/]+\.dist-info/", "dist-info/", re.sub(r"^[^/]+\.data/data/", "", path))
+
+
+def _strip_top(path: str) -> str:
+    return path.partition("/")[2]
 
 
 def _strip_sdist(path: str) -> str:

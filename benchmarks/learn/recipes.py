@@ -1,6 +1,6 @@
 """Learn the recipe pack that comes with the library: ``python -m benchmarks.learn.recipes [OUT.json.gz]``.
 
-The texts are those of the tuning split: packages that no reported corpus contains. How far its promises hold is
+The texts are those of the tuning splits: packages that no reported corpus contains. How far its promises hold is
 measured on packages that it does not know: a pack is learned from all but one part of the split, and the drafter
 replays that part with it. Drafts from recipes are accepted less often than the counts promise, as they are
 chosen where nothing else is likely; the calibration says by how much. It changes what is chosen, so the replay is
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.corpus import build as corpus
+from benchmarks.corpus.kinds import MODEL, QUALITIES
 from benchmarks.quality.runs import Entry, read_entries
 from gpu_align import RecipePack, Source
 from gpu_align.ops.constants import ALL_PACKS
@@ -35,8 +36,15 @@ NUM_DRAFT_TOKENS = 64
 NUM_ROUNDS = 6
 #: What the bins of the calibration stand for.
 MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+#: The sets that are learned from.
+SPLITS = ("tune", "kinds-tune")
 #: Offsets are drawn towards none by so many drafts.
 PRIOR = 30
+
+
+def is_learned(entry: Entry) -> bool:
+    """Whether a record is learned from. Wrong drafts and outputs like a model's are not what anybody wrote."""
+    return entry.tokens == "tekken" and not (entry.kind == MODEL or entry.kind in QUALITIES[1:])
 
 
 def texts_of(entries: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -112,14 +120,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped pack")
-    parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
+    parser.add_argument(
+        "--pairs", type=Path, nargs="*", help="learn from these JSONL files instead of `SPLITS`"
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="PACK",
+        help="take this pack's instead of measuring one (many minutes)",
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        pairs = args.pairs or Path(folder) / "pairs.jsonl.gz"
-        if args.pairs is None:
-            corpus.main([str(pairs), "--set", "tune"])
-        entries = [entry for entry in read_entries(pairs) if entry.tokens == "tekken"]
-    pack, parts = learn(entries), list(parts_of(entries))
+        pairs = args.pairs or [Path(folder) / f"{name}.jsonl.gz" for name in SPLITS]
+        if not args.pairs:
+            for name, path in zip(SPLITS, pairs, strict=True):
+                corpus.main([str(path), "--set", name])
+        entries = [entry for path in pairs for entry in read_entries(path) if is_learned(entry)]
+    pack = learn(entries)
+    if args.calibration:
+        _save(pack.calibrated(RecipePack.load(args.calibration).calibration), args.out)
+        return
+    parts = list(parts_of(entries))
     calibration = [0.0] * NUM_BINS
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         packs = pool.map(learn, [known for known, _ in parts], chunksize=1)
@@ -133,8 +154,12 @@ def main() -> None:
     print(f"{'counted':>10} {'drafts':>8} {'offset':>8}")
     for i, (number, offset) in enumerate(zip(drafts, calibration, strict=True)):
         print(f"{i / NUM_BINS:5.2f}-{(i + 1) / NUM_BINS:.2f} {number:8.0f} {offset:+8.3f}")
-    pack.calibrated(calibration).save(args.out)
-    print(f"wrote {args.out}: {len(pack.words):,} words, {len(pack.recipes):,} recipes")
+    _save(pack.calibrated(calibration), args.out)
+
+
+def _save(pack: RecipePack, path: Path) -> None:
+    pack.save(path)
+    print(f"wrote {path}: {len(pack.words):,} words, {len(pack.recipes):,} recipes")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from gpu_align.simulate import SWEEP
 
 #: The default, as `SWEEP` has it, and the settings around it: a curve is read at the default's rejections.
 DEFAULT = {"length_factor": 8, "min_survival": 0.05}
-SETTINGS: tuple[dict[str, Any], ...] = ({}, *(setting for setting in SWEEP[6:12] if setting != DEFAULT))
+SETTINGS: tuple[dict[str, Any], ...] = ({}, *(setting for setting in SWEEP[8:14] if setting != DEFAULT))
 #: Records over which tokens a step are compared.
 GROUPS = ("test", "five")
 

@@ -1,7 +1,8 @@
 """Draft quality, all of it: ``python -m benchmarks.quality``.
 
 Replays the test split of the corpus with every drafter at K = 64, 32 and 16, our own one all along its trade-off,
-with the recipes that it comes with; then perfect, unrelated and slightly wrong predictions. Prints the tables and,
+with the recipes that it comes with; then perfect, unrelated and slightly wrong predictions, and ten kinds of text
+with predictions of every quality. Prints the tables and,
 row by row, what has to hold and whether it does; writes ``.cache/quality.json`` and the pictures of the
 documentation. Nothing of it is random or depends on time.
 """
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.corpus import build as corpus
-from benchmarks.quality import build_suffix_peer, cases, checks, plot
+from benchmarks.quality import build_suffix_peer, cases, checks, kinds, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K, of_kind
 from benchmarks.quality.knowledge import knowledge
@@ -136,6 +137,12 @@ def main(argv: list[str] | None = None) -> int:
         default=Path(".cache/corpus-tune.jsonl.gz"),
         help="what some drafters know beforehand; made if not there",
     )
+    parser.add_argument(
+        "--kinds",
+        type=Path,
+        default=Path(".cache/corpus-kinds-test.jsonl.gz"),
+        help="kinds of text, qualities of prediction; made if not there",
+    )
     parser.add_argument("--json", type=Path, default=Path(".cache/quality.json"), help="for the figures")
     parser.add_argument("--images", type=Path, default=Path("docs/img"), help="folder for the pictures")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -151,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
         return 1
     build_suffix_peer.add_to_path()
-    for split, path in (("test", options.corpus), ("tune", options.tune)):
+    for split, path in (("test", options.corpus), ("tune", options.tune), ("kinds-test", options.kinds)):
         if not path.is_file() and (code := corpus.main([str(path), "--set", split])):
             return code
     entries = with_cases(read_entries(options.corpus)[:: options.one_in])
@@ -179,14 +186,19 @@ def main(argv: list[str] | None = None) -> int:
         for run, found in results.items()
         if run.num_draft_tokens == K and not run.setting and run.policy in BY_KIND
     }
+    rows = kinds.measure(read_entries(options.kinds)[:: options.one_in], options.jobs, known, done)
     verdicts = checks_of(test, five, lambda run, kind: of_kind(results[run], entries, kind), seen)
+    verdicts += kinds.checks_of(rows)
     reliability = test[Run(OURS, K)].reliability
     _print(test, five, by_kind, reliability, verdicts)
+    kinds.print_rows(rows)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(as_json(test, five, by_kind, reliability, verdicts), indent=1) + "\n")
+    found = {**as_json(test, five, by_kind, reliability, verdicts), "rows": kinds.as_json(rows)}
+    options.json.write_text(json.dumps(found, indent=1) + "\n")
     title = "Tokens a step over rejected drafts, test split of the corpus (each dot is a setting)"
     plot.draw_trade_off(test, title, options.images / "quality.svg")
     plot.draw_reliability(reliability, options.images / "reliability.svg")
+    plot.draw_kinds(rows, options.images / "kinds")
     longest = sorted(seconds, key=lambda run: -seconds[run])[:5]
     console.print(
         f"{sum(seconds.values()):.0f} s of processor time in replays, most of it in: "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.checks import our_curve, point
+from benchmarks.quality.checks import K, our_curve, point
 from benchmarks.quality.curves import Point
 from benchmarks.quality.runs import BOUNDS, WITHOUT_RECIPES, Counts, Run
 from gpu_align.simulate import Reliability
@@ -37,6 +37,16 @@ _JOINED = (
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _LEAST_REJECTED = _TICKS[0]
 _OURS = "#0f766e"
+#: Colours that stand out from white and from black.
+_OURS_BOTH, _GREY = "#14a098", "#808080"
+KIND_FAMILIES = {
+    "suffix decoding": (r"suffix_decoding(_\d+)?", "#e07a5f", "s"),
+    "suffix decoding, tree of depth 128": (r"suffix_decoding(_\d+)?_deep", "#d1495b", "D"),
+    "suffix decoding, vLLM's depth 24": (r"suffix_decoding_vllm", "#c9a227", "s"),
+    "n-gram": (r"prompt_lookup.*", "#5b8def", "^"),
+    "static text": (r"static_text", "#6aa84f", "*"),
+    "OpenAI, as reverse-engineered": (r"openai", "#9b72cf", "X"),
+}
 
 
 def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None:
@@ -96,6 +106,42 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
     figure.suptitle(title, fontsize=11)
     figure.tight_layout(rect=(0, 0.15, 1, 1))
     _save(figure, path)
+
+
+def draw_kinds(found: Mapping[str, Mapping[Run, Counts]], folder: Path) -> None:
+    """A picture a kind: our curve and every peer at K = 64, on no background, in greys that both schemes show."""
+    plt = _pyplot()
+    for kind, counts in found.items():
+        figure, panel = plt.subplots(figsize=(5.2, 3.4))
+        panel.plot(*_xy(our_curve(counts, K)), color=_OURS_BOTH, linewidth=2.2, marker="o", markersize=3.5,
+                   label="gpu-align", zorder=5)  # fmt: skip
+        panel.plot(*_xy([point(counts[Run(OURS, K)])]), color=_OURS_BOTH, marker="o", markersize=8, zorder=6)
+        for label, (pattern, colour, marker) in KIND_FAMILIES.items():
+            members = sorted(
+                point(c) for run, c in counts.items()
+                if run.num_draft_tokens == K and re.fullmatch(pattern, run.policy) and c.accepted
+            )  # fmt: skip
+            line = "-" if label in _JOINED else ""
+            panel.plot(*_xy(members), linestyle=line, linewidth=1, color=colour, marker=marker, markersize=5,
+                       label=label)  # fmt: skip
+        panel.set_xscale("log")
+        panel.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+        panel.minorticks_off()
+        panel.set(xlabel="rejected drafts per accepted one", ylabel="tokens a step")
+        panel.set_title(f"{kind}: {counts[Run(OURS, K)].records} records, K = {K}", fontsize=10)
+        panel.grid(color=_GREY, alpha=0.25)
+        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
+            text.set_color(_GREY)
+        panel.tick_params(colors=_GREY)
+        for spine in panel.spines.values():
+            spine.set_color(_GREY)
+        legend = panel.legend(fontsize=7, frameon=False)
+        for text in legend.get_texts():
+            text.set_color(_GREY)
+        figure.patch.set_alpha(0)
+        panel.patch.set_alpha(0)
+        figure.tight_layout()
+        _save(figure, folder / f"{kind}.svg")
 
 
 def draw_reliability(reliability: Reliability, path: Path) -> None:

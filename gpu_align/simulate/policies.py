@@ -27,6 +27,8 @@ SWEEP: tuple[dict[str, Any], ...] = (
     {"length_factor": 0.5, "min_survival": 0.97, "min_survival_recipe": 1},
     {"length_factor": 0.5, "min_survival": 0.95, "min_survival_recipe": 0.9},
     {"length_factor": 1, "min_survival": 0.8, "min_survival_recipe": 0.7},
+    {"length_factor": 0.5, "min_survival": 0.5, "min_survival_recipe": 1},
+    {"length_factor": 0.75, "min_survival": 0.5, "min_survival_recipe": 1},
     {"length_factor": 1, "min_survival": 0.5, "min_survival_recipe": 0.4},
     {"length_factor": 1, "min_survival": 0.3},
     {"length_factor": 1.5, "min_survival": 0.3},

@@ -1,0 +1,227 @@
+"""Draft quality by kind of text and by quality of the prediction: a row each against every peer.
+
+The records are those of ``kinds-test`` (`benchmarks.corpus.kinds`). ``python -m benchmarks.quality.kinds``
+measures these rows alone; ``python -m benchmarks.quality`` does it with everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from benchmarks.corpus import build as corpus
+from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
+from benchmarks.quality import build_suffix_peer, plot
+from benchmarks.quality.checks import LEAD, MAX_GAP, Check, K, our_curve, point
+from benchmarks.quality.curves import Point, height
+from benchmarks.quality.knowledge import knowledge
+from benchmarks.quality.runs import (
+    BOUNDS,
+    CACHED,
+    Counts,
+    Entry,
+    Knowledge,
+    Run,
+    read_entries,
+    run_all,
+    total,
+)
+from gpu_align.simulate import SWEEP, runnable_policy_names
+from gpu_align.simulate.policies import OURS
+
+#: One record in so many is replayed at a K other than `K`, where no peer may be above our curve.
+ONE_IN_AT_OTHER_K = 3
+SIZES = (K, 32, 16)
+#: Far below the others at every rejection, and slow.
+LEFT_OUT = ("myers", "cursor", "input_lookup_node_llama_cpp", "prompt_lookup_transformers", "recipe_pack")
+#: The label of all real changes together, where the rows are by quality of the prediction.
+ORIGINAL = "original"
+#: Rows, in their order.
+LABELS = (*KINDS, MODEL, ORIGINAL, *QUALITIES)
+#: The peer that comes nearest at the rejections of our default.
+NAMED_PEER = "suffix_decoding_4_deep"
+#: Runs whose counts are kept in the JSON file.
+SHOWN = (OURS, NAMED_PEER, "suffix_decoding_deep", "prompt_lookup", "openai", BOUNDS[0])
+
+
+class Lead(NamedTuple):
+    """Ours over one peer at no more rejections than the peer's; `ratio` is None where ours has no such setting."""
+
+    peer: str
+    num_draft_tokens: int
+    point: Point
+    ratio: float | None
+
+
+def planned_runs() -> list[Run]:
+    """Ours with every setting and every peer, at every K."""
+    peers = [name for name in runnable_policy_names() if name != OURS and name not in LEFT_OUT]
+    runs = [Run(OURS, k, tuple(setting.items())) for k in SIZES for setting in ({}, *SWEEP)]
+    runs += [Run(name, k) for k in SIZES for name in peers]
+    runs += [Run(name, K) for name in (*CACHED, BOUNDS[0])]
+    return list(dict.fromkeys(runs))
+
+
+def labels_of(entry: Entry) -> tuple[str, ...]:
+    """The rows that a record counts in."""
+    return (entry.kind, ORIGINAL) if entry.kind == entry.text else (entry.kind,)
+
+
+def _counts_in(label: str, entry: Entry) -> bool:
+    return label in labels_of(entry)
+
+
+def measure(
+    entries: Sequence[Entry],
+    jobs: int,
+    known: Mapping[str, Knowledge],
+    done: Callable[[Run, int, float], None] = lambda run, tokens, seconds: None,
+) -> dict[str, dict[Run, Counts]]:
+    """Label → run → its sums."""
+    thin = {id(entry) for entry in entries[::ONE_IN_AT_OTHER_K]}
+    results = run_all(
+        planned_runs(),
+        entries,
+        jobs,
+        lambda run, entry: run.num_draft_tokens == K or id(entry) in thin,
+        done,
+        known,
+    )
+    found: dict[str, dict[Run, Counts]] = {}
+    for label in LABELS:
+        sums = {run: total(pairs, entries, partial(_counts_in, label)) for run, pairs in results.items()}
+        found[label] = {run: counts for run, counts in sums.items() if counts.steps}
+    return {label: sums for label, sums in found.items() if sums}
+
+
+def leads(counts: Mapping[Run, Counts], num_draft_tokens: int) -> list[Lead]:
+    """Ours over each peer, the smallest first, with those before it that ours has no setting for."""
+    ours = our_curve(counts, num_draft_tokens)
+    found = []
+    for run, c in counts.items():
+        if run.num_draft_tokens == num_draft_tokens and run.policy not in (OURS, *BOUNDS):
+            reached = height(ours, point(c).rejected_per_accepted)
+            ratio = None if reached is None else reached / c.tokens_per_step
+            found.append(Lead(run.policy, num_draft_tokens, point(c), ratio))
+    return sorted(found, key=lambda lead: (lead.ratio is not None, lead.ratio or 0.0))
+
+
+def checks_of(found: Mapping[str, Mapping[Run, Counts]]) -> list[Check]:
+    """At K = 64 ten per cent over the best peer, at other K no peer above ours; and what confidence promises."""
+    checks = []
+    for label, counts in found.items():
+        for k in SIZES:
+            factor = LEAD if k == K else 1.0
+            rows = leads(counts, k)
+            if rows:
+                least = rows[0]
+                value = "no setting with so few rejections" if least.ratio is None else f"x {least.ratio:.3f}"
+                at = f"{least.point.tokens_per_step:.2f} at {least.point.rejected_per_accepted:.3f}"
+                checks.append(
+                    Check(
+                        f"{label}, K={k}: over every peer",
+                        f"{value} over {least.peer} ({at})",
+                        f"x {factor:.2f}",
+                        least.ratio is not None and least.ratio >= factor,
+                    )
+                )
+        gap = counts[Run(OURS, K)].reliability.worst_gap()
+        checks.append(
+            Check(f"{label}: confidence, worst decile", f"{gap:.3f}", f"at most {MAX_GAP}", gap <= MAX_GAP)
+        )
+    return checks
+
+
+def as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
+    """What the documentation is filled from, by label: counts at the default, and the leads over every peer."""
+    return {
+        label: {
+            "gap": round(counts[Run(OURS, K)].reliability.worst_gap(), 4),
+            "runs": {name: counts[Run(name, K)].as_json() for name in SHOWN if Run(name, K) in counts},
+            "leads": [
+                {
+                    "peer": lead.peer,
+                    "num_draft_tokens": k,
+                    "tokens_per_step": round(lead.point.tokens_per_step, 3),
+                    "rejected_per_accepted": round(lead.point.rejected_per_accepted, 4),
+                    "ratio": None if lead.ratio is None else round(lead.ratio, 4),
+                }
+                for k in SIZES
+                for lead in leads(counts, k)
+            ],
+        }
+        for label, counts in found.items()
+    }
+
+
+def print_rows(found: Mapping[str, Mapping[Run, Counts]]) -> None:
+    """A line a label, as plain text."""
+    print(f"{'':<12}{'records':>8}{'ours':>15}{NAMED_PEER:>24}{'lead':>7}  least lead at K=64; at 32; at 16")
+    for label, counts in found.items():
+        ours, peer = (point(counts[Run(name, K)]) for name in (OURS, NAMED_PEER))
+        by_peer = {lead.peer: lead for lead in leads(counts, K)}
+        least = [leads(counts, k)[0] for k in SIZES if leads(counts, k)]
+        print(
+            f"{label:<12}{counts[Run(OURS, K)].records:>8}{_shown(ours):>15}{_shown(peer):>24}"
+            f"{by_peer[NAMED_PEER].ratio or 0:>7.3f}  "
+            + "; ".join(f"{e.ratio or 0:.3f} {e.peer} ({_shown(e.point)})" for e in least)
+            + f"  gap {counts[Run(OURS, K)].reliability.worst_gap():.3f}"
+        )
+
+
+def _shown(p: Point) -> str:
+    return f"{p.tokens_per_step:.2f} @ {p.rejected_per_accepted:.2f}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code (0, 1: something could not be fetched)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality.kinds", description=__doc__.split("\n")[0]
+    )
+    cache = Path(".cache")
+    parser.add_argument("--corpus", type=Path, default=cache / "corpus-kinds-test.jsonl.gz")
+    parser.add_argument("--tune", type=Path, default=cache / "corpus-tune.jsonl.gz")
+    parser.add_argument("--json", type=Path, default=cache / "kinds.json")
+    parser.add_argument("--images", type=Path, help="folder for the pictures; none if not given")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record only")
+    options = parser.parse_args(argv)
+    began = time.monotonic()
+    try:
+        build_suffix_peer.build()
+    except RuntimeError as error:
+        print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
+        return 1
+    build_suffix_peer.add_to_path()
+    for name, path in (("kinds-test", options.corpus), ("tune", options.tune)):
+        if not path.is_file() and (code := corpus.main([str(path), "--set", name])):
+            return code
+    entries = read_entries(options.corpus)[:: options.one_in]
+    seconds: dict[Run, float] = {}
+
+    def done(run: Run, tokens: int, took: float) -> None:
+        seconds[run] = seconds.get(run, 0.0) + took
+
+    found = measure(entries, options.jobs, knowledge(options.tune, ["tekken"], 1), done)
+    print_rows(found)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(as_json(found), indent=1) + "\n")
+    if options.images:
+        plot.draw_kinds(found, options.images)
+    Console(stderr=True).print(
+        f"{sum(seconds.values()):.0f} s of processor time; {time.monotonic() - began:.0f} s"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

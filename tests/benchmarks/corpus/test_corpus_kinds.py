@@ -1,0 +1,158 @@
+"""Kinds of text, outputs like a model's, predictions of every quality; on releases made here."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+import urllib.error
+import urllib.request
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from benchmarks.corpus import build, kinds, registries
+from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES, KindText, Releases
+from benchmarks.corpus.model_like import EDITS, badly_applied, model_output, wrong_lines
+from benchmarks.corpus.registries import NPM
+from benchmarks.corpus.sources import SETS
+
+TEXT = "import module_3\nimport module_1\nimport module_2\n" + "".join(
+    f"# about step {i}\ndef step_{i}(value):\n    result = run(value, {i})\n    return result\n\n"
+    for i in range(20)
+)
+DONOR = "".join(f"def other_{i}(argument):\n    return argument + {i}\n\n" for i in range(20))
+
+
+def lines_kept(before: str, after: str) -> float:
+    old = set(before.splitlines())
+    return sum(line in old for line in after.splitlines()) / len(after.splitlines())
+
+
+def archive(path: Path, files: dict[str, str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as opened:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(content.encode())
+            opened.addfile(member, io.BytesIO(content.encode()))
+    return path
+
+
+def javascript(version: int, which: int) -> str:
+    functions = (
+        f"function f{which}_{i}(x) {{ return x + {i if i % 7 else i + version}; }}\n" for i in range(40)
+    )
+    return "".join(functions)
+
+
+def fetch(name: str, version: str, cache: Path, sdist: bool) -> Path:
+    path = cache / f"{name.replace(':', '-')}-{version}.tgz"
+    files = {f"lib/file{which}.js": javascript(int(version), which) for which in range(4)}
+    return path if path.is_file() else archive(path, {**files, "lib/app.min.js": javascript(int(version), 9)})
+
+
+@pytest.fixture
+def releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tuple(Releases(f"{NPM}{name}", ("1", "2", "3"), ("javascript",)) for name in ("one", "two"))
+    monkeypatch.setattr(kinds, "RELEASES", {"test": found})
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_each_edit_keeps_most_lines_and_repeats(name: str) -> None:
+    lines, donor = TEXT.splitlines(keepends=True), DONOR.splitlines(keepends=True)
+    edit = EDITS[name][1]
+    first = "".join(edit(lines, donor, "python", random.Random(5)))
+    assert first == "".join(edit(lines, donor, "python", random.Random(5)))
+    if name != "requote":  # the text has no quotes
+        assert first != TEXT
+    assert name == "reindent" or lines_kept(TEXT, first) > 0.5
+
+
+def test_the_rates_are_those_of_the_outputs() -> None:
+    outputs = [model_output(TEXT, DONOR, "python", random.Random(seed)) for seed in range(400)]
+    assert sum("```" in (o or "") for o in outputs) / 400 == pytest.approx(EDITS["fence"][0], abs=0.08)
+    assert model_output("short\n", DONOR, "python", random.Random(0)) is None
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.6])
+def test_so_many_lines_of_a_draft_are_wrong(share: float) -> None:
+    kept = [lines_kept(TEXT, wrong_lines(TEXT, DONOR, share, random.Random(seed))) for seed in range(60)]
+    assert 1 - sum(kept) / 60 == pytest.approx(share * 0.8, abs=0.12)
+
+
+def test_a_diff_applied_badly_is_between_the_two() -> None:
+    after = TEXT.replace("run(value, 3)", "run(value, 33)").replace("step_9", "step_nine")
+    results = {badly_applied(TEXT, after, random.Random(seed)) for seed in range(30)}
+    assert {TEXT, after} & results
+    assert len(results) > 4
+    assert badly_applied(TEXT, TEXT, random.Random(0)) == TEXT
+
+
+def test_records_of_a_split(releases: None, tmp_path: Path) -> None:
+    texts = kinds.kind_texts("test", tmp_path, fetch)
+    assert {t.path for t in texts["javascript"]} == {f"lib/file{i}.js" for i in range(4)}  # nothing minified
+    assert {t.versions for t in texts["javascript"]} == {("1", "2"), ("2", "3")}
+    turns = kinds.in_turns(texts["javascript"])
+    assert {t.package for t in turns[:2]} == {"one", "two"}
+    pairs = list(kinds.made_pairs(texts))
+    assert {p.kind for p in pairs} == {MODEL, *QUALITIES}
+    assert all(p.before != p.after and p.text == "javascript" for p in pairs)
+    assert len({p.id for p in pairs}) == len(pairs)
+    older = [p for p in pairs if p.kind == "older"]
+    assert all("/2..3/" in p.id and "+ 1;" in p.before for p in older)
+    assert pairs == list(kinds.made_pairs(texts))
+
+
+def test_a_long_file_in_parts() -> None:
+    old = "".join(f"line {i}\n" for i in range(4000))
+    new = old.replace("line 2000\n", "line two thousand\n")
+    parts = kinds._parts(old, new)
+    assert len(parts) > 2
+    assert "".join(a for a, _ in parts) == old
+    assert "".join(b for _, b in parts) == new
+    assert sum(a != b for a, b in parts) == 1
+
+
+def test_no_package_is_in_both_splits() -> None:
+    split_of: dict[str, set[str]] = {}
+    for split, found in RELEASES.items():
+        for releases in found:
+            split_of.setdefault(releases.name, set()).add(split)
+            assert 2 <= len(releases.versions) <= 4
+            assert set(releases.kinds) <= set(KINDS)
+    for split, source in SETS["all"]:
+        split_of.setdefault(source.package.name, set()).add(split)
+    assert [name for name, splits in split_of.items() if len(splits) > 1] == []
+    for split, found in RELEASES.items():
+        assert {kind for releases in found for kind in releases.kinds} == set(KINDS), split
+
+
+def test_a_download_that_fails_names_package_and_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(request: urllib.request.Request, timeout: float) -> None:
+        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(kinds, "RELEASES", {"test": (Releases("npm:chai", ("1", "2"), ("json",)),)})
+    with pytest.raises(RuntimeError, match=r"npm @types/node@1\.0\.0 failed: .*/node-1\.0\.0\.tgz: HTTP 404"):
+        registries.download("npm:@types/node", "1.0.0", tmp_path)
+    with pytest.raises(RuntimeError, match=r"sdist regex==1\.0 failed"):
+        registries.download("regex", "1.0", tmp_path, sdist=True)
+    assert build.main([str(tmp_path / "o.gz"), "--set", "kinds-test", "--cache", str(tmp_path)]) == 1
+    assert "error: download of npm chai@" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.gz")) == []
+
+
+def test_the_command_writes_the_same_bytes(releases: None, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        out = tmp_path / f"{name}.jsonl.gz"
+        assert build.main([str(out), "--set", "kinds-test", "--cache", str(tmp_path)], fetch) == 0
+    assert (tmp_path / "first.jsonl.gz").read_bytes() == (tmp_path / "second.jsonl.gz").read_bytes()
+
+
+def test_kind_texts_know_their_ids() -> None:
+    text = KindText("c", "pkg", "a.c", ("1", "2"), "x", "y", None)
+    assert text.id == "pkg/1..2/a.c"

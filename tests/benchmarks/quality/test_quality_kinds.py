@@ -1,0 +1,79 @@
+"""Rows by kind: what counts in which row, leads at equal rejections, verdicts, and the pictures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rapidfuzz")
+
+from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
+from benchmarks.quality import kinds, plot
+from benchmarks.quality.checks import K
+from benchmarks.quality.runs import BOUNDS, CACHED, Counts, Entry, Run
+from gpu_align.simulate import Record
+from gpu_align.simulate.policies import OURS
+
+
+def counts(tokens_per_step: float, rejected: float) -> Counts:
+    steps, accepted = 1000, 10_000
+    return Counts(3, int(tokens_per_step * steps), steps, accepted, int(rejected * accepted), 0)
+
+
+def entry(kind: str, text: str) -> Entry:
+    return Entry(Record("r", [], [1], [2]), kind, text, "p", "test", "tekken")
+
+
+OURS_TWO = {
+    Run(OURS, K): counts(12.0, 0.6),
+    Run(OURS, K, (("length_factor", 1),)): counts(8.0, 0.2),
+}
+
+
+def test_a_real_change_counts_twice() -> None:
+    assert kinds.labels_of(entry("c", "c")) == ("c", kinds.ORIGINAL)
+    assert kinds.labels_of(entry("draft_20", "c")) == ("draft_20",)
+    assert (*KINDS, MODEL, kinds.ORIGINAL, *QUALITIES) == kinds.LABELS
+
+
+def test_leads_are_read_at_the_rejections_of_the_peer() -> None:
+    peers = {Run("openai", K): counts(3.0, 0.1), Run("suffix_decoding_4_deep", K): counts(8.0, 0.4)}
+    found = kinds.leads({**OURS_TWO, **peers, Run(BOUNDS[0], K): counts(20.0, 0.0)}, K)
+    assert [lead.peer for lead in found] == ["openai", "suffix_decoding_4_deep"]
+    assert found[0].ratio is None  # no setting with so few rejections comes first
+    assert found[1].ratio == pytest.approx(10 / 8)
+
+
+def test_verdicts() -> None:
+    near, far = counts(9.5, 0.4), counts(8.0, 0.4)
+    for peer, passed in ((near, False), (far, True)):
+        first = kinds.checks_of({"c": {**OURS_TWO, Run("suffix_decoding_4_deep", K): peer}})[0]
+        assert (first.name, first.passed) == ("c, K=64: over every peer", passed)
+    worse = {replace(run, num_draft_tokens=32): c for run, c in OURS_TWO.items()}
+    rows = {**OURS_TWO, **worse, Run("openai", 32): counts(9.9, 0.4)}
+    assert [c.passed for c in kinds.checks_of({"c": rows}) if "K=32" in c.name] == [True]
+
+
+def test_every_peer_is_planned_at_every_k() -> None:
+    runs = kinds.planned_runs()
+    assert {run.num_draft_tokens for run in runs} == set(kinds.SIZES)
+    at_64 = {run.policy for run in runs if run.num_draft_tokens == K}
+    assert {OURS, "openai", "static_text", "prompt_lookup", *CACHED} <= at_64
+    assert not at_64 & set(kinds.LEFT_OUT)
+
+
+def test_json_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        **OURS_TWO, Run("suffix_decoding_4_deep", K): counts(8.0, 0.4), Run("openai", K): counts(3.0, 0.3),
+    }  # fmt: skip
+    found = {"c": row, MODEL: row}
+    stored = json.loads(json.dumps(kinds.as_json(found)))
+    assert [lead["peer"] for lead in stored["c"]["leads"]] == ["suffix_decoding_4_deep", "openai"]
+    assert stored["c"]["runs"][OURS]["steps"] == 1000
+    kinds.print_rows(found)
+    assert "12.00 @ 0.60" in capsys.readouterr().out
+    plot.draw_kinds({"c": row}, tmp_path)
+    assert "opacity: 0" in (tmp_path / "c.svg").read_text()  # no background
