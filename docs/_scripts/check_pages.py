@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 #: Characters of code that fit on a page of 74 rem beside both side bars.
-MAX_COLUMNS = 116
+MAX_COLUMNS = 112
 #: Theme parts that are not ours, and the page that no page links to.
 NOT_OURS = {"404.html"}
 

@@ -8,6 +8,6 @@ from typing import Any
 _SHIM, _OWN = "https://unpkg.com/iframe-worker/shim", "worker_from_disk.js"
 
 
-def on_post_page(output: str, **_: Any) -> str:
-    """Put our own script in the place of the theme's; all pages lie beside it."""
-    return output.replace(_SHIM, _OWN)
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Put our own script, which lies beside the front page, in the place of the theme's."""
+    return output.replace(_SHIM, "../" * page.url.count("/") + _OWN)
