@@ -247,7 +247,10 @@ def dump(log: StepLog) -> str:
 
 def dump_live_head(log: StepLog) -> str:
     """What a live file begins with; the steps of `log` count for nothing."""
-    return f"{_LIVE_HEAD}{_yaml({**_header(log), **_prediction(log)})}steps:\n"
+    # An entry a line: alone, these plain values would stand in braces, behind which no key may follow.
+    header = "".join(_yaml({name: value}).strip("{}\n ") + "\n" for name, value in _header(log).items())
+    prediction = _prediction(log)
+    return f"{_LIVE_HEAD}{header}{_yaml(prediction) if prediction else ''}steps:\n"
 
 
 def dump_live_step(step: Step) -> str:

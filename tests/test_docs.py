@@ -168,7 +168,8 @@ def test_links_resolve(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"(\S+\.md)\b", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
-    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+    assert listed == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
 
 
 def test_every_public_name_is_in_the_reference() -> None:

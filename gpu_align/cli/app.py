@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(recipes_app, name="recipes")
 app.command("bench")(bench_command)
-app.command("tune")(tune_command)
+app.command("tune", epilog=epilog("tune"))(tune_command)
 
 
 def _print_version(wanted: bool) -> None:

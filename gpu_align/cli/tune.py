@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpu_align import tune
 from gpu_align.cli.console import check_outputs, counted, print_table, progress_bar, refuse, tokenizer_option
-from gpu_align.tune.tuning import Point
+
+if TYPE_CHECKING:
+    from gpu_align.tune import Report
+    from gpu_align.tune.tuning import Point
 
 HEADER = ("", "tokens a step", "rejected per accepted", "steps", "confidence off by")
 #: Less than this is no reason to change the table.
@@ -25,6 +27,8 @@ def tune_command(
     tokenizer: Annotated[str | None, tokenizer_option("for pairs with text")] = None,
 ) -> None:
     """Learn a survival table from your own requests, and report what it is worth on others of them."""
+    from gpu_align import tune  # imports torch
+
     if out.suffix != ".json":
         # Files in the wrong order would otherwise cost one of them.
         refuse(f"--out: expected a name that ends in .json, found {out}")
@@ -58,7 +62,7 @@ def tune_command(
     typer.echo(f"wrote {out}, {out.stat().st_size:,} bytes; use it with GPU_ALIGN_SURVIVAL_TABLE={out}")
 
 
-def _print(report: tune.Report) -> None:
+def _print(report: Report) -> None:
     rows = [_row("shipped table", report.before), _row("new table", report.after)]
     title = (
         f"{counted(report.held_back, 'request')} held back, learned from {report.learned_from:,}; "

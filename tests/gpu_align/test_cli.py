@@ -238,7 +238,7 @@ def test_policies_are_those_of_simulate() -> None:
     listed = json.loads(run("policies", "--json").output)["policies"]
     assert [policy["name"] for policy in listed] == policy_names()
     found = {policy["name"]: policy for policy in listed}
-    assert found["openai"]["options"] == {"lookahead": 16, "resume_after": 32}
+    assert found["openai"]["options"] == {"lookahead": 16, "resume_after": 32, "resume_delay": 0}
     assert found["prompt_lookup_vllm_2_5"]["options"] == {"pattern_min": 2, "pattern_max": 5}
     assert [name for name, policy in found.items() if not (policy["summary"] and policy["source"])] == []
     for policy in listed[1:]:

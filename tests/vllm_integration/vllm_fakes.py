@@ -39,6 +39,7 @@ class FakeDrafter:
         sharing_key: Any = None,
         recipes: Any = None,
         memory: bool = False,
+        related: bool = False,
     ) -> bool:
         prediction = [int(token) for token in prediction]
         if any(not 0 <= token < self.vocab_size for token in prediction):

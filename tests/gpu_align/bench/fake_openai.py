@@ -69,6 +69,9 @@ class Fake:
             server_state = fake
 
         class Server(ThreadingHTTPServer):
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A client that went away is no news."""
+
             request_queue_size = 256
 
         self._server = Server(("127.0.0.1", self.port), Handler)

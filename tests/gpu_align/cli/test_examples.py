@@ -74,6 +74,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, line in lines.items():
         (folder / name).write_text(json.dumps(line) + "\n")
+    edits = [
+        {
+            "id": str(n),
+            "prediction": [*range(n, n + 60)],
+            "output": [*range(n, n + 40), 7, *range(n + 41, n + 60)],
+        }
+        for n in range(100, 1300, 100)
+    ]
+    (folder / "traffic.jsonl").write_text("".join(json.dumps(edit) + "\n" for edit in edits))
     (folder / "old.py").write_text(OLD)
     (folder / "new.py").write_text(NEW)
     for name in ("one", "two"):
