@@ -6,7 +6,8 @@
 
 Requests come and go between steps. A step is one forward pass: it feeds every request the tokens that its KV
 cache lacks (a new one its prompt) and the draft behind them, verifies the drafts, and appends what was accepted
-and one token more. Copy what you need. A production engine replaces the padded batch by a kernel for ragged ones.
+and one token more. Copy what you need. A production engine replaces the padded batch by a kernel for ragged
+ones.
 """
 
 from __future__ import annotations
@@ -244,9 +245,9 @@ def verify(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rejection sampling against drafts that were not sampled: the output is distributed as without them.
 
-    A draft token is accepted with the probability p that the model gives it. At the first that is not, the
-    model's own token is drawn from what is left of p without it; behind an accepted draft, from p. Greedy is p of
-    0 and 1.
+    A draft token is accepted with the probability p that the model gives it. At the first that is not,
+    the model's own token is drawn from what is left of p without it; behind an accepted draft, from p.
+    Greedy is p of 0 and 1.
 
     Args:
         logits: [B, 1 + D, vocab] float32, behind the last token and behind each draft token.
