@@ -169,6 +169,9 @@ def demo_command(
         typer.Option("--model", envvar="MODEL", metavar="ORG/NAME", help="instead of a tiny model made here"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="for the page")] = Path("demo_out"),
+    ngram: Annotated[
+        bool, typer.Option("--ngram/--no-ngram", help="also vLLM's n-gram, in a second server")
+    ] = True,
 ) -> None:
     """Serve a model with the plugin, edit a file with and without a prediction, and compare."""
     try:
@@ -177,7 +180,7 @@ def demo_command(
         if error.name is None or error.name.split(".")[0] in ("gpu_align", "vllm_integration"):
             raise
         raise MissingExtraError("gpu-align demo", error.name, "demo") from error
-    raise typer.Exit(run_demo(model, out))
+    raise typer.Exit(run_demo(model, out, ngram))
 
 
 @app.command("report", epilog=epilog("report"))

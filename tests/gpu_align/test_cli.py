@@ -247,10 +247,10 @@ def test_policies_are_those_of_simulate() -> None:
 
 
 def test_demo_hands_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[tuple[str | None, Path]] = []
+    calls: list[tuple[str | None, Path, bool]] = []
     demo = type(sys)("vllm_integration.demo")
-    demo.run_demo = lambda model, out_dir: calls.append((model, out_dir)) or 3
+    demo.run_demo = lambda model, out_dir, ngram: calls.append((model, out_dir, ngram)) or 3
     monkeypatch.setitem(sys.modules, "vllm_integration.demo", demo)
     assert run("demo", "--model", "org/name", "--out", tmp_path).exit_code == 3
-    assert run("demo").exit_code == 3
-    assert calls == [("org/name", tmp_path), (None, Path("demo_out"))]
+    assert run("demo", "--no-ngram").exit_code == 3
+    assert calls == [("org/name", tmp_path, True), (None, Path("demo_out"), False)]

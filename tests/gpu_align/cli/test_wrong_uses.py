@@ -230,6 +230,31 @@ WRONG: dict[str, str] = {
         folder --tokenizer tekken
         folder --version
     """,
+    "tune": """
+
+        pairs.jsonl
+        pairs.jsonl -o
+        pairs.jsonl -o out.yaml
+        pairs.jsonl -o out.json
+        missing.jsonl -o out.json
+        pairs.jsonl missing.jsonl -o out.json
+        empty.jsonl -o out.json
+        words.jsonl -o out.json
+        list.jsonl -o out.json
+        binary.bin -o out.json
+        broken.gz -o out.json
+        folder -o out.json
+        text.jsonl -o out.json
+        text.jsonl -o out.json --tokenizer /no/such/folder
+        text.jsonl -o out.json --tokenizer ''
+        text.jsonl -o out.json --tokenizer folder
+        pairs.jsonl -o no/folder/out.json
+        pairs.jsonl -o pairs.jsonl
+        pairs.jsonl -o folder
+        pairs.jsonl -o ''
+        '' -o out.json
+        old.py -o out.json
+    """,
     "report": """
 
         missing.yaml
