@@ -49,7 +49,9 @@ PAGES = sorted(
 )
 #: Pages about a running server: their code is compiled and not run.
 SERVED = [
-    page for page in PAGES if page.name in ("vllm.md", "demo.md") or ROOT / "vllm_integration" in page.parents
+    page
+    for page in PAGES
+    if page.name in ("vllm.md", "packs.md", "demo.md") or ROOT / "vllm_integration" in page.parents
 ]
 #: A comment above a fence whose code is compiled and not run.
 NOT_RUN = re.compile(r"<!-- needs (a|an) [\w ]+ -->\s*$")
