@@ -69,8 +69,8 @@ def _front_end():
 
     end = ours.end
 
-    def telling(self, req_id):
-        end(self, req_id)
+    def telling(self, req_id, *aborted):
+        end(self, req_id, *aborted)
         _tell("frontend", len(self.requests))
 
     ours.end = telling

@@ -237,10 +237,10 @@ class Engine:
 
         end = collector.end
 
-        def recording(req_id: str) -> None:
+        def recording(req_id: str, aborted: bool = False) -> None:
             if req_id in collector.requests:
                 self.usage[req_id.rsplit("-", 1)[0]] = collector.requests[req_id].usage.as_dict()
-            end(req_id)
+            end(req_id, aborted)
 
         collector.end = recording
 
