@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import markers
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "published.json"
 PAGE = ROOT / "docs" / "published.md"
@@ -167,19 +169,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
 
 
 def fill(text: str, results: Results) -> str:
-    """A page with each of `BLOCKS` between its markers.
-
-    Raises:
-        ValueError: the markers of a block are not there once each, in order.
-    """
-    for name, block in BLOCKS.items():
-        begin_mark, end_mark = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        before, begin, rest = text.partition(begin_mark)
-        _, end, after = rest.partition(end_mark)
-        if not (begin and end) or begin_mark in after or end_mark in before + after:
-            raise ValueError(f"page: expected {begin_mark} and {end_mark} once each, in this order")
-        text = f"{before}{begin_mark}\n{block(results)}\n{end_mark}{after}"
-    return text
+    """A page with each of `BLOCKS` between its markers; as `markers.fill`."""
+    return markers.fill(text, BLOCKS, results)
 
 
 def as_json(results: Results) -> str:

@@ -46,7 +46,7 @@ def _compared(results: dict[str, Any]) -> list[tuple[str, str]]:
         ("plugin, without credit", "synchronous, without what it learns of each request"),
         ("plugin, late by 1, without credit", "asynchronous, without what it learns of each request"),
         (constant, "the best constant budget that never loses"),
-        (rule, "recommended"),
+        (rule, "the rule alone: recommended, with credit beside it"),
         ("known curve", "upper bound: knows the step-time curve"),
     ]
     return [(name, says) for name, says in listed if name in results["rules"]]

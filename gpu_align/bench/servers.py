@@ -72,6 +72,8 @@ def environment(*, gpu: bool) -> dict[str, str]:
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not gpu:
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        # One core for the front end, as vLLM does it, but no thread tied to a core that others may be using:
+        # a parallel region is as slow as its slowest thread.
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         threads = str(max(1, (os.cpu_count() or 1) - 1))
         env.setdefault("OMP_NUM_THREADS", threads)

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gpu_align.bench.servers import environment
+
 HOST = "127.0.0.1"
 _TAIL_LINES = 25
 
@@ -68,25 +70,10 @@ def vllm_command(
 
 def vllm_environment(steps_dir: Path, *, gpu: bool, offline: bool) -> dict[str, str]:
     """Return this process's environment with what the server needs to find and log."""
-    env = dict(os.environ)
-    # Not every way to run the demo has the packages' folder on the path (a checkout that is not installed).
-    root = str(Path(__file__).resolve().parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    env = environment(gpu=gpu)
     env["GPU_ALIGN_DEBUG_DIR"] = str(steps_dir.resolve())
-    env["GPU_ALIGN_STRICT"] = "1"  # a demo that quietly does not draft would show nothing
-    env["VLLM_NO_USAGE_STATS"] = "1"
     if offline:
         env["HF_HUB_OFFLINE"] = "1"
-    if not gpu:
-        env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        # One core for the front end, as vLLM does it, but no thread tied to a core that others may be using:
-        # a parallel region is as slow as its slowest thread.
-        env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        threads = str(max(1, (os.cpu_count() or 1) - 1))
-        env.setdefault("OMP_NUM_THREADS", threads)
-        # vLLM's n-gram drafter runs in numba. Where its number of threads is not that of torch, OpenMP changes
-        # its team twice a step, and a busy machine makes every change slow.
-        env.setdefault("NUMBA_NUM_THREADS", threads)
     return env
 
 
