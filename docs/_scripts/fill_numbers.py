@@ -256,8 +256,9 @@ PAGES: dict[Path, Blocks] = {
     DOCS.parent / "README.md": {MAIN_BLOCK: table},
     DOCS / "numbers.md": {MAIN_BLOCK: table},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
-    DOCS / "benchmarks.md": {"latency": latency},
-    DOCS / "quality.md": {"rows": rows, "kinds": kinds, "confidence": confidence, "ablation": ablation},
+    DOCS / "developer" / "compiled-kernels.md": {"latency": latency},
+    DOCS / "quality.md": {"rows": rows, "kinds": kinds, "confidence": confidence},
+    DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
     DOCS / "developer" / "quality-checks.md": {"checks": checks, "everything": everything},
 }
 
