@@ -191,7 +191,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def fill(pages: Sequence[str], results: dict[str, Any]) -> list[str]:
-    """`pages` with every block between ``<!-- serving:NAME -->`` and ``<!-- serving:end -->``, each on one of them.
+    """`pages` with each block between its ``<!-- serving:NAME -->`` and ``<!-- serving:end -->``, on one of them.
 
     Raises:
         ValueError: a block has no place, or more than one.
@@ -200,7 +200,9 @@ def fill(pages: Sequence[str], results: dict[str, Any]) -> list[str]:
     for name, block in BLOCKS.items():
         begin = f"<!-- serving:{name} -->\n"
         pattern = re.escape(begin) + r".*?(?=<!-- serving:end -->)"
-        places = [(i, m.span()) for i, page in enumerate(filled) for m in re.finditer(pattern, page, re.DOTALL)]
+        places = [
+            (i, m.span()) for i, page in enumerate(filled) for m in re.finditer(pattern, page, re.DOTALL)
+        ]
         if len(places) != 1:
             raise ValueError(f"page: expected {begin.strip()} … <!-- serving:end --> once")
         [(i, (start, stop))] = places

@@ -48,7 +48,7 @@ REMARKS = {
     "input_lookup_node_llama_cpp": "input lookup as in node-llama-cpp",
     "cursor": "stops at the first mismatch",
 }
-#: In docs/quality.md alone.
+#: In docs/developer/quality-checks.md alone.
 MORE_REMARKS = {
     "suffix_decoding": "Arctic's suffix decoding, spec factor 1",
     "suffix_decoding_2": "spec factor 2",

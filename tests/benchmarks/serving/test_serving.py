@@ -326,7 +326,20 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Typer()
     app.command()(serving.main)
     out = tmp_path / "out.json"
-    args = ["--corpus", corpus, "--traces", tmp_path / "t", "--json", out, "--page", page, "--page", second, "--curve", curve]
+    args = [
+        "--corpus",
+        corpus,
+        "--traces",
+        tmp_path / "t",
+        "--json",
+        out,
+        "--page",
+        page,
+        "--page",
+        second,
+        "--curve",
+        curve,
+    ]
     args += ["--jobs", 1, "--num-draft-tokens", 8, "--drafter-us", 0]
     done = CliRunner().invoke(app, list(map(str, args)))
     assert done.exit_code == 0, done.output
