@@ -86,13 +86,13 @@ bench-quality: $(VENV)/.dev  ## draft quality: every drafter, our trade-off, wha
 	@$(BIN)/python -m benchmarks.quality --corpus .cache/corpus-test.jsonl.gz --json .cache/quality.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py .cache/quality.json
 
-bench-ablation: $(VENV)/.dev  ## the drafter without each of its mechanisms: the table of docs/quality.md
+bench-ablation: $(VENV)/.dev  ## the drafter without each of its mechanisms: docs/developer/mechanisms.md
 	@$(BIN)/python -m benchmarks.quality.ablation --json docs/ablation.json
 	@$(BIN)/python docs/_scripts/fill_numbers.py
 
 serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
 	@mkdir -p .cache
-	@$(BIN)/python -m benchmarks.serving --page docs/serving-model.md
+	@$(BIN)/python -m benchmarks.serving --page docs/serving-model.md --page docs/developer/serving-rules.md
 
 static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
 	@$(BIN)/python -m benchmarks.speed.static_check

@@ -350,8 +350,8 @@ class Drafter:
 
         A step enters all tokens of a new context in its index, and aligns all output of a request that returns
         after a preemption: 80 µs for a prompt of 32,000 tokens, milliseconds for thousands of lost tokens, by the
-        latency model (docs/benchmarks.md), and the batch waits for its slowest request. Called behind `add`, when
-        the tokens are in their row, this happens beside the prefill.
+        latency model (docs/developer/compiled-kernels.md), and the batch waits for its slowest request. Called
+        behind `add`, when the tokens are in their row, this happens beside the prefill.
 
         Args:
             token_ids, total_len: as in `propose`. Read only.

@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OPS = ROOT / "gpu_align" / "ops"
 PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    + list((ROOT / "docs").glob("*.md"))
+    + list((ROOT / "docs").rglob("*.md"))
     + [
         page
         for package in ("gpu_align", "vllm_integration", "benchmarks")
@@ -243,10 +243,12 @@ def test_numbers_are_those_of_the_last_replay() -> None:
     known = {*policy_names(), *CACHED, *BOUNDS}
     assert {run["policy"] for run in numbers["runs"]} == known
     assert {*filler.REMARKS, *filler.MORE_REMARKS} == known
-    for page in filler.PAGES:
+    made_by = {"ablation": "make bench-ablation", "latency": "python -m benchmarks.speed.latency_model"}
+    for page, blocks in filler.PAGES.items():
         text = page.read_text(encoding="utf-8")
         assert filler.filled(page, numbers) == text, f"{page.name}: run docs/_scripts/fill_numbers.py"
-        assert "make bench-quality" in text
+        for block in blocks:
+            assert made_by.get(block, "make bench-quality") in text, f"{page.name}: {block}"
 
 
 def test_numbers_are_ratios_of_the_counts() -> None:
@@ -394,9 +396,36 @@ def test_wide_blocks_and_dead_links_are_found(tmp_path: Path) -> None:
     wide = "x" * (check.MAX_COLUMNS + 1)
     page = f'<a id="here"></a><a href="#here"></a><a href="#there"></a><a href="no.html"></a><pre>a\n{wide}</pre>'
     (tmp_path / "index.html").write_text(page, encoding="utf-8")
-    found = list(check.findings(tmp_path))
+    found = list(check.findings(tmp_path, reference={}))
     assert len(found) == 3
     assert f"a line of {check.MAX_COLUMNS + 1} columns" in found[0]
     assert found[1:] == ["index.html: #there leads to no anchor", "index.html: no.html leads to no file"]
     assert check.main(tmp_path) == 1
     assert check.main(tmp_path / "nothing") == 2
+
+
+def test_prose_is_counted_and_long_pages_are_found(tmp_path: Path) -> None:
+    check = _load(ROOT / "docs" / "_scripts" / "check_pages.py")
+    most = check.MAX_MINUTES * check.WORDS_A_MINUTE
+    assert most == 1_100
+    no_prose = (
+        '<h1>One two<a class="headerlink" href="#a">¶ no</a></h1><pre><code>no no</code></pre>'
+        "<table><tr><td>no <code>no</code></td></tr></table><script>no</script><svg><text>no</text></svg>"
+    )
+    prose = "<p>three <code>max_len=4</code>, <a>five</a> – <em>six</em> K = 1,100 and/or</p><ul><li>ten</li></ul>"
+    assert check.Page(f"<nav>no</nav><article>{no_prose}{prose}</article><footer>no</footer>").words == 11
+    for name, count in (("fits.html", most), ("long.html", most + 1), ("names.html", most + 1)):
+        (tmp_path / name).write_text(f"<article>{'word ' * count}</article>", encoding="utf-8")
+    reference = {"names.html": "looked up", "fits.html": "looked up", "gone.html": "looked up"}
+    found = list(check.findings(tmp_path, reference))
+    assert [line.split(":")[0] for line in found] == ["long.html", "fits.html", "gone.html"]
+    assert "1,101 words take 5.0 minutes" in found[0]
+    assert all("out of REFERENCE" in line for line in found[1:])
+
+
+def test_every_page_of_reference_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    check = _load(ROOT / "docs" / "_scripts" / "check_pages.py")
+    assert all(check.REFERENCE.values())
+    (tmp_path / "index.html").write_text("<article>one two</article>", encoding="utf-8")
+    check.main(tmp_path, show=True)
+    assert "     2   0.0 min  index.html" in capsys.readouterr().out

@@ -37,12 +37,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     parser.add_argument(
-        "--write", action="store_true", help="into benchmarks/results, the page and its pictures"
+        "--write", action="store_true", help="into benchmarks/results, the pages and their pictures"
     )
     parser.add_argument("--quick", action="store_true", help="a coarse grid, three policies, a short curve")
     options = parser.parse_args(argv)
     if options.write and options.quick:
-        parser.error("--write: the page has the whole experiments, expected no --quick")
+        parser.error("--write: the pages have the whole experiments, expected no --quick")
     if options.json is not None and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: no such folder: {options.json.parent}")
     if not add_to_path() and not options.quick:
@@ -52,14 +52,15 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         print(f"note: {missing}", file=sys.stderr)
     results = measure(options.quick)
-    for block in page.BLOCKS.values():
+    for block in page.BLOCKS:
         print(f"{block(results)}\n")
     try:
         if options.json is not None:
             options.json.write_text(page.as_json(results), encoding="utf-8")
         if options.write:
             page.RESULTS.write_text(page.as_json(results), encoding="utf-8")
-            page.PAGE.write_text(page.fill(page.PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+            for path in page.PAGES:
+                path.write_text(page.filled(path, results), encoding="utf-8")
             pictures.draw_all(results)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)

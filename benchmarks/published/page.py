@@ -1,4 +1,4 @@
-"""The results as tables, on the terminal and in docs/published.md: published figures beside those found here."""
+"""The results as tables, on the terminal and in two pages of docs: published figures beside those found here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from benchmarks import markers
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "published.json"
-PAGE = ROOT / "docs" / "published.md"
 Results = dict[str, Any]
 
 _RULES = {
@@ -157,20 +156,26 @@ def lookup_table(results: Results) -> str:
     return "\n".join(rows)
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {
-    "letters": tasks_table,
-    "bifurcations": bifurcations_table,
-    "insertions": insertions_table,
-    "edits": edits_table,
-    "linear": linear_table,
-    "curve": curve_table,
-    "lookup": lookup_table,
+#: Page → its blocks by name.
+PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
+    ROOT / "docs" / "published.md": {
+        "letters": tasks_table,
+        "bifurcations": bifurcations_table,
+        "insertions": insertions_table,
+        "lookup": lookup_table,
+    },
+    ROOT / "docs" / "published-cascade.md": {
+        "edits": edits_table,
+        "linear": linear_table,
+        "curve": curve_table,
+    },
 }
+BLOCKS = [block for blocks in PAGES.values() for block in blocks.values()]
 
 
-def fill(text: str, results: Results) -> str:
-    """A page with each of `BLOCKS` between its markers; as `markers.fill`."""
-    return markers.fill(text, BLOCKS, results)
+def filled(page: Path, results: Results) -> str:
+    """The text of one of `PAGES` with its blocks made anew; as `markers.fill`."""
+    return markers.fill(page.read_text(encoding="utf-8"), PAGES[page], results)
 
 
 def as_json(results: Results) -> str:

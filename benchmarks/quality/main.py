@@ -195,9 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     found = {**as_json(test, five, by_kind, reliability, verdicts), "rows": kinds.as_json(rows)}
     options.json.write_text(json.dumps(found, indent=1) + "\n")
-    title = "Tokens a step over rejected drafts, test split of the corpus (each dot is a setting)"
-    plot.draw_trade_off(test, title, options.images / "quality.svg")
-    plot.draw_reliability(reliability, options.images / "reliability.svg")
+    plot.draw_stored(found, options.images)
     plot.draw_kinds(rows, options.images / "kinds")
     longest = sorted(seconds, key=lambda run: -seconds[run])[:5]
     console.print(

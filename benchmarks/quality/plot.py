@@ -1,7 +1,12 @@
-"""The pictures of draft quality: the trade-off at each K, and the reliability diagram."""
+"""The pictures of draft quality: the trade-off at each K, and the reliability diagram.
+
+``python -m benchmarks.quality.plot`` draws both from docs/quality.json, without a replay. Pictures have no
+background, and colours and greys that stand out from white and from black.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,35 +15,37 @@ from typing import Any
 from benchmarks.quality.checks import K, our_curve, point
 from benchmarks.quality.curves import Point
 from benchmarks.quality.runs import BOUNDS, WITHOUT_RECIPES, Counts, Run
-from gpu_align.simulate import Reliability
 from gpu_align.simulate.policies import OURS
+from gpu_align.simulate.reliability import Decile
 
+_RED, _ORANGE, _WINE, _YELLOW, _BLUE, _SKY = "#e0574f", "#e8862e", "#a8507c", "#c9a227", "#3f7fe0", "#45a5d9"
+_GREEN, _PURPLE, _BROWN = "#5a9e3a", "#9b72cf", "#a07a4a"
+#: Colours of ours and of text.
+_OURS, _GREY = "#14a098", "#808080"
 #: Family of peers -> colour and marker. Members are joined by a line where one setting rises through them.
 FAMILIES = {
-    "suffix decoding": (r"suffix_decoding(_\d+)?", "#c8553d", "s"),
-    "suffix decoding, tree of depth 128": (r"suffix_decoding(_\d+)?_deep", "#8c3f2d", "D"),
-    "suffix decoding that knows the tuning split": (r"suffix_decoding(_\d+)?_deep_cached", "#5e1f14", "D"),
-    "suffix decoding, vLLM's depth 24": (r"suffix_decoding_vllm", "#e0a89b", "s"),
-    "n-gram, window 2–5": (r"prompt_lookup(_vllm_2_5)?", "#5b7db1", "o"),
-    "n-gram, window 1–3": (r"prompt_lookup_vllm(_v2)?_1_3", "#86a6d6", "v"),
-    "n-gram, vLLM's window 5": (r"prompt_lookup_vllm(_v2)?", "#3a5583", "^"),
-    "transformers' prompt lookup": (r"prompt_lookup_transformers", "#9a86b8", "P"),
-    "static text": (r"static_text", "#6b9362", "*"),
-    "OpenAI, as reverse-engineered": (r"openai", "#555555", "X"),
-    "streaming Myers diff": (r"myers", "#b89b5e", "h"),
-    "input lookup of node-llama-cpp": (r"input_lookup_node_llama_cpp", "#a0a0a0", "d"),
-    "recipes alone": (r"recipe_pack", "#5fa8a0", "p"),
+    "suffix decoding": (r"suffix_decoding(_\d+)?", _RED, "s"),
+    "suffix decoding, depth 128": (r"suffix_decoding(_\d+)?_deep", _ORANGE, "D"),
+    "suffix decoding with the tuning split": (r"suffix_decoding(_\d+)?_deep_cached", _WINE, "D"),
+    "suffix decoding, vLLM's depth 24": (r"suffix_decoding_vllm", _RED, "P"),
+    "n-gram, window 2–5": (r"prompt_lookup(_vllm_2_5)?", _BLUE, "o"),
+    "n-gram, window 1–3": (r"prompt_lookup_vllm(_v2)?_1_3", _BLUE, "v"),
+    "n-gram, vLLM's window 5": (r"prompt_lookup_vllm(_v2)?", _BLUE, "^"),
+    "transformers' prompt lookup": (r"prompt_lookup_transformers", _SKY, "P"),
+    "static text": (r"static_text", _GREEN, "*"),
+    "OpenAI, as reverse-engineered": (r"openai", _PURPLE, "X"),
+    "streaming Myers diff": (r"myers", _YELLOW, "h"),
+    "input lookup, node-llama-cpp": (r"input_lookup_node_llama_cpp", _BROWN, "d"),
+    "recipes alone": (r"recipe_pack", _GREY, "p"),
 }
 _JOINED = (
     "suffix decoding",
-    "suffix decoding, tree of depth 128",
-    "suffix decoding that knows the tuning split",
+    "suffix decoding, depth 128",
+    "suffix decoding with the tuning split",
 )
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _LEAST_REJECTED = _TICKS[0]
-_OURS = "#0f766e"
-#: Colours that stand out from white and from black.
-_OURS_BOTH, _GREY = "#14a098", "#808080"
+TITLE = "Test split of the corpus; each mark is a setting, the large one our default"
 KIND_FAMILIES = {
     "suffix decoding": (r"suffix_decoding(_\d+)?", "#e07a5f", "s"),
     "suffix decoding, tree of depth 128": (r"suffix_decoding(_\d+)?_deep", "#d1495b", "D"),
@@ -59,7 +66,9 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
     """
     plt = _pyplot()
     sizes = sorted({run.num_draft_tokens for run in counts})
-    figure, panels = plt.subplots(1, len(sizes), figsize=(4.6 * len(sizes), 4.6), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(sizes), figsize=(3.1 * len(sizes), 4.9), sharey=True, squeeze=False, layout="constrained"
+    )
     for panel, k in zip(panels[0], sizes, strict=True):
         ours = [p for p in our_curve(counts, k) if p.rejected_per_accepted > 0]
         panel.plot(
@@ -72,7 +81,7 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
         if without is not None:
             panel.plot(
                 *_xy([point(without)]), color=_OURS, linestyle="", marker="o", markersize=9, fillstyle="none",
-                zorder=6, label="gpu-align by default, without recipes",
+                zorder=6, label="gpu-align without recipes",
             )  # fmt: skip
         for label, (pattern, colour, marker) in FAMILIES.items():
             members = [
@@ -83,28 +92,27 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
             line = "-" if label in _JOINED else ""
             panel.plot(
                 *_xy(sorted(members)), linestyle=line, linewidth=1, color=colour, marker=marker, markersize=6,
-                label=label,
+                markeredgewidth=0, label=label,
             )  # fmt: skip
         panel.set_xscale("log")
         panel.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
         panel.minorticks_off()
         panel.set_xlim(_TICKS[0] * 0.8, None)
-        panel.set_title(f"up to {k} drafts a step")
-        panel.set_xlabel("rejected drafts per accepted one")
-        panel.grid(alpha=0.25)
+        panel.set_title(f"K = {k}", fontsize=11)
         for name in BOUNDS:
             bound = counts.get(Run(name, k))
             if bound is not None:
-                panel.axhline(bound.tokens_per_step, color="#999999", linewidth=0.8, linestyle=":")
+                panel.axhline(bound.tokens_per_step, color=_GREY, linewidth=0.8, linestyle=":")
                 panel.annotate(
-                    name.replace("_", " "), (0.99, bound.tokens_per_step), fontsize=7, color="#777777",
-                    xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                    f"bound: {name.replace('_', ' ')}", (0.02, bound.tokens_per_step), fontsize=9, color=_GREY,
+                    xycoords=("axes fraction", "data"), ha="left", va="bottom",
                 )  # fmt: skip
-    panels[0][0].set_ylabel("tokens a verification step")
+    panels[0][0].set_ylabel("tokens a verification step", fontsize=11)
+    panels[0][len(sizes) // 2].set_xlabel("rejected drafts per accepted one", fontsize=11)
     handles, labels = panels[0][-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=8, frameon=False)
-    figure.suptitle(title, fontsize=11)
-    figure.tight_layout(rect=(0, 0.15, 1, 1))
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    figure.suptitle(title, fontsize=11, color=_GREY)
+    _for_both_schemes(figure, panels[0], legend)
     _save(figure, path)
 
 
@@ -113,9 +121,9 @@ def draw_kinds(found: Mapping[str, Mapping[Run, Counts]], folder: Path) -> None:
     plt = _pyplot()
     for kind, counts in found.items():
         figure, panel = plt.subplots(figsize=(5.2, 3.4))
-        panel.plot(*_xy(our_curve(counts, K)), color=_OURS_BOTH, linewidth=2.2, marker="o", markersize=3.5,
+        panel.plot(*_xy(our_curve(counts, K)), color=_OURS, linewidth=2.2, marker="o", markersize=3.5,
                    label="gpu-align", zorder=5)  # fmt: skip
-        panel.plot(*_xy([point(counts[Run(OURS, K)])]), color=_OURS_BOTH, marker="o", markersize=8, zorder=6)
+        panel.plot(*_xy([point(counts[Run(OURS, K)])]), color=_OURS, marker="o", markersize=8, zorder=6)
         for label, (pattern, colour, marker) in KIND_FAMILIES.items():
             members = sorted(
                 point(c) for run, c in counts.items()
@@ -129,28 +137,18 @@ def draw_kinds(found: Mapping[str, Mapping[Run, Counts]], folder: Path) -> None:
         panel.minorticks_off()
         panel.set(xlabel="rejected drafts per accepted one", ylabel="tokens a step")
         panel.set_title(f"{kind}: {counts[Run(OURS, K)].records} records, K = {K}", fontsize=10)
-        panel.grid(color=_GREY, alpha=0.25)
-        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(_GREY)
-        panel.tick_params(colors=_GREY)
-        for spine in panel.spines.values():
-            spine.set_color(_GREY)
-        legend = panel.legend(fontsize=7, frameon=False)
-        for text in legend.get_texts():
-            text.set_color(_GREY)
-        figure.patch.set_alpha(0)
-        panel.patch.set_alpha(0)
+        _for_both_schemes(figure, [panel], panel.legend(fontsize=7, frameon=False))
         figure.tight_layout()
         _save(figure, folder / f"{kind}.svg")
 
 
-def draw_reliability(reliability: Reliability, path: Path) -> None:
+def draw_reliability(deciles: Sequence[Decile], path: Path) -> None:
     """Observed acceptance over promised, a dot a decile, as large as its share of the drafts."""
     plt = _pyplot()
     figure, panel = plt.subplots(figsize=(4.6, 4.6))
-    panel.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color="#dddddd", alpha=0.5, linewidth=0)
-    panel.plot([0, 1], [0, 1], color="#999999", linewidth=0.8)
-    deciles = [d for d in reliability.deciles() if d.drafts]
+    panel.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color=_GREY, alpha=0.2, linewidth=0)
+    panel.plot([0, 1], [0, 1], color=_GREY, linewidth=0.8)
+    deciles = [d for d in deciles if d.drafts]
     panel.scatter(
         [d.confidence for d in deciles], [d.accepted for d in deciles], color=_OURS, alpha=0.85, zorder=3,
         s=[12 + 400 * d.share for d in deciles],
@@ -161,13 +159,29 @@ def draw_reliability(reliability: Reliability, path: Path) -> None:
             (d.confidence, d.accepted),
             xytext=(8, -4),
             textcoords="offset points",
-            fontsize=7,
+            fontsize=8,
+            color=_GREY,
         )
     panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence, mean of a decile", ylabel="share accepted")
     panel.set_title("does confidence mean what it says?", fontsize=11)
-    panel.grid(alpha=0.25)
+    _for_both_schemes(figure, [panel], None)
     figure.tight_layout()
     _save(figure, path)
+
+
+def _for_both_schemes(figure: Any, panels: Sequence[Any], legend: Any) -> None:
+    """No background, and text, axes and grid in a grey that stands out from white and from black."""
+    figure.patch.set_alpha(0)
+    for panel in panels:
+        panel.patch.set_alpha(0)
+        panel.grid(color=_GREY, alpha=0.25)
+        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
+            text.set_color(_GREY)
+        panel.tick_params(colors=_GREY)
+        for spine in panel.spines.values():
+            spine.set_color(_GREY)
+    for text in legend.get_texts() if legend is not None else ():
+        text.set_color(_GREY)
 
 
 def _pyplot() -> Any:
@@ -195,3 +209,26 @@ def _save(figure: Any, path: Path) -> None:
     # No date: the same numbers give the same bytes.
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
     _pyplot().close(figure)
+
+
+def stored(numbers: Mapping[str, Any]) -> tuple[dict[Run, Counts], list[Decile]]:
+    """What docs/quality.json has of the test split: the sums of every run, and our deciles that hold drafts."""
+    counts = {
+        Run(run["policy"], run["num_draft_tokens"], tuple(run["setting"].items())): Counts(**run["test"])
+        for run in numbers["runs"]
+    }
+    found = [decile for decile in numbers["reliability"] if decile["drafts"]]
+    drafts = sum(decile["drafts"] for decile in found)
+    return counts, [Decile(**decile, share=decile["drafts"] / drafts) for decile in found]
+
+
+def draw_stored(numbers: Mapping[str, Any], folder: Path) -> None:
+    """``quality.svg`` and ``reliability.svg``."""
+    counts, deciles = stored(numbers)
+    draw_trade_off(counts, TITLE, folder / "quality.svg")
+    draw_reliability(deciles, folder / "reliability.svg")
+
+
+if __name__ == "__main__":
+    DOCS = Path(__file__).resolve().parents[2] / "docs"
+    draw_stored(json.loads((DOCS / "quality.json").read_text(encoding="utf-8")), DOCS / "img")

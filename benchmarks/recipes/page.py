@@ -1,4 +1,4 @@
-"""What was measured, as a JSON file and as the tables of docs/recipes.md."""
+"""What was measured, as a JSON file and as the tables of docs/developer/recipes-measured.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks import markers
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "recipes.json"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "developer" / "recipes-measured.md"
 Results = dict[str, Any]
 
 #: Task → speed-up as published for such a task.

@@ -5,8 +5,8 @@ each step a rule grants draft slots (`rules`), what they bring is looked up in a
 (`trace`), and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills,
 the batch always full.
 
-One command records the traces, runs every rule, writes the JSON and fills the tables of
-docs/serving-model.md. After a change of the drafter run it again: it fails if the plugin's defaults
+One command records the traces, runs every rule, writes the JSON and fills the tables of docs/serving-model.md and
+docs/developer/serving-rules.md. After a change of the drafter run it again: it fails if the plugin's defaults
 (`vllm_integration.config.settings`) then lose by useless predictions or by drafts that are all rejected.
 """
 
@@ -290,7 +290,9 @@ def main(
     json_path: Annotated[Path, typer.Option("--json", help="results")] = Path(
         "benchmarks/results/serving.json"
     ),
-    page: Annotated[Path | None, typer.Option(help="page whose tables are filled")] = None,
+    page: Annotated[
+        list[Path] | None, typer.Option(help="page whose tables are filled; once for each page")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="processes", min=1)] = 2,
 ) -> None:
     """Throughput of drafting rules on paper, from real edits and step-time curves."""
@@ -324,9 +326,9 @@ def main(
     json_path.write_text(tables.compact(results), encoding="utf-8")
     typer.echo(tables.text(results))
     typer.echo(f"wrote {json_path}")
-    if page is not None:
-        page.write_text(tables.fill(page.read_text(encoding="utf-8"), results), encoding="utf-8")
-        typer.echo(f"filled {page}")
+    if page:
+        tables.fill_files(page, results)
+        typer.echo(f"filled {', '.join(map(str, page))}")
     for line in losses(table):
         typer.echo(f"error: {line}", err=True)
     if losses(table):

@@ -1,11 +1,12 @@
-"""What the serving model found, as tables: on the terminal, and between the markers of docs/serving-model.md."""
+"""What the serving model found, as tables: on the terminal, and between the markers of two pages of docs."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from benchmarks.serving.step_cost import GPUS, MODELS, SETUPS, Roofline
@@ -189,21 +190,31 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def fill(page: str, results: dict[str, Any]) -> str:
-    """`page` with every block between ``<!-- serving:NAME -->`` and ``<!-- serving:end -->``.
+def fill(pages: Sequence[str], results: dict[str, Any]) -> list[str]:
+    """`pages` with each block between its ``<!-- serving:NAME -->`` and ``<!-- serving:end -->``, on one of them.
 
     Raises:
         ValueError: a block has no place, or more than one.
     """
+    filled = list(pages)
     for name, block in BLOCKS.items():
         begin = f"<!-- serving:{name} -->\n"
         pattern = re.escape(begin) + r".*?(?=<!-- serving:end -->)"
-        places = list(re.finditer(pattern, page, re.DOTALL))
+        places = [
+            (i, m.span()) for i, page in enumerate(filled) for m in re.finditer(pattern, page, re.DOTALL)
+        ]
         if len(places) != 1:
             raise ValueError(f"page: expected {begin.strip()} … <!-- serving:end --> once")
-        start, stop = places[0].span()
-        page = f"{page[:start]}{begin}{block(results)}\n{page[stop:]}"
-    return page
+        [(i, (start, stop))] = places
+        filled[i] = f"{filled[i][:start]}{begin}{block(results)}\n{filled[i][stop:]}"
+    return filled
+
+
+def fill_files(paths: Sequence[Path], results: dict[str, Any]) -> None:
+    """The same for files. None is written if a block has no place."""
+    filled = fill([path.read_text(encoding="utf-8") for path in paths], results)
+    for path, text in zip(paths, filled, strict=True):
+        path.write_text(text, encoding="utf-8")
 
 
 def text(results: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ NAMED_PEER = "suffix_decoding_4_deep"
 REMARKS = {
     "gpu_align": "this library, default settings",
     "suffix_decoding_4_deep": "Arctic's suffix decoding, spec factor 4, tree of depth 128",
-    "suffix_decoding_deep": "the same, spec factor 1",
+    "suffix_decoding_deep": "Arctic's suffix decoding, spec factor 1, tree of depth 128",
     "prompt_lookup": "n-gram of 2–5 tokens, latest match",
     "prompt_lookup_vllm": "n-gram as vLLM's V1 runner looks it up",
     "prompt_lookup_vllm_v2": "n-gram as vLLM's V2 runner looks it up",
@@ -48,7 +48,7 @@ REMARKS = {
     "input_lookup_node_llama_cpp": "input lookup as in node-llama-cpp",
     "cursor": "stops at the first mismatch",
 }
-#: In docs/quality.md alone.
+#: In docs/developer/quality-checks.md alone.
 MORE_REMARKS = {
     "suffix_decoding": "Arctic's suffix decoding, spec factor 1",
     "suffix_decoding_2": "spec factor 2",
@@ -57,11 +57,11 @@ MORE_REMARKS = {
     "suffix_decoding_2_deep": "spec factor 2, tree of depth 128",
     "suffix_decoding_16_deep": "spec factor 16, tree of depth 128",
     "suffix_decoding_deep_cached": "spec factor 1, depth 128, and the tuning split as earlier responses",
-    "suffix_decoding_4_deep_cached": "the same, spec factor 4",
+    "suffix_decoding_4_deep_cached": "spec factor 4, depth 128, and the tuning split as earlier responses",
     "recipe_pack": "the shipped recipes alone: no prediction, no own output",
     "suffix_decoding_vllm": "spec factor 1, tree of depth 24, as vLLM has it by default",
     "prompt_lookup_vllm_2_5": "n-gram as vLLM's V1 runner looks it up, window 2–5",
-    "prompt_lookup_vllm_1_3": "the same, window 1–3",
+    "prompt_lookup_vllm_1_3": "as vLLM's V1 runner looks it up, window 1–3",
     "prompt_lookup_vllm_v2_1_3": "as vLLM's V2 runner looks it up, window 1–3",
     "clairvoyant": "bound: best continuation anywhere in prediction or output",
     "perfect_chooser": "a perfect choice among the drafter's own candidates, each copied plainly",
@@ -256,8 +256,9 @@ PAGES: dict[Path, Blocks] = {
     DOCS.parent / "README.md": {MAIN_BLOCK: table},
     DOCS / "numbers.md": {MAIN_BLOCK: table},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
-    DOCS / "benchmarks.md": {"latency": latency},
-    DOCS / "quality.md": {"rows": rows, "kinds": kinds, "confidence": confidence, "ablation": ablation},
+    DOCS / "developer" / "compiled-kernels.md": {"latency": latency},
+    DOCS / "quality.md": {"rows": rows, "kinds": kinds, "confidence": confidence},
+    DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
     DOCS / "developer" / "quality-checks.md": {"checks": checks, "everything": everything},
 }
 

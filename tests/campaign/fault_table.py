@@ -1,4 +1,4 @@
-"""The faults that are injected, and what the table of docs/vllm-internals.md says of each."""
+"""The faults that are injected, and what the table of docs/developer/faults.md says of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Injected faults: each costs what the table of docs/vllm-internals.md says, on both model runners.
+"""Injected faults: each costs what the table of docs/developer/faults.md says, on both model runners.
 
 Requests with predictions are served twice by a real engine. The fault happens while the first batch is served, or
 when the engine starts. Their texts are compared with those of `transformers`; what goes on in the second batch,

@@ -25,7 +25,7 @@ from vllm_integration.seams import source_probe
 from vllm_integration.seams.seam import Seam
 from vllm_integration.seams.table import GROUPS, SEAMS
 
-#: What the table of docs/vllm-internals.md says a missing name costs, by `turns_off`: the one ERROR line.
+#: What the table of docs/developer/faults.md says a missing name costs, by `turns_off`: the one ERROR line.
 LINES = {
     "plugin": "gpu_align is off, vLLM serves without predicted outputs: ",
     "usage": "gpu_align reports no usage: ",

@@ -70,7 +70,7 @@ def test_the_fields_over_http_are_listed() -> None:
     from gpu_align.step_log import FORMAT
 
     http = PAGE.split("## HTTP")[1].split("\n## ")[0]
-    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").split("## The `prediction` field")[1]
+    reference = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"^\| `(/v1/[\w/]+)` \|", reference, re.MULTILINE))
     assert len(paths) >= 4
     assert {path for path in paths if f"`{path}`" not in http} == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ from benchmarks.quality.runs import (
 )
 from gpu_align import Recipes
 from gpu_align.simulate import Record, Reliability, load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def entries(count: int = 6) -> list[Entry]:
@@ -243,15 +246,31 @@ def test_pictures(tmp_path: Path) -> None:
     reliability.add([0.9, 0.5], 1)
     for name in ("a", "b"):
         plot.draw_trade_off(runs, "title", tmp_path / f"{name}.svg")
-        plot.draw_reliability(reliability, tmp_path / f"{name}2.svg")
+        plot.draw_reliability(reliability.deciles(), tmp_path / f"{name}2.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a2.svg").read_bytes() == (tmp_path / "b2.svg").read_bytes()
     assert ">gpu-align<" in (tmp_path / "a.svg").read_text()
 
 
-def test_every_peer_has_a_place_in_the_picture() -> None:
-    import re
+def test_the_pictures_of_the_docs_show_every_family_and_have_no_background() -> None:
+    pytest.importorskip("matplotlib")
+    numbers = json.loads((ROOT / "docs" / "quality.json").read_text(encoding="utf-8"))
+    runs, deciles = plot.stored(numbers)
+    assert len(runs) == len(numbers["runs"])
+    assert sum(d.drafts for d in deciles) == sum(d["drafts"] for d in numbers["reliability"])
+    drawn = (ROOT / "docs" / "img" / "quality.svg").read_text(encoding="utf-8")
+    assert [family for family in plot.FAMILIES if f">{family}<" not in drawn] == []
+    for name in ("quality", "reliability"):
+        [background] = re.findall(
+            r'<g id="patch_1">\s*<path [^>]*style="([^"]+)"',
+            (ROOT / "docs" / "img" / f"{name}.svg").read_text(encoding="utf-8"),
+        )
+        assert "fill: none" in background or "opacity: 0" in background, (
+            "run: python -m benchmarks.quality.plot"
+        )
 
+
+def test_every_peer_has_a_place_in_the_picture() -> None:
     from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
 
     for name in [*POLICIES, *OPTIONAL_POLICIES, *RECIPE_POLICIES, *CACHED]:

@@ -311,10 +311,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve.write_text(
         json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 1}]})
     )
-    page = tmp_path / "page.md"
-    page.write_text(
-        "".join(f"<!-- serving:{name} -->\nstale text\n<!-- serving:end -->\n" for name in tables.BLOCKS)
+    page, second = tmp_path / "page.md", tmp_path / "second.md"
+    first, *others = (
+        f"<!-- serving:{name} -->\nstale text\n<!-- serving:end -->\n" for name in tables.BLOCKS
     )
+    page.write_text(first)
+    second.write_text("".join(others))
     monkeypatch.setattr(serving, "BATCHES", (1, 8))
     monkeypatch.setattr(
         serving,
@@ -324,7 +326,20 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Typer()
     app.command()(serving.main)
     out = tmp_path / "out.json"
-    args = ["--corpus", corpus, "--traces", tmp_path / "t", "--json", out, "--page", page, "--curve", curve]
+    args = [
+        "--corpus",
+        corpus,
+        "--traces",
+        tmp_path / "t",
+        "--json",
+        out,
+        "--page",
+        page,
+        "--page",
+        second,
+        "--curve",
+        curve,
+    ]
     args += ["--jobs", 1, "--num-draft-tokens", 8, "--drafter-us", 0]
     done = CliRunner().invoke(app, list(map(str, args)))
     assert done.exit_code == 0, done.output
@@ -336,7 +351,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for row in results["rules"].values():
         assert set(row) == {mix.name for mix in MIXES}
         assert all(len(mix["shown"]["mine"]) == 2 for mix in row.values())
-    filled = page.read_text()
+    filled = page.read_text() + second.read_text()
     assert "stale text" not in filled
     assert "| `lengths` |" in filled
     assert CliRunner().invoke(app, ["--keep-traces", "--traces", str(tmp_path / "none")]).exit_code == 2
@@ -356,8 +371,11 @@ class TestPage:
         return found
 
     def test_the_page_shows_the_stored_results(self) -> None:
-        page = (ROOT / "docs" / "serving-model.md").read_text(encoding="utf-8")
-        assert tables.fill(page, self.results()) == page, "run: python -m benchmarks.serving --page"
+        pages = [
+            (ROOT / "docs" / name).read_text(encoding="utf-8")
+            for name in ("serving-model.md", "developer/serving-rules.md")
+        ]
+        assert tables.fill(pages, self.results()) == pages, "run: make serving-model"
 
     def test_the_recommended_budget_never_loses(self) -> None:
         results = self.results()
@@ -372,4 +390,7 @@ class TestPage:
 
     def test_a_page_without_a_place_is_refused(self) -> None:
         with pytest.raises(ValueError, match="serving:gains"):
-            tables.fill("nothing", self.results())
+            tables.fill(["nothing"], self.results())
+        twice = "<!-- serving:gains -->\n<!-- serving:end -->\n"
+        with pytest.raises(ValueError, match="serving:gains"):
+            tables.fill([twice, twice], self.results())
