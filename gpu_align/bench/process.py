@@ -18,7 +18,9 @@ from gpu_align.bench.errors import BenchError
 
 #: Seconds between two looks at a server that is starting.
 POLL_S = 0.25
-STOP_GRACE_S = 20.0
+#: Seconds to end in order: of a server that was healthy, and of one that was starting. While its engine starts,
+#: vLLM acts on no SIGTERM, and has nothing to lose.
+STOP_GRACE_S, START_GRACE_S = 20.0, 2.0
 _TAIL_LINES = 25
 
 
@@ -37,7 +39,7 @@ class ServerProcess:
         self.log = log
         self._command = list(command)
         self._env = dict(env)
-        self._stopped = False
+        self._ready = self._stopped = False
 
     def __enter__(self) -> ServerProcess:
         with self.log.open("wb") as out:
@@ -88,6 +90,7 @@ class ServerProcess:
             waited = time.monotonic() - started
             self.check_alive(" before it was ready")
             if self._healthy():
+                self._ready = True
                 return
             if waited > timeout_s:
                 self._fail(f"the server is not ready after {waited:.0f} s")
@@ -101,20 +104,23 @@ class ServerProcess:
             time.sleep(POLL_S)
         return time.monotonic() - started
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """End the whole group: asked first, forced after `grace_s`. Again is harmless."""
+    def stop(self, grace_s: float | None = None) -> None:
+        """End the whole group: asked first, forced after `grace_s` (None: as it needs). Again is harmless."""
         if self._stopped:
             return
         self._stopped = True
         try:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
+                self._process.wait(grace_s if grace_s is not None else self._grace_s())
         finally:  # a second Ctrl-C ends the waiting, not the stopping
             self._signal(signal.SIGKILL)  # workers that the leader left behind are still in its group
             self._process.wait()
             if self._guard is not None:
                 self._guard.communicate(b".")
+
+    def _grace_s(self) -> float:
+        return STOP_GRACE_S if self._ready else START_GRACE_S
 
     def last_line(self) -> str:
         """The last line of the log that is not empty."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_align.bench.errors import BenchError
-from gpu_align.bench.process import ServerProcess
+from gpu_align.bench.process import STOP_GRACE_S, ServerProcess
 from gpu_align.bench.servers import HOST, free_port
 
 # Starts a child of its own, as vLLM does, and tells both ids; `stubborn` ignores the request to end.
@@ -79,6 +79,15 @@ def test_a_stubborn_server_is_forced(tmp_path: Path) -> None:
         pids = [running.pid, _child_pid(running)]
         running.stop(grace_s=0.2)
         running.stop()  # nothing left to do
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_a_stubborn_server_that_still_starts_is_forced_soon(tmp_path: Path) -> None:
+    """As vLLM is: it acts on no SIGTERM while its engine starts."""
+    with _fake_server(tmp_path, "stubborn") as running:
+        pids = [running.pid, _child_pid(running)]
+        started = time.monotonic()
+    assert time.monotonic() - started < STOP_GRACE_S / 2
     assert all(_gone(pid) for pid in pids)
 
 
