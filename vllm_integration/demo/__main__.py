@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from vllm_integration.demo import preflight, run_demo
+from vllm_integration.demo import run_demo, wrong_use
 
 
 def _not_empty(text: str) -> str:
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     out_dir = Path(options.out_dir)
-    if found := preflight.wrong_use(options.model, out_dir):
+    if found := wrong_use(options.model, out_dir):
         print(f"demo: {found}", file=sys.stderr)
         return 2
     return run_demo(options.model, out_dir, not options.no_ngram)

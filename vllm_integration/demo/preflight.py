@@ -37,9 +37,9 @@ def _wrong_use(model: str | None, out_dir: Path) -> str | None:
             return f"expected a model as its folder or its Hugging Face name, found {model!r}"
     parent = next(place for place in (out_dir, *out_dir.parents) if place.exists())
     if not parent.is_dir():
-        return f"--out-dir {out_dir}: {parent} is not a folder"
+        return f"{out_dir}: {parent} is not a folder"
     if not os.access(parent, os.W_OK):
-        return f"--out-dir {out_dir}: {parent} cannot be written to"
+        return f"{out_dir}: {parent} cannot be written to"
     return None
 
 
