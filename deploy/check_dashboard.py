@@ -117,9 +117,12 @@ def draw(answers: list[tuple[Query, list[Series]]], png: Path) -> None:
 
 def _draw_stat(axis: Any, query: Query, found: list[Series]) -> None:
     numbers = [value for one in found for _, value in one["values"] if math.isfinite(float(value))]
-    unit = query.panel["fieldConfig"]["defaults"]["unit"]
+    defaults = query.panel["fieldConfig"]["defaults"]
+    unit = defaults["unit"]
     shown = query.legend if unit == "none" else "no data"
-    if unit == "none" and found:
+    if "mappings" in defaults and numbers:
+        shown = defaults["mappings"][0]["options"][f"{float(numbers[-1]):.0f}"]["text"]
+    elif unit == "none" and found:
         for name, value in found[-1]["metric"].items():
             shown = shown.replace("{{" + name + "}}", value)
     elif numbers:

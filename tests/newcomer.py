@@ -55,15 +55,10 @@ def send_request() -> int:
     """In the clone: model, server, one request with a prediction."""
     from openai import OpenAI
 
+    from gpu_align.bench.process import ServerProcess
+    from gpu_align.bench.servers import HOST, free_port
     from vllm_integration.demo import model, task
-    from vllm_integration.demo.server import (
-        HOST,
-        Server,
-        free_port,
-        plugin_speculation,
-        vllm_command,
-        vllm_environment,
-    )
+    from vllm_integration.demo.server import plugin_speculation, vllm_command, vllm_environment
 
     seconds: dict[str, float] = {}
     work = Path("newcomer")
@@ -81,9 +76,9 @@ def send_request() -> int:
     )
     environment = vllm_environment(work / "steps", gpu=False, offline=True)
     url = f"http://{HOST}:{port}"
-    with Server(command, url, work / "server.log", environment) as server:
+    with ServerProcess(command, url, work / "server.log", environment) as server:
         with timed("server", seconds):
-            server.wait_ready(240.0, lambda took, line: None)
+            server.wait_ready(240.0, lambda took: None)
         client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
         with timed("first accelerated response", seconds):
             answer = client.chat.completions.create(

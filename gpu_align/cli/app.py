@@ -175,11 +175,13 @@ def demo_command(
 ) -> None:
     """Serve a model with the plugin, edit a file with and without a prediction, and compare."""
     try:
-        from vllm_integration.demo import run_demo
+        from vllm_integration.demo import run_demo, wrong_use
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in ("gpu_align", "vllm_integration"):
             raise
         raise MissingExtraError("gpu-align demo", error.name, "demo") from error
+    if found := wrong_use(model, out):
+        refuse(found)
     raise typer.Exit(run_demo(model, out, ngram))
 
 

@@ -250,6 +250,7 @@ def test_demo_hands_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     calls: list[tuple[str | None, Path, bool]] = []
     demo = type(sys)("vllm_integration.demo")
     demo.run_demo = lambda model, out_dir, ngram: calls.append((model, out_dir, ngram)) or 3
+    demo.wrong_use = lambda model, out_dir: None
     monkeypatch.setitem(sys.modules, "vllm_integration.demo", demo)
     assert run("demo", "--model", "org/name", "--out", tmp_path).exit_code == 3
     assert run("demo", "--no-ngram").exit_code == 3

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
+import shlex
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,116 +177,7 @@ def test_training_that_fails_says_so_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-# --- the server's process -------------------------------------------------------------------------------
-
-# Starts a child of its own, as vLLM does, and tells both ids; `stubborn` ignores the request to end.
-_FAKE = """
-import os, signal, subprocess, sys, time
-if "stubborn" in sys.argv:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("child", child.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def _gone(pid: int) -> bool:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":  # ended; whoever adopted it has not looked yet
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def _fake_server(tmp_path: Path, *words: str) -> server.Server:
-    command = [sys.executable, "-c", _FAKE, *words]
-    return server.Server(command, "http://127.0.0.1:9", tmp_path / "log", os.environ)
-
-
-def _child_pid(running: server.Server) -> int:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        words = running.log.read_text().split()
-        if len(words) == 2:
-            return int(words[1])
-        time.sleep(0.02)
-    raise AssertionError("the fake server did not start its child")
-
-
-@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_server_and_its_children_are_always_stopped(
-    tmp_path: Path, error: type[BaseException] | None
-) -> None:
-    pids: list[int] = []
-
-    def use() -> None:
-        with _fake_server(tmp_path) as running:
-            pids.extend([running.pid, _child_pid(running)])
-            if error is not None:
-                raise error
-
-    if error is None:
-        use()
-    else:
-        with pytest.raises(error):
-            use()
-    assert len(pids) == 2
-    assert all(_gone(pid) for pid in pids)
-
-
-def test_a_stubborn_server_is_forced(tmp_path: Path) -> None:
-    with _fake_server(tmp_path, "stubborn") as running:
-        pids = [running.pid, _child_pid(running)]
-        running.stop(grace_s=0.2)
-        running.stop()  # nothing left to do
-    assert all(_gone(pid) for pid in pids)
-
-
-def test_a_second_interrupt_does_not_leave_it_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    with _fake_server(tmp_path, "stubborn") as running:
-        pids = [running.pid, _child_pid(running)]
-        monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            running.stop()
-    assert all(_gone(pid) for pid in pids)
-
-
-def test_a_server_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "print('x' * 9); raise SystemExit('no such model')"]
-    with (
-        server.Server(command, "http://127.0.0.1:9", tmp_path / "log", os.environ) as running,
-        pytest.raises(server.ServerError, match=r"exit code 1(.|\n)*no such model"),
-    ):
-        running.wait_ready(20, lambda seconds, line: None)
-
-
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    ticks: list[float] = []
-    with (
-        _fake_server(tmp_path) as running,
-        pytest.raises(server.ServerError, match="did not answer within 0 s"),
-    ):
-        running.wait_ready(0.4, lambda seconds, line: ticks.append(seconds))
-    assert ticks
-
-
-def test_health_ends_the_wait(tmp_path: Path) -> None:
-    (tmp_path / "health").write_text("ok")
-    port = server.free_port()
-    command = [sys.executable, "-m", "http.server", str(port), "--bind", server.HOST, "-d", str(tmp_path)]
-    with server.Server(command, f"http://{server.HOST}:{port}", tmp_path / "log", os.environ) as running:
-        assert 0 < running.wait_ready(20, lambda seconds, line: None) < 20
+# --- the servers' command lines ---------------------------------------------------------------------------
 
 
 def test_server_command_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +210,84 @@ def test_the_model_comes_from_the_option_or_the_environment(monkeypatch: pytest.
     command_line.main(["--model", "other/one", "--no-ngram"])
     default = Path("demo_out")
     assert calls == [(None, default, True), ("org/name", Path("x"), True), ("other/one", default, False)]
+
+
+WRONG = """
+--no-such-option
+--no-such-option=3
+-x
+-Z
+--hlep
+--help=3
+-?
+tiny
+org/name more
+--model
+--model ''
+--model --no-ngram
+--model /no/such/folder
+--model ./missing
+--model folder
+--model file
+--model a/b/c
+--model 'two words'
+--model https://huggingface.co/a/b
+--model -name
+--out-dir
+--out-dir ''
+--out-dir file
+--out-dir file/deeper/still
+--no-ngram=3
+--no-ngram yes
+--no-ngra --model
+"""
+
+
+@pytest.mark.parametrize(
+    "line", [*WRONG.strip().split("\n"), f"--out-dir {'x' * 300}", f"--model {'x' * 300}"]
+)
+def test_a_wrong_use_is_one_line(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def started(*_: object) -> int:
+        raise AssertionError("the demo has begun")
+
+    monkeypatch.setattr(command_line, "run_demo", started)
+    monkeypatch.delenv("MODEL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    try:
+        code = command_line.main(shlex.split(line))
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else -1
+    assert code == 2
+    told = capsys.readouterr()
+    (said,) = told.err.splitlines()
+    assert said.startswith("demo: ")
+    assert told.out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_variable_can_be_wrong_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MODEL", "/no/such/folder")
+    assert command_line.main([]) == 2
+    expected = "demo: expected a model as its folder or its Hugging Face name, found '/no/such/folder'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(preflight, "problems", list)
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere" / "at" / "all")
+    assert demo.run_demo(out_dir=tmp_path / "out") == 2
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith("demo: ")
 
 
 def test_what_is_missing_is_named_before_anything_starts(

@@ -33,21 +33,23 @@ class Message(NamedTuple):
     steps: list[Step]
     own: bool
     refused: str = ""
+    off: bool = False
 
 
 def read(text: str) -> Message:
     found = decode([text])
     steps = [Step(*numbers) for numbers in zip(*(column.tolist() for column in found.steps), strict=True)]
     assert found.counts.tolist() == [len(steps)]
-    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])])
+    return Message(steps, bool(found.own[0]), REFUSALS[int(found.refused[0])], bool(found.off[0]))
 
 
 @pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("off", [True, False])
 @pytest.mark.parametrize("refused", REFUSALS)
 @pytest.mark.parametrize("steps", [[], [Step(1, 16, 12, 3)], [Step(0, 0, 0, 0), Step(2, 1000, 1, 1)]])
-def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str) -> None:
-    expected = Message(steps, own and bool(steps), refused)
-    assert read(message(steps, own=expected.own, refused=REFUSALS.index(refused))) == expected
+def test_a_message_survives_the_way(steps: list[Step], own: bool, refused: str, off: bool) -> None:
+    expected = Message(steps, own and bool(steps), refused, off)
+    assert read(message(steps, own=expected.own, refused=REFUSALS.index(refused), off=off)) == expected
 
 
 def test_messages_of_a_batch_are_read_together() -> None:
@@ -316,7 +318,9 @@ def test_where_tokens_were_taken_back_the_newest_draft_counts(engine: Engine) ->
 
 def test_nothing_waits_for_a_worker_that_drafts_no_more(engine: Engine) -> None:
     assert engine.step(4, 1) == Message([], own=False)
-    assert engine.step(4, 2, report=DraftReport(off=True)) == Message([Step(0, 0, 0, 0)] * 2, own=True)
+    off = engine.step(4, 2, report=DraftReport(off=True))
+    assert off == Message([Step(0, 0, 0, 0)] * 2, own=True, off=True)
+    assert engine.step() == Message([Step(0, 0, 0, 0)], own=True, off=True), "whichever front end hears it"
     assert len(engine.ledger) == 0
 
 

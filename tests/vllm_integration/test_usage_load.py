@@ -108,6 +108,7 @@ def test_a_thousand_requests_of_64_clients(servers: TwoServers) -> None:
     plain = [answer.texts[0] for answer in ask_all(servers.url, [chat(seed, N) for seed in seeds])]
     before = scrape(servers.url)
     assert before["gpu_align_requests_total"] == 0  # shown before anybody has sent a prediction
+    assert before["gpu_align_enabled"] == 1  # in both processes
     draw = random.Random(0)
     bodies, expected = [], []
     for index in range(1000):

@@ -116,9 +116,12 @@ def test_v1_goes_on(
     if ends_drafts:
         assert compat.off_reason() is not None
         assert engine.report.off, "so that the scheduler grants no slots any more"
+        # With the next output of a request: what fails when the last one ends waits for that.
+        assert engine.told_off or place[1] in ("remove", "release"), "so that the status says it"
         assert not any(engine.drafts.values())
     else:
         assert compat.off_reason() is None
+        assert not engine.told_off
     lines = [line for line in plugin_log if "writes the texts of requests" not in line]
     assert len(lines) == (2 if place[1] == "add" else 1), "one a request where each request fails by itself"
     assert all(r"injected\nfault" in line for line in lines)

@@ -15,6 +15,7 @@ from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import reports
 from vllm_integration.wire.reports import DraftReport, survival_levels
+from vllm_integration.wire.steps import HEADER, decode
 from vllm_integration.worker import draft_reporter
 from vllm_integration.worker.draft_reporter import DraftReporter
 
@@ -313,7 +314,10 @@ def test_a_failure_of_ours_costs_usage_or_drafts_and_never_the_engine(
         scheduler.update_draft_token_ids(None)
     counts = broken in ("grant", "short", "_cut_to_slots")
     drafts = broken in ("begin", "settle", "_settle")
-    assert (client.outputs[0].trace_headers is not None) == counts
+    headers = client.outputs[0].trace_headers
+    assert (headers is not None) == counts
+    if counts:
+        assert decode([headers[HEADER]]).off.tolist() == [1], "so that the status says it"
     assert len(request.spec_token_ids) == (2 if drafts else 0)
     assert len(plugin_log) == 1
     assert ("ValueError" if broken == "short" else "ZeroDivisionError") in plugin_log[0]

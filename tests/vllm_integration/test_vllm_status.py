@@ -8,19 +8,22 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import prometheus_client
 import pytest
 from prometheus_client import multiprocess
+from usage_harness import Step, message
 
 import gpu_align
 from vllm_integration.config import in_use
 from vllm_integration.config.in_use import EngineFacts
-from vllm_integration.frontend import limits, metrics, status
-from vllm_integration.frontend.usage_collector import _BY_THE_WORKER
+from vllm_integration.frontend import limits, metrics, status, usage_collector
+from vllm_integration.frontend.usage_collector import _BY_THE_WORKER, Collector
 from vllm_integration.seams import install as compat
 from vllm_integration.wire.reports import REFUSALS
+from vllm_integration.wire.steps import HEADER
 
 pytestmark = pytest.mark.usefixtures("plugin_on", "defaults")
 
@@ -150,6 +153,33 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
     assert (off["on"], off["off_reason"]) == (False, "a seam is missing")
 
 
+def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with any request's output, is on `/metrics` too, and stays."""
+    app = app_with()
+    monkeypatch.setattr(usage_collector, "collector", Collector())
+    request, processor = SimpleNamespace(request_id="r"), SimpleNamespace(request_states={"r": None})
+    told = []
+    for off in (False, True, False):
+        header = {HEADER: message([Step(0, 0, 0, 0)], off=off)}
+        output = SimpleNamespace(**vars(request), trace_headers=header, new_token_ids=[1], finished=False)
+        usage_collector.process_outputs(lambda self, outputs: None, processor, [output])
+        found = get(app).json()
+        gauge = prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled")
+        told.append((found["on"], found["off_reason"], gauge))
+    off_now = (False, status._WORKER_OFF, 0)
+    assert told == [(True, None, 1), off_now, off_now]
+    assert get(app_with()).json()["on"], "a server that starts knows nothing of it"
+
+
+def test_a_server_that_is_off_from_the_start_says_so_on_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
+    app_with()
+    assert prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled") == 0
+    monkeypatch.setattr(compat, "_off_reason", None)
+    app_with()
+    assert prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled") == 1
+
+
 def test_the_status_is_behind_the_servers_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a path that vLLM guards, with each way to give it keys."""
     app = app_with(["one", "two"])
@@ -198,18 +228,19 @@ def as_one_of_several(directory: Path) -> list[Any]:
     metrics._metrics.clear()
     facts = {"version": "0", "vllm": "1", "runner": "V1", "num_draft_tokens": "8", "recipes": "base@12"}
     metrics.set_info(**facts)
-    first = metrics.read()
+    first = [metrics.read(), metrics.enabled()]
     for requests in (2, 3):
         if not os.fork():
             metrics.set_info(**facts)
             for _ in range(requests):
                 metrics.count_request(10)
             metrics.count_refused("room", "dropped")
+            metrics.set_enabled(requests == 2)
             os._exit(0)
         os.wait()
     registry = prometheus_client.CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return [first, metrics.read(), prometheus_client.generate_latest(registry).decode()]
+    return [*first, metrics.read(), metrics.enabled(), prometheus_client.generate_latest(registry).decode()]
 
 
 def test_several_processes_are_one_server_and_every_label_is_there_from_the_start(tmp_path: Path) -> None:
@@ -221,7 +252,9 @@ def test_several_processes_are_one_server_and_every_label_is_there_from_the_star
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    first, last, text = json.loads(answer.read_text())
+    first, enabled, last, still, text = json.loads(answer.read_text())
+    assert (enabled, still) == (True, False), "one of them has heard of a worker that is off"
+    assert "\ngpu_align_enabled 0.0\n" in text
     refused: dict[str, dict[str, int]] = {}
     for reason, action in metrics.REFUSED:
         refused.setdefault(reason, {})[action] = 0

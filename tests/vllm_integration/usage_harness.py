@@ -33,10 +33,11 @@ class Step(NamedTuple):
     accepted: int
 
 
-def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0) -> str:
+def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0, off: bool = False) -> str:
     """What travels with one output: `steps`, the last of them its own if `own`."""
     columns = [*steps] if own else [*steps, Step(0, 0, 0, 0)]
-    texts = encode(Steps(*np.array(columns).T), np.full(len(columns), own), np.full(len(columns), refused))
+    flags = (np.full(len(columns), own), np.full(len(columns), refused))
+    texts = encode(Steps(*np.array(columns).T), *flags, off)
     *earlier, last = texts
     return "".join(text[:-1] for text in earlier) + (last if own else last[-1])
 

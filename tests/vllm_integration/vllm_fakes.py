@@ -153,6 +153,7 @@ class FakeEngine:
     usage: dict[str, RequestUsage] = field(default_factory=dict)
     ledger: VerificationLedger = field(init=False)
     report: DraftReport = field(default_factory=DraftReport)
+    told_off: bool = False
 
     def __post_init__(self) -> None:
         settings = self.proposer.settings
@@ -240,7 +241,9 @@ class FakeEngine:
             if each.trace_headers is not None:
                 usage = self.usage.setdefault(each.request_id, RequestUsage())
                 usage.output_tokens += len(each.new_token_ids)
-                source, _, verified, accepted = decode([each.trace_headers[HEADER]]).steps
+                found = decode([each.trace_headers[HEADER]])
+                source, _, verified, accepted = found.steps
+                self.told_off |= bool(found.off[0])
                 for step in zip(source.tolist(), verified.tolist(), accepted.tolist(), strict=True):
                     usage.add_step(*step)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["run_demo"]
+from vllm_integration.demo.preflight import wrong_use
+
+__all__ = ["run_demo", "wrong_use"]
 
 
 def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: bool = True) -> int:

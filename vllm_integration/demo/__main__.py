@@ -6,27 +6,47 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
-from vllm_integration.demo import run_demo
+from vllm_integration.demo import run_demo, wrong_use
+
+
+def _not_empty(text: str) -> str:
+    if not text:  # as a path it would stand for the current folder
+        raise argparse.ArgumentTypeError("expected no empty text; is a shell variable unset?")
+    return text
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage that argparse puts before it."""
+        self.exit(2, f"demo: {' '.join(message.split())}; --help lists the options\n")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, run the demo, return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m vllm_integration.demo",
         description="Predicted outputs in a real vLLM server: one edit, four predictions, one table and one page.",
     )
     parser.add_argument(
         "--model",
         default=os.environ.get("MODEL") or None,
+        type=_not_empty,
         help="a Hugging Face name or folder (default: $MODEL, else a tiny model that is made here)",
     )
-    parser.add_argument("--out-dir", type=Path, default=Path("demo_out"), help="default: %(default)s")
+    parser.add_argument(
+        "--out-dir", type=_not_empty, default="demo_out", metavar="DIR", help="default: %(default)s"
+    )
     parser.add_argument(
         "--no-ngram", action="store_true", help="leave out the second server, with vLLM's n-gram drafter"
     )
     options = parser.parse_args(argv)
-    return run_demo(options.model, options.out_dir, not options.no_ngram)
+    out_dir = Path(options.out_dir)
+    if found := wrong_use(options.model, out_dir):
+        print(f"demo: {found}", file=sys.stderr)
+        return 2
+    return run_demo(options.model, out_dir, not options.no_ngram)
 
 
 if __name__ == "__main__":

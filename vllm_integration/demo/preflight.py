@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 
 _NEEDED = ("torch", "vllm", "transformers", "tokenizers", "openai", "rich", "yaml")
 # Optional parts of vLLM and transformers. Where one is installed and does not fit torch, importing a text
 # model fails too, with a message that does not name the cause.
 _MUST_FIT_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+#: How the hub writes a model: `name` or `organisation/name`.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+def wrong_use(model: str | None, out_dir: Path) -> str | None:
+    """Return what is wrong with the two options, or None. Loads nothing and writes nothing."""
+    try:
+        return _wrong_use(model, out_dir)
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        return f"{error.filename}: {error.strerror}"
+
+
+def _wrong_use(model: str | None, out_dir: Path) -> str | None:
+    if model is not None:
+        folder = Path(model)
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                return f"the model {model} is a folder without a config.json"
+        elif folder.exists() or not _HUB_NAME.fullmatch(model):
+            return f"expected a model as its folder or its Hugging Face name, found {model!r}"
+    parent = next(place for place in (out_dir, *out_dir.parents) if place.exists())
+    if not parent.is_dir():
+        return f"{out_dir}: {parent} is not a folder"
+    if not os.access(parent, os.W_OK):
+        return f"{out_dir}: {parent} cannot be written to"
+    return None
 
 
 def problems() -> list[str]:

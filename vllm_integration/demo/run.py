@@ -46,9 +46,9 @@ def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
 
     from rich.console import Console
 
+    from gpu_align.bench.errors import BenchError
     from vllm_integration.demo.measure import MeasurementError
     from vllm_integration.demo.model import TrainingError
-    from vllm_integration.demo.server import ServerError
 
     console = Console()
     try:
@@ -57,8 +57,10 @@ def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
     except KeyboardInterrupt:
         console.print("\ndemo: interrupted; the server is stopped.", style="yellow")
         return 130
-    except (MeasurementError, TrainingError, ServerError) as error:
-        console.print(f"demo: {error}", style="red", markup=False, highlight=False)
+    except (MeasurementError, TrainingError, BenchError, OSError) as error:
+        log = getattr(error, "log", "")
+        text = f"demo: {error}\n{log}".rstrip()
+        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
 
 
@@ -127,7 +129,9 @@ def _serve(
     """Return what `use(url)` returns while a server with `speculation` runs."""
     from rich.text import Text
 
-    from vllm_integration.demo.server import HOST, Server, free_port, vllm_command, vllm_environment
+    from gpu_align.bench.process import ServerProcess
+    from gpu_align.bench.servers import HOST, free_port
+    from vllm_integration.demo.server import vllm_command, vllm_environment
 
     port = free_port()
     command = vllm_command(
@@ -142,12 +146,12 @@ def _serve(
     url = f"http://{HOST}:{port}"
     plain = {"markup": False, "highlight": False, "soft_wrap": True}
     console.print(f"   {' '.join(command)}", style="dim", **plain)
-    with Server(command, url, log, env) as server:
+    with ServerProcess(command, url, log, env) as server:
         beat = _Beat(15.0)
         with console.status("   starting …") as status:
 
-            def tick(seconds: float, line: str) -> None:
-                text = f"starting, {seconds:.0f} s: {line}"
+            def tick(seconds: float) -> None:
+                text = f"starting, {seconds:.0f} s: {server.last_line()}"
                 if console.is_terminal:
                     status.update(Text("   " + text[:90]))
                 elif beat():

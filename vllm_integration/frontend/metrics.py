@@ -57,6 +57,11 @@ SPECS = {
         "Always 1: what this server is, as labels.",
         ("version", "vllm", "runner", "num_draft_tokens", "recipes"),
     ),
+    "enabled": _Spec(
+        "Gauge",
+        "gpu_align_enabled",
+        "1 while drafts are made, 0 once the plugin or a worker has turned them off.",
+    ),
     "requests": _Spec("Counter", "gpu_align_requests", "Requests that brought a prediction."),
     "refused": _Spec(
         "Counter", "gpu_align_predictions_refused", "Predictions not taken whole.", ("reason", "action")
@@ -120,8 +125,18 @@ def set_info(**labels: str) -> None:
     _get("info").labels(**labels).set(1)
 
 
+def set_enabled(value: bool) -> None:
+    """Whether drafts are made, as far as this process knows."""
+    _get("enabled").set(int(value))
+
+
+def enabled() -> bool:
+    """Whether drafts are made, as far as any process of the server knows."""
+    return all(value for _, value in _samples().get("gpu_align_enabled", ()))
+
+
 def read() -> dict[str, Any]:
-    """What all metrics but `gpu_align_info` count, summed over the processes of the server.
+    """What the counters and histograms count, summed over the processes of the server.
 
     Of a counter its value; with labels, a mapping for each. Of a histogram the `count` and the `sum`.
     """
@@ -233,10 +248,12 @@ def _create() -> None:
     for name, spec in SPECS.items():
         more: dict[str, Any] = {"buckets": spec.buckets} if spec.buckets else {}
         if spec.kind == "Gauge":
-            more["multiprocess_mode"] = "max"  # one value for all processes
+            # One value for all processes.
+            more["multiprocess_mode"] = "min" if name == "enabled" else "max"
         _metrics[name] = getattr(prometheus_client, spec.kind)(
             spec.name, spec.help, labelnames=spec.labels, **more
         )
+    _metrics["enabled"].set(1)
     for reason, action in REFUSED:
         _metrics["refused"].labels(reason, action)
     for verdict in VERDICTS:

@@ -29,6 +29,8 @@ ENDPOINTS = {
     "/v1/responses": "responses",
     "/v1/messages": "messages",
 }
+#: The `off_reason` where it is not this process that is off.
+_WORKER_OFF = "a worker has turned drafting off: its ERROR line in the server's log says why"
 #: Digits of a pack's hash that the log and the metric show.
 _HASH = len("sha256:") + 12
 
@@ -96,7 +98,7 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         """What `GET /gpu_align/status` answers."""
-        reason = off_reason()
+        reason = off_reason() or (None if metrics.enabled() else _WORKER_OFF)
         return {
             "version": gpu_align.__version__,
             "vllm": self.vllm,
@@ -131,6 +133,7 @@ def announce(args: Any, app: Any, supported_tasks: Sequence[str]) -> None:
         return
     server = Server.here(engine, supported_tasks)
     metrics.set_info(**server.labels())
+    metrics.set_enabled(off_reason() is None)
     if off_reason() is None:
         logger.info("%s", shown_reason(server.line(), longest=2000))
     if reason := install("status"):

@@ -117,6 +117,8 @@ class Collector:
                 request.count(source, verified, right) for source, _, verified, right in taken
             )
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
+        if messages.off.any():
+            metrics.set_enabled(False)
         for number in messages.refused[messages.refused > 0].tolist():
             metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
 

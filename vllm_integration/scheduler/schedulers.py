@@ -149,6 +149,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.drafted_requests.take(report, *known)
 
     def _settle(self, begun: Any, outputs: Any) -> None:
+        self.drafted_requests.off |= _DRAFTS in self._ended
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
 
     def _forget(self) -> None:

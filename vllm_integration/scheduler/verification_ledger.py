@@ -114,7 +114,7 @@ class VerificationLedger:
         length = length * found
         verified, accepted = count_verified(np.maximum(slots, 0), length, sampled, kept)
         counted = Steps(source * found, length, verified, accepted)
-        return encode(counted, done.view(np.int8), known["refused"]), done
+        return encode(counted, done.view(np.int8), known["refused"], self._requests.off), done
 
     def forget(self, rows: Sequence[int]) -> None:
         """The requests of these rows are gone."""

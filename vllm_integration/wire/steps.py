@@ -43,13 +43,14 @@ class Messages(NamedTuple):
 
     steps: of all outputs, one output's after the other's. counts: [M] how many steps each output brought.
     own: [M] 1 where the last of them is the output's own step; a step whose draft is not reported yet comes with
-    a later output. refused: [M] why the request's prediction is not used as it came, an index of
-    `reports.REFUSALS`.
+    a later output. off: [M] 1 where the worker drafts no more. refused: [M] why the request's prediction is not
+    used as it came, an index of `reports.REFUSALS`.
     """
 
     steps: Steps
     counts: Ints
     own: Ints
+    off: Ints
     refused: Ints
 
 
@@ -65,12 +66,12 @@ def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts)
     return verified, np.minimum(np.minimum(sampled - 1, verified), kept)
 
 
-def encode(steps: Steps, own: Ints, refused: Ints) -> list[str]:
-    """One message a step: four characters of the step, then one of `own` and `refused`.
+def encode(steps: Steps, own: Ints, refused: Ints, off: bool = False) -> list[str]:
+    """One message a step: four characters of the step, then one of `own`, `off` and `refused`.
 
     Messages are joined by `message[:-1] + later_message`; a message without its step is `message[-1]`.
     """
-    numbers = np.array([*steps, own + 2 * refused]) + _ZERO
+    numbers = np.array([*steps, own + 2 * off + 4 * refused]) + _ZERO
     # NumPy's strings are code points of four bytes.
     text = numbers.T.astype("<u4", order="C").view(f"<U{len(numbers)}")
     messages: list[str] = text[:, 0].tolist()
@@ -91,4 +92,4 @@ def decode(texts: Sequence[str]) -> Messages:
     is_step = numbers >= 0
     is_step[ends - 1] = False
     steps, last = numbers[is_step].reshape(-1, width), numbers[ends - 1]
-    return Messages(Steps(*steps.T), counts, last & 1, last >> 1)
+    return Messages(Steps(*steps.T), counts, last & 1, last >> 1 & 1, last >> 2)

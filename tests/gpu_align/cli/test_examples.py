@@ -107,6 +107,7 @@ def _served(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo and the examination have tests of their own."""
     demo: Any = ModuleType("vllm_integration.demo")
     demo.run_demo = lambda model, out, ngram: 0
+    demo.wrong_use = lambda model, out: None
     monkeypatch.setitem(sys.modules, "vllm_integration.demo", demo)
     findings: Callable[[bool], list[Finding]] = lambda deep: [Finding("torch", "2.13.0", True)]  # noqa: E731
     monkeypatch.setattr("gpu_align.cli.doctor.examine", findings)

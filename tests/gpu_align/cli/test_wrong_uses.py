@@ -279,6 +279,31 @@ WRONG: dict[str, str] = {
         logs --html logs
         ''
     """,
+    "demo": """
+        org/name
+        folder
+        --model
+        --model ''
+        --model /no/such/folder
+        --model ./missing
+        --model folder
+        --model old.py
+        --model a/b/c
+        --model 'two words'
+        --model https://huggingface.co/a/b
+        --model -name
+        --model .hidden
+        --out
+        --out ''
+        --out old.py
+        --out old.py/deeper
+        --out-dir out
+        --ngram=3
+        --no-ngram=yes
+        --ngram --no-ngram nothing
+        --json out.json
+        --version
+    """,
     "doctor": """
         now
         vllm torch
@@ -364,7 +389,12 @@ def test_a_wrong_use_is_one_line(
     def examined(deep: bool) -> list[Finding]:
         raise AssertionError("the machine is examined")
 
+    def begun(*_: object) -> int:
+        raise AssertionError("the demo has begun")
+
     monkeypatch.setattr("gpu_align.cli.doctor.examine", examined)
+    monkeypatch.setattr("vllm_integration.demo.run_demo", begun)
+    monkeypatch.delenv("MODEL", raising=False)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.fspath(folder.parent))
     monkeypatch.chdir(folder)
     if "tekken" in line:
