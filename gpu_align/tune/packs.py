@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,16 @@ _MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
 def key_of(record: Record) -> str:
     """The same for requests with the same prediction: they are about the same text."""
     return hashlib.sha256(np.array(record.prediction, dtype=np.int64).tobytes()).hexdigest()
+
+
+def in_parts(records: Sequence[Record]) -> list[list[Record]]:
+    """Up to `NUM_PARTS`; requests with the same prediction are in the same one."""
+    keys = [key_of(record) for record in records]
+    part_of = {key: i % NUM_PARTS for i, key in enumerate(sorted(set(keys)))}
+    return [
+        [record for record, key in zip(records, keys, strict=True) if part_of[key] == part]
+        for part in sorted(set(part_of.values()))
+    ]
 
 
 class Tokens:
@@ -68,6 +79,10 @@ class Tokens:
             )
         return cls(tokenizer)
 
+    def shipped_recipes(self) -> Recipes:
+        """The pack that comes with the library."""
+        return _shipped_recipes(self._tokenizer.name)
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
         return [self._tokenizer.encode(text) for text in texts]
@@ -88,6 +103,11 @@ class Tokens:
         return piece
 
 
+@lru_cache(maxsize=1)
+def _shipped_recipes(tokenizer: str) -> Recipes:
+    return RecipePack.load().tokenize(Tokens(load_tokenizer(tokenizer)).encode)
+
+
 @dataclass
 class Part:
     """Requests, and the recipes that they are replayed with.
@@ -101,12 +121,17 @@ class Part:
     records: Sequence[Record]
     recipes: Recipes | None = None
     counts: RecipeTable | None = None
+    _tables: dict[float, RecipeTable] = field(default_factory=dict, repr=False)
 
     def table(self, min_survival: float) -> RecipeTable | None:
         """The recipes as a step looks them up."""
-        return None if self.recipes is None else RecipeTable.build(
-            self.recipes, NUM_DRAFT_TOKENS, "cpu", min_survival
-        )  # fmt: skip
+        if self.recipes is None:
+            return None
+        if min_survival not in self._tables:
+            self._tables[min_survival] = RecipeTable.build(
+                self.recipes, NUM_DRAFT_TOKENS, "cpu", min_survival
+            )
+        return self._tables[min_survival]
 
 
 class OwnPack:
@@ -126,22 +151,18 @@ class OwnPack:
 
     def __init__(self, records: Sequence[Record], tokens: Tokens) -> None:
         self._tokens = tokens
-        base = RecipePack.load()
-        self.calibration = list(base.calibration)
-        self._prior = np.array(base.calibration)
-        self.shipped = base.tokenize(tokens.encode)
+        self.calibration = list(RecipePack.load().calibration)
+        self._prior = np.array(self.calibration)
+        self.shipped = tokens.shipped_recipes()
         texts = [
             (key_of(record), tokens.text(ids))
             for record in records
             for ids in (record.prediction, record.output)
         ]
-        part_of = {key: i % NUM_PARTS for i, key in enumerate(sorted({key for key, _ in texts}))}
         self._pack = _learn(texts)
-        self._packs = []
-        self._records: list[list[Record]] = []
-        for part in sorted(set(part_of.values())):
-            self._packs.append(_learn([text for text in texts if part_of[text[0]] != part]))
-            self._records.append([record for record in records if part_of[key_of(record)] == part])
+        self._records = in_parts(records)
+        inside = [{key_of(record) for record in part} for part in self._records]
+        self._packs = [_learn([text for text in texts if text[0] not in part]) for part in inside]
 
     @property
     def pack(self) -> RecipePack:

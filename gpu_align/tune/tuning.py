@@ -14,8 +14,8 @@ from gpu_align.ops.draft.tables import KNOTS, NUM_BINS, SHIPPED, IntArray, fit_c
 from gpu_align.recipes.pack import RecipePack
 from gpu_align.simulate.records import Record
 from gpu_align.tune.fit import at_knots, calibrate, relearn
-from gpu_align.tune.observe import NUM_DRAFT_TOKENS, Observed, observe
-from gpu_align.tune.packs import MADE_BY, OwnPack, Part, Tokens, key_of
+from gpu_align.tune.observe import NUM_DRAFT_TOKENS, Array, Observed, observe
+from gpu_align.tune.packs import MADE_BY, OwnPack, Part, Tokens, in_parts, key_of
 from gpu_align.tune.report import Point, Report, at_rejections, point_of
 from gpu_align.tune.table import make_table
 
@@ -32,7 +32,7 @@ SETTINGS = (
 #: So many of them are tried on the held-back requests: the one chosen and its neighbours.
 MAX_REPORTED = 4
 #: Output tokens of the requests that the settings are chosen on.
-MAX_CHOICE_TOKENS = 200_000
+MAX_CHOICE_TOKENS = 120_000
 
 #: Of recipes, tried beside the default.
 MIN_SURVIVAL_RECIPE = 0.1
@@ -56,7 +56,7 @@ def replays(records: Sequence[Record], with_pack: bool = False) -> int:
     learned, held = split(records)
     held_tokens, chosen = (sum(len(r.output) for r in part) for part in (held, _sample(learned)))
     learned_tokens = sum(len(r.output) for r in learned)
-    tried, reported = 1 + len(SETTINGS) + with_pack, 1 + MAX_REPORTED + with_pack
+    tried, reported = 1 + 2 * len(SETTINGS) + with_pack, 1 + MAX_REPORTED + with_pack
     return NUM_ROUNDS * learned_tokens + tried * chosen + reported * held_tokens
 
 
@@ -85,7 +85,8 @@ def tune(
         repeat NUM_ROUNDS times: replay with the table so far; relearn(counts, the shipped table)
             calibrate the recipes    (if tokens)
         settings = those with the most tokens a step that reject no more than the shipped table does
-        calibrate the confidences on their replay
+        the shipped survival stays if it does as well on parts that a table was not learned from
+        calibrate the confidences on the settings' replay
 
     With `tokens` each part of the requests is replayed with recipes that the other parts teach, and the shipped
     ones behind them; what is held back, with those that all of them teach. The result depends on the requests
@@ -113,39 +114,44 @@ def tune(
 
     shipped = _Table.shipped()
     known = np.minimum(shipped.survival / SURVIVAL_ONE, 1.0)
-    table, first = shipped, None
+    table = shipped
     for _ in range(NUM_ROUNDS):
-        found = replayed.of("learning", _parts(learned, own), _Table(table.survival))
-        first = first if first is not None else found
+        parts = _parts(learned, own)
+        each = replayed.each("learning", parts, [_Table(table.survival)] * len(parts))
+        found = _sum(each)
         curves = relearn(found.runs, known)
-        table = _Table(fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS))
+        table = _Table.of(curves)
         if own is not None:
             own.calibrate(found.counted)
-    # The confidences of the choices that the drafter makes with the table, not with the one before it.
-    parts = _parts(learned, own)
-    share = MAX_CHOICE_TOKENS // len(parts)
-    parts = [replace(part, records=_sample(part.records, share)) for part in parts]
+    # What is chosen among is tried on requests that it was not learned from, like the recipes.
+    unseen = [_Table.of(relearn(found.runs - part.runs, known)) for part in each]
+    parts = [
+        replace(part, records=_sample(part.records, MAX_CHOICE_TOKENS // len(parts)))
+        for part in _parts(learned, own)
+    ]
     sample = [record for part in parts for record in part.records]
-    if base is not None or len(sample) < len(learned):
-        first = replayed.of("choosing", [Part(sample, base)], _Table(shipped.survival))
-    assert first is not None
+    first = replayed.of("choosing", [Part(sample, base)], _Table(shipped.survival))
     most = point_of(first).rejected_per_accepted
-    tried = {s: replayed.of("choosing", parts, table, _settings(s)) for s in SETTINGS}
-    front = _front({setting: point_of(observed) for setting, observed in tried.items()})
-    allowed = [s for s, point in front if point.rejected_per_accepted <= most] or [front[0][0]]
-    chosen = allowed[-1]
-    more: dict[str, float] = {}
+
+    def choose(tables: Sequence[_Table]) -> _Choice:
+        tried = {s: _sum(replayed.each("choosing", parts, tables, _settings(s))) for s in SETTINGS}
+        return _Choice.of(tried, most)
+
+    choice, plain = choose(unseen), choose([_Table(shipped.survival)] * len(parts))
+    if plain.value >= choice.value:
+        # These requests teach nothing that holds for others of them.
+        choice, curves, unseen = plain, known, [_Table(shipped.survival)] * len(parts)
+        table = shipped
+    chosen, observed, more = choice.setting, choice.observed, {}
     if own is not None:
         # More drafts from recipes, if that is above the line through the settings.
         low = {"min_survival_recipe": MIN_SURVIVAL_RECIPE}
-        observed = replayed.of("choosing", parts, table, _settings(chosen) | low)
-        point = point_of(observed)
-        others = at_rejections([p for _, p in front], point.rejected_per_accepted)
-        if point.rejected_per_accepted <= most and others is not None and point.tokens_per_step > others:
-            tried[chosen], more = observed, low
-    calibration = calibrate(tried[chosen].drafts, shipped.calibration)
-    first_reported = max(0, min(len(allowed) - 2, len(front) - MAX_REPORTED))
-    reported = [s for s, _ in front[first_reported:][:MAX_REPORTED]]
+        lower = _sum(replayed.each("choosing", parts, unseen, _settings(chosen) | low))
+        point = point_of(lower)
+        others = at_rejections([p for _, p in choice.front], point.rejected_per_accepted)
+        if others is not None and point.tokens_per_step > others:
+            observed, more = lower, low
+    calibration = calibrate(observed.drafts, shipped.calibration)
 
     table = _Table(table.survival, tuple(calibration))
     settings = _settings(chosen) | more
@@ -157,7 +163,7 @@ def tune(
         with_own = own.joined(own.pack)
     after = {
         s: point_of(replayed.of("reporting", [Part(held, with_own)], table, _settings(s) | more))
-        for s in reported
+        for s in choice.reported
     }
     equal = at_rejections(list(after.values()), before.rejected_per_accepted)
     report = Report(len(learned), len(held), before, after[chosen], equal, settings, without_pack)
@@ -174,6 +180,11 @@ class _Table:
     calibration: tuple[float, ...] = (0.0,) * NUM_BINS
 
     @classmethod
+    def of(cls, curves: Array) -> _Table:
+        """The table of these curves, as it is written to a file and read from it."""
+        return cls(fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS))
+
+    @classmethod
     def shipped(cls) -> _Table:
         knots, calibration = read_survival(SHIPPED)
         return cls(fit_curves(knots, NUM_DRAFT_TOKENS), calibration)
@@ -187,25 +198,69 @@ class _Replays:
         self._width = max(len(r.prompt) + len(r.output) for r in records)
         self._tell = progress if progress is not None else lambda *_: None
 
-    def of(
-        self, doing: str, parts: Sequence[Part], table: _Table, settings: Mapping[str, Any] = _NO_SETTINGS
-    ) -> Observed:
-        """The sums over the parts."""
+    def each(
+        self,
+        doing: str,
+        parts: Sequence[Part],
+        tables: Sequence[_Table],
+        settings: Mapping[str, Any] = _NO_SETTINGS,
+    ) -> list[Observed]:
+        """What each part shows with its table."""
         config = replace(self._config, **settings)
-        found = [
+        return [
             observe(
                 part.records, table.survival, self._width, config, table.calibration,
                 lambda done: self._tell(doing, done), part.table(config.min_survival_recipe), part.counts,
             )
-            for part in parts
-            if part.records
+            for part, table in zip(parts, tables, strict=True)
         ]  # fmt: skip
-        return Observed(*(sum(arrays[1:], arrays[0]) for arrays in zip(*found, strict=True)))
+
+    def of(
+        self, doing: str, parts: Sequence[Part], table: _Table, settings: Mapping[str, Any] = _NO_SETTINGS
+    ) -> Observed:
+        """The sums over parts with one table."""
+        return _sum(self.each(doing, parts, [table] * len(parts), settings))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Settings, and what they came to.
+
+    Attributes:
+        front: the settings that no other one beats in both, from few rejected drafts to many, and their points.
+        setting: the one that rejects as much as is allowed.
+        observed: with it.
+        value: tokens a step at the rejections that are allowed.
+    """
+
+    front: list[tuple[tuple[float, float], Point]]
+    setting: tuple[float, float]
+    observed: Observed
+    value: float
+
+    @classmethod
+    def of(cls, tried: Mapping[tuple[float, float], Observed], most: float) -> _Choice:
+        """most: rejected drafts per accepted one."""
+        front = _front({setting: point_of(observed) for setting, observed in tried.items()})
+        allowed = [s for s, point in front if point.rejected_per_accepted <= most] or [front[0][0]]
+        value = at_rejections([point for _, point in front], most)
+        return cls(front, allowed[-1], tried[allowed[-1]], 0.0 if value is None else value)
+
+    @property
+    def reported(self) -> list[tuple[float, float]]:
+        """The setting and its neighbours."""
+        settings = [s for s, _ in self.front]
+        first = max(0, min(settings.index(self.setting) - 1, len(settings) - MAX_REPORTED))
+        return settings[first:][:MAX_REPORTED]
+
+
+def _sum(found: Sequence[Observed]) -> Observed:
+    return Observed(*(sum(arrays[1:], arrays[0]) for arrays in zip(*found, strict=True)))
 
 
 def _parts(records: Sequence[Record], own: OwnPack | None) -> list[Part]:
-    """All of them as one part, or in parts with recipes of their own."""
-    return [Part(records)] if own is None else own.parts()
+    """In parts, with recipes of their own if there are any."""
+    return [Part(part) for part in in_parts(records)] if own is None else own.parts()
 
 
 def _front(points: Mapping[tuple[float, float], Point]) -> list[tuple[tuple[float, float], Point]]:
