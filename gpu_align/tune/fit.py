@@ -52,8 +52,8 @@ def relearn(runs: Array, known: Array) -> Array:
         for each group of classes, from all down to one class:
             curve *= (right + prior * mean curve) / (sum of what the curve promises + prior * mean curve)
 
-    prior: `KNOWN_PRIOR`. The groups: one text, with the same matched length, with the same alignment, with the same
-    margin, one class. A class that is not seen keeps its own form, and moves with those around it.
+    prior: `KNOWN_PRIOR`. The groups: one text, with the same matched length, with the same alignment, with the
+    same margin, one class. A class that is not seen keeps its own form, and moves with those around it.
 
     known: [NUM_CLASSES, K], each 0 to 1.
     """
