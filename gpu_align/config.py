@@ -51,10 +51,9 @@ class DrafterConfig:
             ValueError: it is no table, or one that was changed, or has settings that there are not.
         """
         settings = read_table(Path(path)).get("settings", {})
-        if unknown := [str(name) for name in settings if name not in ("length_factor", "min_survival")]:
-            raise ValueError(
-                f"{path}: settings: expected length_factor and min_survival, found {unknown[0][:40]!r}"
-            )
+        names = "length_factor", "min_survival", "min_survival_recipe"
+        if unknown := [str(name) for name in settings if name not in names]:
+            raise ValueError(f"{path}: settings: expected {', '.join(names)}, found {unknown[0][:40]!r}")
         try:
             return cls(**settings, survival_table=path)
         except TypeError as error:

@@ -41,7 +41,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "recipes show": (("The most frequent entries", "gpu-align recipes show base --top 5"),),
     "recipes index": (("A folder for a server", "gpu-align recipes index packs"),),
-    "tune": (("From requests with their predictions", "gpu-align tune traffic.jsonl --out table.json"),),
+    "tune": (
+        ("From requests with their predictions", "gpu-align tune traffic.jsonl --out table.json"),
+        (
+            "With a recipe pack, which holds words of them",
+            "gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken",
+        ),
+    ),
     "demo": (("A tiny model, made here", "gpu-align demo --out demo_out"),),
     "report": (
         ("One request", "gpu-align report logs/chatcmpl-1.yaml --html page.html"),

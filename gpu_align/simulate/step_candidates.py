@@ -34,6 +34,7 @@ class CandidateReplay:
         max_context_len: T; None is as long as the longest of `records`. Which positions of a context are
             remembered depends on it.
         tables: what a choice is made by, for K; those of `config` if None.
+        recipes: drafted where no candidate is likelier, for K; none if None.
 
     Attributes:
         token_ids: [R, T] int32, prompt and output of each record.
@@ -48,14 +49,16 @@ class CandidateReplay:
         config: DrafterConfig | None = None,
         max_context_len: int | None = None,
         tables: SurvivalTables | None = None,
+        recipes: RecipeTable | None = None,
     ) -> None:
         self.num_prompt = np.array([len(r.prompt) for r in records])
         self.num_output = np.array([len(r.output) for r in records])
         width = max_context_len or max(int((self.num_prompt + self.num_output).max()), 1)
-        recipes = RecipeTable.build(None, num_draft_tokens, "cpu").numpy()
+        if recipes is None:
+            recipes = RecipeTable.build(None, num_draft_tokens, "cpu")
         self._view = StepView(
-            [r.prediction for r in records], self.num_prompt.tolist(), width, num_draft_tokens, config, recipes,
-            tables,
+            [r.prediction for r in records], self.num_prompt.tolist(), width, num_draft_tokens, config,
+            recipes.numpy(), tables,
         )  # fmt: skip
         self.state, self.token_ids = self._view.state, self._view.token_ids
         self._num_draft_tokens = num_draft_tokens

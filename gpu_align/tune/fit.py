@@ -20,6 +20,8 @@ from gpu_align.tune.observe import Array
 
 #: A class starts from the curve of the classes that say the same with less detail, worth this many observations.
 PRIOR = 15
+#: A class of a table that is known is worth as many.
+KNOWN_PRIOR = 100
 _SHAPE = NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES
 #: A match in the prediction and one in the context have nothing in common but their length, and share nothing.
 _TEXTS = slice(0, ALIGNMENT_CONTEXT), slice(ALIGNMENT_CONTEXT, NUM_ALIGNMENTS)
@@ -48,10 +50,10 @@ def relearn(runs: Array, known: Array) -> Array:
     ::
 
         for each group of classes, from all down to one class:
-            curve *= (right + PRIOR * mean curve) / (sum of what the curve promises + PRIOR * mean curve)
+            curve *= (right + prior * mean curve) / (sum of what the curve promises + prior * mean curve)
 
-    The groups: one text, with the same matched length, with the same alignment, with the same margin, one class. A
-    class that is not seen keeps its own form, and moves with those around it.
+    prior: `KNOWN_PRIOR`. The groups: one text, with the same matched length, with the same alignment, with the
+    same margin, one class. A class that is not seen keeps its own form, and moves with those around it.
 
     known: [NUM_CLASSES, K], each 0 to 1.
     """
@@ -64,7 +66,7 @@ def relearn(runs: Array, known: Array) -> Array:
             promised = (n * curve).sum(axes, keepdims=True)
             count = np.maximum(n.sum(axes, keepdims=True), 1)
             # Where nothing is seen both are the prior's, and nothing changes.
-            prior = PRIOR * np.maximum(np.where(promised > 0, promised / count, 1), 1e-3)
+            prior = KNOWN_PRIOR * np.maximum(np.where(promised > 0, promised / count, 1), 1e-3)
             curve = np.clip(curve * (r.sum(axes, keepdims=True) + prior) / (promised + prior), 1e-6, 1)
         curves[:, :, places] = curve
     return _falling(curves)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from gpu_align.config import DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
 from gpu_align.ops.draft.reference import IS_CONTEXT, Candidates
 from gpu_align.ops.draft.tables import NUM_BINS, SurvivalTables
+from gpu_align.ops.recipe_lookup import RecipeTable
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.step_candidates import CandidateReplay
 
@@ -27,13 +28,17 @@ class Observed(NamedTuple):
 
     Attributes:
         runs: [C, K + 1]: candidates of class c of which just r tokens were right (K: K or more).
-        drafts: [2, NUM_BINS]: drafts that were reached, by what the table promised, and how many more of them
-            were accepted than promised.
+        drafts: [2, NUM_BINS]: drafts from the prediction and the context that were reached, by what the table
+            promised, and how many more of them were accepted than promised.
+        recipe_drafts: the same for drafts from recipes, by what the recipes promised.
+        counted: [2, NUM_BINS]: drafts from recipes by what `counts` promised, and how many more were accepted.
         total: output tokens, steps, accepted drafts, rejected drafts.
     """
 
     runs: Array
     drafts: Array
+    recipe_drafts: Array
+    counted: Array
     total: npt.NDArray[np.int64]
 
 
@@ -44,6 +49,8 @@ def observe(
     config: DrafterConfig,
     calibration: Sequence[float] = (0.0,) * NUM_BINS,
     progress: Callable[[int], object] | None = None,
+    recipes: RecipeTable | None = None,
+    counts: RecipeTable | None = None,
 ) -> Observed:
     """Replay all records with the drafter's own choices.
 
@@ -54,12 +61,15 @@ def observe(
         config: settings; the table that it names is not read.
         calibration: [NUM_BINS], of the confidences.
         progress: told of output tokens as they are replayed.
+        recipes: drafted where no candidate is likelier, for K; none if None.
+        counts: its first recipes with other probabilities, for `Observed.counted`.
     """
     thresholds = config.min_survival, config.min_survival_lost
     tables = SurvivalTables.from_survival(survival, "cpu", *thresholds, calibration)
     confidence = tables.confidence.numpy()
     runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
-    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len, tables)
+    recipe_drafts, counted = np.zeros((2, NUM_BINS)), np.zeros((2, NUM_BINS))
+    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len, tables, recipes)
     done = np.minimum(1, replay.num_output)
     total = np.array([replay.num_output.sum(), len(records), 0, 0])
     while (slots := np.flatnonzero(done < replay.num_output)).size:
@@ -75,16 +85,36 @@ def observe(
         wrong = (view.draft != replay.token_ids[slots[:, None], truth]) | (ahead >= drafted[:, None])
         taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
         reached = ahead < np.minimum(taken + 1, drafted)[:, None]
-        promised = confidence[found.class_id[np.arange(len(slots)), view.lane]][reached]
-        bins = np.minimum(promised * NUM_BINS, NUM_BINS - 1).astype(int)
-        np.add.at(drafts[0], bins, 1)
-        np.add.at(drafts[1], bins, (ahead < taken[:, None])[reached] - promised)
+        right_drafts = ahead < taken[:, None]
+        chosen = view.recipe < 0
+        promised = confidence[found.class_id[np.arange(len(slots)), view.lane]]
+        _add_promises(drafts, promised, right_drafts, reached & chosen[:, None])
+        for table, into in ((recipes, recipe_drafts), (counts, counted)):
+            if table is None:
+                continue
+            by_recipe = table.confidence.numpy()
+            those = (view.recipe >= 0) & (view.recipe < len(by_recipe))
+            at = view.recipe[those]
+            width = by_recipe.shape[1]
+            _add_promises(into, by_recipe[at], right_drafts[those, :width], reached[those, :width])
         total += [0, len(slots), taken.sum(), (drafted - taken).sum()]
         after = np.minimum(done[slots] + taken + 1, replay.num_output[slots])
         if progress is not None:
             progress(int((after - done[slots]).sum()))
         done[slots] = after
-    return Observed(runs, drafts, total)
+    return Observed(runs, drafts, recipe_drafts, counted, total)
+
+
+def _add_promises(
+    drafts: Array, promised: npt.NDArray[Any], right: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]
+) -> None:
+    """Count drafts in `drafts`, [2, NUM_BINS], by what was promised of them; all [R, K]."""
+    said = promised[reached]
+    bins = np.minimum(said * NUM_BINS, NUM_BINS - 1).astype(int)
+    drafts += [
+        np.bincount(bins, minlength=NUM_BINS),
+        np.bincount(bins, right[reached] - said.astype(float), NUM_BINS),
+    ]
 
 
 def _distinct(found: Candidates) -> npt.NDArray[np.bool_]:

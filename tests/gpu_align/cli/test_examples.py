@@ -78,9 +78,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {
             "id": str(n),
             "prediction": [*range(n, n + 60)],
-            "output": [*range(n, n + 40), 7, *range(n + 41, n + 60)],
+            "output": [*range(n, n + 40), 7000, *range(n + 41, n + 60)],
         }
-        for n in range(100, 1300, 100)
+        for n in range(5000, 5240, 20)  # neighbours share words, of which a pack is made
     ]
     (folder / "traffic.jsonl").write_text("".join(json.dumps(edit) + "\n" for edit in edits))
     (folder / "old.py").write_text(OLD)

@@ -254,6 +254,17 @@ WRONG: dict[str, str] = {
         pairs.jsonl -o ''
         '' -o out.json
         old.py -o out.json
+        pairs.jsonl -o out.json --pack
+        pairs.jsonl -o out.json --pack out.json
+        pairs.jsonl -o out.json --pack pairs.jsonl
+        pairs.jsonl -o out.json --pack own.gz
+        pairs.jsonl -o out.json --pack folder.json
+        pairs.jsonl -o out.json --pack base.json.gz
+        pairs.jsonl -o out.json --pack no/folder/own.json
+        pairs.jsonl -o out.json --pack own.json
+        pairs.jsonl -o out.json --pack own.json --tokenizer folder
+        pairs.jsonl -o out.json --pack own.json --tokenizer tekken
+        logs -o out.json --pack own.json
     """,
     "report": """
 
