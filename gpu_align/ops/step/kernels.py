@@ -37,7 +37,6 @@ from ..draft.kernels import (
     _compose,
     _indentation_shift,
     _is_exact_prefix,
-    _load_stopped,
     _shifted,
 )
 from ..realign.kernels import _is_fresh, _load_state, _realign
@@ -208,17 +207,14 @@ def _step_kernel(
         lane, num, expected = _choose(found, b_class, exact_prefix, limits, length_quarters, K)
         in_context = lane >= FIRST_CONTEXT
         position = _at(found.b_position, lane)
-        # Loaded here and used below: the look-up of the recipe hides that memory is slow.
-        stopped = _load_stopped(
-            prediction, context, recipes, position, _at(found.b_matched, lane), in_context
-        )
         recipe, num_recipe, expected_recipe = _find_recipe(
             recipes, context, lookup, packs, shape_way, shape_pack
         )
         recipe = tl.where(expected_recipe > expected, recipe, -1)
         num = tl.where(recipe >= 0, 0, num)
 
-        shift = _indentation_shift(recipes, stopped)
+        matched = _at(found.b_matched, lane)
+        shift = _indentation_shift(prediction, context, recipes, position, matched, in_context)
         class_id = _at(b_class, lane)
         num_prediction = tl.where(in_context, 0, num)
         o_source, b_context, length = _compose(
