@@ -282,7 +282,7 @@ class Oracle:
                 continue
             replays += 1
             start = self.prompt_len + edit.start
-            draft += [self.indented(tokens, p, by) for p in range(start, start + edit.new)]
+            draft += tokens[start : start + edit.new]  # that is how the output is indented
             position += edit.old
             draft += [self.indented(text, p, by) for p in range(position, min(position + 1, len(text)))]
             position += 1

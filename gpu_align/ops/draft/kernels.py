@@ -302,9 +302,12 @@ def _indentation_shift(prediction, context, recipes, position, matched, in_conte
 
 
 @triton.jit
-def _shifted(recipes, p_source, o_source, b_tokens, shift, m_draft):
-    """The drafts with each run behind a line end as much wider, -1 where there is no such run, [BLOCK_K] int32."""
-    m_inside = m_draft & (o_source > 0)
+def _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied):
+    """The drafts with each run behind a line end as much wider, -1 where there is no such run, [BLOCK_K] int32.
+
+    m_copied: which drafts this is about.
+    """
+    m_inside = m_copied & (o_source > 0)
     b_before = tl.load(p_source - 1, mask=m_inside, other=0)
     b_run = _line_layout(recipes, b_tokens)
     m_run = m_inside & (b_run > 0) & (_line_layout(recipes, b_before) == LINE_END)

@@ -248,7 +248,7 @@ def compose(
     indents: IntArray,
     draft: IntArray,
 ) -> tuple[int, int]:
-    """Write `num` tokens of the prediction, earlier edits replayed and all indented by `shift`.
+    """Write `num` tokens of the prediction, those indented by `shift` more, and earlier edits as they were made.
 
     Returns ``(length, edits replayed)``. draft: [K].
     """
@@ -261,8 +261,7 @@ def compose(
             edit = alignment.edits[i]
             for k in range(edit[c.EDIT_NEW]):
                 if length < num:
-                    start = context.output_start + edit[c.EDIT_START]
-                    draft[length] = shifted(context.tokens, start + k, shift, indents)
+                    draft[length] = context.tokens[context.output_start + edit[c.EDIT_START] + k]
                     length += 1
             position += int(edit[c.EDIT_OLD])
         # The token behind an edit is copied as it is.

@@ -65,14 +65,15 @@ def _begin_context(context, seen):
 
 
 @triton.jit
-def _read_drafts(prediction, context, recipes, recipe, o_source, m_context, shift, length, o_k):
+def _read_drafts(prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k):
     """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`,
-    with the indentation shifted; -1 ends them."""
+    those of no edit with their indentation shifted; -1 ends them."""
+    m_context = in_context | m_edit
     p_source = tl.where(m_context, context.p_tokens + o_source, prediction.p_tokens + o_source)
     m_copied = o_k < tl.where(recipe < 0, length, 0)
     b_tokens = tl.load(p_source, mask=m_copied, other=0)
     if (shift != 0) & (recipe < 0):
-        b_tokens = _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied)
+        b_tokens = _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied & ~m_edit)
     p_recipe = recipes.p_tokens + recipe * MAX_TOKENS + o_k
     return b_tokens + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
 
@@ -224,8 +225,10 @@ def _step_kernel(
         length += tl.where(recipe >= 0, num_recipe, 0)
         # A draft ends where the engine's row ends.
         length = tl.maximum(tl.minimum(length, max_context_len - total), 0)
-        m_context = tl.where(in_context, 1, b_context) > 0
-        b_tokens = _read_drafts(prediction, context, recipes, recipe, o_source, m_context, shift, length, o_k)
+        m_edit = b_context > 0
+        b_tokens = _read_drafts(
+            prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k
+        )
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
         m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
