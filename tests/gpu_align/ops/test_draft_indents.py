@@ -151,13 +151,11 @@ def test_a_class_in_a_new_block():
 
 def test_an_edit_that_is_replayed_is_not_moved_again(backend):
     """The two mechanisms meet: an edit's tokens are those of the output, and stand as far in as they should."""
-    word = iter(range(1, 50))
-    rows = [(SPACES[2], next(word), next(word), next(word), 60) for _ in range(6)]
-    prediction = lines((None, 50), *rows)
-    output = lines((None, 51), *((SPACES[4], *words[:3], 70) for _, *words in rows[:3]))
-    drafted = draft_of(backend, prediction, output, table())
-    assert drafted[0] == SPACES[4] or drafted[1:4] == rows[3][1:4]
-    assert SPACES[6] not in drafted
+    rows = [(SPACES[2], 50, 3 * i, 3 * i + 1, 3 * i + 2) for i in range(1, 9)]
+    moved = [(SPACES[4], *words) for _, *words in rows]
+    drafted = draft_of(backend, lines((None, 60), *rows), lines((None, 61), *moved[:5]), table())
+    assert drafted == lines(*moved[5:])[: len(drafted)]
+    assert len(drafted) == 16
 
 
 def test_packs_join():
