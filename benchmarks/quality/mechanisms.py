@@ -63,6 +63,11 @@ def one_adherence(num_in_sync: int, num_output: int) -> int:
     return 2
 
 
+def no_shift(text: Any, position: int, matched: int, context: Any, indents: Any) -> int:
+    """In place of `indentation_shift`."""
+    return 0
+
+
 #: The drafter as it is.
 BASELINE = "everything"
 MECHANISMS: dict[str, Mechanism] = {
@@ -127,7 +132,12 @@ MECHANISMS: dict[str, Mechanism] = {
         {_DRAFT: {"is_exact_prefix": no_exact_prefix}},
         names="exact_prefix|EXACT_PREFIX",
     ),
-    "recipes": Mechanism("no recipes", recipes=False, names="recipe|RECIPE|Recipe"),
+    "indentation shift": Mechanism(
+        "no draft is moved",
+        {_DRAFT: {"indentation_shift": no_shift}},
+        names="indent|line_layout|shifted|LINE_END|NUM_RUNS",
+    ),
+    "recipes": Mechanism("no recipes, no draft is moved", recipes=False, names="recipe|RECIPE|Recipe"),
 }  # fmt: skip
 
 

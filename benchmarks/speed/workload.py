@@ -15,7 +15,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
-from gpu_align.ops.constants import SHAPE_IDENTIFIER
+from gpu_align.ops.constants import LINE_END, NUM_RUNS, SHAPE_IDENTIFIER
 from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS
 
 STATES = ("aligned", "lost", "mixed")
@@ -86,7 +86,17 @@ def make_recipes() -> gpu_align.Recipes:
     token_ids = np.full((50_000, MAX_TOKENS), -1, dtype=np.int32)
     token_ids[:, :3] = (context[:, :1] + np.arange(1, 4)) % 40_000
     survival = np.where(token_ids >= 0, np.float32(0.2), np.float32(0))
-    return gpu_align.Recipes(context, token_ids, survival)
+    return gpu_align.Recipes(context, token_ids, survival, indents=make_indents())
+
+
+def make_indents() -> npt.NDArray[np.int32]:
+    """Of each hundred tokens one ends a line, and one is a run of spaces."""
+    runs = np.arange(2, NUM_RUNS, 2)
+    indents = np.zeros(NUM_RUNS + VOCAB_SIZE, dtype=np.int32)
+    indents[:NUM_RUNS] = -1
+    indents[runs], indents[NUM_RUNS + 100 * runs] = 100 * runs, runs
+    indents[NUM_RUNS + 50 :: 100] = LINE_END
+    return indents
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +112,7 @@ def make_shapes() -> gpu_align.Recipes:
     continuation = (1, 2, 3), (0.2, 0.2, 0.2)
     shapes = gpu_align.Recipes.from_lists((((item,), *continuation) for item in items), shape_of=shape_of)
     words = gpu_align.Recipes.from_lists(((token,), *continuation) for token in unseen)
-    return gpu_align.Recipes.join({"words": words, "shapes": shapes})
+    return gpu_align.Recipes.join({"words": replace(words, indents=make_indents()), "shapes": shapes})
 
 
 class Steps:

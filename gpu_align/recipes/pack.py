@@ -251,4 +251,4 @@ def _joined(words: Recipes, literal: Recipes, shapes: Recipes) -> Recipes:
         np.concatenate([getattr(part, name) for part in each])
         for name in ("context", "token_ids", "survival", "is_shape")
     )
-    return Recipes(context, token_ids, survival, is_shape, shape_of=shapes.shape_of)
+    return Recipes(context, token_ids, survival, is_shape, shape_of=shapes.shape_of, indents=words.indents)

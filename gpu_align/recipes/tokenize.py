@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
+from ..ops.constants import LINE_END, NUM_RUNS
 from ..ops.recipe_lookup import MAX_CONTEXT, Recipes
 from .words import Recipe
 
@@ -30,7 +33,8 @@ def tokenize(
     words: Mapping[str, int], recipes: Sequence[Recipe], calibration: Sequence[float], encode: Encode
 ) -> Recipes:
     """See `RecipePack.tokenize`."""
-    next_token = _likely(*_count(words, recipes, _inside(encode)))
+    encode = _inside(encode)
+    next_token = _likely(*_count(words, recipes, encode))
     middle = (np.arange(len(calibration)) + 0.5) / len(calibration)
     offset = np.interp([p for _, p in next_token.values()], middle, calibration)
     likely = {
@@ -38,7 +42,31 @@ def tokenize(
         for (context, (token, p)), d in zip(next_token.items(), offset, strict=True)
     }
     contexts = sorted(likely, key=lambda context: (len(context), context))
-    return Recipes.from_lists((context, *_continue(context, likely)) for context in contexts)
+    learned = Recipes.from_lists((context, *_continue(context, likely)) for context in contexts)
+    return replace(learned, indents=indents_of(words, encode))
+
+
+def indents_of(words: Iterable[str], encode: Encode) -> npt.NDArray[np.int32]:
+    """[NUM_RUNS + V] int32: the token of each run of spaces or tabs, and what each token does to a line.
+
+    ::
+
+        the token of n spaces is run 2 n, that of n tabs run 2 n + 1: where the tokenizer has one
+        the last token of a word that ends a line ends a line
+
+    Which tokens end a line is found in `words`, which are those that texts are made of.
+    """
+    runs = {2 * n + kind: char * n for kind, char in enumerate(" \t") for n in range(1, NUM_RUNS // 2)}
+    ends = ["\n", "\n\n", *(word for word in words if word.endswith("\n"))]
+    pieces = encode([*runs.values(), *ends])
+    of_run = {run: tokens[0] for run, tokens in zip(runs, pieces, strict=False) if len(tokens) == 1}
+    last = {tokens[-1] for tokens in pieces[len(runs) :] if len(tokens)}
+    indents = np.zeros(NUM_RUNS + 1 + max([0, *last, *of_run.values()]), dtype=np.int32)
+    indents[:NUM_RUNS] = -1
+    for run, token in of_run.items():
+        indents[run], indents[NUM_RUNS + token] = token, run
+    indents[[NUM_RUNS + token for token in last]] = LINE_END
+    return indents
 
 
 def _inside(encode: Encode) -> Encode:

@@ -11,6 +11,7 @@ import torch
 
 from gpu_align import Drafter, DrafterConfig
 from gpu_align.ops import constants
+from gpu_align.ops.constants import LINE_END, NUM_RUNS
 from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables
 from gpu_align.ops.state import StepState
 from gpu_align.ops.step import make_step, reference
@@ -224,6 +225,39 @@ def shapes_of(rng: random.Random, alphabet: int, num: int):
         shape = tuple([-6, *items][:8] if rng.random() < 0.2 else items)
         recipes.setdefault(shape, rest)
     return tuple((shape, *rest) for shape, rest in recipes.items()), shape_of
+
+
+def indents_of(rng: random.Random, alphabet: int):
+    """``(indents, line_ends, runs)``: what some tokens do to lines, as a step and as the oracle read it."""
+    tokens = rng.sample(range(alphabet), min(alphabet - 1, 12))
+    line_ends = tokens[: len(tokens) // 3]
+    runs = {}
+    for token in tokens[len(line_ends) :]:
+        runs.setdefault((rng.choice([1, 2, 2, 3, 3, 4, 5, 127]), rng.choice([0, 0, 1])), token)
+    indents = np.zeros(NUM_RUNS + rng.choice([alphabet, max(tokens) + 1]), dtype=np.int32)
+    indents[:NUM_RUNS] = -1
+    for (width, character), token in runs.items():
+        indents[2 * width + character] = token
+        indents[NUM_RUNS + token] = 2 * width + character
+    indents[[NUM_RUNS + token for token in line_ends]] = LINE_END
+    return indents, line_ends, runs
+
+
+def reindented(rng: random.Random, alphabet: int, line_ends, runs) -> tuple[list[int], list[int]]:
+    """``(prediction, output)``: the same lines with other indentations, here and there with another word."""
+    texts: tuple[list[int], list[int]] = [], []
+    by = rng.choice([-1, 1, 1, 2])
+    for _ in range(rng.randint(2, 25)):
+        (width, character), run = rng.choice(list(runs.items()))
+        words = [rng.randrange(alphabet) for _ in range(rng.randint(0, 12))]
+        end = rng.choice(line_ends)
+        if rng.random() < 0.1:
+            by = rng.choice([-1, 0, 1])
+        texts[0].extend([run, *words, end])
+        if rng.random() < 0.1:
+            words = [*words[:3], rng.randrange(alphabet), *words[4:]]
+        texts[1].extend([runs.get((width + by, character), run), *words, rng.choice([end, end, *line_ends])])
+    return texts
 
 
 def recipes_of(rng: random.Random, alphabet: int, num: int):

@@ -68,7 +68,7 @@ class Oracle:
 
     def __init__(self, prediction, prompt_len, tables, *, K, quarters, vocab_size, capacity,
                  min_match=1, min_context_match=1, use_context=True, recipes=(), recipe_floor=0.0,
-                 shapes=(), shape_of=(), memory=False, related=False):  # fmt: skip
+                 shapes=(), shape_of=(), line_ends=(), runs=None, memory=False, related=False):  # fmt: skip
         self.text, self.prompt_len, self.tables = list(prediction), prompt_len, tables
         self.K, self.quarters, self.vocab_size, self.capacity = K, quarters, vocab_size, capacity
         self.min_match, self.min_context_match, self.use_context = min_match, min_context_match, use_context
@@ -76,6 +76,9 @@ class Oracle:
         self.recipes = {tuple(before): (i, *rest) for i, (before, *rest) in enumerate(recipes)}
         self.shapes = {tuple(before): (i + len(recipes), *rest) for i, (before, *rest) in enumerate(shapes)}
         self.shape_of = list(shape_of)
+        #: Tokens that end a line; ``(width, character) -> token`` of each run of one character.
+        self.line_ends, self.runs = set(line_ends), dict(runs or {})
+        self.width_of = {token: run for run, token in self.runs.items()}
         self.recipe_floor = recipe_floor
         #: Of a memory 32 tokens (31 where related) count as not in sync beforehand, and its beginning is no
         #: beginning of an output.
@@ -237,9 +240,30 @@ class Oracle:
             )
         return classes
 
-    def compose(self, position: int, num: int, tokens: list[int]) -> list[int]:
+    def widened(self, c: Candidate, tokens: list[int]) -> int:
+        """How much wider the output indents than what is copied, by the lines at which the match stopped."""
+        text = tokens if c.own else self.text
+        i, j = c.position - c.matched - 1, len(tokens) - c.matched - 1
+        if c.matched >= MAX_MATCH or i < 1 or j <= self.prompt_len:
+            return 0
+        if not {text[i - 1], tokens[j - 1]} <= self.line_ends or not {text[i], tokens[j]} <= set(
+            self.width_of
+        ):
+            return 0
+        (old, old_character), (new, character) = self.width_of[text[i]], self.width_of[tokens[j]]
+        return new - old if character == old_character else 0
+
+    def indented(self, text: list[int], position: int, by: int) -> int:
+        """A token as it is drafted; no token where a run would have to be wider than there is one for."""
+        token = text[position]
+        if not by or not position or text[position - 1] not in self.line_ends or token not in self.width_of:
+            return token
+        width, character = self.width_of[token]
+        return self.runs.get((width + by, character), -1)
+
+    def compose(self, position: int, num: int, tokens: list[int], by: int) -> list[int]:
         """`num` tokens of the prediction from `position` on, with what was edited before edited again."""
-        text, output = self.text, tokens[self.prompt_len :]
+        text = self.text
         draft: list[int] = []
         replays = 0
         while len(draft) < num and position < len(text):
@@ -253,13 +277,14 @@ class Oracle:
                 None,
             )
             if edit is None or replays == MAX_REPLAYS:
-                draft.append(text[position])
+                draft.append(self.indented(text, position, by))
                 position += 1
                 continue
             replays += 1
-            draft += output[edit.start : edit.start + edit.new]
+            start = self.prompt_len + edit.start
+            draft += tokens[start : start + edit.new]  # that is how the output is indented
             position += edit.old
-            draft += text[position : position + 1]
+            draft += [self.indented(text, p, by) for p in range(position, min(position + 1, len(text)))]
             position += 1
         return draft[:num]
 
@@ -330,10 +355,12 @@ class Oracle:
             c = found[best]
             assert c is not None
             class_id, source = classes[best], 2 if c.own else 4 if self.memory else 1
+            by = self.widened(c, tokens)
             if c.own:
-                draft = tokens[c.position : c.position + best_num]
+                end = min(c.position + best_num, len(tokens))
+                draft = [self.indented(tokens, p, by) for p in range(c.position, end)]
             else:
-                draft = self.compose(c.position, best_num, tokens)
+                draft = self.compose(c.position, best_num, tokens, by)
         draft = draft[: max(self.capacity - len(tokens), 0)]
         for k, token in enumerate(draft):
             if not 0 <= token < self.vocab_size:

@@ -30,6 +30,7 @@ from ..constexprs import (
     LANES,
     LARGE_DEFICIT,
     LENGTH_EDGES,
+    LINE_END,
     LOOSE_SHARE,
     LOST_SHARE,
     MARGIN_EDGES,
@@ -45,6 +46,7 @@ from ..constexprs import (
     NUM_LENGTHS,
     NUM_MARGINS,
     NUM_MATCHES,
+    NUM_RUNS,
     SMALL_DEFICIT,
     WINDOW,
 )
@@ -265,3 +267,50 @@ def _compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constex
             o_source = tl.where(o_k >= k, o_new, o_source)
             b_context = tl.where(o_k >= k, (o_k < since).to(tl.int32), b_context)
     return o_source, b_context, tl.minimum(num, since + prediction.length - position)
+
+
+@triton.jit
+def _line_layout(recipes, b_token):
+    """What each token does to a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
+    return tl.load(recipes.p_indents + NUM_RUNS + tl.minimum(tl.maximum(b_token, 0), recipes.num_indents - 1))
+
+
+@triton.jit
+def _indentation_shift(prediction, context, recipes, position, matched, in_context):
+    """How much further than the text that is copied the output is indented, in numbers of runs; 0 where nothing
+    says so.
+
+    ::
+
+        i, j = position - matched - 1, total - matched - 1       # where the match in front of `position` stopped
+        if text[i] and output[j] are runs of one character, each behind a line end:
+            return run(output[j]) - run(text[i])
+    """
+    i = position - matched - 1
+    j = context.total - matched - 1
+    shift = 0
+    if (recipes.num_indents > 0) & (matched < MAX_MATCH) & (i >= 1) & (j > context.output_start):
+        p_text = tl.where(in_context, context.p_tokens, prediction.p_tokens) + i
+        p_output = context.p_tokens + j
+        run = _line_layout(recipes, tl.load(p_text))
+        run_output = _line_layout(recipes, tl.load(p_output))
+        is_line = _line_layout(recipes, tl.load(p_text - 1)) == LINE_END
+        is_line = is_line & (_line_layout(recipes, tl.load(p_output - 1)) == LINE_END)
+        wider = run_output - run
+        shift = tl.where(is_line & (run > 0) & (run_output > 0) & (wider % 2 == 0), wider, 0)
+    return shift
+
+
+@triton.jit
+def _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied):
+    """The drafts with each run behind a line end as much wider, -1 where there is no such run, [BLOCK_K] int32.
+
+    m_copied: which drafts this is about.
+    """
+    m_inside = m_copied & (o_source > 0)
+    b_before = tl.load(p_source - 1, mask=m_inside, other=0)
+    b_run = _line_layout(recipes, b_tokens)
+    m_run = m_inside & (b_run > 0) & (_line_layout(recipes, b_before) == LINE_END)
+    b_wider = b_run + shift
+    m_there = m_run & (b_wider >= 2) & (b_wider < NUM_RUNS)
+    return tl.where(m_run, tl.load(recipes.p_indents + b_wider, mask=m_there, other=-1), b_tokens)

@@ -29,8 +29,12 @@ class Recipes(NamedTuple):
     p_tokens: Any  # [R, MAX_TOKENS] int32
     p_confidence: Any  # [R, MAX_TOKENS] float32
     p_shape_of: Any  # [num_shapes] int32: the item of a shape that each token is, the last for all beyond
+    p_indents: (
+        Any  # [NUM_RUNS + num_indents] int32: runs, what each token does to a line, the last for all beyond
+    )
     shift: Any  # a key's upper bits are its bucket
     num_shapes: Any
+    num_indents: Any
 
 
 class Lookup(NamedTuple):

@@ -36,6 +36,8 @@ class Recipes:
         shape_of: [V] int32: the item of a shape that each token is: itself, or one of the classes
             `SHAPE_IDENTIFIER`, `SHAPE_NUMBER`, `SHAPE_SPACE` and `SHAPE_STRING`; also that of tokens from V on.
             None where there are no shapes.
+        indents: [NUM_RUNS + V] int32: the token of each run of spaces or tabs, then what each token does to a
+            line, 0 from V on; see `gpu_align.ops.constants`. None where nothing is known of that.
     """
 
     context: IntArray
@@ -45,6 +47,7 @@ class Recipes:
     packs: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     names: tuple[str, ...] = ("",)
     shape_of: IntArray | None = None
+    indents: IntArray | None = None
 
     def __post_init__(self) -> None:
         """Fill in what was left out.
@@ -140,6 +143,7 @@ class Recipes:
             np.concatenate([np.full(len(recipes), 1 << i, dtype=np.int32) for i, recipes in enumerate(each)]),
             tuple(packs),
             _join_shapes([recipes.shape_of for recipes in each if recipes.shape_of is not None]),
+            _join_indents([recipes.indents for recipes in each if recipes.indents is not None]),
         )
 
     def select(self, kept: npt.NDArray[np.bool_]) -> Recipes:
@@ -180,6 +184,17 @@ def _join_shapes(shapes: Sequence[IntArray]) -> IntArray | None:
     return joined
 
 
+def _join_indents(indents: Sequence[IntArray]) -> IntArray | None:
+    """Packs of one tokenizer differ only in the line ends that they know."""
+    if not indents:
+        return None
+    joined = np.zeros(max(map(len, indents)), dtype=np.int32)
+    for known in reversed(indents):
+        here = joined[: len(known)]
+        here[:] = np.where(known != 0, known, here)
+    return joined
+
+
 class RecipeArrays(NamedTuple):
     """`RecipeTable` as NumPy sees it."""
 
@@ -190,6 +205,7 @@ class RecipeArrays(NamedTuple):
     token_ids: npt.NDArray[np.signedinteger[Any]]
     confidence: npt.NDArray[np.float32]
     shape_of: npt.NDArray[np.signedinteger[Any]]
+    indents: npt.NDArray[np.signedinteger[Any]]
 
 
 class RecipeTable(NamedTuple):
@@ -211,11 +227,19 @@ class RecipeTable(NamedTuple):
     confidence: torch.Tensor
     #: [V + 1] int32: the item of a shape that each token is, the last for all from V on; [0] without shapes.
     shape_of: torch.Tensor
+    #: [NUM_RUNS + V + 1] int32: the token of each run, then what each token does to a line, the last for all from
+    #: V on; [0] where nothing is known of that.
+    indents: torch.Tensor
 
     @property
     def has_shapes(self) -> bool:
         """Whether a shape can be found."""
         return len(self.shape_of) > 0
+
+    @property
+    def num_indents(self) -> int:
+        """V + 1 of `indents`; 0 where no indentation is shifted."""
+        return max(len(self.indents) - c.NUM_RUNS, 0)
 
     @property
     def num_recipes(self) -> int:
@@ -249,6 +273,7 @@ class RecipeTable(NamedTuple):
             min_survival: drafting stops where the survival falls below this.
             vocab_size: and before a token that is not below this.
         """
+        indents = _indents_of(recipes)
         if recipes is None or not len(recipes):
             recipes = Recipes.from_lists([((0,), (), ())])
             held = np.zeros(0, dtype=np.int64)
@@ -271,6 +296,7 @@ class RecipeTable(NamedTuple):
             recipes.token_ids,
             np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),
             _shapes_of(recipes),
+            indents,
         )
         return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
 
@@ -338,3 +364,10 @@ def _shapes_of(recipes: Recipes) -> IntArray:
     if recipes.shape_of is None or not recipes.is_shape.any():
         return np.zeros(0, dtype=np.int32)
     return np.append(recipes.shape_of, c.SHAPE_STRING).astype(np.int32)
+
+
+def _indents_of(recipes: Recipes | None) -> IntArray:
+    """[NUM_RUNS + V + 1]: runs, what each token does to a line, 0 for all from V on; [0] without."""
+    if recipes is None or recipes.indents is None:
+        return np.zeros(0, dtype=np.int32)
+    return np.append(recipes.indents, 0).astype(np.int32)

@@ -28,7 +28,17 @@ from ..constexprs import (
     VACANT,
     WINDOW,
 )
-from ..draft.kernels import Tables, _at, _candidates, _choose, _classes, _compose, _is_exact_prefix
+from ..draft.kernels import (
+    Tables,
+    _at,
+    _candidates,
+    _choose,
+    _classes,
+    _compose,
+    _indentation_shift,
+    _is_exact_prefix,
+    _shifted,
+)
 from ..realign.kernels import _is_fresh, _load_state, _realign
 from ..recipe_lookup.kernels import Recipes, _begin_lookup, _find_recipe, _find_shape
 from ..suffix_match.kernels import (
@@ -55,10 +65,15 @@ def _begin_context(context, seen):
 
 
 @triton.jit
-def _read_drafts(prediction, context, recipes, recipe, o_source, m_context, length, o_k):
-    """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`."""
+def _read_drafts(prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k):
+    """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`,
+    those of no edit with their indentation shifted; -1 ends them."""
+    m_context = in_context | m_edit
     p_source = tl.where(m_context, context.p_tokens + o_source, prediction.p_tokens + o_source)
-    b_tokens = tl.load(p_source, mask=o_k < tl.where(recipe < 0, length, 0), other=0)
+    m_copied = o_k < tl.where(recipe < 0, length, 0)
+    b_tokens = tl.load(p_source, mask=m_copied, other=0)
+    if (shift != 0) & (recipe < 0):
+        b_tokens = _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied & ~m_edit)
     p_recipe = recipes.p_tokens + recipe * MAX_TOKENS + o_k
     return b_tokens + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
 
@@ -76,8 +91,8 @@ def _read_confidence(tables, class_id, recipes, recipe, length, o_k, K: tl.const
 @triton.jit(
     do_not_specialize=[
         "token_ids_ptr", "stride_token_ids_s", "total_len_ptr", "slots_ptr", "num_sampled_ptr",
-        "context_shift", "recipe_shift", "num_shapes", "length_quarters", "min_match", "min_context_match",
-        "max_context_len", "vocab_size",
+        "context_shift", "recipe_shift", "num_shapes", "num_indents", "length_quarters", "min_match",
+        "min_context_match", "max_context_len", "vocab_size",
     ]
 )  # fmt: skip
 def _step_kernel(
@@ -108,8 +123,10 @@ def _step_kernel(
     recipe_tokens_ptr,  # [R, MAX_TOKENS] int32
     recipe_confidence_ptr,  # [R, MAX_TOKENS] float32
     shape_of_ptr,  # [num_shapes] int32
+    indents_ptr,  # [NUM_RUNS + num_indents] int32
     recipe_shift,
     num_shapes,
+    num_indents,
     # The drafts.
     draft_ptr,  # [B, K] int64
     draft_length_ptr,  # [B] int32
@@ -144,7 +161,7 @@ def _step_kernel(
     tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
     recipes = Recipes(
         recipe_keys_ptr, recipe_ways_ptr, recipe_tokens_ptr,
-        recipe_confidence_ptr, shape_of_ptr, recipe_shift, num_shapes,
+        recipe_confidence_ptr, shape_of_ptr, indents_ptr, recipe_shift, num_shapes, num_indents,
     )  # fmt: skip
     o_k = tl.arange(0, BLOCK_K)
     b_tokens = tl.zeros([BLOCK_K], tl.int32)
@@ -189,15 +206,17 @@ def _step_kernel(
         first_row = tl.where(prior == RELATED_PRIOR, NUM_CLASSES, 0)
         limits = Tables(max_draft_len_ptr + first_row, expected_ptr + first_row * (K + 1), confidence_ptr)
         lane, num, expected = _choose(found, b_class, exact_prefix, limits, length_quarters, K)
+        in_context = lane >= FIRST_CONTEXT
+        position = _at(found.b_position, lane)
         recipe, num_recipe, expected_recipe = _find_recipe(
             recipes, context, lookup, packs, shape_way, shape_pack
         )
         recipe = tl.where(expected_recipe > expected, recipe, -1)
         num = tl.where(recipe >= 0, 0, num)
 
-        in_context = lane >= FIRST_CONTEXT
+        matched = _at(found.b_matched, lane)
+        shift = _indentation_shift(prediction, context, recipes, position, matched, in_context)
         class_id = _at(b_class, lane)
-        position = _at(found.b_position, lane)
         num_prediction = tl.where(in_context, 0, num)
         o_source, b_context, length = _compose(
             prediction, output_start, edits, position, num_prediction, BLOCK_K
@@ -206,8 +225,10 @@ def _step_kernel(
         length += tl.where(recipe >= 0, num_recipe, 0)
         # A draft ends where the engine's row ends.
         length = tl.maximum(tl.minimum(length, max_context_len - total), 0)
-        m_context = tl.where(in_context, 1, b_context) > 0
-        b_tokens = _read_drafts(prediction, context, recipes, recipe, o_source, m_context, length, o_k)
+        m_edit = b_context > 0
+        b_tokens = _read_drafts(
+            prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k
+        )
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
         m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))

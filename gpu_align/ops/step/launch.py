@@ -56,6 +56,7 @@ class StepLaunch:
             *recipes[4:],
             recipes.shift,
             len(recipes.shape_of),
+            recipes.num_indents,
             *out,
             *settings,
         )

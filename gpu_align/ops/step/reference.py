@@ -20,7 +20,9 @@ from ..draft.reference import (
     classes,
     compose,
     first_row_of,
+    indentation_shift,
     is_exact_prefix,
+    shifted,
 )
 from ..draft.tables import TableArrays
 from ..realign.reference import Alignment, realign, standing, start_over
@@ -164,18 +166,28 @@ def choose_draft(
 
 @njit
 def write_draft(
-    request: Request, recipes: RecipeArrays, choice: Choice, position: int, draft: IntArray
+    request: Request, recipes: RecipeArrays, choice: Choice, position: int, matched: int, draft: IntArray
 ) -> tuple[int, int]:
-    """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``."""
+    """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``.
+
+    matched: of the candidate. A draft ends before a run of spaces that there is no token for.
+    """
     prediction, context, alignment, _, _ = request
     if choice.recipe >= 0:
         return copy_recipe(recipes, choice.recipe, draft), 0
+    indents = recipes.indents
     if choice.lane < c.FIRST_CONTEXT:
-        return compose(prediction, context, alignment, position, choice.num, draft)
-    length = min(choice.num, len(context.tokens) - position)
+        shift = indentation_shift(prediction.tokens, position, matched, context, indents)
+        length, replays = compose(prediction, context, alignment, position, choice.num, shift, indents, draft)
+    else:
+        shift = indentation_shift(context.tokens, position, matched, context, indents)
+        length, replays = min(choice.num, len(context.tokens) - position), 0
+        for k in range(length):
+            draft[k] = shifted(context.tokens, position + k, shift, indents)
     for k in range(length):
-        draft[k] = context.tokens[position + k]
-    return length, 0
+        if draft[k] < 0:
+            return k, replays
+    return length, replays
 
 
 @njit
@@ -225,7 +237,9 @@ def _step(
             update_state(request)
             choice = choose_draft(request, tables, recipes, found, settings)
             lane, recipe, class_id = choice.lane, choice.recipe, found.class_id[choice.lane]
-            length, _ = write_draft(request, recipes, choice, found.position[lane], draft)
+            length, _ = write_draft(
+                request, recipes, choice, found.position[lane], found.matched[lane], draft
+            )
             # A draft ends where the engine's row ends.
             length = max(min(length, width - total), 0)
             # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.

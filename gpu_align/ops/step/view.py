@@ -169,5 +169,7 @@ def _look(
                     settings.length_quarters,
                     first_row_of(request.prior),
                 )
-        position = found.position[choice.lane]
-        view.length[r], view.edits[r] = write_draft(request, recipes, choice, position, view.draft[r])
+        position, matched = found.position[choice.lane], found.matched[choice.lane]
+        view.length[r], view.edits[r] = write_draft(
+            request, recipes, choice, position, matched, view.draft[r]
+        )

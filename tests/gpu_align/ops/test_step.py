@@ -1,6 +1,7 @@
 """Whole steps of a batch against plain Python: what is drafted, how sure it is, and what is remembered."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from tests.gpu_align.step_harness import (
     device_of,
     edited,
     flat_curves,
+    indents_of,
     poison,
     random_curves,
     recipes_of,
+    reindented,
     shapes_of,
     standing_of,
     use_tables,
@@ -59,8 +62,11 @@ def tables_of(generator, K, config, device):
     )
 
 
-def request_of(generator, vocab):
+def request_of(generator, vocab, line_ends=(), runs=None):
     """``(prediction, prompt, output)``."""
+    if line_ends and runs and generator.random() < 0.5:
+        prediction, output = reindented(generator, vocab, line_ends, runs)
+        return prediction, generator.choices(range(vocab), k=10), output
     prediction = generator.choices(
         range(vocab), k=generator.choice([0, 1, 2, 5, 60, 255, 256, 257, 300, 500])
     )
@@ -85,6 +91,11 @@ def test_a_batch_of_edits(backend, seed):
     if shapes:
         packs["shapes"] = Recipes.from_lists(shapes, shape_of=shape_of)
     recipes = Recipes.join(packs) if packs else None
+    indents, line_ends, runs = indents_of(generator, vocab)
+    if generator.random() < 0.7:
+        recipes = replace(recipes if recipes is not None else Recipes.from_lists([]), indents=indents)
+    else:
+        line_ends, runs = (), None
     drafter = Drafter(
         max_slots=5, max_context_len=CAPACITY, max_prediction_len=600, num_draft_tokens=K, vocab_size=vocab,
         device=device, config=config, backend=backend, recipes=recipes,
@@ -96,15 +107,15 @@ def test_a_batch_of_edits(backend, seed):
     total_len = torch.zeros(5, dtype=torch.int32, device=device)
     running, done = {}, {}
     for slot in slots:
-        prediction, prompt, output = request_of(generator, vocab)
+        prediction, prompt, output = request_of(generator, vocab, line_ends, runs)
         memory, related = generator.random() < 0.3, generator.random() < 0.5
         drafter.add(slot, prediction, len(prompt), memory=memory, related=related)
         oracle = Oracle(
             prediction, len(prompt), tables, K=K, quarters=int(4 * config.length_factor), vocab_size=vocab,
             capacity=CAPACITY, min_match=config.min_match, min_context_match=config.min_context_match,
             use_context=config.use_context, recipes=lists,
-            recipe_floor=config.min_survival_recipe, shapes=shapes, shape_of=shape_of, memory=memory,
-            related=memory and related,
+            recipe_floor=config.min_survival_recipe, shapes=shapes, shape_of=shape_of, line_ends=line_ends,
+            runs=runs, memory=memory, related=memory and related,
         )  # fmt: skip
         tokens = [*prompt, *output]
         token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
