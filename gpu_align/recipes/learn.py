@@ -21,7 +21,21 @@ IntArray = npt.NDArray[np.int64]
 
 
 def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe]]:
-    """Words with their counts, and recipes; see `RecipePack.learn`."""
+    """Words with their counts, and recipes; see `RecipePack.learn`.
+
+    ::
+
+        for each context of 1, 2, .. MAX_WORDS words, in the order of length and spelling:
+            word = the one that followed most often, the first spelling of equal ones
+            share = how often it did / how often the context was seen
+            told, before = word and share of the longest kept context that this one ends with
+            if it was seen MIN_SEEN times, and several sources write the word there (or there is one source):
+                if nothing is told, or told != word and before < MIN_LIKELY:    keep it if share >= MIN_LIKELY
+                else:    keep it if told != word or abs(before - share) >= SAME
+
+    The loop is over lengths; contexts of one length are rows of arrays, numbered in the order in which `np.unique`
+    finds them.
+    """
     spellings, stream = _read(texts)
     recipes: list[Recipe] = []
     # Of each position: the context of n words that ends there, and what the longest kept context expects.
@@ -90,9 +104,8 @@ def _read(texts: Iterable[tuple[str, str]]) -> tuple[list[str], _Stream]:
     rank = np.empty(len(numbers), np.int64)
     rank[[numbers[w] for w in spellings]] = np.arange(len(numbers))
     nothing = np.zeros(0, np.int64)
-    columns = (np.concatenate([nothing, *column]) for column in (word, source, before))
-    number, *rest = columns
-    return spellings, _Stream(rank[number], *rest, len(sources) == 1)
+    columns = [np.concatenate([nothing, *column]) for column in (word, source, before)]
+    return spellings, _Stream(rank[columns[0]], columns[1], columns[2], len(sources) == 1)
 
 
 def _shifted(stream: _Stream, n: int) -> IntArray:
