@@ -134,7 +134,7 @@ def changed_files(source: Source, cache: Path, fetch: Fetch) -> dict[str, tuple[
         # A file that is in an archive twice is one edit.
         if edit[0] != edit[1] and edit not in seen:
             seen.add(edit)
-            changed[path] = (_sort(path, source.sorts) or "", *edit)
+            changed[path] = (sort_of(path, source.sorts) or "", *edit)
     return changed
 
 
@@ -157,11 +157,11 @@ def texts_in(archive: Path, sorts: Iterable[str] = ("python",)) -> dict[str, str
     return {
         path: text
         for path, text in stripped.items()
-        if path.split("/")[0] in packages or _sort(path, sorts) not in (None, "python")
+        if path.split("/")[0] in packages or sort_of(path, sorts) not in (None, "python")
     }
 
 
-def _sort(path: str, sorts: Iterable[str]) -> str | None:
+def sort_of(path: str, sorts: Iterable[str]) -> str | None:
     """Which of `sorts` a path is; None for another one, and for what build tools write."""
     if ".egg-info/" in path or path.endswith(("package-lock.json", "PKG-INFO")):
         return None
@@ -172,14 +172,14 @@ def _sort(path: str, sorts: Iterable[str]) -> str | None:
 def _zip_members(archive: Path, sorts: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(archive) as opened:
         for name in opened.namelist():
-            if _sort(_unversioned(name), sorts):
+            if sort_of(_unversioned(name), sorts):
                 yield name, opened.read(name)
 
 
 def _tar_members(archive: Path, sorts: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(archive) as opened:
         for member in opened:
-            if member.isfile() and _sort(_strip_sdist(member.name), sorts):
+            if member.isfile() and sort_of(_strip_sdist(member.name), sorts):
                 stream = opened.extractfile(member)
                 if stream is not None:
                     yield member.name, stream.read()

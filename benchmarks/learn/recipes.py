@@ -1,8 +1,9 @@
 """Learn the recipe pack that comes with the library: ``python -m benchmarks.learn.recipes [OUT.json.gz]``.
 
-The texts are those of the tuning splits: packages that no reported corpus contains. How far its promises hold is
-measured on packages that it does not know: a pack is learned from all but one part of the split, and the drafter
-replays that part with it. Drafts from recipes are accepted less often than the counts promise, as they are
+The texts are whole packages of the tuning splits; no reported corpus contains one of these packages, and no text
+that a package of the reported ones has is learned (`learnable_texts`). How far the promises hold is measured on
+packages that the pack does not know: one is learned from all but one part of the packages, and the drafter replays
+the edits of that part with it. Drafts from recipes are accepted less often than the counts promise, as they are
 chosen where nothing else is likely; the calibration says by how much. It changes what is chosen, so the replay is
 repeated with it.
 """
@@ -13,14 +14,17 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.corpus import build as corpus
+from benchmarks.corpus.files import Fetch
 from benchmarks.corpus.kinds import MODEL, QUALITIES
+from benchmarks.corpus.packages import package_texts
+from benchmarks.corpus.registries import download
 from benchmarks.quality.runs import Entry, read_entries
 from gpu_align import RecipePack, Source
 from gpu_align.ops.constants import ALL_PACKS
@@ -36,42 +40,52 @@ NUM_DRAFT_TOKENS = 64
 NUM_ROUNDS = 6
 #: What the bins of the calibration stand for.
 MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
-#: The sets that are learned from.
+#: The sets whose edits are replayed.
 SPLITS = ("tune", "kinds-tune")
 #: Offsets are drawn towards none by so many drafts.
 PRIOR = 30
 
 
-def is_learned(entry: Entry) -> bool:
-    """Whether a record is learned from. Wrong drafts and outputs like a model's are not what anybody wrote."""
+#: ``(package, text)`` of each text.
+Texts = Sequence[tuple[str, str]]
+
+
+def is_replayed(entry: Entry) -> bool:
+    """Whether a record is an edit that somebody made, not a wrong draft or an output like a model's."""
     return entry.tokens == "tekken" and not (entry.kind == MODEL or entry.kind in QUALITIES[1:])
 
 
-def texts_of(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    """``(package, text)`` of every prediction and output, each text once, sorted."""
-    tokenizer = load_tokenizer("tekken")
-    texts = set()
-    for entry in entries:
-        for tokens in (entry.record.prediction, entry.record.output):
-            text = b"".join(map(tokenizer.token_bytes, tokens)).decode()
-            texts.add((entry.package, text))
-    return sorted(texts)
+def learnable_texts(cache: Path, fetch: Fetch = download) -> list[tuple[str, str]]:
+    """``(package, text)`` of the tuning splits, without the texts that a package of the test splits has, too.
+
+    Raises:
+        RuntimeError: a download failed.
+    """
+    reported = {text for _, text in package_texts("test", cache, fetch, everything=True)}
+    return [(package, text) for package, text in package_texts("tune", cache, fetch) if text not in reported]
 
 
-def parts_of(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], list[Record]]]:
+def without(texts: Texts, packages: Collection[str]) -> list[tuple[str, str]]:
+    """The texts that none of these packages has."""
+    theirs = {text for package, text in texts if package in packages}
+    return [(package, text) for package, text in texts if text not in theirs]
+
+
+def parts_of(texts: Texts, entries: Sequence[Entry]) -> Iterator[tuple[list[tuple[str, str]], list[Record]]]:
     """``(learned from, replayed)``, by package."""
     packages = sorted({entry.package for entry in entries})
     for part in range(NUM_PARTS):
         held_out = set(packages[part::NUM_PARTS])
-        yield (
-            [entry for entry in entries if entry.package not in held_out],
-            [entry.record for entry in entries if entry.package in held_out],
-        )
+        yield without(texts, held_out), [entry.record for entry in entries if entry.package in held_out]
 
 
-def learn(entries: Sequence[Entry]) -> RecipePack:
-    """A pack of these texts that is not calibrated."""
-    return RecipePack.learn(texts_of(entries), made_by="python -m benchmarks.learn.recipes")
+def learn(texts: Texts) -> RecipePack:
+    """A pack of these texts, each once, that is not calibrated."""
+    package_of: dict[str, str] = {}
+    for package, text in texts:
+        package_of.setdefault(text, package)
+    once = ((package, text) for text, package in package_of.items())
+    return RecipePack.learn(once, made_by="python -m benchmarks.learn.recipes")
 
 
 def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
@@ -90,10 +104,13 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
         while done < len(record.output):
             draft = policy.propose()[: len(record.output) - done]
             accepted = 0
-            recipe = find_recipe(counted, tokens[: len(record.prompt) + done], len(record.prompt), ALL_PACKS)
+            recipe = None
+            if policy.source == Source.RECIPE:
+                before = tokens[: len(record.prompt) + done]
+                recipe = find_recipe(counted, before, len(record.prompt), ALL_PACKS)
             for token in draft:
                 right = token == record.output[done + accepted]
-                if policy.source == Source.RECIPE:
+                if recipe is not None:
                     p = float(counted.confidence[recipe, accepted])
                     counts[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += 1, p, right
                 if not right:
@@ -121,7 +138,7 @@ def main() -> None:
     )
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped pack")
     parser.add_argument(
-        "--pairs", type=Path, nargs="*", help="learn from these JSONL files instead of `SPLITS`"
+        "--cache", type=Path, default=corpus.DEFAULT_CACHE, help=f"downloads ({corpus.DEFAULT_CACHE})"
     )
     parser.add_argument(
         "--calibration",
@@ -130,17 +147,18 @@ def main() -> None:
         help="take this pack's instead of measuring one (many minutes)",
     )
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        pairs = args.pairs or [Path(folder) / f"{name}.jsonl.gz" for name in SPLITS]
-        if not args.pairs:
-            for name, path in zip(SPLITS, pairs, strict=True):
-                corpus.main([str(path), "--set", name])
-        entries = [entry for path in pairs for entry in read_entries(path) if is_learned(entry)]
-    pack = learn(entries)
+    texts = learnable_texts(args.cache)
+    pack = learn(texts)
+    print(f"{len(texts):,} texts, {sum(len(text) for _, text in texts):,} characters: {pack!r}", flush=True)
     if args.calibration:
         _save(pack.calibrated(RecipePack.load(args.calibration).calibration), args.out)
         return
-    parts = list(parts_of(entries))
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [Path(folder) / f"{name}.jsonl.gz" for name in SPLITS]
+        for name, path in zip(SPLITS, pairs, strict=True):
+            corpus.main([str(path), "--set", name, "--cache", str(args.cache)])
+        entries = [entry for path in pairs for entry in read_entries(path) if is_replayed(entry)]
+    parts = list(parts_of(texts, entries))
     calibration = [0.0] * NUM_BINS
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         packs = pool.map(learn, [known for known, _ in parts], chunksize=1)
@@ -150,7 +168,7 @@ def main() -> None:
             # Half of the way: what is chosen depends on it, and would go to and fro.
             offsets = (accepted - promised) / (drafts + PRIOR)
             calibration = rising(offsets if not number else (offsets + calibration) / 2)
-            print(f"round {number}: {drafts.sum():,.0f} drafts, {accepted.sum():,.0f} accepted")
+            print(f"round {number}: {drafts.sum():,.0f} drafts, {accepted.sum():,.0f} accepted", flush=True)
     print(f"{'counted':>10} {'drafts':>8} {'offset':>8}")
     for i, (number, offset) in enumerate(zip(drafts, calibration, strict=True)):
         print(f"{i / NUM_BINS:5.2f}-{(i + 1) / NUM_BINS:.2f} {number:8.0f} {offset:+8.3f}")

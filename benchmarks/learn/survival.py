@@ -4,6 +4,10 @@ Replays edit pairs of the tuning split, packages that no reported corpus contain
 another file. At every verification step each candidate that the drafter could have chosen is compared with what
 really came next; a class's curve is the share of its candidates whose first k tokens were all right. The steps
 are those of the drafter itself, so the replay is repeated with the table it just learned until they settle.
+
+The calibration of the confidences is counted in one more replay, of more kinds of records than the curves are
+learned from: real changes of ten kinds of text, outputs like a model's and first drafts. With ``--calibrate`` this
+is all that is done: the table's curves, and with them all drafts, stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,25 +26,39 @@ from typing import Any
 import numpy as np
 
 from benchmarks.corpus import build as corpus
+from benchmarks.corpus.kinds import MODEL
 from benchmarks.quality.runs import read_entries
 from gpu_align.config import DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft.tables import SHIPPED, fit_curves
+from gpu_align.ops.draft.tables import SHIPPED, fit_curves, read_table
 from gpu_align.simulate import Record
 from gpu_align.tune.fit import at_knots, calibrate, learn
 from gpu_align.tune.observe import NUM_DRAFT_TOKENS, observe
 from gpu_align.tune.table import make_table, write_table
 
 NUM_ROUNDS = 3
+MADE_BY = "python -m benchmarks.learn.survival"
 #: Kinds of records to learn from: what real edits look like, and predictions of another file.
 KINDS = ("python", "document", "json", "config", "sql", "unrelated")
+#: What is made of a change of the ten kinds of text that confidences are calibrated with, beside the change.
+MADE = (MODEL, "draft_20")
 
 
 def training_records(pairs: Path) -> list[Record]:
     """The records of a corpus that a table is learned from, in the order that `learn_table` wants."""
-    entries = [e for e in read_entries(pairs) if e.kind in KINDS and e.tokens == "tekken"]
-    # Long records first, dealt out in turn: equal work for every process, the same sums whatever their number.
-    return sorted((e.record for e in entries if e.record.output), key=lambda r: (-len(r.output), r.id))
+    entries = read_entries(pairs)
+    return _in_order(e.record for e in entries if e.kind in KINDS and e.tokens == "tekken")
+
+
+def calibration_records(pairs: Path, kinds: Path) -> list[Record]:
+    """The records that a calibration is counted in: those of `training_records`, and of the ten kinds of text."""
+    of_kinds = [e.record for e in read_entries(kinds) if e.kind == e.text or e.kind in MADE]
+    return _in_order([*training_records(pairs), *of_kinds])
+
+
+def _in_order(records: Iterable[Record]) -> list[Record]:
+    """Long records first, dealt out in turn: equal work for every process, the same sums whatever their number."""
+    return sorted((r for r in records if r.output), key=lambda r: (-len(r.output), r.id))
 
 
 def learn_table(
@@ -79,8 +97,30 @@ def learn_table(
         calibrate(drafts),
         runs.sum(axis=1),
         len(records),
-        "python -m benchmarks.learn.survival",
+        MADE_BY,
     )
+
+
+def recalibrated(table: Mapping[str, Any], records: Sequence[Record], jobs: int = 1) -> dict[str, Any]:
+    """The same table with the calibration that one replay of these records asks for.
+
+    Args:
+        table: as `learn_table` makes it, or `read_table` reads it.
+        records: of `calibration_records`.
+        jobs: processes. The calibration is the same whatever their number.
+    """
+    curves = np.array(table["survival"])
+    replay = partial(
+        observe,
+        survival=fit_curves(curves.astype(np.float64), NUM_DRAFT_TOKENS),
+        max_context_len=max(len(r.output) for r in records),
+        config=DrafterConfig(),
+    )
+    shares = [records[i::jobs] for i in range(jobs)]
+    with multiprocessing.get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
+        parts = pool.map(replay, shares) if pool else list(map(replay, shares))
+    drafts = np.sum([part.drafts for part in parts], axis=0)
+    return make_table(curves, calibrate(drafts), np.array(table["seen"]), int(table["records"]), MADE_BY)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -89,15 +129,26 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
     parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
+    parser.add_argument(
+        "--kinds", type=Path, help="calibrate with this JSONL file instead of kinds-tune, too"
+    )
+    parser.add_argument(
+        "--calibrate", type=Path, metavar="TABLE", help="keep this table's curves, and calibrate it anew"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        pairs = args.pairs or Path(folder) / "pairs.jsonl.gz"
-        if args.pairs is None:
-            corpus.main([str(pairs), "--set", "tune"])
-        records = training_records(pairs)
-    write_table(learn_table(records, jobs=args.jobs), args.out)
-    print(f"wrote {args.out}")
+        paths = {"tune": args.pairs, "kinds-tune": args.kinds}
+        for name, path in paths.items():
+            if path is None:
+                paths[name] = Path(folder) / f"{name}.jsonl.gz"
+                corpus.main([str(paths[name]), "--set", name])
+        records = training_records(paths["tune"])
+        to_calibrate = calibration_records(paths["tune"], paths["kinds-tune"])
+    table = read_table(args.calibrate) if args.calibrate else learn_table(records, jobs=args.jobs)
+    table = recalibrated(table, to_calibrate, args.jobs)
+    write_table(table, args.out)
+    print(f"wrote {args.out}; calibration {table['calibration']}")
 
 
 if __name__ == "__main__":

@@ -35,9 +35,11 @@ from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, wit
 from benchmarks.quality.runs import Counts, read_entries
 from gpu_align.simulate import SWEEP
 
-#: The default, as `SWEEP` has it, and the settings around it: a curve is read at the default's rejections.
-DEFAULT = {"length_factor": 8, "min_survival": 0.05}
-SETTINGS: tuple[dict[str, Any], ...] = ({}, *(setting for setting in SWEEP[8:14] if setting != DEFAULT))
+#: The default and the settings around it: a curve is read at the default's rejections.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    *(s for s in SWEEP if 2 <= s["length_factor"] <= 12 and s["min_survival"] <= 0.2),
+)
 #: Records over which tokens a step are compared.
 GROUPS = ("test", "five")
 

@@ -1,7 +1,8 @@
 """What a drafter may know beside its request: the shipped recipes, and the outputs of the tuning split.
 
-Both come from the same texts. A recipe pack is what is left of them once nothing is kept but what usually follows
-what; a server with a cache of earlier responses would hold them whole.
+A recipe pack is what is left of texts once nothing is kept but what usually follows what; a server with a cache of
+earlier responses would hold them whole. The recipes are learned from all files of the tuning splits' packages, of
+which the outputs are a part.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from .words import Recipe, words_of
 
@@ -14,63 +17,130 @@ MIN_LIKELY = 0.3
 #: A context says nothing new where its probability is within this of a shorter context's.
 SAME = 0.1
 
+IntArray = npt.NDArray[np.int64]
+
 
 def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe]]:
-    """Words with their counts, and recipes; see `RecipePack.learn`."""
-    seen = _Counts(texts)
-    kept: dict[tuple[str, ...], tuple[str, float]] = {}
-    recipes = []
-    for context, following in sorted(seen.following.items(), key=lambda item: (len(item[0]), item[0])):
-        total = following.total()
-        if total < MIN_SEEN:
-            continue
-        word = min(following, key=lambda word: (-following[word], word))
-        if not seen.in_several(context, word):
-            continue
-        likely = following[word] / total
-        shorter = next((kept[context[i:]] for i in range(1, len(context)) if context[i:] in kept), None)
-        if shorter is None or (shorter[0] != word and shorter[1] < MIN_LIKELY):
-            news = likely >= MIN_LIKELY
-        else:
-            news = shorter[0] != word or abs(shorter[1] - likely) >= SAME
-        if news:
-            kept[context] = word, likely
-            recipes.append(Recipe(context, word, following[word], total))
+    """Words with their counts, and recipes; see `RecipePack.learn`.
+
+    ::
+
+        for each context of 1, 2, .. MAX_WORDS words, in the order of length and spelling:
+            word = the one that followed most often, the first spelling of equal ones
+            share = how often it did / how often the context was seen
+            told, before = word and share of the longest kept context that this one ends with
+            if it was seen MIN_SEEN times, and several sources write the word there (or there is one source):
+                if nothing is told, or told != word and before < MIN_LIKELY:    keep it if share >= MIN_LIKELY
+                else:    keep it if told != word or abs(before - share) >= SAME
+
+    The loop is over lengths; contexts of one length are rows of arrays, numbered in the order in which `np.unique`
+    finds them.
+    """
+    spellings, stream = _read(texts)
+    recipes: list[Recipe] = []
+    # Of each position: the context of n words that ends there, and what the longest kept context expects.
+    context = np.zeros(len(stream.word), np.int64)
+    expected, likely = np.full(1, -1), np.zeros(1)
+    spelled = np.zeros((1, 0), np.int64)
+    for n in range(1, MAX_WORDS + 1):
+        # The word n before; none where the text has fewer.
+        first = _shifted(stream, n)
+        positions = np.flatnonzero((context >= 0) & (first >= 0))
+        pairs = context[positions] * len(spellings) + first[positions]
+        unique, number = np.unique(pairs, return_inverse=True)
+        shorter, added = np.divmod(unique, max(len(spellings), 1))
+        spelled = np.concatenate([added[:, None], spelled[shorter]], axis=1)
+        context[:] = -1
+        context[positions] = number
+        top = _likeliest(number, stream.word[positions], stream.source[positions], len(unique))
+        share = top.hits / top.seen
+        told, before = expected[shorter], likely[shorter]
+        agrees = told == top.word
+        unsaid = (told < 0) | (~agrees & (before < MIN_LIKELY))
+        is_news = np.where(unsaid, share >= MIN_LIKELY, ~agrees | (np.abs(before - share) >= SAME))
+        kept = np.flatnonzero(is_news & (top.seen >= MIN_SEEN) & (top.in_several | stream.is_one))
+        expected, likely = told.copy(), before.copy()
+        expected[kept], likely[kept] = top.word[kept], share[kept]
+        # Word numbers are in the order of their spellings.
+        for i in kept[np.lexsort(spelled[kept].T[::-1])]:
+            words = tuple(spellings[w] for w in spelled[i])
+            recipes.append(Recipe(words, spellings[top.word[i]], int(top.hits[i]), int(top.seen[i])))
+    return _named_words(spellings, stream, recipes), recipes
+
+
+class _Stream(NamedTuple):
+    """All words of all texts, one after the other; int64 [W] each."""
+
+    #: Numbers of words, in the order of their spellings.
+    word: IntArray
+    #: Which source wrote it.
+    source: IntArray
+    #: Words of the text before it.
+    before: IntArray
+    #: Whether all is of one source.
+    is_one: bool
+
+
+class _Likeliest(NamedTuple):
+    """For each context the word that followed most often, the first spelling of equal ones; [C] each."""
+
+    word: IntArray
+    hits: IntArray
+    seen: IntArray
+    #: Whether two or more sources wrote it there.
+    in_several: npt.NDArray[np.bool_]
+
+
+def _read(texts: Iterable[tuple[str, str]]) -> tuple[list[str], _Stream]:
+    numbers: dict[str, int] = {}
+    sources: dict[str, int] = {}
+    word, source, before = [], [], []
+    for name, text in texts:
+        words = words_of(text)
+        word.append(np.array([numbers.setdefault(w, len(numbers)) for w in words], np.int64))
+        source.append(np.full(len(words), sources.setdefault(name, len(sources))))
+        before.append(np.arange(len(words)))
+    spellings = sorted(numbers)
+    rank = np.empty(len(numbers), np.int64)
+    rank[[numbers[w] for w in spellings]] = np.arange(len(numbers))
+    nothing = np.zeros(0, np.int64)
+    columns = [np.concatenate([nothing, *column]) for column in (word, source, before)]
+    return spellings, _Stream(rank[columns[0]], columns[1], columns[2], len(sources) == 1)
+
+
+def _shifted(stream: _Stream, n: int) -> IntArray:
+    """The word n before each one, -1 where the text has fewer."""
+    shifted = np.full(len(stream.word), -1)
+    shifted[n:] = stream.word[:-n] if n else stream.word
+    shifted[stream.before < n] = -1
+    return shifted
+
+
+def _likeliest(context: IntArray, word: IntArray, source: IntArray, num_contexts: int) -> _Likeliest:
+    """What follows each of `num_contexts`. context, word, source: [W], of each word that has a context."""
+    order = np.lexsort((word, context))
+    context, word, source = context[order], word[order], source[order]
+    begins = np.flatnonzero(np.diff(context, prepend=-1) | np.diff(word, prepend=-1))
+    hits = np.diff(begins, append=len(word))
+    several = np.minimum.reduceat(source, begins) != np.maximum.reduceat(source, begins)
+    context, word = context[begins], word[begins]
+    # The last one of each context in this order has the most hits and the smallest word.
+    order = np.lexsort((-word, hits, context))
+    best = order[np.searchsorted(context[order], np.arange(num_contexts), side="right") - 1]
+    seen = np.bincount(context, hits, num_contexts).astype(np.int64)
+    return _Likeliest(word[best], hits[best], seen, several[best])
+
+
+def _named_words(spellings: list[str], stream: _Stream, recipes: list[Recipe]) -> dict[str, int]:
+    """Words with their counts, the most frequent first: those of recipes, and those that are seen often."""
+    counts = np.bincount(stream.word, minlength=len(spellings))
+    several = np.full(len(spellings), stream.is_one)
+    if len(stream.word) and not stream.is_one:
+        order = np.argsort(stream.word, kind="stable")
+        begins = np.flatnonzero(np.diff(stream.word[order], prepend=-1))
+        source = stream.source[order]
+        several = np.minimum.reduceat(source, begins) != np.maximum.reduceat(source, begins)
     named = {word for recipe in recipes for word in (*recipe.context, recipe.word)}
-    words = {
-        word: count
-        for word, count in sorted(seen.words.items(), key=lambda item: (-item[1], item[0]))
-        if word in named or (count >= MIN_SEEN and seen.in_several((), word))
-    }
-    return words, recipes
-
-
-class _Counts:
-    """How often a word follows each context of up to `MAX_WORDS` words, and whether several sources write it."""
-
-    def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
-        self.words: Counter[str] = Counter()
-        self.following: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-        self._source: dict[tuple[tuple[str, ...], str], str] = {}
-        self._several: set[tuple[tuple[str, ...], str]] = set()
-        names = set()
-        for source, text in texts:
-            names.add(source)
-            for context, word in _followed(words_of(text)):
-                if context:
-                    self.following[context][word] += 1
-                else:
-                    self.words[word] += 1
-                if self._source.setdefault((context, word), source) != source:
-                    self._several.add((context, word))
-        self._one = len(names) == 1
-
-    def in_several(self, context: tuple[str, ...], word: str) -> bool:
-        """Whether two or more sources write it, or the only source does."""
-        return self._one or (context, word) in self._several
-
-
-def _followed(words: list[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    for i, word in enumerate(words):
-        for length in range(min(MAX_WORDS, i) + 1):
-            yield tuple(words[i - length : i]), word
+    often = (counts >= MIN_SEEN) & several
+    ranked = np.lexsort((np.arange(len(spellings)), -counts))
+    return {spellings[w]: int(counts[w]) for w in ranked if often[w] or spellings[w] in named}

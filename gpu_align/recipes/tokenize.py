@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ops.constants import LINE_END, NUM_RUNS
-from ..ops.recipe_lookup import MAX_CONTEXT, Recipes
+from ..ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes
 from .words import Recipe
 
 #: The weight of the shorter context's probability, in counts: it matters less the more often a context was seen.
@@ -22,9 +22,9 @@ LEAST = 0.1
 #: Tokens of a continuation, of which a look-up takes more.
 MAX_WORD_TOKENS = 8
 
-Context = tuple[int, ...]
-#: The likeliest next token of each context, and its probability.
-NextToken = dict[Context, tuple[int, float]]
+#: Tokens as a string, a character each: the garbage collector would walk through a million tuples again and again.
+#: No vocabulary has 1,114,112 tokens.
+Tokens = str
 #: Texts -> the token ids of each, without special tokens.
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 
@@ -34,16 +34,24 @@ def tokenize(
 ) -> Recipes:
     """See `RecipePack.tokenize`."""
     encode = _inside(encode)
-    next_token = _likely(*_count(words, recipes, encode))
+    token, likely = _likely(*_count(words, recipes, encode))
     middle = (np.arange(len(calibration)) + 0.5) / len(calibration)
-    offset = np.interp([p for _, p in next_token.values()], middle, calibration)
-    likely = {
-        context: (token, min(max(p + float(d), 1e-4), 1.0))
-        for (context, (token, p)), d in zip(next_token.items(), offset, strict=True)
-    }
-    contexts = sorted(likely, key=lambda context: (len(context), context))
-    learned = Recipes.from_lists((context, *_continue(context, likely)) for context in contexts)
-    return replace(learned, indents=indents_of(words, encode))
+    p = np.fromiter(likely.values(), np.float64, len(likely))
+    p = np.clip(p + np.interp(p, middle, calibration), 1e-4, 1.0)
+    likely = dict(zip(likely, p.tolist(), strict=True))
+    continued: list[Tokens] = []
+    survival: list[float] = []
+    lengths: list[int] = []
+    for context in token:
+        alive = _continue(context, token, likely, continued)
+        survival += alive
+        lengths.append(len(alive))
+    return Recipes(
+        _padded(_ids("".join([context[::-1] for context in token])), list(map(len, token)), MAX_CONTEXT, -1),
+        _padded(_ids("".join(continued)), lengths, MAX_TOKENS, -1),
+        _padded(np.array(survival, np.float32), lengths, MAX_TOKENS, 0),
+        indents=indents_of(words, encode),
+    )
 
 
 def indents_of(words: Iterable[str], encode: Encode) -> npt.NDArray[np.int32]:
@@ -69,6 +77,25 @@ def indents_of(words: Iterable[str], encode: Encode) -> npt.NDArray[np.int32]:
     return indents
 
 
+def _tokens(ids: Sequence[int]) -> Tokens:
+    try:
+        return "".join(map(chr, ids))
+    except (ValueError, OverflowError):
+        wrong = next(token for token in ids if not 0 <= token <= sys.maxunicode)
+        raise ValueError(f"encode: expected token ids of 0 to {sys.maxunicode}, found {wrong}") from None
+
+
+def _ids(tokens: Tokens) -> npt.NDArray[np.int32]:
+    return np.frombuffer(tokens.encode("utf-32-le", "surrogatepass"), "<i4").astype(np.int32)
+
+
+def _padded(values: npt.NDArray[Any], lengths: Sequence[int], width: int, empty: int) -> npt.NDArray[Any]:
+    """[R, width]: rows of these lengths, one after the other in `values`, with `empty` behind each."""
+    padded = np.full((len(lengths), width), empty, values.dtype)
+    padded[np.arange(width) < np.array(lengths, np.int64)[:, None]] = values
+    return padded
+
+
 def _inside(encode: Encode) -> Encode:
     """An encoder of texts that stand inside longer ones.
 
@@ -90,70 +117,85 @@ def _inside(encode: Encode) -> Encode:
 
 def _count(
     words: Mapping[str, int], recipes: Sequence[Recipe], encode: Encode
-) -> tuple[dict[Context, Counter[int]], Counter[Context]]:
-    """Counts of the tokens that follow each context of up to `MAX_CONTEXT` tokens, and of the contexts."""
-    following: dict[Context, Counter[int]] = defaultdict(Counter)
-    seen: Counter[Context] = Counter()
+) -> tuple[dict[Tokens, int], dict[Tokens, int]]:
+    """Counts of contexts of up to `MAX_CONTEXT` tokens, each with a token that follows; and of the contexts."""
+    following: dict[Tokens, int] = {}
+    seen: dict[Tokens, int] = {}
 
-    def enter(tokens: Sequence[int], first: int, count: int) -> None:
+    def enter(tokens: Tokens, first: int, count: int) -> None:
         """The tokens from `first` on follow those before them."""
         for i in range(first, len(tokens)):
-            following[_last(tokens[:i])][tokens[i]] += count
+            key = tokens[max(i - MAX_CONTEXT, 0) : i + 1]
+            following[key] = following.get(key, 0) + count
 
-    pieces = dict(zip(words, encode(list(words)), strict=True))
-    for word, count in words.items():
-        tokens = pieces[word]
-        for i in range(1, len(tokens) + 1):
-            seen[_last(tokens[:i])] += count
+    def see(tokens: Tokens, shortest: int, longest: int, count: int) -> None:
+        """The first so many tokens are contexts."""
+        for i in range(shortest, longest + 1):
+            context = tokens[max(i - MAX_CONTEXT, 0) : i]
+            seen[context] = seen.get(context, 0) + count
+
+    pieces = {}
+    for (word, count), ids in zip(words.items(), encode(list(words)), strict=True):
+        pieces[word] = tokens = _tokens(ids)
+        see(tokens, 1, len(tokens), count)
         enter(tokens, 1, count)
-    together = encode(["".join((*recipe.context, recipe.word)) for recipe in recipes])
-    for recipe, tokens in zip(recipes, together, strict=True):
-        context = [token for word in recipe.context for token in pieces[word]]
-        if list(tokens[: len(context)]) != context or len(tokens) == len(context):
+    together = encode(["".join(recipe.context) + recipe.word for recipe in recipes])
+    for recipe, ids in zip(recipes, together, strict=True):
+        tokens = _tokens(ids)
+        context = "".join([pieces[word] for word in recipe.context])
+        length = len(context)
+        if not tokens.startswith(context) or len(tokens) == length:
             continue  # one token holds the end of the context and the beginning of the word
-        enter(tokens, len(context), recipe.hits)
+        enter(tokens, length, recipe.hits)
         if len(recipe.context) > 1:  # a context of one word has been counted as a word
-            seen[_last(context)] += recipe.seen
-        for i in range(len(context) + 1, len(tokens)):
-            seen[_last(tokens[:i])] += recipe.hits
+            see(tokens, length, length, recipe.seen)
+        see(tokens, length + 1, len(tokens) - 1, recipe.hits)
     return following, seen
 
 
-def _last(tokens: Sequence[int]) -> Context:
-    return tuple(tokens[-MAX_CONTEXT:])
-
-
-def _likely(following: Mapping[Context, Counter[int]], seen: Mapping[Context, int]) -> NextToken:
-    """The likeliest next token of each context, the smallest id of equal ones, and its probability."""
-    likely: NextToken = {}
-    for context in sorted(following, key=lambda context: (len(context), context)):
-        counts = following[context]
-        token = min(counts, key=lambda token: (-counts[token], token))
-        shorter = _longest(context[1:], likely)
+def _likely(
+    following: Mapping[Tokens, int], seen: Mapping[Tokens, int]
+) -> tuple[dict[Tokens, Tokens], dict[Tokens, float]]:
+    """By context, short ones first: the likeliest next token, the smallest of equal ones; and its probability."""
+    best: dict[Tokens, Tokens] = {}
+    total: dict[Tokens, int] = {}
+    for key in sorted(following):
+        context, count = key[:-1], following[key]
+        total[context] = total.get(context, 0) + count
+        if context not in best or count > following[best[context]]:
+            best[context] = key
+    token: dict[Tokens, Tokens] = {}
+    likely: dict[Tokens, float] = {}
+    for context in sorted(sorted(best), key=len):
+        key = best[context]
+        shorter = _longest(context[1:], token)
         before = UNKNOWN
-        if shorter is not None:
-            before = shorter[1] if shorter[0] == token else (1 - shorter[1]) * OTHER
-        total = max(seen[context], counts.total())
-        likely[context] = token, (counts[token] + PRIOR * before) / (total + PRIOR)
-    return likely
+        if shorter:
+            before = likely[shorter] if token[shorter] == key[-1] else (1 - likely[shorter]) * OTHER
+        count = max(seen.get(context, 0), total[context])
+        token[context] = key[-1]
+        likely[context] = (following[key] + PRIOR * before) / (count + PRIOR)
+    return token, likely
 
 
-def _longest(tokens: Sequence[int], likely: NextToken) -> tuple[int, float] | None:
-    """What follows the longest known context at the end of `tokens`."""
-    lengths = range(min(len(tokens), MAX_CONTEXT), 0, -1)
-    contexts = (tuple(tokens[-length:]) for length in lengths)
-    return next((likely[context] for context in contexts if context in likely), None)
+def _longest(tokens: Tokens, known: Mapping[Tokens, Tokens]) -> Tokens:
+    """The longest known context at the end of at most `MAX_CONTEXT` tokens; empty if none is."""
+    while tokens and tokens not in known:
+        tokens = tokens[1:]
+    return tokens
 
 
-def _continue(context: Context, likely: NextToken) -> tuple[list[int], list[float]]:
-    """The likeliest continuation, and for each of its tokens the probability of everything up to it."""
-    tokens, alive = list(context), 1.0
+def _continue(
+    context: Tokens, token: Mapping[Tokens, Tokens], likely: Mapping[Tokens, float], out: list[Tokens]
+) -> list[float]:
+    """Append the likeliest continuation to `out`; the probability of everything up to each of its tokens."""
+    last, alive = context, 1.0
     survival: list[float] = []
-    while len(survival) < MAX_WORD_TOKENS and (found := _longest(tokens, likely)) is not None:
-        token, probability = found
-        alive *= probability
+    while len(survival) < MAX_WORD_TOKENS and (known := _longest(last, token)):
+        alive *= likely[known]
         if alive < LEAST:
             break
-        tokens.append(token)
+        out.append(token[known])
         survival.append(alive)
-    return tokens[len(context) :], survival
+        last = (last + token[known])[-MAX_CONTEXT:]
+    return survival

@@ -124,7 +124,7 @@ def test_show(pack: Path) -> None:
     assert "shape" in result.stdout
     assert "#" in run("show", pack).stdout  # ids, without a tokenizer
     shipped = run("show", "base", "--top", 3)
-    assert "45,842 recipes" in shipped.stdout
+    assert "95,371 recipes" in shipped.stdout
 
 
 def test_index(tmp_path: Path, pack: Path) -> None:

@@ -1,0 +1,70 @@
+"""The calibration of the shipped survival table: counted anew, while its curves stay."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.learn import survival
+from gpu_align.ops.draft.tables import SHIPPED, read_survival, read_table
+
+RNG = np.random.default_rng(3)
+
+
+def line(kind: str, text: str, number: int, tokens: str = "tekken") -> dict[str, object]:
+    prediction = RNG.integers(0, 30, 60).tolist()
+    output = list(prediction)
+    output[number % 50 + 5] = 99
+    return {
+        "id": f"{kind}{number}",
+        "kind": kind,
+        "text": text,
+        "package": "p",
+        "split": "tune",
+        "tokens": tokens,
+        "prediction": prediction,
+        "output": output[: 40 + number],
+    }
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> tuple[Path, Path]:
+    tune = [line("python", "python", i) for i in range(4)]
+    tune += [line("python", "python", 5, "bytes"), line("rename", "python", 6)]
+    kinds = [line("rust", "rust", 7), line("model", "rust", 8), line("draft_20", "rust", 9)]
+    kinds += [line("draft_60", "rust", 10), line("sibling", "rust", 11)]
+    paths = tmp_path / "tune.jsonl.gz", tmp_path / "kinds.jsonl.gz"
+    for path, lines in zip(paths, (tune, kinds), strict=True):
+        with gzip.open(path, "wt") as file:
+            file.writelines(json.dumps(one) + "\n" for one in lines)
+    return paths
+
+
+def test_records(corpora: tuple[Path, Path]) -> None:
+    assert [r.id for r in survival.training_records(corpora[0])] == [
+        "python3",
+        "python2",
+        "python1",
+        "python0",
+    ]
+    found = [r.id for r in survival.calibration_records(*corpora)]
+    assert found == ["draft_209", "model8", "rust7", "python3", "python2", "python1", "python0"]
+
+
+def test_only_the_calibration_changes(corpora: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    files = ["--pairs", str(corpora[0]), "--kinds", str(corpora[1])]
+    survival.main([str(out), "--calibrate", str(SHIPPED), *files, "--jobs", "1"])
+    table, shipped = read_table(out), read_table(SHIPPED)
+    same = ("records", "length_edges", "margin_edges", "knots", "unit", "seen", "survival")
+    assert {name: table[name] for name in same} == {name: shipped[name] for name in same}
+    assert table["made_by"] == "python -m benchmarks.learn.survival"
+    assert table["calibration"] != shipped["calibration"]
+    # Its own calibration plays no part: once more gives the same.
+    again = survival.recalibrated(table, survival.calibration_records(*corpora))
+    assert again == table
+    assert read_survival(out)[1] == tuple(table["calibration"])
