@@ -31,11 +31,12 @@ from benchmarks.quality.runs import (
     Entry,
     Knowledge,
     Run,
+    our_settings,
     read_entries,
     run_all,
     total,
 )
-from gpu_align.simulate import SWEEP, runnable_policy_names
+from gpu_align.simulate import runnable_policy_names
 from gpu_align.simulate.policies import OURS
 
 #: One record in so many is replayed at a K other than `K`, where no peer may be above our curve.
@@ -65,7 +66,7 @@ class Lead(NamedTuple):
 def planned_runs() -> list[Run]:
     """Ours with every setting and every peer, at every K."""
     peers = [name for name in runnable_policy_names() if name != OURS and name not in LEFT_OUT]
-    runs = [Run(OURS, k, tuple(setting.items())) for k in SIZES for setting in ({}, *SWEEP)]
+    runs = [Run(OURS, k, tuple(setting.items())) for k in SIZES for setting in our_settings(k)]
     runs += [Run(name, k) for k in SIZES for name in peers]
     runs += [Run(name, K) for name in (*CACHED, BOUNDS[0])]
     return list(dict.fromkeys(runs))

@@ -36,11 +36,12 @@ from benchmarks.quality.runs import (
     Counts,
     Entry,
     Run,
+    our_settings,
     read_entries,
     run_all,
     total,
 )
-from gpu_align.simulate import SWEEP, Reliability, load_tokenizer, runnable_policy_names
+from gpu_align.simulate import Reliability, load_tokenizer, runnable_policy_names
 from gpu_align.simulate.policies import OURS
 from gpu_align.simulate.replay import PairResult
 
@@ -57,7 +58,7 @@ def planned_runs() -> list[Run]:
     """Every drafter with every setting at every K."""
     runs = []
     for k in SIZES:
-        settings = ({}, *SWEEP, dict(WITHOUT_RECIPES))
+        settings = (*our_settings(k), dict(WITHOUT_RECIPES))
         runs += [Run(OURS, k, tuple(setting.items())) for setting in settings]
         names = [*runnable_policy_names(with_recipes=True), *CACHED, *BOUNDS]
         runs += [Run(name, k) for name in names if name != OURS and (k == K or name not in ONLY_AT_64)]

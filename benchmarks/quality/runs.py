@@ -18,7 +18,7 @@ from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align import Recipes
 from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
 from gpu_align.policies.base import Policy
-from gpu_align.simulate import NO_PACK, Record, Reliability, replay
+from gpu_align.simulate import NO_PACK, SWEEP, Record, Reliability, replay
 from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
 from gpu_align.simulate.policies import OURS, config_of, make_policies, setting_name
 from gpu_align.simulate.replay import PairResult
@@ -79,7 +79,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Run:
-    """One drafter with one setting at one K; a setting of ours may say ``recipes="off"``, too."""
+    """One drafter with one setting at one K; a setting of ours may say ``recipes="off"`` and a smaller K, too."""
 
     policy: str
     num_draft_tokens: int
@@ -97,6 +97,23 @@ class Run:
 
 #: Ours without recipes: for comparison, and no setting of the curve.
 WITHOUT_RECIPES = (("recipes", NO_PACK),)
+#: `length_factor` and `min_survival` of settings with shorter drafts, 3/8 of K: where few rejections are wanted, a
+#: limit for all drafts costs less than to ask for a higher survival.
+_SHORTER = (2, 0.3), (1, 0.3), (1, 0.5), (0.5, 0.5), (0.5, 0.8), (0.5, 0.95)
+
+
+def our_settings(num_draft_tokens: int) -> list[dict[str, Any]]:
+    """The settings of the curve of our drafter: the default, those of `SWEEP`, and some with a smaller K."""
+    shorter = [
+        {
+            "length_factor": factor,
+            "min_survival": survival,
+            "min_survival_recipe": max(survival, 0.4),
+            "num_draft_tokens": num_draft_tokens * 3 // 8,
+        }
+        for factor, survival in _SHORTER
+    ]
+    return [{}, *SWEEP, *shorter]
 
 
 @dataclass
@@ -145,7 +162,9 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
     if run.policy == OURS:
         from gpu_align.simulate.drafter_policy import replay_batched
 
-        config = config_of({name: value for name, value in run.setting if name != "recipes"})
+        setting = {name: value for name, value in run.setting if name != "recipes"}
+        k = setting.pop("num_draft_tokens", k)
+        config = config_of(setting)
         recipes = None if run.without_recipes else known.recipes
         pairs = replay_batched(records, k, config, recipes=recipes).pairs
     else:

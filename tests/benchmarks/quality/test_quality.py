@@ -25,6 +25,7 @@ from benchmarks.quality.runs import (
     Entry,
     Knowledge,
     Run,
+    our_settings,
     read_entries,
     run_all,
     run_records,
@@ -344,3 +345,15 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_our_curve_has_settings_with_shorter_drafts() -> None:
+    """At K = 64 also drafts of at most 24 tokens: the drafter is given that K, and the run counts at 64."""
+    settings = our_settings(64)
+    assert settings[0] == {}
+    assert settings[-1]["num_draft_tokens"] == 24
+    run = Run("gpu_align", 64, (("num_draft_tokens", 24),))
+    tokens = list(range(200))
+    [pair] = run_records(run, [Record("", [], tokens, tokens)])
+    assert pair.steps == 1 + 8  # the first token, then 25 a step
+    assert checks.our_curve({run: counts(8, 191, 0)}, 64) == [Point(0, 125)]
