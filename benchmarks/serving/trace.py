@@ -111,9 +111,15 @@ def unrelated(records: Sequence[Record]) -> list[Record]:
 
 
 def record_trace(
-    records: Sequence[Record], num_draft_tokens: int, jobs: int = 1, recipes: gpu_align.Recipes | None = None
+    records: Sequence[Record],
+    num_draft_tokens: int,
+    jobs: int = 1,
+    recipes: gpu_align.Recipes | None = None,
+    config: gpu_align.DrafterConfig | None = None,
 ) -> Trace:
     """Draft at every position of every record that has two output tokens or more, from `recipes` as well.
+
+    config: of the drafter; the defaults if None.
 
     Raises:
         ValueError: no such record.
@@ -122,13 +128,13 @@ def record_trace(
     if not usable:
         raise ValueError("records: expected one with two output tokens or more, found none")
     if jobs == 1:
-        _know(recipes)
+        _know(recipes, config)
         rows = [_rows(r, num_draft_tokens) for r in usable]
     else:
         # Longest first, so that no worker is left alone with one at the end.
         order = sorted(range(len(usable)), key=lambda i: -len(usable[i].output))
         with ProcessPoolExecutor(
-            jobs, mp_context=get_context("spawn"), initializer=_know, initargs=(recipes,)
+            jobs, mp_context=get_context("spawn"), initializer=_know, initargs=(recipes, config)
         ) as pool:
             found = dict(
                 zip(
@@ -146,12 +152,13 @@ def record_trace(
 
 
 _RECIPES: gpu_align.Recipes | None = None
+_CONFIG: gpu_align.DrafterConfig | None = None
 
 
-def _know(recipes: gpu_align.Recipes | None) -> None:
-    """What `_rows` of this process drafts from; not sent with every record, as it is large."""
-    global _RECIPES
-    _RECIPES = recipes
+def _know(recipes: gpu_align.Recipes | None, config: gpu_align.DrafterConfig | None = None) -> None:
+    """What `_rows` of this process drafts from and how; not sent with every record, as recipes are large."""
+    global _RECIPES, _CONFIG
+    _RECIPES, _CONFIG = recipes, config
 
 
 def _rows(
@@ -171,6 +178,7 @@ def _rows(
         vocab_size=sizes_for([record], _RECIPES).vocab_size,
         device="cpu",
         recipes=_RECIPES,
+        config=_CONFIG,
     )
     drafter.add(0, record.prediction, num_prompt)
     row = token_ids.numpy()[0]

@@ -1,0 +1,105 @@
+"""Which settings of the drafter serve most, over all kinds of text: ``python -m benchmarks.serving.settings``.
+
+The default should be a setting with the highest throughput, not the one with the most tokens a step. Each is traced
+on a sample of the ten kinds of text, outputs like a model's and predictions of every quality
+(`benchmarks.corpus.kinds`), and served as the plugin serves it, on synchronous and on asynchronous scheduling, at
+batch 1, 64 and 256, by the serving model's step times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks import markers
+from benchmarks.corpus import build as corpus
+from benchmarks.serving.main import SHOWN, simulate
+from benchmarks.serving.rules import Plugin
+from benchmarks.serving.step_cost import paper_costs
+from benchmarks.serving.trace import Trace, record_trace, sample
+from gpu_align.simulate import read_records, recipes_for
+from gpu_align.simulate.policies import config_of, setting_name
+
+BATCHES = (1, 64, 256)
+#: Steps that asynchronous scheduling plans ahead.
+LATE = (0, 1)
+#: From few rejected drafts to few steps; the empty one is the default.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"length_factor": 1, "min_survival": 0.5, "min_survival_recipe": 0.5},
+    {"length_factor": 1, "min_survival": 0.3},
+    {"length_factor": 2, "min_survival": 0.2},
+    {"length_factor": 3, "min_survival": 0.1},
+    {"length_factor": 6, "min_survival": 0.08},
+    {},
+    {"length_factor": 12, "min_survival": 0.02},
+    {"length_factor": 64, "min_survival": 0.02},
+)
+
+
+def speedups(trace: Trace, drafter_us: float) -> dict[str, float]:
+    """``"batch, late"`` → throughput over that without drafts, the geometric mean over `SHOWN` where it fits."""
+    costs = [cost for context in (500, 2_000) for cost in paper_costs(context) if cost.name in SHOWN]
+    found = {}
+    for late in LATE:
+        for batch in BATCHES:
+            rule = Plugin(trace.num_draft_tokens, late)
+            run = simulate(trace, rule, batch, warm_up=rule.warm_up)
+            ratios = [run.speedup(cost, batch, drafter_us / 1000) for cost in costs if cost.fits(batch)]
+            found[f"{batch}, {late}"] = round(float(np.exp(np.mean(np.log(ratios)))), 3)
+    return found
+
+
+def table(results: Mapping[str, Mapping[str, float]]) -> str:
+    """One row a setting."""
+    columns = [f"{batch}, {late}" for late in LATE for batch in BATCHES]
+    names = [f"{batch}{', late' if late else ''}" for late in LATE for batch in BATCHES]
+    best = {column: max(row[column] for row in results.values()) for column in columns}
+    lines = [f"| setting | {' | '.join(names)} |", "|---|" + "--:|" * len(columns)]
+    for setting, row in results.items():
+        cells = [f"**{row[c]:.2f}**" if row[c] == best[c] else f"{row[c]:.2f}" for c in columns]
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(
+    corpus_path: Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")] = Path(
+        ".cache/corpus-kinds-test.jsonl.gz"
+    ),
+    max_tokens: Annotated[int, typer.Option(help="output tokens that are traced", min=2)] = 12_000,
+    num_draft_tokens: Annotated[int, typer.Option(help="K", min=1)] = 32,
+    drafter_us: Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)] = 15.0,
+    json_path: Annotated[Path, typer.Option("--json", help="results")] = Path(
+        "benchmarks/results/serving_settings.json"
+    ),
+    page: Annotated[Path | None, typer.Option(help="page whose table is filled")] = None,
+    jobs: Annotated[int, typer.Option(help="processes", min=1)] = 2,
+) -> None:
+    """Throughput of the drafter's settings on paper, over all kinds of text."""
+    if not corpus_path.exists() and corpus.main([str(corpus_path), "--set", "kinds-test"]) != 0:
+        raise typer.Exit(1)
+    records = sample(read_records(corpus_path, "tekken"), max_tokens)
+    recipes = recipes_for(records)
+    results = {}
+    for setting in SETTINGS:
+        name = setting_name(setting).partition(" ")[2] or "default"
+        trace = record_trace(records, num_draft_tokens, jobs, recipes, config_of(setting))
+        results[name] = speedups(trace, drafter_us)
+        typer.echo(f"{name}: {results[name]}")
+    json_path.write_text(
+        json.dumps(
+            {"records": len(records), "num_draft_tokens": num_draft_tokens, "settings": results}, indent=1
+        )
+        + "\n"
+    )
+    if page:
+        text = markers.fill(page.read_text(encoding="utf-8"), {"settings": table}, results)
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
