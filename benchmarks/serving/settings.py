@@ -1,7 +1,7 @@
 """Which settings of the drafter serve most, over all kinds of text: ``python -m benchmarks.serving.settings``.
 
-The default should be a setting with the highest throughput, not the one with the most tokens a step. Each is traced
-on a sample of the ten kinds of text, outputs like a model's and predictions of every quality
+The default should be a setting with the highest throughput, not the one with the most tokens a step. Each is
+traced on a sample of the ten kinds of text, outputs like a model's and predictions of every quality
 (`benchmarks.corpus.kinds`), and served as the plugin serves it, on synchronous and on asynchronous scheduling, at
 batch 1, 64 and 256, by the serving model's step times.
 """
