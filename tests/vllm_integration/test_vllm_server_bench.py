@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,8 +107,8 @@ class Run:
         flags: list[Any] = ["--serve", model, "--vllm-args", "--max-model-len 512 --max-num-seqs 8"]
         flags += ["--modes", "none,prediction", "--dataset", "pairs.jsonl", "--max-tokens", MAX_TOKENS]
         flags += ["--concurrency", "4,2", "--requests", REQUESTS, "--json", self.out, "--html", self.page]
-        (folder / "tmp").mkdir()
-        self.logs = folder / "tmp"
+        # Not in pytest's folder: vLLM's sockets are there, too, and a socket's path has 107 characters at most.
+        self.logs = Path(tempfile.mkdtemp())
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpu_align", "bench", *map(str, flags)],
             cwd=folder,
@@ -187,6 +189,7 @@ def started(model: Path, folder: Path) -> Iterator[Run]:
     finally:
         run.process.kill()  # the guard then ends the server, where the test has failed
         run.process.communicate()
+        shutil.rmtree(run.logs, ignore_errors=True)
 
 
 def test_ctrl_c_while_it_measures_writes_the_turns_that_have_ended(tiny_llama: Path, tmp_path: Path) -> None:
