@@ -99,9 +99,13 @@ def test_accepted_tokens_are_a_sample_that_counts_as_all(log: MissLog) -> None:
         assert num_accepted(log._misses) == 2 * ACCEPTED_OF * ((number + 1) // ACCEPTED_OF)
 
 
-def test_the_file_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("every", "idle"), [(0.01, 60.0), (60.0, 0.01)])
+def test_the_file_is_written_now_and_then(
+    every: float, idle: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when nothing is served any more."""
-    monkeypatch.setattr(miss_log, "EVERY", 0.01)
+    monkeypatch.setattr(miss_log, "EVERY", every)
+    monkeypatch.setattr(miss_log, "IDLE", idle)
     path = tmp_path / "x.misses.json"
     log = MissLog(path, Misses(), RECIPES, K)
     time.sleep(0.05)

@@ -31,8 +31,9 @@ from vllm_integration.seams.log_text import shown_error
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: Seconds between two writes of the file. vLLM may end a worker without warning, so this is also what can be lost.
-EVERY = 30.0
+#: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
+#: end a worker without warning, so this is also what can be lost.
+EVERY, IDLE = 30.0, 1.0
 #: Tokens before a draft that a context, literal or a shape, can depend on.
 _BEFORE = SHAPE_WINDOW + 1
 #: Accepted tokens are counted of one draft in so many, as that many: it takes time, and there are many.
@@ -73,7 +74,7 @@ class MissLog:
         #: Tokens of a request's end that `take` wants: those before a draft, and what a step can write.
         self.tail_len = _BEFORE + num_draft_tokens + 1
         self._requests: OrderedDict[str, _Followed] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self._dirty = False
         self._drafts = 0
@@ -136,8 +137,12 @@ class MissLog:
         self.guard(self._write)
 
     def _keep_writing(self) -> None:
-        while self.on and not self._closed.wait(EVERY):
-            self.guard(self._write)
+        written, seen = time.monotonic(), self._drafts
+        while self.on and not self._closed.wait(min(EVERY, IDLE)):
+            if self._drafts == seen or time.monotonic() - written >= EVERY:
+                self.guard(self._write)
+                written = time.monotonic()
+            seen = self._drafts
 
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -183,12 +188,13 @@ class MissLog:
             self._dirty = True
 
     def _write(self) -> None:
-        if not self._dirty:
-            return
-        with self._lock:
-            counted, self._dirty = Misses.of(self._misses.content), False
-        counted.save(self._path)
-        self._path.chmod(0o600)
+        with self._writing:  # the thread, and whoever closes
+            if not self._dirty:
+                return
+            with self._lock:
+                counted, self._dirty = Misses.of(self._misses.content), False
+            counted.save(self._path)
+            self._path.chmod(0o600)
 
 
 class _Step:
