@@ -33,13 +33,12 @@ from gpu_align.ops.recipe_lookup.reference import find_recipe
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.simulate.drafter_policy import DrafterPolicy
+from gpu_align.tune.fit import rising
 
 #: Parts of the split, by package, of which each is replayed with what the others taught.
 NUM_PARTS = 6
 NUM_DRAFT_TOKENS = 64
 NUM_ROUNDS = 6
-#: What the bins of the calibration stand for.
-MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
 #: The sets whose edits are replayed.
 SPLITS = ("tune", "kinds-tune")
 #: Offsets are drawn towards none by so many drafts.
@@ -120,12 +119,6 @@ def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
             policy.extend(step)
             done += len(step)
     return counts
-
-
-def rising(offsets: npt.NDArray[np.float64]) -> list[float]:
-    """[NUM_BINS]: the offsets with which what is promised rises with what is counted."""
-    promised = np.maximum.accumulate(MIDDLES + offsets + np.arange(NUM_BINS) * 1e-4)
-    return [round(float(offset), 4) for offset in promised - MIDDLES]
 
 
 def _encode(texts: list[str]) -> list[list[int]]:

@@ -147,6 +147,7 @@ def as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
     return {
         label: {
             "gap": round(counts[Run(OURS, K)].reliability.worst_gap(), 4),
+            "chance_gap": round(counts[Run(OURS, K)].reliability.chance_gap(), 4),
             "runs": {name: counts[Run(name, K)].as_json() for name in SHOWN if Run(name, K) in counts},
             "leads": [
                 {

@@ -46,14 +46,6 @@ _JOINED = (
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _LEAST_REJECTED = _TICKS[0]
 TITLE = "Test split of the corpus; each mark is a setting, the large one our default"
-KIND_FAMILIES = {
-    "suffix decoding": (r"suffix_decoding(_\d+)?", "#e07a5f", "s"),
-    "suffix decoding, tree of depth 128": (r"suffix_decoding(_\d+)?_deep", "#d1495b", "D"),
-    "suffix decoding, vLLM's depth 24": (r"suffix_decoding_vllm", "#c9a227", "s"),
-    "n-gram": (r"prompt_lookup.*", "#5b8def", "^"),
-    "static text": (r"static_text", "#6aa84f", "*"),
-    "OpenAI, as reverse-engineered": (r"openai", "#9b72cf", "X"),
-}
 
 
 def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None:
@@ -70,35 +62,14 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
         1, len(sizes), figsize=(3.1 * len(sizes), 4.9), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, k in zip(panels[0], sizes, strict=True):
-        ours = [p for p in our_curve(counts, k) if p.rejected_per_accepted > 0]
-        panel.plot(
-            *_xy(ours), color=_OURS, linewidth=2.2, marker="o", markersize=4, label="gpu-align", zorder=5
-        )
-        default = counts.get(Run(OURS, k))
-        if default is not None:
-            panel.plot(*_xy([point(default)]), color=_OURS, marker="o", markersize=9, zorder=6)
+        _draw_curves(panel, counts, k)
+        panel.set_title(f"K = {k}", fontsize=11)
         without = counts.get(Run(OURS, k, WITHOUT_RECIPES))
         if without is not None:
             panel.plot(
                 *_xy([point(without)]), color=_OURS, linestyle="", marker="o", markersize=9, fillstyle="none",
                 zorder=6, label="gpu-align without recipes",
             )  # fmt: skip
-        for label, (pattern, colour, marker) in FAMILIES.items():
-            members = [
-                point(c)
-                for run, c in counts.items()
-                if run.num_draft_tokens == k and re.fullmatch(pattern, run.policy) and c.accepted
-            ]
-            line = "-" if label in _JOINED else ""
-            panel.plot(
-                *_xy(sorted(members)), linestyle=line, linewidth=1, color=colour, marker=marker, markersize=6,
-                markeredgewidth=0, label=label,
-            )  # fmt: skip
-        panel.set_xscale("log")
-        panel.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
-        panel.minorticks_off()
-        panel.set_xlim(_TICKS[0] * 0.8, None)
-        panel.set_title(f"K = {k}", fontsize=11)
         for name in BOUNDS:
             bound = counts.get(Run(name, k))
             if bound is not None:
@@ -121,25 +92,36 @@ def draw_kinds(found: Mapping[str, Mapping[Run, Counts]], folder: Path) -> None:
     plt = _pyplot()
     for kind, counts in found.items():
         figure, panel = plt.subplots(figsize=(5.2, 3.4))
-        panel.plot(*_xy(our_curve(counts, K)), color=_OURS, linewidth=2.2, marker="o", markersize=3.5,
-                   label="gpu-align", zorder=5)  # fmt: skip
-        panel.plot(*_xy([point(counts[Run(OURS, K)])]), color=_OURS, marker="o", markersize=8, zorder=6)
-        for label, (pattern, colour, marker) in KIND_FAMILIES.items():
-            members = sorted(
-                point(c) for run, c in counts.items()
-                if run.num_draft_tokens == K and re.fullmatch(pattern, run.policy) and c.accepted
-            )  # fmt: skip
-            line = "-" if label in _JOINED else ""
-            panel.plot(*_xy(members), linestyle=line, linewidth=1, color=colour, marker=marker, markersize=5,
-                       label=label)  # fmt: skip
-        panel.set_xscale("log")
-        panel.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
-        panel.minorticks_off()
+        _draw_curves(panel, counts, K)
         panel.set(xlabel="rejected drafts per accepted one", ylabel="tokens a step")
         panel.set_title(f"{kind}: {counts[Run(OURS, K)].records} records, K = {K}", fontsize=10)
         _for_both_schemes(figure, [panel], panel.legend(fontsize=7, frameon=False))
         figure.tight_layout()
         _save(figure, folder / f"{kind}.svg")
+
+
+def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int) -> None:
+    """Our curve with its default, and every family that has members, over a logarithmic axis."""
+    ours = [p for p in our_curve(counts, num_draft_tokens) if p.rejected_per_accepted > 0]
+    panel.plot(*_xy(ours), color=_OURS, linewidth=2.2, marker="o", markersize=4, label="gpu-align", zorder=5)
+    default = counts.get(Run(OURS, num_draft_tokens))
+    if default is not None:
+        panel.plot(*_xy([point(default)]), color=_OURS, marker="o", markersize=9, zorder=6)
+    for label, (pattern, colour, marker) in FAMILIES.items():
+        members = sorted(
+            point(c)
+            for run, c in counts.items()
+            if run.num_draft_tokens == num_draft_tokens and re.fullmatch(pattern, run.policy) and c.accepted
+        )
+        if members:
+            panel.plot(
+                *_xy(members), linestyle="-" if label in _JOINED else "", linewidth=1, color=colour, marker=marker,
+                markersize=6, markeredgewidth=0, label=label,
+            )  # fmt: skip
+    panel.set_xscale("log")
+    panel.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    panel.minorticks_off()
+    panel.set_xlim(_LEAST_REJECTED * 0.8, None)
 
 
 def draw_reliability(deciles: Sequence[Decile], path: Path) -> None:

@@ -159,9 +159,10 @@ def kinds(numbers: dict[str, Any]) -> str:
 
 def rows(numbers: dict[str, Any]) -> str:
     """Kinds of text and qualities of the prediction: ours, a peer, and the least lead over any peer at K = 64."""
+    names = f"records | `{OURS}` | `{NAMED_PEER}` | lead over it | least lead over any peer"
     found = [
-        f"| | records | `{OURS}` | `{NAMED_PEER}` | lead over it | least lead over any peer | confidence off by |",
-        "|---|--:|--:|--:|--:|---|--:|",
+        f"| | {names} | confidence off | chance |",
+        "|---|--:|--:|--:|--:|---|--:|--:|",
     ]
     for label, row in numbers["rows"].items():
         leads = [lead for lead in row["leads"] if lead["num_draft_tokens"] == K]
@@ -171,7 +172,8 @@ def rows(numbers: dict[str, Any]) -> str:
         ours, peer = (" at ".join(_ratios(row["runs"][name])) for name in (OURS, NAMED_PEER))
         found.append(
             f"| {label} | {row['runs'][OURS]['records']} | {ours} | {peer} | {_lead(named)} "
-            f"| {_lead(least)} over `{least['peer']}` ({where}) | {row['gap']:.3f} |"
+            f"| {_lead(least)} over `{least['peer']}` ({where}) | {row['gap']:.3f} "
+            f"| {row['chance_gap']:.3f} |"
         )
     return "\n".join(found)
 

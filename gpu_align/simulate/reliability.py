@@ -103,3 +103,16 @@ class Reliability:
         """The largest ``|gap|`` of the deciles that hold at least this share of the tokens; 0 without any."""
         gaps = [abs(d.gap) for d in self.deciles() if d.drafts and d.share >= least_share]
         return max(gaps, default=0.0)
+
+    def chance_gap(self, least_share: float = 0.01, quantile: float = 0.95) -> float:
+        """What `worst_gap` would stay below with this probability if every confidence were exactly right.
+
+        Acceptances are drawn anew 1,000 times, each token's by itself, from a seed. Tokens of one text are not
+        accepted independently of each other, so in truth chance does more.
+        """
+        p = np.clip(self.confidence / np.maximum(self.drafts, 1), 0, 1)
+        drawn = np.random.default_rng(0).binomial(self.drafts, p, (1000, NUM_BINS)) - self.confidence
+        drafts = self.drafts.reshape(NUM_DECILES, -1).sum(axis=1)
+        counted = (drafts > 0) & (drafts >= least_share * drafts.sum())
+        gaps = np.abs(drawn.reshape(1000, NUM_DECILES, -1).sum(axis=2)[:, counted]) / drafts[counted]
+        return float(np.quantile(gaps.max(axis=1), quantile)) if counted.any() else 0.0

@@ -92,6 +92,13 @@ def calibrate(drafts: Array, known: Sequence[float] = ()) -> list[float]:
     return [round(float(p), 4) for p in (drafts[1] + PRIOR * start) / (drafts[0] + PRIOR)]
 
 
+def rising(offsets: Array) -> list[float]:
+    """[N]: offsets of N bins of equal width, with which what is promised rises with what was counted."""
+    middles = (np.arange(len(offsets)) + 0.5) / len(offsets)
+    promised = np.maximum.accumulate(middles + offsets + np.arange(len(offsets)) * 1e-4)
+    return [round(float(offset), 4) for offset in promised - middles]
+
+
 def at_knots(curves: Array) -> npt.NDArray[np.int64]:
     """[NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`."""
     units = np.array([[survival_units(p) for p in row] for row in curves[:, np.array(KNOTS) - 1]])

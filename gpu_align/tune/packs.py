@@ -15,6 +15,7 @@ from gpu_align.recipes.content import NUM_BINS
 from gpu_align.recipes.pack import RecipePack
 from gpu_align.simulate.records import Record
 from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer
+from gpu_align.tune.fit import rising
 from gpu_align.tune.observe import NUM_DRAFT_TOKENS
 
 #: Parts of the requests, of which each is replayed with what the others taught.
@@ -22,7 +23,6 @@ NUM_PARTS = 4
 #: The calibration of the shipped pack counts as so many drafts of each bin.
 PRIOR = 30
 MADE_BY = "gpu-align tune"
-_MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
 
 
 def key_of(record: Record) -> str:
@@ -188,8 +188,7 @@ class OwnPack:
         What is promised rises with what is counted.
         """
         offsets = (counted[1] + PRIOR * self._prior) / (counted[0] + PRIOR)
-        promised = np.maximum.accumulate(_MIDDLES + offsets + np.arange(NUM_BINS) * 1e-4)
-        self.calibration = [round(float(offset), 4) for offset in promised - _MIDDLES]
+        self.calibration = rising(offsets)
 
 
 def _learn(texts: Sequence[tuple[str, str]]) -> RecipePack:

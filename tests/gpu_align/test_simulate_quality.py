@@ -85,7 +85,7 @@ def test_reliability_counts_by_hand() -> None:
     assert np.isnan(deciles[1].gap)
     assert counts.worst_gap() == pytest.approx(0.31)
     assert counts.worst_gap(least_share=0.5) == pytest.approx(1 - deciles[9].confidence)
-    assert Reliability().worst_gap() == 0
+    assert Reliability().worst_gap() == Reliability().chance_gap() == 0
     for bad in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="confidence"):
             counts.add([bad], 0)
@@ -210,3 +210,13 @@ def test_suffix_decoding_arguments() -> None:
     with pytest.raises(ValueError, match="max_tree_depth"):
         suffix_decoding.SuffixDecoding(1, max_tree_depth=0)
     assert {"suffix_decoding", "suffix_decoding_4", "suffix_decoding_4_deep"} <= set(OPTIONAL_POLICIES)
+
+
+@pytest.mark.parametrize(("drafts", "stays_below"), [(100, 0.098), (10_000, 0.0098)])
+def test_chance_moves_few_drafts_far(drafts: int, stays_below: float) -> None:
+    """One decile of a probability of a half: 1.96 standard deviations, whatever was accepted."""
+    counts = Reliability()
+    for _ in range(drafts):
+        counts.add([0.5], 0)
+    assert counts.chance_gap() == pytest.approx(stays_below, rel=0.1)
+    assert counts.worst_gap() == 0.5
