@@ -97,9 +97,19 @@ class Run:
 
 #: Ours without recipes: for comparison, and no setting of the curve.
 WITHOUT_RECIPES = (("recipes", NO_PACK),)
-#: `length_factor` and `min_survival` of settings with shorter drafts, 3/8 of K: where few rejections are wanted, a
-#: limit for all drafts costs less than to ask for a higher survival.
-_SHORTER = (2, 0.3), (1, 0.3), (1, 0.5), (0.5, 0.5), (0.5, 0.8), (0.5, 0.95)
+#: Settings with shorter drafts: sixteenths of K, `length_factor` and `min_survival`. Where few rejections are
+#: wanted, a limit for all drafts costs less than to ask for a higher survival. Chosen on `kinds-tune`.
+_SHORTER = (
+    (8, 2, 0.2),
+    (8, 1, 0.2),
+    (6, 2, 0.3),
+    (6, 1, 0.3),
+    (6, 1, 0.5),
+    (6, 0.5, 0.5),
+    (6, 0.5, 0.8),
+    (6, 0.5, 0.95),
+    (3, 4, 0.95),
+)
 
 
 def our_settings(num_draft_tokens: int) -> list[dict[str, Any]]:
@@ -109,9 +119,9 @@ def our_settings(num_draft_tokens: int) -> list[dict[str, Any]]:
             "length_factor": factor,
             "min_survival": survival,
             "min_survival_recipe": max(survival, 0.4),
-            "num_draft_tokens": num_draft_tokens * 3 // 8,
+            "num_draft_tokens": num_draft_tokens * sixteenths // 16,
         }
-        for factor, survival in _SHORTER
+        for sixteenths, factor, survival in _SHORTER
     ]
     return [{}, *SWEEP, *shorter]
 
