@@ -91,12 +91,12 @@ def draw_kinds(found: Mapping[str, Mapping[Run, Counts]], folder: Path) -> None:
     """A picture a kind: our curve and every peer at K = 64, on no background, in greys that both schemes show."""
     plt = _pyplot()
     for kind, counts in found.items():
-        figure, panel = plt.subplots(figsize=(5.2, 3.4))
+        figure, panel = plt.subplots(figsize=(5.2, 4.4), layout="constrained")
         _draw_curves(panel, counts, K)
         panel.set(xlabel="rejected drafts per accepted one", ylabel="tokens a step")
         panel.set_title(f"{kind}: {counts[Run(OURS, K)].records} records, K = {K}", fontsize=10)
-        _for_both_schemes(figure, [panel], panel.legend(fontsize=7, frameon=False))
-        figure.tight_layout()
+        legend = figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+        _for_both_schemes(figure, [panel], legend)
         _save(figure, folder / f"{kind}.svg")
 
 
