@@ -357,8 +357,9 @@ class Oracle:
             class_id, source = classes[best], 2 if c.own else 4 if self.memory else 1
             by = self.widened(c, tokens)
             if c.own:
-                end = min(c.position + best_num, len(tokens))
-                draft = [self.indented(tokens, p, by) for p in range(c.position, end)]
+                span = len(tokens) - c.position  # a match as long says that the output repeats itself
+                num = best_num if c.matched >= span else min(best_num, span)
+                draft = [self.indented(tokens, c.position + k % span, by) for k in range(num)]
             else:
                 draft = self.compose(c.position, best_num, tokens, by)
         draft = draft[: max(self.capacity - len(tokens), 0)]

@@ -221,7 +221,10 @@ def _step_kernel(
         o_source, b_context, length = _compose(
             prediction, output_start, edits, position, num_prediction, BLOCK_K
         )
-        length = tl.where(in_context, tl.minimum(num, total - position), length)
+        # What the output has repeated goes on: the source goes round where the match spans all that is behind it.
+        period = tl.maximum(total - position, 1)
+        o_source = tl.where(in_context, position + o_k % period, o_source)
+        length = tl.where(in_context, tl.where(matched >= period, num, tl.minimum(num, period)), length)
         length += tl.where(recipe >= 0, num_recipe, 0)
         # A draft ends where the engine's row ends.
         length = tl.maximum(tl.minimum(length, max_context_len - total), 0)

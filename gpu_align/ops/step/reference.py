@@ -170,7 +170,8 @@ def write_draft(
 ) -> tuple[int, int]:
     """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``.
 
-    matched: of the candidate. A draft ends before a run of spaces that there is no token for.
+    matched: of the candidate. A draft from the context goes round where the match spans all that is behind its
+    position. A draft ends before a run of spaces that there is no token for.
     """
     prediction, context, alignment, _, _ = request
     if choice.recipe >= 0:
@@ -181,9 +182,10 @@ def write_draft(
         length, replays = compose(prediction, context, alignment, position, choice.num, shift, indents, draft)
     else:
         shift = indentation_shift(context.tokens, position, matched, context, indents)
-        length, replays = min(choice.num, len(context.tokens) - position), 0
+        period = len(context.tokens) - position
+        length, replays = (choice.num if matched >= period else min(choice.num, period)), 0
         for k in range(length):
-            draft[k] = shifted(context.tokens, position + k, shift, indents)
+            draft[k] = shifted(context.tokens, position + k % period, shift, indents)
     for k in range(length):
         if draft[k] < 0:
             return k, replays
