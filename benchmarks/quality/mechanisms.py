@@ -68,6 +68,11 @@ def no_shift(text: Any, position: int, matched: int, context: Any, indents: Any)
     return 0
 
 
+def no_repetition(matched: int, period: int) -> bool:
+    """In place of `repeats`."""
+    return False
+
+
 #: The drafter as it is.
 BASELINE = "everything"
 MECHANISMS: dict[str, Mechanism] = {
@@ -136,6 +141,9 @@ MECHANISMS: dict[str, Mechanism] = {
         "no draft is moved",
         {_DRAFT: {"indentation_shift": no_shift}},
         names="indent|line_layout|shifted|LINE_END|NUM_RUNS",
+    ),
+    "repetition": Mechanism(
+        "a draft ends with the context", {_DRAFT: {"repeats": no_repetition}}, names="repeats|period"
     ),
     "recipes": Mechanism("no recipes, no draft is moved", recipes=False, names="recipe|RECIPE|Recipe"),
 }  # fmt: skip

@@ -238,6 +238,12 @@ def shifted(text: IntArray, position: int, shift: int, indents: IntArray) -> int
 
 
 @njit
+def repeats(matched: int, period: int) -> bool:
+    """Whether the output repeats itself: a match as long as what is behind its position, `period` tokens."""
+    return matched >= period
+
+
+@njit
 def compose(
     prediction: Prediction,
     context: Context,

@@ -22,6 +22,7 @@ from ..draft.reference import (
     first_row_of,
     indentation_shift,
     is_exact_prefix,
+    repeats,
     shifted,
 )
 from ..draft.tables import TableArrays
@@ -183,7 +184,7 @@ def write_draft(
     else:
         shift = indentation_shift(context.tokens, position, matched, context, indents)
         period = len(context.tokens) - position
-        length, replays = (choice.num if matched >= period else min(choice.num, period)), 0
+        length, replays = (choice.num if repeats(matched, period) else min(choice.num, period)), 0
         for k in range(length):
             draft[k] = shifted(context.tokens, position + k % period, shift, indents)
     for k in range(length):
