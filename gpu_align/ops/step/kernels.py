@@ -65,6 +65,16 @@ def _begin_context(context, seen):
 
 
 @triton.jit
+def _remainder(o_k, period, BLOCK_K: tl.constexpr):
+    """``o_k % period`` for ``o_k < BLOCK_K <= 256`` and ``period >= 1``: a division takes longer."""
+    period = tl.minimum(period, BLOCK_K)
+    for i in tl.static_range(9):
+        multiple = period << (8 - i)
+        o_k = tl.where(o_k >= multiple, o_k - multiple, o_k)
+    return o_k
+
+
+@triton.jit
 def _read_drafts(prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k):
     """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`,
     those of no edit with their indentation shifted; -1 ends them."""
@@ -221,10 +231,11 @@ def _step_kernel(
         o_source, b_context, length = _compose(
             prediction, output_start, edits, position, num_prediction, BLOCK_K
         )
-        # What the output has repeated goes on: the source goes round where the match spans all that is behind it.
-        period = tl.maximum(total - position, 1)
-        o_source = tl.where(in_context, position + o_k % period, o_source)
+        period = total - position
         length = tl.where(in_context, tl.where(matched >= period, num, tl.minimum(num, period)), length)
+        # What the output has repeated goes on: the source goes round where the match spans all that is behind it.
+        if in_context & (length > period):
+            o_source = position + _remainder(o_k, period, BLOCK_K)
         length += tl.where(recipe >= 0, num_recipe, 0)
         # A draft ends where the engine's row ends.
         length = tl.maximum(tl.minimum(length, max_context_len - total), 0)
