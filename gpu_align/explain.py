@@ -10,7 +10,7 @@ import numpy as np
 
 from .config import DrafterConfig
 from .ops import constants as c
-from .ops.draft.reference import IS_CONTEXT
+from .ops.draft.reference import IS_CONTEXT, repeats
 from .ops.recipe_lookup import Recipes, RecipeTable
 from .ops.recipe_lookup.table import RecipeArrays
 from .ops.step.view import StepView, View
@@ -172,13 +172,13 @@ class Explainer:
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int) -> Choice:
         found = view.candidates
         class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
+        if not _goes_round(view, lane):
+            num = min(num, remaining)
         return Choice(
             "context" if IS_CONTEXT[lane] else self._text,
             int(found.position[0, lane]),
             int(found.matched[0, lane]),
-            round(
-                float(self._view.tables.expected_accepted[class_id, min(num, remaining)]) / c.SURVIVAL_ONE, 2
-            ),
+            round(float(self._view.tables.expected_accepted[class_id, num]) / c.SURVIVAL_ONE, 2),
             "; ".join(self._why(view, lane, num_output, edits)),
         )
 
@@ -189,6 +189,8 @@ class Explainer:
         words = f"the last {matched} tokens" if matched > 1 else "the last token"
         if IS_CONTEXT[lane]:
             yield f"{words} occurred before, in the prompt or the output"
+            if _goes_round(view, lane):
+                yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
             return
         in_sync, num_in_sync = self._view.state.align_state[0, [c.IN_SYNC, c.NUM_IN_SYNC]]
         if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
@@ -212,3 +214,9 @@ class Explainer:
             yield f"the output follows little of the {self._text}"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"
+
+
+def _goes_round(view: View, lane: int) -> bool:
+    """Whether drafts of a candidate go on with what the output repeats."""
+    found = view.candidates
+    return bool(IS_CONTEXT[lane]) and repeats(int(found.matched[0, lane]), int(found.remaining[0, lane]))
