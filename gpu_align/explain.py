@@ -172,7 +172,7 @@ class Explainer:
     def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int) -> Choice:
         found = view.candidates
         class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
-        if not _goes_round(view, lane):
+        if not _wraps_around(view, lane):
             num = min(num, remaining)
         return Choice(
             "context" if IS_CONTEXT[lane] else self._text,
@@ -189,7 +189,7 @@ class Explainer:
         words = f"the last {matched} tokens" if matched > 1 else "the last token"
         if IS_CONTEXT[lane]:
             yield f"{words} occurred before, in the prompt or the output"
-            if _goes_round(view, lane):
+            if _wraps_around(view, lane):
                 yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
             return
         in_sync, num_in_sync = self._view.state.align_state[0, [c.IN_SYNC, c.NUM_IN_SYNC]]
@@ -216,7 +216,7 @@ class Explainer:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"
 
 
-def _goes_round(view: View, lane: int) -> bool:
+def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
     return bool(IS_CONTEXT[lane]) and repeats(int(found.matched[0, lane]), int(found.remaining[0, lane]))

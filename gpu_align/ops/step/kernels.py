@@ -233,7 +233,7 @@ def _step_kernel(
         )
         period = total - position
         length = tl.where(in_context, tl.where(matched >= period, num, tl.minimum(num, period)), length)
-        # What the output has repeated goes on: the source goes round where the match spans all that is behind it.
+        # What the output repeats goes on: the source wraps around where the match spans all behind its position.
         if in_context & (length > period):
             o_source = position + _remainder(o_k, period, BLOCK_K)
         length += tl.where(recipe >= 0, num_recipe, 0)

@@ -171,7 +171,7 @@ def write_draft(
 ) -> tuple[int, int]:
     """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``.
 
-    matched: of the candidate. A draft from the context goes round where the match spans all that is behind its
+    matched: of the candidate. A draft from the context wraps around where the match spans all behind its
     position. A draft ends before a run of spaces that there is no token for.
     """
     prediction, context, alignment, _, _ = request

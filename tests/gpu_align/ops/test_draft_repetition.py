@@ -1,4 +1,4 @@
-"""What the output repeats goes on: a draft from the own context goes round where its match spans the period."""
+"""What the output repeats goes on: a draft from the own context wraps around where its match spans the period."""
 
 import pytest
 
