@@ -73,6 +73,11 @@ def no_repetition(matched: int, period: int) -> bool:
     return False
 
 
+def always_trusted(alignment: Any) -> bool:
+    """In place of `repeats_edits`."""
+    return True
+
+
 #: The drafter as it is.
 BASELINE = "everything"
 MECHANISMS: dict[str, Mechanism] = {
@@ -118,6 +123,11 @@ MECHANISMS: dict[str, Mechanism] = {
         {_CONSTANTS: {"MAX_REPLAYS": 0}},
         names="edit(?!_script)|EDIT|Edit|REPLAY|replay|AT_START|DIVERGED_AT|diverged_at|has_key|common_end",
     ),
+    "trust in edits": Mechanism(
+        "any remembered edit is replayed",
+        {_DRAFT: {"repeats_edits": always_trusted}},
+        names="repeats_edits|EDIT_REPEATS|b_repeats|_is_replayed|m_replayed|trusted",
+    ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
         {_LCS: {"extend_row": no_lcs_row}},
@@ -143,7 +153,9 @@ MECHANISMS: dict[str, Mechanism] = {
         names="indent|line_layout|shifted|LINE_END|NUM_RUNS",
     ),
     "repetition": Mechanism(
-        "a draft ends with the context", {_DRAFT: {"repeats": no_repetition}}, names="repeats|period"
+        "a draft ends with the context",
+        {_DRAFT: {"repeats": no_repetition}},
+        names=r"(?<!_)repeats\(matched|period",
     ),
     "recipes": Mechanism("no recipes, no draft is moved", recipes=False, names="recipe|RECIPE|Recipe"),
 }  # fmt: skip

@@ -7,8 +7,9 @@
 
 keeps OUT.json as docs/quality.json and rewrites the blocks between the markers of each page from it. Without an
 argument it rewrites the blocks from docs/quality.json as it is. The table of the ablation is made from
-docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of
-the latency model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``.
+docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of a
+better choice from docs/headroom.json, which ``benchmarks.quality.headroom --json`` writes, that of the latency
+model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[1]
 NUMBERS = DOCS / "quality.json"
 ABLATION = DOCS / "ablation.json"
+HEADROOM = DOCS / "headroom.json"
 LATENCY = DOCS.parent / "benchmarks" / "results" / "latency.json"
 #: Clock of the latency model, in GHz.
 GIGAHERTZ = 1.755
@@ -229,6 +231,19 @@ def ablation(numbers: dict[str, Any]) -> str:
     return "\n".join([*rows, "", f"Test split: {first['records']} outputs{every}, K = {K}."])
 
 
+def headroom(numbers: dict[str, Any]) -> str:
+    """What a chooser that knows the output would make of our drafts and suffix decoding's: docs/headroom.json."""
+    stored = json.loads(HEADROOM.read_text(encoding="utf-8"))
+    names = [name for name in next(iter(stored.values())) if name not in ("records", "output_tokens")]
+    ours, peer, either = names
+    rows = [f"| | `{ours}` | `{peer}` | {either} | lead | at most |", "|---|--:|--:|--:|--:|--:|"]
+    for label, row in stored.items():
+        cells = [f"{row['output_tokens'] / row[name]:.2f}" for name in names]
+        cells += [f"{row[peer] / row[name] - 1:+.1%}".replace("-", "−") for name in (ours, either)]
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def latency(numbers: dict[str, Any]) -> str:
     """Cycles by the latency model as µs, and the throughput of the LCS, for sm_90 by Triton version."""
     tables = json.loads(LATENCY.read_text(encoding="utf-8"))["triton"]
@@ -261,7 +276,11 @@ PAGES: dict[Path, Blocks] = {
     DOCS / "developer" / "compiled-kernels.md": {"latency": latency},
     DOCS / "quality.md": {"rows": rows, "kinds": kinds, "confidence": confidence},
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
-    DOCS / "developer" / "quality-checks.md": {"checks": checks, "everything": everything},
+    DOCS / "developer" / "quality-checks.md": {
+        "checks": checks,
+        "headroom": headroom,
+        "everything": everything,
+    },
 }
 
 

@@ -53,9 +53,9 @@ RUN = 64
 #: Edits remembered, the most tokens of either side of one, and how many are replayed in one draft.
 MAX_EDITS, MAX_EDIT_LEN, MAX_REPLAYS = 16, 16, 2
 #: Columns of ``edits``: the key, which is the tokens before, at and behind the edit's position (the one before is
-#: `NO_EDIT` where there is no edit any more), the output position of the first new token, and the number of old
-#: and of new tokens.
-EDIT_BEFORE, EDIT_AT, EDIT_BEHIND, EDIT_START, EDIT_OLD, EDIT_NEW = range(6)
+#: `NO_EDIT` where there is no edit any more), the output position of the first new token, the number of old and of
+#: new tokens, and 1 where an edit with the same key was remembered when this one was made.
+EDIT_BEFORE, EDIT_AT, EDIT_BEHIND, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_REPEATS = range(7)
 EDIT = 8
 #: `EDIT_BEFORE` at the beginning of the prediction, and of an entry without an edit.
 AT_START, NO_EDIT = -1, -2

@@ -60,7 +60,8 @@ def request_in(drafter_state: StepState, slot: int, tokens: Sequence[int]) -> re
 
 
 class Edit(NamedTuple):
-    """An edit that is remembered: its surroundings, which output token is its first, tokens taken and given."""
+    """An edit that is remembered: its surroundings, which output token is its first, tokens taken and given, and
+    whether one with the same surroundings was remembered."""
 
     before: int
     at: int
@@ -68,6 +69,7 @@ class Edit(NamedTuple):
     start: int
     old: int
     new: int
+    repeats: int = 0
 
 
 class Standing(NamedTuple):
@@ -87,7 +89,7 @@ def standing_of(drafter: Drafter, slot: int) -> Standing:
     rows, count = drafter._state.edits[slot].tolist(), aligned[constants.NUM_EDITS]
     # Edit number i is in row i mod MAX_EDITS: the oldest first.
     rows = [rows[i % constants.MAX_EDITS] for i in range(max(0, count - constants.MAX_EDITS), count)]
-    edits = [Edit(*row[:6]) for row in rows if row[constants.EDIT_BEFORE] != constants.NO_EDIT]
+    edits = [Edit(*row[:7]) for row in rows if row[constants.EDIT_BEFORE] != constants.NO_EDIT]
     in_sync, num_in_sync = aligned[constants.IN_SYNC] > 0, aligned[constants.NUM_IN_SYNC]
     if in_sync:
         return Standing(True, aligned[constants.CURSOR], None, None, num_in_sync, edits, None)

@@ -53,6 +53,7 @@ class Edit(NamedTuple):
     start: int  # output index of the new tokens
     old: int
     new: int
+    repeats: bool  # one with the same key was remembered
 
 
 class Candidate(NamedTuple):
@@ -155,7 +156,8 @@ class Oracle:
         old, new = end - length - self.anchor, len(output) - length - self.diverged_at
         key = self.key(self.anchor)
         if key is not None and 0 <= old <= MAX_EDIT_LEN and new <= MAX_EDIT_LEN:
-            self.edits = [*self.edits, Edit(*key, self.diverged_at, old, new)][-MAX_EDITS:]
+            repeats = any(e is not None and key == e[:3] for e in self.edits)
+            self.edits = [*self.edits, Edit(*key, self.diverged_at, old, new, repeats)][-MAX_EDITS:]
         self.in_sync, self.cursor = True, end
         self.num_in_sync += length
 
@@ -266,6 +268,8 @@ class Oracle:
         text = self.text
         draft: list[int] = []
         replays = 0
+        # Edits that repeat none are made again only by an output that repeats its edits.
+        trusted = sum(e is not None and e.repeats for e in self.edits) >= self.edits.count(None)
         while len(draft) < num and position < len(text):
             key = self.key(position)
             edit = next(
@@ -276,7 +280,7 @@ class Oracle:
                 ),
                 None,
             )
-            if edit is None or replays == MAX_REPLAYS:
+            if edit is None or replays == MAX_REPLAYS or not (trusted or edit.repeats):
                 draft.append(self.indented(text, position, by))
                 position += 1
                 continue

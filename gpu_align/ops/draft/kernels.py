@@ -39,6 +39,7 @@ from ..constexprs import (
     MAX_MATCH,
     MAX_REPLAYS,
     MEDIUM_DEFICIT,
+    NO_EDIT,
     NO_SCORE,
     NOWHERE,
     NUM_ADHERENCES,
@@ -223,13 +224,24 @@ def _choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.cons
 
 
 @triton.jit
+def _is_replayed(edits):
+    """Which edits are made again, [MAX_EDITS]: those that repeat one; the others where of the remembered edits at
+    least as many repeat one as have become invalid."""
+    m_valid = edits.b_before != NO_EDIT
+    invalid = tl.minimum(edits.count, MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
+    repeating = tl.sum(tl.where(m_valid, edits.b_repeats, 0), axis=0)
+    return (edits.b_repeats > 0) | (repeating >= invalid)
+
+
+@triton.jit
 def _compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constexpr):
     """``(offset [BLOCK_K], from_context [BLOCK_K], num)``: where each draft is read, and how many there are.
 
     ::
 
         while len(draft) < num and position < prediction.length:
-            edit = the latest with the key of `position` and position + old <= prediction.length
+            edit = the latest with the key of `position` and position + old <= prediction.length,
+                   if `_is_replayed`
             if there is none, or MAX_REPLAYS were replayed:
                 draft += [prediction[position]]; position += 1
             else:
@@ -245,11 +257,13 @@ def _compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constex
     since = 0
     clear = 0
     replays = tl.where(edits.count > 0, 0, MAX_REPLAYS)
+    m_replayed = _is_replayed(edits)
     while (replays < MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, EDIT_LOOKUPS)
         o_position = position + o_look - since
         m_edit = _has_key(prediction, edits, o_position, o_look < num)
         m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
+        m_edit = m_edit & m_replayed[None, :]
         # The first position with an edit, and of its edits the latest: `age` 0 is that of the last lane written.
         b_age = (edits.count - 1 - o_way) & (MAX_EDITS - 1)
         b_key = tl.where(m_edit, (o_look * MAX_EDITS)[:, None] + b_age[None, :], NOWHERE)

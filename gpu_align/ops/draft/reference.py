@@ -280,10 +280,28 @@ def compose(
 
 @njit
 def _latest_edit(prediction: Prediction, alignment: Alignment, position: int) -> int:
-    """The latest edit that has the key of a position and whose old tokens are all there, or -1."""
-    count = int(alignment.state[c.NUM_EDITS])
+    """The latest edit that has the key of a position and whose old tokens are all there, or -1.
+
+    An edit that does not repeat one counts only where the output does repeat its edits, see `repeats_edits`.
+    """
+    count, trusted = int(alignment.state[c.NUM_EDITS]), repeats_edits(alignment)
     for number in range(count - 1, max(count - c.MAX_EDITS, 0) - 1, -1):
         edit = alignment.edits[number % c.MAX_EDITS]
-        if has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= len(prediction.tokens):
+        is_there = has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= len(
+            prediction.tokens
+        )
+        if is_there and (trusted or edit[c.EDIT_REPEATS] > 0):
             return number % c.MAX_EDITS
     return -1
+
+
+@njit
+def repeats_edits(alignment: Alignment) -> bool:
+    """Whether of the remembered edits at least as many repeat one as have become invalid."""
+    repeating, invalid = 0, 0
+    for number in range(min(int(alignment.state[c.NUM_EDITS]), c.MAX_EDITS)):
+        if alignment.edits[number, c.EDIT_BEFORE] == c.NO_EDIT:
+            invalid += 1
+        elif alignment.edits[number, c.EDIT_REPEATS] > 0:
+            repeating += 1
+    return repeating >= invalid

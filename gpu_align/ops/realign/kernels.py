@@ -17,6 +17,7 @@ from ..constexprs import (
     EDIT_LOOKUPS,
     EDIT_NEW,
     EDIT_OLD,
+    EDIT_REPEATS,
     EDIT_START,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
@@ -66,6 +67,7 @@ class Edits(NamedTuple):
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
     b_new: Any  # new tokens
+    b_repeats: Any  # 1: an edit with the same key was remembered when it was made
     is_changed: Any  # whether a lane has changed since they were loaded
 
 
@@ -106,8 +108,9 @@ def _invalidate_edits(edits, prediction, cursor, run):
         b_before = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, NO_EDIT, b_before)
     is_changed = edits.is_changed | tl.max((b_before != edits.b_before).to(tl.int32), axis=0)
     return Edits(
-        edits.count, b_before, edits.b_at, edits.b_behind, edits.b_start, edits.b_old, edits.b_new, is_changed
-    )
+        edits.count, b_before, edits.b_at, edits.b_behind, edits.b_start, edits.b_old, edits.b_new,
+        edits.b_repeats, is_changed,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -175,6 +178,8 @@ def _record_edit(edits, prediction, alignment, old, new):
     has_key = alignment.anchor + 1 < prediction.length
     if has_key & (old >= 0) & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
         before, at, behind = _load_key(prediction, alignment.anchor, has_key)
+        m_same = (edits.b_before == before) & (edits.b_at == at) & (edits.b_behind == behind)
+        repeats = tl.max(m_same.to(tl.int32), axis=0)
         m_way = tl.arange(0, MAX_EDITS) == edits.count % MAX_EDITS
         edits = Edits(
             edits.count + 1,
@@ -184,6 +189,7 @@ def _record_edit(edits, prediction, alignment, old, new):
             tl.where(m_way, alignment.diverged_at, edits.b_start),
             tl.where(m_way, old, edits.b_old),
             tl.where(m_way, new, edits.b_new),
+            tl.where(m_way, repeats, edits.b_repeats),
             1,
         )
     return edits
@@ -261,7 +267,7 @@ def _load_state(p_align, p_edits):
     edits = Edits(
         tl.load(p_align + NUM_EDITS), tl.load(p_ways + EDIT_BEFORE), tl.load(p_ways + EDIT_AT),
         tl.load(p_ways + EDIT_BEHIND), tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD),
-        tl.load(p_ways + EDIT_NEW), 0,
+        tl.load(p_ways + EDIT_NEW), tl.load(p_ways + EDIT_REPEATS), 0,
     )  # fmt: skip
     return tl.load(p_align + SEEN), alignment, edits
 
@@ -276,7 +282,7 @@ def _start_over_if(is_fresh, a, edits):
     )  # fmt: skip
     return alignment, Edits(
         tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_before), edits.b_at,
-        edits.b_behind, edits.b_start, edits.b_old, edits.b_new, edits.is_changed,
+        edits.b_behind, edits.b_start, edits.b_old, edits.b_new, edits.b_repeats, edits.is_changed,
     )  # fmt: skip
 
 
@@ -300,6 +306,7 @@ def _store_state(a, edits, p_align, p_edits, is_fresh, total):
         tl.store(p_ways + EDIT_START, edits.b_start)
         tl.store(p_ways + EDIT_OLD, edits.b_old)
         tl.store(p_ways + EDIT_NEW, edits.b_new)
+        tl.store(p_ways + EDIT_REPEATS, edits.b_repeats)
 
 
 @triton.jit

@@ -107,6 +107,10 @@ def record_edit(alignment: Alignment, prediction: Prediction, old: int, new: int
     anchor = int(state[c.ANCHOR])
     if anchor + 1 < len(tokens) and 0 <= old <= c.MAX_EDIT_LEN and new <= c.MAX_EDIT_LEN:
         edit = alignment.edits[state[c.NUM_EDITS] % c.MAX_EDITS]
+        repeats = False
+        for other in alignment.edits:
+            repeats = repeats or has_key(prediction, other, anchor)
+        edit[c.EDIT_REPEATS] = repeats
         edit[c.EDIT_BEFORE] = tokens[anchor - 1] if anchor > 0 else c.AT_START
         edit[c.EDIT_AT], edit[c.EDIT_BEHIND] = tokens[anchor], tokens[anchor + 1]
         edit[c.EDIT_START], edit[c.EDIT_OLD], edit[c.EDIT_NEW] = state[c.DIVERGED_AT], old, new

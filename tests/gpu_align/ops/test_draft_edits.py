@@ -72,6 +72,38 @@ class TestEdits:
         prediction = [*line, *a, *line, *b, *line, *c]
         assert self.draft(backend, prediction, [1, 9, 3, *a, *line, *b]) == [*line, *c]
 
+    def lines(self, *pairs):
+        """Prediction and output: for each ``(line, as it is written)`` that line and eight tokens that stay."""
+        gaps = [distinct(8, 100 + 20 * i) for i in range(len(pairs))]
+        prediction = [t for (line, _), gap in zip(pairs, gaps, strict=True) for t in (*line, *gap)]
+        return prediction, [t for (_, line), gap in zip(pairs, gaps, strict=True) for t in (*line, *gap)]
+
+    @pytest.mark.parametrize(
+        ("before", "replayed"),
+        [
+            ([], True),
+            ([("abc", "axc"), ("abc", "abc")], False),
+            ([("abc", "axc"), ("abc", "axc")], True),
+            ([("abc", "axc"), ("abc", "axc"), ("klm", "kxm"), ("klm", "klm")], True),
+            ([("abc", "axc"), ("abc", "abc"), ("klm", "kxm"), ("klm", "klm")], False),
+        ],
+        ids=["first", "taken_back", "repeated", "as_often_as_taken_back", "taken_back_twice"],
+    )
+    def test_an_edit_made_once(self, backend, before, replayed):
+        """It is made again unless more of the edits before it were taken back than repeated."""
+        pairs = [([*map(ord, old)], [*map(ord, new)]) for old, new in (*before, ("def", "dxf"))]
+        prediction, output = self.lines(*pairs)
+        line = [*map(ord, "def")]
+        expected = [*map(ord, "dxf" if replayed else "def"), 900, 901, 902]
+        assert self.draft(backend, [*prediction, *line, 900, 901, 902], output) == expected
+
+    def test_an_edit_made_twice(self, backend):
+        """It is made again however many others were taken back."""
+        once = [([20 + 3 * i, 21 + 3 * i, 22 + 3 * i]) for i in range(3)]
+        taken_back = [pair for line in once for pair in ((line, [line[0], 9, line[2]]), (line, line))]
+        prediction, output = self.lines(*taken_back, *[([1, 2, 3], [1, 9, 3])] * 2)
+        assert self.draft(backend, [*prediction, 1, 2, 3, 900, 901], output) == [1, 9, 3, 900, 901]
+
     def test_only_in_the_same_surroundings(self, backend):
         a, b = distinct(8, 100), distinct(8, 120)
         for other in ([4, 2, 3], [1, 4, 3], [1, 2, 4]):

@@ -204,7 +204,7 @@ class Batch:
             if edit is None:
                 assert way[constants.EDIT_BEFORE] == constants.NO_EDIT
             else:
-                assert way[:6] == list(edit)
+                assert way[:7] == list(edit)
         if oracle.use_context:
             recent = np.full((state.context_index.shape[1], WAYS), -1)
             for (bucket, way), end in oracle.recent.items():
