@@ -26,9 +26,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.corpus import build as corpus
 from benchmarks.quality.checks import point
 from benchmarks.quality.curves import curve, height
+from benchmarks.quality.inputs import make_corpora
 from benchmarks.quality.knowledge import knowledge
 from benchmarks.quality.main import new_table
 from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
@@ -142,9 +142,8 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := [part for name in names for part in name.split("+") if part not in MECHANISMS]:
         print(f"error: expected names of {', '.join(MECHANISMS)}; found {unknown[0]}", file=sys.stderr)
         return 2
-    for split, path in (("test", options.corpus), ("tune", options.tune)):
-        if not path.is_file() and (code := corpus.main([str(path), "--set", split])):
-            return code
+    if code := make_corpora({"test": options.corpus, "tune": options.tune}):
+        return code
     rows: dict[str, Row] = {}
     if options.only is not None and options.json.is_file():
         rows = {row["mechanism"]: row for row in json.loads(options.json.read_text())["rows"]}

@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.corpus import build as corpus
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.checks import K
+from benchmarks.quality.inputs import make_ready
 from benchmarks.quality.kinds import LABELS, labels_of
 from benchmarks.quality.knowledge import knowledge
 from benchmarks.quality.runs import Entry, Knowledge, read_entries
@@ -130,15 +129,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record only")
     options = parser.parse_args(argv)
-    try:
-        build_suffix_peer.build()
-    except RuntimeError as error:
-        print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
-        return 1
-    build_suffix_peer.add_to_path()
-    for name, path in (("kinds-test", options.corpus), ("tune", options.tune)):
-        if not path.is_file() and (code := corpus.main([str(path), "--set", name])):
-            return code
+    if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
+        return code
     entries = read_entries(options.corpus)[:: options.one_in]
     rows = rows_of(entries, measure(entries, knowledge(options.tune, ["tekken"], 1), options.jobs))
     print_rows(rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,11 +17,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.corpus import build as corpus
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
-from benchmarks.quality import build_suffix_peer, plot
+from benchmarks.quality import plot
 from benchmarks.quality.checks import LEAD, MAX_GAP, Check, K, our_curve, point
 from benchmarks.quality.curves import Point, height
+from benchmarks.quality.inputs import make_ready
 from benchmarks.quality.knowledge import knowledge
 from benchmarks.quality.runs import (
     BOUNDS,
@@ -198,15 +197,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record only")
     options = parser.parse_args(argv)
     began = time.monotonic()
-    try:
-        build_suffix_peer.build()
-    except RuntimeError as error:
-        print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
-        return 1
-    build_suffix_peer.add_to_path()
-    for name, path in (("kinds-test", options.corpus), ("tune", options.tune)):
-        if not path.is_file() and (code := corpus.main([str(path), "--set", name])):
-            return code
+    if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
+        return code
     entries = read_entries(options.corpus)[:: options.one_in]
     seconds: dict[Run, float] = {}
 

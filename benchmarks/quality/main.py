@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,10 +23,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.corpus import build as corpus
-from benchmarks.quality import build_suffix_peer, cases, checks, kinds, plot
+from benchmarks.quality import cases, checks, kinds, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K, of_kind
+from benchmarks.quality.inputs import make_ready
 from benchmarks.quality.knowledge import knowledge
 from benchmarks.quality.runs import (
     BOUNDS,
@@ -153,15 +152,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="exit code 3 if a check fails")
     options = parser.parse_args(argv)
     began = time.monotonic()
-    try:
-        build_suffix_peer.build()
-    except RuntimeError as error:
-        print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
-        return 1
-    build_suffix_peer.add_to_path()
-    for split, path in (("test", options.corpus), ("tune", options.tune), ("kinds-test", options.kinds)):
-        if not path.is_file() and (code := corpus.main([str(path), "--set", split])):
-            return code
+    corpora = {"test": options.corpus, "tune": options.tune, "kinds-test": options.kinds}
+    if code := make_ready(corpora):
+        return code
     entries = with_cases(read_entries(options.corpus)[:: options.one_in])
     runs = planned_runs()
     known = knowledge(options.tune, sorted({e.tokens for e in entries}), options.jobs)
