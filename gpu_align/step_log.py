@@ -1,8 +1,8 @@
 """The step log of one request: its types, and how a file is written and read.
 
 A step log says what happened in each verification step of one request. The vLLM plugin writes one YAML file a
-request; `gpu-align report` and the demo read it. `docs/logs.md` describes every field. Only what writes or reads a
-file needs PyYAML.
+request; `gpu-align report` and the demo read it. `docs/metrics.md` describes every field. Only what writes
+or reads a file needs PyYAML.
 
 A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. It is the
 same YAML, so that one reader reads both; of a live file whose writer was killed it reads the whole lines.

@@ -1,4 +1,4 @@
-"""The pictures of docs/published.md and docs/published-cascade.md.
+"""The pictures of docs/published.md.
 
 They have no background. Their text is a grey that is legible on white and on black, and so are their colours.
 """

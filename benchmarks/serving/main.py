@@ -5,7 +5,7 @@ each step a rule grants draft slots (`rules`), what they bring is looked up in a
 (`trace`), and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills,
 the batch always full.
 
-One command records the traces, runs every rule, writes the JSON and fills the tables of docs/serving-model.md and
+One command records the traces, runs every rule, writes the JSON and fills the tables of docs/tuning.md and
 docs/developer/serving-rules.md. After a change of the drafter run it again: it fails if the plugin's defaults
 (`vllm_integration.config.settings`) then lose by useless predictions or by drafts that are all rejected.
 """

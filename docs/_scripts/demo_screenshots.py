@@ -1,4 +1,4 @@
-"""Take the pictures of docs/demo.md from the recorded run: docs/img/demo*.png. Needs Chromium.
+"""Take the pictures of docs/bench.md from the recorded run: docs/img/demo*.png. Needs Chromium.
 
 python docs/_scripts/demo_screenshots.py [PATH_OF_CHROMIUM]
 """

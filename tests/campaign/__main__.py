@@ -1,4 +1,4 @@
-"""All programs of the campaign, two at a time, and the page: ``python -m tests.campaign [PROGRAM...]``."""
+"""All programs of the campaign, two at a time, report and page: ``python -m tests.campaign [PROGRAM...]``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+from benchmarks.markers import fill
 from tests.campaign.campaign import FOLDER, Row
 
 #: In the order of the page → seconds that it may take. The longest are started first.
@@ -31,8 +34,9 @@ PROGRAMS = {
     "seams": 900,
     "processes": 1800,
 }
+#: What was found, in words, with counts; the page has its rows without the words.
+REPORT = Path("docs/reliability.json")
 PAGE = Path("docs/reliability.md")
-BEGIN, END = "<!-- campaign:begin -->", "<!-- campaign:end -->"
 
 
 def run_program(program: str, quick: bool, seed: int) -> None:
@@ -98,29 +102,28 @@ def of_the_run(programs: list[str]) -> str:
     return f"in {(run['end'] - run['begin']) / 60:.0f} minutes{again}"
 
 
-def page(programs: list[str], seed: int) -> str:
-    """The generated part of the page: versions, machine, a table."""
+def report(programs: list[str], seed: int) -> dict[str, Any]:
+    """What was run, on what, and the rows."""
     told = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "machine")
-    lines = [
-        f"Run on {date.today().isoformat()}, seed {seed}, {of_the_run(programs)}: {machine()['machine']}.",
-        told + ".",
-        "",
-        "| what | checked | at least | result | seconds |",
-        "|---|---:|---:|---|---:|",
-    ]
-    for program in programs:
-        for row in rows_of(program):
-            lines.append(
-                f"| {row.what} | {row.count:,} | {row.at_least:,} | {row.verdict} | {row.seconds:.0f} |"
-            )
+    return {
+        "run": f"Run on {date.today().isoformat()}, seed {seed}, {of_the_run(programs)}: {machine()['machine']}.",
+        "versions": f"{told}.",
+        "rows": [asdict(row) for program in programs for row in rows_of(program)],
+    }
+
+
+def page(found: dict[str, Any]) -> str:
+    """The generated part of the page: machine, versions, a line for each row of a report."""
+    lines = [found["run"], found["versions"], "", "| what | checked | at least | |", "|---|---:|---:|---|"]
+    for row in (Row(**fields) for fields in found["rows"]):
+        verdict = "passed" if row.passed else row.verdict
+        lines.append(f"| {row.what} | {row.count:,} | {row.at_least:,} | {verdict} |")
     return "\n".join(lines)
 
 
-def write_page(text: str) -> None:
-    old = PAGE.read_text()
-    head, _, rest = old.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+def write_page(found: dict[str, Any]) -> None:
+    REPORT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(fill(PAGE.read_text(), {"campaign": page}, found))
 
 
 def main() -> None:
@@ -146,7 +149,7 @@ def main() -> None:
         if not arguments.programs:
             (FOLDER / "run.json").write_text(json.dumps({"begin": begin, "end": time.time()}))
     if not arguments.quick and not arguments.programs:
-        write_page(page(programs, arguments.seed))
+        write_page(report(programs, arguments.seed))
     failed = [row for program in programs for row in rows_of(program) if not (row.passed or row.not_run)]
     print(f"{len(failed)} rows failed, {(time.time() - begin) / 60:.1f} minutes", flush=True)
     sys.exit(1 if failed else 0)

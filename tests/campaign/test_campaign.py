@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.__main__ import PROGRAMS
+from benchmarks.markers import fill
+from tests.campaign.__main__ import PAGE, PROGRAMS, REPORT, page
 from tests.campaign.campaign import Campaign, Row
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,11 @@ def test_a_program_on_small_counts(program: str, tmp_path: Path) -> None:
     rows = [Row(**row) for row in json.loads((tmp_path / f"{program}.json").read_text())["rows"]]
     assert rows
     assert all(row.passed or row.not_run for row in rows)
+
+
+def test_the_page_shows_the_report() -> None:
+    text, found = ((ROOT / path).read_text(encoding="utf-8") for path in (PAGE, REPORT))
+    assert fill(text, {"campaign": page}, json.loads(found)) == text
 
 
 def test_a_row_that_checked_too_little_has_failed() -> None:

@@ -37,7 +37,7 @@ def test_every_setting_is_listed() -> None:
     from vllm_integration.config.settings import PREFIX, Settings
 
     names = {PREFIX + name.upper() for name in Settings.model_fields}
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(GPU_ALIGN_\w+)`", page, re.MULTILINE))
     assert documented >= names
     assert listed(r"GPU_ALIGN_\w+") == Counter(names | documented)
@@ -70,7 +70,7 @@ def test_the_fields_over_http_are_listed() -> None:
     from gpu_align.step_log import FORMAT
 
     http = PAGE.split("## HTTP")[1].split("\n## ")[0]
-    reference = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    reference = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"^\| `(/v1/[\w/]+)` \|", reference, re.MULTILINE))
     assert len(paths) >= 4
     assert {path for path in paths if f"`{path}`" not in http} == set()

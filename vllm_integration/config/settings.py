@@ -20,7 +20,7 @@ PREFIX = "GPU_ALIGN_"
 
 #: Tokens that the predictions of all requests together may have: 12 bytes each on the device.
 ARENA_TOKENS = 4 * 2**20
-#: Tokens of a step up to which verifying drafts counts as free: docs/serving-model.md.
+#: Tokens of a step up to which verifying drafts counts as free: docs/tuning.md.
 FILL_TOKENS = 128
 #: Survival from which a draft is verified in any batch, for a report about this very step and for an older one.
 #: With these, useless predictions cost no batch more than 1 %: `benchmarks.serving` checks it.

@@ -373,7 +373,7 @@ class TestPage:
     def test_the_page_shows_the_stored_results(self) -> None:
         pages = [
             (ROOT / "docs" / name).read_text(encoding="utf-8")
-            for name in ("serving-model.md", "developer/serving-rules.md")
+            for name in ("tuning.md", "developer/serving-rules.md")
         ]
         assert tables.fill(pages, self.results()) == pages, "run: make serving-model"
 
