@@ -10,13 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .captured_step import CapturedStep
     from .config import DrafterConfig
-    from .drafter import Drafter
+    from .drafter import CapturedStep, Drafter
     from .memory import ResponseMemory
     from .ops.draft import Draft, Source
     from .ops.recipe_lookup import Recipes
-    from .recipes import RecipePack
+    from .recipes.pack import RecipePack
 
 __all__ = [
     "CapturedStep",
@@ -33,7 +32,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "CapturedStep": "captured_step",
+    "CapturedStep": "drafter",
     "Draft": "ops.draft",
     "Drafter": "drafter",
     "DrafterConfig": "config",

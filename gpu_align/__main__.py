@@ -1,6 +1,6 @@
 """``python -m gpu_align`` is ``gpu-align``."""
 
-from gpu_align.cli import main
+import runpy
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    runpy.run_module("gpu_align.tools", run_name="__main__", alter_sys=True)

@@ -7,9 +7,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from .ops._check import check_int
-from .ops.draft import MAX_MATCH, length_quarters
-from .ops.draft.tables import read_table
+from .ops.backend import check_int
+from .ops.constants import MAX_MATCH
+from .ops.draft import length_quarters, read_table
 
 
 @dataclass(frozen=True)

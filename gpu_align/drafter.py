@@ -2,27 +2,277 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import slot_snapshot
-from ._arguments import as_integers, check_device, check_size, check_type
-from .arena import ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
-from .captured_step import CapturedStep
+from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
 from .config import DrafterConfig
-from .ops._check import Backend, check_batch, check_int, check_tensor, resolve_backend
-from .ops.constants import PAGE
+from .ops import constants as c
+from .ops.backend import Backend, check_batch, check_int, check_tensor, resolve_backend
+from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.draft_budget import limit_drafts_inplace
-from .ops.recipe_lookup import Recipes
-from .ops.recipe_lookup.shared import shared_recipe_table
-from .ops.state import allocate_state, load_slot_kernel, occupy_slot, store_prediction, vacate_slot
-from .ops.step import Step, StepLaunch, StepSettings, make_step
-from .preparation import Preparation
-from .slot_snapshot import SlotSnapshot
+from .ops.recipe_lookup import Recipes, shared_recipe_table
+from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
+from .ops.state import StepSettings, StepState, allocate_state
+from .ops.step import Step, StepLaunch, make_step
+
+#: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
+_MOST = {
+    "max_slots": 2**31 - 1,
+    "max_context_len": MOST_CONTEXT,
+    "max_prediction_len": MOST_PREDICTION,
+    "num_draft_tokens": MOST_DRAFTS,
+    "vocab_size": 2**31 - 1,
+    "max_prediction_tokens": MAX_TOKENS // PAGE * PAGE,
+}
+
+#: Of the tensors that `Drafter.add` takes.
+_INTEGERS = {
+    getattr(torch, name)
+    for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+    if hasattr(torch, name)
+}
+
+
+def check_size(name: str, size: int) -> int:
+    return check_int(name, size, 1, _MOST[name])
+
+
+def check_type(name: str, value: object, kind: type, expected: str) -> None:
+    """Raise if it is neither of this kind nor None."""
+    if value is not None and not isinstance(value, kind):
+        # A pack is text, and becomes recipes for one model.
+        advice = "; call its tokenize(encode)" if hasattr(value, "tokenize") else ""
+        raise TypeError(f"{name}: expected {expected}, found {type(value).__name__}{advice}")
+
+
+def check_device(device: object) -> torch.device:
+    """The device, if it is the CPU or a GPU that is there."""
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
+        raise TypeError(f"device: expected a str or torch.device, found {type(device).__name__}")
+    try:
+        found = torch.device(device)
+    except RuntimeError:  # of several lines
+        found = torch.device("meta")
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise ValueError(f"device: expected 'cpu' or 'cuda', found {str(device)!r}")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (found.index or 0) >= num_gpus:
+        there = f"'cpu' or one of {num_gpus} GPUs" if num_gpus else "'cpu', for PyTorch sees no GPU"
+        raise ValueError(f"device: expected {there}, found {str(device)!r}")
+    return found
+
+
+def as_integers(prediction: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor) -> npt.NDArray[Any]:
+    """[n] of some integer dtype, from anything that `Drafter.add` takes; it may share memory."""
+    if isinstance(prediction, torch.Tensor):
+        return _array_of(prediction)
+    if not isinstance(prediction, (Sequence, np.ndarray)):
+        raise TypeError(f"prediction: expected a sequence of integers, found {type(prediction).__name__}")
+    try:
+        ids = np.asarray(prediction)
+    except (ValueError, OverflowError) as error:
+        raise TypeError(f"prediction: expected a flat sequence of integers ({error})") from error
+    if ids.ndim == 1 and ids.size == 0:
+        return np.zeros(0, dtype=np.int32)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(
+            f"prediction: expected a flat sequence of integers, found {ids.ndim} dimensions of {ids.dtype}"
+        )
+    return ids
+
+
+def _array_of(prediction: torch.Tensor) -> npt.NDArray[Any]:
+    if prediction.device.type != "cpu":
+        raise ValueError(f"prediction: expected a tensor on the CPU, found device {prediction.device}")
+    if prediction.shape == (0,):
+        return np.zeros(0, dtype=np.int32)
+    if prediction.ndim != 1 or prediction.dtype not in _INTEGERS or prediction.layout != torch.strided:
+        raise TypeError(
+            "prediction: expected a flat, dense tensor of integers, "
+            f"found {prediction.ndim} dimensions of {prediction.dtype}, {prediction.layout}"
+        )
+    ids: npt.NDArray[Any] = prediction.numpy()
+    return ids
+
+
+class Preparation:
+    """Steps of single slots, whose drafts nobody reads; on CUDA they run on a stream of their own.
+
+    A draft does not depend on how tokens were split over steps, so a step may run early. It then finds the context
+    in the index and the output aligned.
+
+    Args:
+        make: a step that writes to the `Draft` that it is given; it shares all other tensors with the drafter's.
+        max_slots: the most slots at a time.
+        num_draft_tokens: K.
+        device: where the drafter is.
+    """
+
+    def __init__(
+        self, make: Callable[[Draft], Step], max_slots: int, num_draft_tokens: int, device: torch.device
+    ) -> None:
+        self._device = device
+        self._step = make(allocate_draft(max_slots, num_draft_tokens, device))
+        self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        self._total_len = torch.zeros(max_slots, dtype=torch.int32, device=device)
+        self._num_sampled = torch.ones(max_slots, dtype=torch.int32, device=device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        #: Recorded behind the last start, until `join`.
+        self._done: torch.cuda.Event | None = None
+
+    def start(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
+        """Run a step of `slots`, after what the current stream holds by now. Arguments as in `Drafter.prepare`."""
+        self.join()
+        # The engine adds tokens while this runs; what it has now is what is processed.
+        self._total_len.copy_(total_len)
+        if self._stream is None:
+            self._run(token_ids, slots)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._run(token_ids, slots)
+            self._done = self._stream.record_event()
+
+    def _run(self, token_ids: torch.Tensor, slots: Sequence[int]) -> None:
+        num_slots = len(slots)
+        source = torch.tensor(slots, dtype=torch.int64)
+        if self._stream is not None:
+            source = source.pin_memory()
+        self._slots[:num_slots].copy_(source, non_blocking=True)
+        self._step(token_ids, self._total_len, self._slots[:num_slots], self._num_sampled[:num_slots])
+
+    def join(self) -> None:
+        """What follows on the current stream comes after what was started. The host does not wait."""
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+            self._done = None
+
+
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SlotSnapshot:
+    """A request as `Drafter.export_slot` gives it and `Drafter.import_slot` takes it. Can be pickled.
+
+    It holds the prediction and says what the output was like: protect it as you protect requests.
+
+    Attributes:
+        prediction: [n] int32.
+        prompt_len: tokens of its prompt.
+        recipes: names of the recipe packs that it uses; None is all.
+        memory: whether the prediction is a text of earlier answers.
+        related: of a memory: whether they are answers to requests like this one.
+        align_state, lcs_row, edits, context_index: its rows of the drafter's state, `gpu_align.ops.constants`.
+    """
+
+    prediction: npt.NDArray[np.int32]
+    prompt_len: int
+    recipes: tuple[str, ...] | None
+    memory: bool
+    align_state: IntArray
+    lcs_row: IntArray
+    edits: IntArray
+    context_index: IntArray
+    related: bool = False
+
+    def __repr__(self) -> str:
+        """One line: sizes, and nothing of the request."""
+        return f"SlotSnapshot(num_prediction={len(self.prediction)}, prompt_len={self.prompt_len})"
+
+
+_ROWS = ("align_state", "lcs_row", "edits", "context_index")
+
+
+def take_snapshot(state: StepState, slot: int, names: tuple[str, ...]) -> SlotSnapshot:
+    """Copy a slot to the host, which waits for it. names: of the recipe packs.
+
+    Raises:
+        ValueError: the slot holds no request.
+    """
+    meta = state.slot_meta[slot].tolist()
+    if meta[c.OUTPUT_START] == c.VACANT:
+        raise ValueError(f"slot: expected one that holds a request, found {slot}, which is vacant")
+    base, packs = meta[c.PREDICTION_BASE], meta[c.RECIPE_PACKS]
+    rows = {name: getattr(state, name)[slot].cpu().numpy().copy() for name in _ROWS}
+    return SlotSnapshot(
+        prediction=state.prediction_tokens[base : base + meta[c.PREDICTION_LEN]].cpu().numpy().copy(),
+        prompt_len=meta[c.OUTPUT_START],
+        recipes=None if packs == c.ALL_PACKS else tuple(n for i, n in enumerate(names) if packs >> i & 1),
+        memory=meta[c.ADHERENCE_PRIOR] > 0,
+        related=meta[c.ADHERENCE_PRIOR] == c.RELATED_PRIOR,
+        **rows,
+    )
+
+
+def check_snapshot(state: StepState, snapshot: SlotSnapshot) -> None:
+    """Raise where a snapshot is of a drafter with other sizes.
+
+    Raises:
+        ValueError: its rows have other shapes.
+    """
+    for name in _ROWS:
+        expected, found = tuple(getattr(state, name).shape[1:]), getattr(snapshot, name).shape
+        if found != expected:
+            raise ValueError(
+                f"snapshot.{name}: expected {list(expected)}, as of this drafter's max_context_len, "
+                f"found {list(found)}"
+            )
+
+
+def put_snapshot(state: StepState, slot: int, snapshot: SlotSnapshot) -> None:
+    """Write the rows of a snapshot to an occupied slot."""
+    for name in _ROWS:
+        row = getattr(state, name)[slot]
+        row.copy_(torch.from_numpy(getattr(snapshot, name)))
+
+
+class CapturedStep:
+    """A step of a `Drafter` that an engine replays: no arguments, no checks, one launch; see `Drafter.capture`.
+
+    Attributes:
+        draft: what a replay writes.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        token_ids: torch.Tensor,
+        total_len: torch.Tensor,
+        slots: torch.Tensor,
+        num_sampled: torch.Tensor,
+        budget: int | torch.Tensor | None = None,
+    ) -> None:
+        self._drafter = drafter
+        self._propose = partial(drafter.propose, token_ids, total_len, slots, num_sampled, budget=budget)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
+        self.draft = drafter.propose(
+            token_ids, total_len, slots, torch.zeros_like(num_sampled), budget=budget
+        )
+        if drafter.device.type == "cuda":
+            torch.cuda.current_stream(drafter.device).synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._propose()
+
+    def replay(self) -> Draft:
+        """Run the step with what the captured tensors hold now."""
+        if self._graph is None:
+            return self._propose()
+        self._drafter._join()
+        self._graph.replay()
+        return self.draft
 
 
 class Drafter:
@@ -242,7 +492,7 @@ class Drafter:
         """
         slot = self._check_slot(slot)
         self._join()
-        return slot_snapshot.take(self._state, slot, self.recipe_names)
+        return take_snapshot(self._state, slot, self.recipe_names)
 
     def import_slot(self, slot: int, snapshot: SlotSnapshot, *, sharing_key: Hashable = None) -> bool:
         """Give `slot` to a request of another drafter, with what was known of it: no token is aligned again.
@@ -255,14 +505,14 @@ class Drafter:
                 that the request uses is not there.
         """
         check_type("snapshot", snapshot, SlotSnapshot, "a SlotSnapshot")
-        slot_snapshot.check(self._state, snapshot)
+        check_snapshot(self._state, snapshot)
         is_held = self.add(
             slot, snapshot.prediction, snapshot.prompt_len,
             sharing_key=sharing_key, recipes=snapshot.recipes, memory=snapshot.memory,
             related=snapshot.related,
         )  # fmt: skip
         if is_held:
-            slot_snapshot.put(self._state, slot, snapshot)
+            put_snapshot(self._state, slot, snapshot)
         return is_held
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .ops._check import check_int
+from .ops.backend import check_int
 
 TokenIds = npt.NDArray[np.int32]
 Prompt = Sequence[int] | npt.NDArray[np.integer]

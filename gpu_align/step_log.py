@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gpu_align.errors import MissingExtraError
+from .errors import MissingExtraError
 
 #: The number changes where a reader of the old one could not read the new one.
 FORMAT = "gpu-align-steps/1"
@@ -67,7 +67,7 @@ class Step:
         new: the output's tokens of this step: the accepted drafts, then the model's own.
         cursor_before: where the output stood in the prediction when the draft was made.
         cursor_after: the same with the new tokens.
-        candidate: what was drafted from and why, fields of `gpu_align.explain.Candidate`.
+        candidate: what was drafted from and why, fields of `gpu_align.tools.explain.Candidate`.
         others: the number of candidates that were not chosen.
         proposed_text: text of `proposed`.
         accepted_text: text of the accepted drafts.

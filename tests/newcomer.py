@@ -55,8 +55,7 @@ def send_request() -> int:
     """In the clone: model, server, one request with a prediction."""
     from openai import OpenAI
 
-    from gpu_align.bench.process import ServerProcess
-    from gpu_align.bench.servers import HOST, free_port
+    from gpu_align.tools.bench.servers import HOST, ServerProcess, free_port
     from vllm_integration.demo import model, task
     from vllm_integration.demo.server import plugin_speculation, vllm_command, vllm_environment
 

@@ -23,7 +23,6 @@ import torch
 
 from benchmarks.quality.runs import BOUNDS, CACHED
 from gpu_align import Drafter, RecipePack
-from gpu_align.explain import Explainer
 from gpu_align.ops.constants import (
     LENGTH_EDGES,
     MARGIN_EDGES,
@@ -35,6 +34,7 @@ from gpu_align.ops.constants import (
 )
 from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.simulate import policy_names
+from gpu_align.tools.explain import Explainer
 
 ROOT = Path(__file__).resolve().parents[1]
 OPS = ROOT / "gpu_align" / "ops"

@@ -33,7 +33,7 @@ LOADED = {"torch", "triton", "numpy"}
 #: Where `gpu_align` takes its names from.
 LAZY = sorted(set(gpu_align._MODULES.values()))
 #: Optional dependencies that a module tries to import and does without.
-TRIED = {"gpu_align.ops._jit": {"numba"}}
+TRIED = {"gpu_align.ops.jit": {"numba"}}
 
 
 class Import(NamedTuple):
@@ -95,7 +95,7 @@ def violations(modules: Mapping[str, str]) -> list[str]:
 def _of_the_library(found: list[Import]) -> Iterator[str]:
     for importer, imported, _ in found:
         # The command line hands over to the demo and asks for the seams, if the plugin is installed.
-        engine = {"vllm"} if importer.startswith("gpu_align.cli.") else {"vllm", "vllm_integration"}
+        engine = {"vllm"} if importer.startswith("gpu_align.tools.") else {"vllm", "vllm_integration"}
         if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] in engine:
             yield f"{importer} imports {imported}: the library knows no engine"
     at_top: dict[str, set[str]] = {}
@@ -167,25 +167,29 @@ PLANTED = [
     ("gpu_align.arena", "from gpu_align.drafter import Drafter", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import Drafter", "import each other"),
     (
-        "vllm_integration.frontend.limits",
-        "import vllm_integration.worker.slot_table",
+        "vllm_integration.frontend.prediction",
+        "import vllm_integration.worker.requests",
         "frontend may import config",
     ),
     ("vllm_integration.scheduler.draft_budget", "from ..worker import slot_table", "scheduler may import"),
     (
-        "vllm_integration.worker.slot_table",
+        "vllm_integration.worker.requests",
         "from vllm_integration.frontend import limits",
         "worker may import",
     ),
-    ("vllm_integration.worker.slot_table", "from vllm_integration import plugin", "worker may import"),
-    ("vllm_integration.config.in_use", "from vllm_integration.frontend import limits", "config may import"),
+    ("vllm_integration.worker.requests", "from vllm_integration import plugin", "worker may import"),
     (
-        "vllm_integration.wire.prediction",
+        "vllm_integration.config.engine_config",
+        "from vllm_integration.frontend import limits",
+        "config may import",
+    ),
+    (
+        "vllm_integration.wire.request",
         "from vllm_integration.seams import install",
         "wire may import nothing",
     ),
     (
-        "vllm_integration.seams.seam",
+        "vllm_integration.seams.table",
         "from vllm_integration.wire import prediction",
         "seams may import nothing",
     ),

@@ -11,19 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm_integration.wire.prediction import PredictedOutputParams
-    from vllm_integration.worker.proposer_v1 import PredictedOutputs
+    from .wire.request import PredictedOutputParams
+    from .worker.proposer_v1 import PredictedOutputs
 
 __all__ = ["PredictedOutputParams", "PredictedOutputs"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "PredictedOutputs":
-        from vllm_integration.worker.proposer_v1 import PredictedOutputs
+        from .worker.proposer_v1 import PredictedOutputs
 
         return PredictedOutputs
     if name == "PredictedOutputParams":
-        from vllm_integration.wire.prediction import PredictedOutputParams
+        from .wire.request import PredictedOutputParams
 
         return PredictedOutputParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

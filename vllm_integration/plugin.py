@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_integration.config.in_use import drafts_predictions
-from vllm_integration.seams.install import seam, watch
+from .config.engine_config import drafts_predictions
+from .seams.install import seam, watch
 
 
 def register() -> None:
@@ -27,6 +27,6 @@ def init_speculator(
     """`init_speculator` as the V2 runner imported it: ours where the configuration names our class."""
     if not drafts_predictions(vllm_config, even_if_off=True):
         return original(vllm_config, device, req_states, *args, **kwargs)
-    from vllm_integration.worker.speculator import make_speculator
+    from .worker.speculator import make_speculator
 
     return make_speculator(vllm_config, device, req_states)

@@ -41,7 +41,7 @@ from benchmarks.corpus.mix import Text, other_tokens, synthetic_pairs
 from benchmarks.corpus.registries import download
 from benchmarks.corpus.sources import FIVE, SETS
 from gpu_align.errors import MissingExtraError
-from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer
+from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer
 
 MIN_TOKENS = 200
 MAX_TOKENS = 8_000

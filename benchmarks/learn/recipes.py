@@ -29,11 +29,11 @@ from benchmarks.quality.runs import Entry, read_entries
 from gpu_align import RecipePack, Source
 from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.ops.recipe_lookup import RecipeTable
-from gpu_align.ops.recipe_lookup.reference import find_recipe
+from gpu_align.ops.reference.recipe_lookup import find_recipe
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
 from gpu_align.simulate import Record, load_tokenizer
-from gpu_align.simulate.drafter_policy import DrafterPolicy
-from gpu_align.tune.fit import rising
+from gpu_align.tools.simulate.policies import DrafterPolicy
+from gpu_align.tools.tune.fit import rising
 
 #: Parts of the split, by package, of which each is replayed with what the others taught.
 NUM_PARTS = 6

@@ -30,11 +30,10 @@ from benchmarks.corpus.kinds import MODEL
 from benchmarks.quality.runs import read_entries
 from gpu_align.config import DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft.tables import SHIPPED, fit_curves, read_table
+from gpu_align.ops.draft import SHIPPED, fit_curves, read_table
 from gpu_align.simulate import Record
-from gpu_align.tune.fit import at_knots, calibrate, learn
-from gpu_align.tune.observe import NUM_DRAFT_TOKENS, observe
-from gpu_align.tune.table import make_table, write_table
+from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, at_knots, calibrate, learn, observe
+from gpu_align.tools.tune.tuning import make_table, write_table
 
 NUM_ROUNDS = 3
 MADE_BY = "python -m benchmarks.learn.survival"

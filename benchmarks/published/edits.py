@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from benchmarks.published import texts
 from gpu_align.policies import Policy
 from gpu_align.simulate import Record, replay
-from gpu_align.simulate.policies import OURS, make_policies
-from gpu_align.simulate.replay import PairResult
-from gpu_align.simulate.tokenizers import load_tokenizer
+from gpu_align.tools.simulate.policies import OURS, make_policies
+from gpu_align.tools.simulate.replay import PairResult
+from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
 TOKENIZER = "tekken"
 #: Draft tokens a step, as the fork's server was started with.

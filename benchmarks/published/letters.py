@@ -14,7 +14,7 @@ import numpy as np
 
 from gpu_align.policies import OpenAI
 from gpu_align.simulate import Record
-from gpu_align.simulate.drafter_policy import replay_batched
+from gpu_align.tools.simulate.policies import replay_batched
 
 #: Letters of the short and of the long draft: a to e, and the pairs aa, ab, … bc written out.
 SHORT, LONG = 5, 58

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.published import texts
 from gpu_align.predictors import InputLookupTokenPredictor, PredictedOutputTokenPredictor, TokenPredictor
 from gpu_align.predictors.loop import PredictorLoop
-from gpu_align.simulate.tokenizers import load_tokenizer
+from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
 TOKENIZER = "tekken"
 #: As many as any of `PREDICTORS` drafts.

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.published import edits, letters, lookup, page, pictures
 from benchmarks.quality.build_suffix_peer import add_to_path
-from gpu_align.simulate.policies import runnable_policy_names
+from gpu_align.tools.simulate.policies import runnable_policy_names
 
 
 def measure(quick: bool = False) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from benchmarks.quality.overrides import install
 
 if TYPE_CHECKING:
     from benchmarks.quality.runs import Entry, Knowledge
-    from gpu_align.simulate.replay import PairResult
+    from gpu_align.tools.simulate.replay import PairResult
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def replay(
     """Replay all entries with our drafter; results in their order."""
     from benchmarks.quality.checks import K
     from benchmarks.quality.runs import Run, run_records
-    from gpu_align.simulate.policies import OURS
+    from gpu_align.tools.simulate.policies import OURS
 
     run = Run(OURS, K, tuple(setting.items()))
     found: dict[int, PairResult] = {}

@@ -12,8 +12,8 @@ from rapidfuzz.distance import LCSseq
 from benchmarks.corpus.edits import one_line_edit
 from benchmarks.quality.runs import Entry
 from gpu_align.simulate import Record
-from gpu_align.simulate.policies import OURS, make_policies
-from gpu_align.simulate.tokenizers import TextTokenizer, token_texts
+from gpu_align.tools.simulate.policies import OURS, make_policies
+from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
 
 #: Length of the files that get a one-line edit, tokens; and edits a file.
 FILE_TOKENS, EDITS_A_FILE = 1_000, 3

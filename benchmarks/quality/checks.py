@@ -9,8 +9,8 @@ from benchmarks.quality.cases import Resumption, least_steps
 from benchmarks.quality.curves import Point, curve, height
 from benchmarks.quality.runs import Counts, Entry, Run
 from gpu_align.simulate import Reliability
-from gpu_align.simulate.policies import OURS
-from gpu_align.simulate.replay import PairResult
+from gpu_align.tools.simulate.policies import OURS
+from gpu_align.tools.simulate.replay import PairResult
 
 #: Ahead of every peer by this factor, at no more rejections than the peer's.
 LEAD = 1.10

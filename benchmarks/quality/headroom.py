@@ -25,9 +25,8 @@ from benchmarks.quality.knowledge import knowledge
 from benchmarks.quality.runs import Entry, Knowledge, read_entries
 from gpu_align.policies import Policy
 from gpu_align.simulate import Record, make_policies
-from gpu_align.simulate.bounds import bound
-from gpu_align.simulate.drafter_policy import DrafterPolicy
-from gpu_align.simulate.policies import OURS, SWEEP, config_of
+from gpu_align.tools.simulate.bounds import bound
+from gpu_align.tools.simulate.policies import OURS, SWEEP, DrafterPolicy, config_of
 
 PEER = "suffix_decoding_16_deep"
 #: The longest drafts of the curve.
@@ -39,7 +38,7 @@ Steps = dict[str, int]
 def drafts_of(
     policies: Sequence[Policy], num_draft_tokens: int
 ) -> Callable[[Record], Callable[[int], Iterable[Sequence[int]]]]:
-    """What these policies draft, side by side, as the candidates of `gpu_align.simulate.bounds.bound`.
+    """What these policies draft, side by side, as the candidates of `gpu_align.tools.simulate.bounds.bound`.
 
     All of them see the same output, whichever draft is taken.
     """

@@ -36,7 +36,7 @@ from benchmarks.quality.runs import (
     total,
 )
 from gpu_align.simulate import runnable_policy_names
-from gpu_align.simulate.policies import OURS
+from gpu_align.tools.simulate.policies import OURS
 
 #: One record in so many is replayed at a K other than `K`, where no peer may be above our curve.
 ONE_IN_AT_OTHER_K = 3

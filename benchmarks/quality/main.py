@@ -41,8 +41,8 @@ from benchmarks.quality.runs import (
     total,
 )
 from gpu_align.simulate import Reliability, load_tokenizer, runnable_policy_names
-from gpu_align.simulate.policies import OURS
-from gpu_align.simulate.replay import PairResult
+from gpu_align.tools.simulate.policies import OURS
+from gpu_align.tools.simulate.replay import PairResult
 
 SIZES = (64, 32, 16)
 #: Far from the curve and slow, or of interest at one K only.

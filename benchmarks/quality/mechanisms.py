@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2] / "gpu_align"
 DRAFTER = ("ops", "recipes", "drafter.py", "config.py")
 
 _CONSTANTS = "gpu_align.ops.constants"
-_DRAFT = "gpu_align.ops.draft.reference"
-_LCS = "gpu_align.ops.lcs.reference"
+_DRAFT = "gpu_align.ops.reference.draft"
+_LCS = "gpu_align.ops.reference.lcs"
 #: More tokens than any output has.
 _NEVER = 1 << 30
 

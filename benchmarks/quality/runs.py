@@ -17,11 +17,11 @@ from benchmarks.corpus.sources import FIVE
 from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align import Recipes
 from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
-from gpu_align.policies.base import Policy
 from gpu_align.simulate import NO_PACK, SWEEP, Record, Reliability, replay
-from gpu_align.simulate.bounds import bound, everywhere, perfect_choice
-from gpu_align.simulate.policies import OURS, config_of, make_policies, setting_name
-from gpu_align.simulate.replay import PairResult
+from gpu_align.tools.policies.base import Policy
+from gpu_align.tools.simulate.bounds import bound, everywhere, perfect_choice
+from gpu_align.tools.simulate.policies import OURS, config_of, make_policies, setting_name
+from gpu_align.tools.simulate.replay import PairResult
 
 #: Policy names of the two bounds.
 CLAIRVOYANT, PERFECT_CHOOSER = BOUNDS = ("clairvoyant", "perfect_chooser")
@@ -170,7 +170,7 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
     if run.policy == PERFECT_CHOOSER:
         return perfect_choice(records, k)
     if run.policy == OURS:
-        from gpu_align.simulate.drafter_policy import replay_batched
+        from gpu_align.tools.simulate.policies import replay_batched
 
         setting = {name: value for name, value in run.setting if name != "recipes"}
         k = setting.pop("num_draft_tokens", k)

@@ -36,7 +36,7 @@ from benchmarks.recipes.runs import (
 from benchmarks.recipes.structure import structural_tokens
 from gpu_align import RecipePack, Recipes
 from gpu_align.simulate import Record, load_tokenizer
-from gpu_align.simulate.replay import PairResult
+from gpu_align.tools.simulate.replay import PairResult
 
 Say = Callable[[str], None]
 

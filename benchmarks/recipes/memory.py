@@ -22,7 +22,7 @@ from benchmarks.recipes.runs import BATCH_SIZE, Counts, base_recipes, encode, re
 from gpu_align import Recipes
 from gpu_align.memory import Recalled, ResponseMemory
 from gpu_align.simulate import Record
-from gpu_align.simulate.drafter_policy import replay_batched
+from gpu_align.tools.simulate.policies import replay_batched
 
 #: Tokens that a memory holds, and that a request is given of it.
 MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536

@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
-from gpu_align.policies.base import Policy
 from gpu_align.simulate import Record, load_tokenizer, replay
-from gpu_align.simulate.drafter_policy import replay_batched
-from gpu_align.simulate.replay import PairResult
+from gpu_align.tools.policies.base import Policy
+from gpu_align.tools.simulate.policies import replay_batched
+from gpu_align.tools.simulate.replay import PairResult
 
 #: Draft tokens a step.
 K = 16

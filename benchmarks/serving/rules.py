@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.serving.trace import ONE
-from vllm_integration.scheduler.draft_budget import DraftBudget, likeliest
-from vllm_integration.scheduler.drafted_requests import DraftedRequests
-from vllm_integration.wire import prediction as wire
+from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests, likeliest
+from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 
 Ints = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from benchmarks.serving.rules import Plugin
 from benchmarks.serving.step_cost import paper_costs
 from benchmarks.serving.trace import Trace, record_trace, sample
 from gpu_align.simulate import read_records, recipes_for
-from gpu_align.simulate.policies import config_of, setting_name
+from gpu_align.tools.simulate.policies import config_of, setting_name
 
 BATCHES = (1, 64, 256)
 #: Steps that asynchronous scheduling plans ahead.

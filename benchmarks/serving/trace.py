@@ -20,7 +20,7 @@ import torch
 
 import gpu_align
 from gpu_align.simulate import Record
-from gpu_align.simulate.drafter_policy import sizes_for
+from gpu_align.tools.simulate.policies import sizes_for
 
 #: Confidences travel as integers over this.
 ONE = 65_535

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_align.ops.step.launch import compile_options
+from gpu_align.ops.step import compile_options
 
 #: Argument name → type, in every kernel. Other names that end in ``_ptr`` are pointers to int32, the rest int32.
 TYPES = {

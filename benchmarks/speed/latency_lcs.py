@@ -45,7 +45,8 @@ def record(num_tokens: int, num_prediction: int) -> tuple[list[Launch], torch.Te
 
     Tokens are drawn as code has them: half of them from fifty.
     """
-    from gpu_align.ops.lcs import kernels, launch
+    from gpu_align.ops import lcs as launch
+    from gpu_align.ops.kernels import lcs as kernels
 
     rng = np.random.default_rng(num_prediction)
     often, seldom = (rng.integers(0, n, num_prediction + max(TOKENS), np.int32) for n in (50, 40_000))

@@ -201,7 +201,8 @@ class Case:
 
     def launches(self) -> list[Launch]:
         """What a step launches on a GPU."""
-        from gpu_align.ops.step import StepLaunch, kernels
+        from gpu_align.ops.kernels import step as kernels
+        from gpu_align.ops.step import StepLaunch
 
         drafter = self.drafter
         step = StepLaunch(

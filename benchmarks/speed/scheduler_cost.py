@@ -27,11 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from vllm_integration.frontend import usage_collector
-from vllm_integration.scheduler.draft_budget import DraftBudget
-from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.frontend import usage as usage_collector
+from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
-from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 from vllm_integration.wire.steps import HEADER, decode
 

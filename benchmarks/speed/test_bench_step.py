@@ -25,7 +25,7 @@ from benchmarks.speed.workload import (
     spread,
 )
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
-from gpu_align.policies.base import Policy
+from gpu_align.tools.policies.base import Policy
 
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
 needs_numba = pytest.mark.skipif(

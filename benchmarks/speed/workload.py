@@ -24,8 +24,7 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
-from gpu_align.ops.constants import LINE_END, NUM_RUNS, SHAPE_IDENTIFIER
-from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS
+from gpu_align.ops.constants import LINE_END, MAX_CONTEXT, MAX_TOKENS, NUM_RUNS, SHAPE_IDENTIFIER
 
 STATES = ("aligned", "lost", "mixed")
 #: Tokens that each step adds to every request, if nothing else is asked for: what an accepted draft brings.

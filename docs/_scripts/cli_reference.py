@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from typer.main import get_command
 
-from gpu_align.cli.app import app
-from gpu_align.cli.examples import EXAMPLES
+from gpu_align.tools.cli import app
+from gpu_align.tools.console import EXAMPLES
 
 PAGE = Path(__file__).resolve().parents[1] / "cli.md"
 

@@ -22,7 +22,7 @@ from gpu_align.ops.constants import (
     NUM_MARGINS,
     SURVIVAL_ONE,
 )
-from gpu_align.ops.draft.tables import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
+from gpu_align.ops.draft import SHIPPED, fit_curves, length_buckets, margin_buckets, read_survival
 from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.ops.suffix_match import suffix_match
 

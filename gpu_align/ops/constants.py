@@ -1,6 +1,6 @@
 """Every number that kernels and references share: columns of what a `Drafter` keeps, and sizes of the algorithms.
 
-Kernels read the same names from `gpu_align.ops.constexprs`. Every state tensor is int32 unless it says otherwise.
+Kernels read the same names from `ops.kernels.constexprs`. Every state tensor is int32 unless it says otherwise.
 S slots, T context capacity, A tokens of the arena.
 
 =====================  ============================  ======================================================
@@ -152,3 +152,7 @@ def context_index_bits(max_context_len: int) -> int:
 def whole_pages(num_tokens: int) -> int:
     """Tokens of the pages that a prediction of `num_tokens` takes, at least one page."""
     return max(-(-num_tokens // PAGE), 1) * PAGE
+
+
+#: Operations of an edit script.
+KEEP, DELETE, INSERT = 1, 2, 3

@@ -5,10 +5,8 @@
 ``gpu-align simulate --policy module:Class`` and in any loop that uses `PredictorLoop`.
 """
 
-from .background import BackgroundTokenPredictor
-from .base import DisposedError, PredictorOptions, TokenPredictor, VocabularyError
-from .draft_model import DraftModelTokenPredictor
-from .first_of import FirstOf
+from .base import DisposedError, FirstOf, PredictorOptions, TokenPredictor, VocabularyError
+from .draft_model import BackgroundTokenPredictor, DraftModelTokenPredictor
 from .input_lookup import InputLookupTokenPredictor
 from .loop import Predictions, PredictorLoop
 from .predicted_output import PredictedOutputTokenPredictor, encode_prediction

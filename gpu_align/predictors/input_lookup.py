@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_align.policies import InputLookup
-
+from ..tools.policies.lookup import InputLookup
 from .base import PredictorOptions, TokenPredictor
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_align.config import DrafterConfig
-from gpu_align.drafter import Drafter
-from gpu_align.ops.recipe_lookup import Recipes
-
+from ..config import DrafterConfig
+from ..drafter import Drafter
+from ..ops.recipe_lookup import Recipes
 from .base import PredictorOptions, TokenPredictor
 
 #: Where neither the loop nor the tokens say more.

@@ -4,7 +4,7 @@ from .chains import Observed
 from .misses import Misses, count_misses
 from .pack import PackError, RecipePack
 from .report import Report, TaskReport
-from .shapes import fingerprint, shape_of_output, shape_of_tokens
+from .tokenize import fingerprint, shape_of_output, shape_of_tokens
 from .words import Recipe
 
 __all__ = [

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..ops.lcs import DELETE, INSERT, KEEP, lcs_edit_script, lcs_length
+from ..ops.constants import DELETE, INSERT, KEEP
+from ..ops.lcs import lcs_edit_script, lcs_length
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 #: Tokens of a sample that are aligned: the table of two samples takes 4 bytes for each pair of their tokens.

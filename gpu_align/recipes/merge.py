@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .chains import Observed
-from .content import Content, Miss, MissContent, PackError
+from .files import Content, Miss, MissContent, PackError
 from .observe import CERTAIN, by_frequency
 from .words import Recipe
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from ..ops.constants import MAX_CONTEXT, SHAPE_WINDOW
 from . import files
-from .content import Miss, MissContent
-from .shapes import shape_of_output
+from .files import Miss, MissContent
+from .tokenize import shape_of_output
 
 #: Different misses that are held; of further ones only the number is.
 MAX_MISSES = 100_000

@@ -13,8 +13,7 @@ from ..ops.constants import SHAPE_NUMBER
 from .align import columns
 from .chains import Chains, Observed
 from .positions import Evidence, Followed, Positions, follow
-from .shapes import TokenTexts, classes_of
-from .tokenize import Encode
+from .tokenize import Encode, TokenTexts, classes_of
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 #: A task, a prompt, and k samples of what a model answers.

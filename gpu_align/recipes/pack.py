@@ -13,14 +13,12 @@ import numpy.typing as npt
 from ..ops.recipe_lookup import Recipes
 from . import files
 from .chains import Chains, Observed
-from .content import NUM_BINS, Content, PackError
-from .files import MAX_BYTES
+from .files import MAX_BYTES, NUM_BINS, Content, PackError
 from .learn import learn
 from .merge import merge
 from .observe import Group, observe
 from .report import Output, Report, report
-from .shapes import TokenTexts, all_classes, fingerprint
-from .tokenize import Encode, tokenize
+from .tokenize import Encode, TokenTexts, all_classes, fingerprint, tokenize
 from .words import Recipe
 
 if TYPE_CHECKING:

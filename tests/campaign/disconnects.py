@@ -65,7 +65,7 @@ def _worker():
 
 
 def _front_end():
-    from vllm_integration.frontend.usage_collector import Collector as ours
+    from vllm_integration.frontend.usage import Collector as ours
 
     end = ours.end
 
@@ -77,7 +77,7 @@ def _front_end():
 
 
 seams.when_imported("vllm_integration.worker.proposer_v1", _worker)
-seams.when_imported("vllm_integration.frontend.usage_collector", _front_end)
+seams.when_imported("vllm_integration.frontend.usage", _front_end)
 """
 
 

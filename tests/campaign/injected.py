@@ -30,7 +30,7 @@ def raise_at(place: str, call: int, message: str = "injected fault") -> None:
 
 def fill_the_disk(call: int) -> None:
     """From the n-th file of the step log on there is no space left: the system itself says so, of /dev/full."""
-    from vllm_integration.worker import debug_log
+    from vllm_integration.worker import step_log as debug_log
 
     calls = 0
 
@@ -54,7 +54,7 @@ def hide_numba() -> None:
     for name in hidden:
         del sys.modules[name]
     sys.modules["numba"] = None  # type: ignore[assignment]
-    from gpu_align.ops import _jit
+    from gpu_align.ops import jit as _jit
 
     assert not _jit.COMPILED
     del sys.modules["numba"]
@@ -66,7 +66,7 @@ def cache_numba_in(directory: str) -> None:
     os.environ["NUMBA_CACHE_DIR"] = directory
     import numba
 
-    from gpu_align.ops import _jit  # keeps vLLM from stumbling over an object of Numba's
+    from gpu_align.ops import jit as _jit  # keeps vLLM from stumbling over an object of Numba's
 
     assert _jit.COMPILED
     numba.config.CACHE_DIR = directory

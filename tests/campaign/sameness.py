@@ -29,7 +29,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import torch
 
 from gpu_align import Drafter, DrafterConfig, Recipes
-from gpu_align.ops._check import Backend
+from gpu_align.ops.backend import Backend
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.gpu_align.ops.test_step import settings_of
 from tests.gpu_align.step_harness import DEVICE, edited, recipes_of

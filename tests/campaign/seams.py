@@ -22,8 +22,7 @@ from typing import Any
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from vllm_integration.seams import install as installer
 from vllm_integration.seams import source_probe
-from vllm_integration.seams.seam import Seam
-from vllm_integration.seams.table import GROUPS, SEAMS
+from vllm_integration.seams.table import GROUPS, SEAMS, Seam
 
 #: What the table of docs/developer/faults.md says a missing name costs, by `turns_off`: the one ERROR line.
 LINES = {

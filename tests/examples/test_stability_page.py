@@ -55,7 +55,7 @@ def test_every_command_is_listed() -> None:
     pytest.importorskip("typer")
     from typer.main import get_command
 
-    from gpu_align.cli.app import app
+    from gpu_align.tools.cli import app
 
     def commands(command: object, words: str) -> set[str]:
         inner = getattr(command, "commands", None)

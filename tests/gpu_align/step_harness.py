@@ -11,10 +11,11 @@ import torch
 
 from gpu_align import Drafter, DrafterConfig
 from gpu_align.ops import constants
-from gpu_align.ops.constants import LINE_END, NUM_RUNS
-from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables
+from gpu_align.ops.constants import LINE_END, NUM_CLASSES, NUM_RUNS, SURVIVAL_ONE
+from gpu_align.ops.draft import SurvivalTables
+from gpu_align.ops.reference import step as reference
 from gpu_align.ops.state import StepState
-from gpu_align.ops.step import make_step, reference
+from gpu_align.ops.step import make_step
 
 #: Every test of a step runs on both; kernels are interpreted where there is no GPU.
 BACKENDS = ["reference", "triton"]

@@ -17,10 +17,10 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import gpu_align
-from gpu_align import cli
-from gpu_align.cli.app import app
+from gpu_align import tools as cli
 from gpu_align.policies import POLICIES
 from gpu_align.simulate import SWEEP, import_policy, policy_names, setting_name
+from gpu_align.tools.cli import app
 from tests.gpu_align.test_simulate_records import GOOD, MALFORMED, lines
 
 PAIRS = [
@@ -161,7 +161,7 @@ def test_the_page_shows_text_with_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_a_missing_extra_is_one_line(package: str) -> None:
     """In a process of its own, where `package` cannot be imported."""
-    code = f"import sys; sys.modules[{package!r}] = None; from gpu_align.cli import main; sys.exit(main())"
+    code = f"import sys; sys.modules[{package!r}] = None; from gpu_align.tools import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, "simulate"], capture_output=True, text=True, timeout=120
     )
@@ -199,7 +199,9 @@ def test_the_library_does_not_import_the_command_line() -> None:
 
 def test_the_command_line_starts_without_torch() -> None:
     """`--help` and completion answer at once."""
-    code = "import sys, gpu_align.cli.app; print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules])"
+    code = (
+        "import sys, gpu_align.tools.cli; print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
@@ -219,7 +221,7 @@ def test_an_interrupted_command_says_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted() -> list[Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpu_align.cli.policies.describe", interrupted)
+    monkeypatch.setattr("gpu_align.tools.simulate.command.describe", interrupted)
     result = run("policies")
     assert (result.exit_code, result.output.strip()) == (130, "")
 

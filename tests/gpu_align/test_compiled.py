@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops import _jit
-from gpu_align.ops._jit import Entry
-from gpu_align.ops.step.reference import StepReference
+from gpu_align.ops import jit as _jit
+from gpu_align.ops.jit import Entry
+from gpu_align.ops.reference.step import StepReference
 from tests.gpu_align.step_harness import Request, edited
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ import torch
 from benchmarks.speed.host_cost import Operations
 from gpu_align import Source
 from gpu_align.ops.constants import PAGE
-from gpu_align.ops.state.kernels import _set_slot_kernel
-from gpu_align.ops.suffix_match.kernels import _index_kernel, _index_keys_kernel
+from gpu_align.ops.kernels.slots import _set_slot_kernel
+from gpu_align.ops.kernels.suffix_match import _index_kernel, _index_keys_kernel
 from tests.gpu_align.engine import Engine, distinct, snapshot
 from tests.gpu_align.step_harness import BACKENDS, standing_of
 
@@ -125,7 +125,7 @@ class TestPredictions:
             raise RuntimeError("out of memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr("gpu_align.ops.state.launch.build_index", fail)
+            patch.setattr("gpu_align.ops.slots.build_index", fail)
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.add(0, distinct(60, 200), [])
         assert [length for _, length, *_ in engine.propose([0, 1])] == [0, 16]
@@ -208,7 +208,7 @@ class TestWhatAddWrites:
 
     def test_an_upload_is_from_pinned_memory_and_not_waited_for(self, monkeypatch):
         """On a GPU; `meta` stands for one that is not there."""
-        from gpu_align.ops.state.launch import _upload
+        from gpu_align.ops.slots import _upload
 
         sources, copies = [], []
         empty, copy = torch.empty, torch.Tensor.copy_

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_align import Drafter, DrafterConfig
-from gpu_align.explain import Explainer, Explanation
+from gpu_align.tools.explain import Explainer, Explanation
 
 K, WIDTH, VOCABULARY = 8, 300, 50
 SOURCES = {1: "prediction", 2: "context"}

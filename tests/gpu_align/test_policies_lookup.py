@@ -22,7 +22,7 @@ from gpu_align.policies import (
     prompt_lookup_vllm,
     prompt_lookup_vllm_v2,
 )
-from gpu_align.policies.prompt_lookup import Tie
+from gpu_align.tools.policies.lookup import Tie
 
 TOKENS = st.lists(st.integers(0, 3), max_size=30)
 STEPS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=12)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align.policies import Myers
-from gpu_align.policies.myers import MyersFrontier
+from gpu_align.tools.policies.static_text import MyersFrontier
 
 TOKENS = st.lists(st.integers(0, 3), max_size=70)
 

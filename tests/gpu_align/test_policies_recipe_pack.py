@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_align import DrafterConfig, Recipes, Source
 from gpu_align.policies import RECIPE_POLICIES, RecipeLookup
 from gpu_align.simulate import Record
-from gpu_align.simulate.drafter_policy import DrafterPolicy
+from gpu_align.tools.simulate.policies import DrafterPolicy
 from tests.gpu_align.test_policies import replay
 
 Row = tuple[list[int], list[int], list[float]]

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align.policies import StaticText, guess_line_end, line_end_test
-from gpu_align.policies.static_text import GUESSED_LINE_LENGTH, Aligner, _last_match_difflib
+from gpu_align.tools.policies.static_text import GUESSED_LINE_LENGTH, Aligner, _last_match_difflib
 
 pytest.importorskip("rapidfuzz")
-from gpu_align.policies.static_text import _last_match_rapidfuzz
+from gpu_align.tools.policies.static_text import _last_match_rapidfuzz
 
 BOTH = pytest.mark.parametrize("aligner", ["rapidfuzz", "difflib"])
 

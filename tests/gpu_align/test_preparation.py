@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gpu_align.drafter import Preparation
 from gpu_align.ops import constants as c
 from gpu_align.ops.draft import Draft
-from gpu_align.preparation import Preparation
 from tests.gpu_align.engine import Engine, distinct, same, snapshot
 from tests.gpu_align.step_harness import BACKENDS, INTERPRETED
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gpu_align import Drafter, DrafterConfig, Recipes, Source
-from gpu_align.ops.recipe_lookup import RecipeTable, shared
+from gpu_align.ops import recipe_lookup as shared
+from gpu_align.ops.recipe_lookup import RecipeTable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

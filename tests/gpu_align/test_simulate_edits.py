@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_align.cli.samples import read_outputs, read_samples
-from gpu_align.simulate import read_records, tokenizers
-from gpu_align.simulate.edits import EditError, records_of_files, records_of_git
+from gpu_align.simulate import read_records
+from gpu_align.tools.recipes.command import read_outputs, read_samples
+from gpu_align.tools.simulate import tokenizers
+from gpu_align.tools.simulate.records import EditError, records_of_files, records_of_git
 
 BOM = b"\xef\xbb\xbf"
 
@@ -28,8 +29,8 @@ def bytes_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         def encode(self, text: str) -> list[int]:
             return list(text.encode())
 
-    monkeypatch.setattr("gpu_align.simulate.edits.load_tokenizer", lambda name: Bytes())
-    monkeypatch.setattr("gpu_align.simulate.records.load_tokenizer", lambda name: Bytes())
+    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: Bytes())
+    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: Bytes())
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -93,7 +94,7 @@ def test_links_and_large_files_are_left_out(repo: Path, monkeypatch: pytest.Monk
     (repo / "link.py").symlink_to("b.txt")
     commit(repo, a_py=b"a = 2222\n")
     assert len(records_of_git("HEAD~1..", repo, "bytes")) == 1
-    monkeypatch.setattr("gpu_align.simulate.edits.MAX_FILE_BYTES", 7)
+    monkeypatch.setattr("gpu_align.tools.simulate.records.MAX_FILE_BYTES", 7)
     with pytest.raises(EditError, match=r"--git: HEAD~1\.\. changes no text file"):
         records_of_git("HEAD~1..", repo, "bytes")
 

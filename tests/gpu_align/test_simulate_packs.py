@@ -13,20 +13,20 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from gpu_align import RecipePack, Recipes
-from gpu_align.cli.app import app
-from gpu_align.html import Origin
 from gpu_align.simulate import (
     Record,
     load_tokenizer,
     make_policies,
-    packs,
     recipes_for,
     replay,
     runnable_policy_names,
     simulate,
     tokenizer_of,
 )
-from gpu_align.simulate.drafter_policy import replay_batched, sizes_for
+from gpu_align.tools.cli import app
+from gpu_align.tools.html import Origin
+from gpu_align.tools.simulate import packs
+from gpu_align.tools.simulate.policies import replay_batched, sizes_for
 from tests.gpu_align.test_simulate_records import lines
 
 TEXT = "alpha beta gamma delta\n"

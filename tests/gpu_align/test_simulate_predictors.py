@@ -41,7 +41,7 @@ def test_a_predictor_of_the_docs_runs_in_the_simulator(after_pair: Any, tmp_path
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 
-    from gpu_align.cli.app import app
+    from gpu_align.tools.cli import app
 
     row = {"id": "a", "prompt": [1, 2, 3], "prediction": [4, 5, 6, 7, 8, 9], "output": [4, 5, 6, 7, 1, 9]}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.policies import OPTIONAL_POLICIES, suffix_decoding
+from gpu_align.policies import OPTIONAL_POLICIES
 from gpu_align.simulate import (
     SWEEP,
     Record,
@@ -22,7 +22,8 @@ from gpu_align.simulate import (
     setting_name,
     simulate,
 )
-from gpu_align.simulate.drafter_policy import replay_batched
+from gpu_align.tools.policies import lookup as suffix_decoding
+from gpu_align.tools.simulate.policies import replay_batched
 from tests.gpu_align.step_oracle import Oracle
 
 

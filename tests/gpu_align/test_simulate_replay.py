@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_align.html import Origin
-from gpu_align.policies.base import Policy
 from gpu_align.simulate import Record, make_policies, replay, simulate
+from gpu_align.tools.html import Origin
+from gpu_align.tools.policies.base import Policy
 
 
 class Scripted(Policy):

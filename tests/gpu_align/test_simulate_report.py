@@ -11,19 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_align import html
-from gpu_align.html import Origin
-from gpu_align.simulate import (
-    PairResult,
-    PolicyResult,
-    Record,
-    report,
-    simulate,
-    to_html,
-    to_json,
-    write_json,
-)
-from gpu_align.simulate.tokenizers import line_ending_ids, load_tokenizer, token_texts
+from gpu_align.simulate import PairResult, PolicyResult, Record, simulate, to_html, to_json, write_json
+from gpu_align.tools import html
+from gpu_align.tools.html import Origin
+from gpu_align.tools.simulate import report
+from gpu_align.tools.simulate.tokenizers import line_ending_ids, load_tokenizer, token_texts
 from tests.gpu_align.test_simulate_replay import Oracle, Scripted
 
 

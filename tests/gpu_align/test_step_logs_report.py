@@ -14,8 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from gpu_align import step_log
-from gpu_align import step_logs_report as report
-from gpu_align.cli.app import app
+from gpu_align.tools import report
+from gpu_align.tools.cli import app
 
 
 def step(

@@ -10,9 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gpu_align import step_log, step_report
-from gpu_align.cli.app import app
-from gpu_align.html import Origin
+from gpu_align import step_log
+from gpu_align.tools import report as step_report
+from gpu_align.tools.cli import app
+from gpu_align.tools.html import Origin
 
 RUN = CliRunner()
 

@@ -233,7 +233,7 @@ class Engine:
 
     def _record_usage(self) -> None:
         """What the front end has counted of a request when it ends."""
-        from vllm_integration.frontend.usage_collector import collector
+        from vllm_integration.frontend.usage import collector
 
         end = collector.end
 
@@ -306,8 +306,8 @@ class Engine:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        from vllm_integration import PredictedOutputParams
-        from vllm_integration.wire import prediction as wire
+        from vllm_integration.wire import request as wire
+        from vllm_integration.wire.request import PredictedOutputParams
 
         extra: dict[str, Any] = {}
         if request.get("prediction") is not None:
@@ -416,7 +416,7 @@ class Engine:
 
     @staticmethod
     def followed() -> int:
-        from vllm_integration.frontend.usage_collector import collector
+        from vllm_integration.frontend.usage import collector
 
         return len(collector.requests) + len(collector.http_requests)
 

@@ -63,7 +63,7 @@ def test_the_step_log_tells_what_was_verified() -> None:
     import numpy as np
     import torch
 
-    from vllm_integration.config.adaptive import as_verified
+    from vllm_integration.config.engine_config import as_verified
 
     batch = SimpleNamespace(
         num_draft_tokens_per_req=np.array([4, 3, 1]), cu_num_logits=torch.tensor([0, 3, 4, 6]), req_ids=["a"]

@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpu_align.simulate.tokenizers import load_tokenizer
 from gpu_align.step_log import StepLog, read_step_log
+from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from vllm_integration.demo import measure, page, task
 
 PATH = Path(__file__).with_name("demo_recording.json.gz")

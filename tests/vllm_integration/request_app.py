@@ -10,8 +10,8 @@ from typing import Any
 from vllm_fakes import config
 from vllm_harness import MAX_MODEL_LEN
 
-from vllm_integration.frontend import app as our_app
 from vllm_integration.frontend import endpoints as api
+from vllm_integration.frontend import endpoints as our_app
 from vllm_integration.seams.install import wrapped_by
 
 #: A good request to each endpoint.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu_align.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
+from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
 from vllm_integration import demo
 from vllm_integration.demo import __main__ as command_line
 from vllm_integration.demo import model, preflight, server, task, tokenizer

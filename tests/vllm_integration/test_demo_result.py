@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpu_align.html import Origin
-from gpu_align.html import page as html_page
 from gpu_align.step_log import Step, StepLog, dump
+from gpu_align.tools.html import Origin
+from gpu_align.tools.html import page as html_page
 from tests.vllm_integration import demo_recording
 from vllm_integration.demo import measure, page, task
 

@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 from usage_harness import Step, message
 
-from vllm_integration.config import in_use
+from vllm_integration.config import engine_config as in_use
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import response_usage
-from vllm_integration.frontend import usage_collector as collector
-from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.frontend import usage as collector
+from vllm_integration.frontend import usage as response_usage
+from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS, DraftReport, StepDrafts
-from vllm_integration.wire.steps import HEADER, decode, encode
-from vllm_integration.wire.usage import RequestUsage
+from vllm_integration.wire.steps import HEADER, RequestUsage, decode, encode
 
 PREDICTION, CONTEXT, RECIPE = 1, 2, 3
 

@@ -13,12 +13,13 @@ import prometheus_client
 import pytest
 from usage_harness import Step, message
 
-from vllm_integration.config import in_use
-from vllm_integration.frontend import limits, metrics
-from vllm_integration.frontend import usage_collector as collector
-from vllm_integration.frontend.prediction_field import checked_text
-from vllm_integration.frontend.usage_collector import Collector
-from vllm_integration.wire import prediction as wire
+from vllm_integration.config import engine_config as in_use
+from vllm_integration.frontend import metrics
+from vllm_integration.frontend import prediction as limits
+from vllm_integration.frontend import usage as collector
+from vllm_integration.frontend.prediction import checked_text
+from vllm_integration.frontend.usage import Collector
+from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS
 from vllm_integration.wire.steps import decode
 

@@ -27,7 +27,7 @@ from usage_harness import (
 )
 from vllm_harness import K, Server
 
-from gpu_align.cli.app import app
+from gpu_align.tools.cli import app
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,8 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm_integration.config import adaptive, engine_config
+from vllm_integration.config import engine_config
+from vllm_integration.config import engine_config as adaptive
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 

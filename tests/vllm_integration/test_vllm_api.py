@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from vllm_fakes import config
 
-from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
-from vllm_integration.config.in_use import drafts_predictions
+from vllm_integration.config.engine_config import drafts_predictions
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.frontend import input_processor as inputs
-from vllm_integration.frontend import limits, response_usage
-from vllm_integration.frontend.limits import Limits, PredictionError
-from vllm_integration.frontend.prediction_field import parse_prediction
+from vllm_integration.frontend import prediction as limits
+from vllm_integration.frontend import usage as response_usage
+from vllm_integration.frontend.prediction import Limits, PredictionError, parse_prediction
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import request as wire
+from vllm_integration.wire.request import PredictedOutputParams
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 

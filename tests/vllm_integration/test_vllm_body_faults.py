@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from vllm_integration.frontend import body_limit, faults
+from vllm_integration.frontend import body as body_limit
+from vllm_integration.frontend import prediction as faults
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 

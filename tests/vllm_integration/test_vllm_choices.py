@@ -12,13 +12,13 @@ import pytest
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
-from vllm_integration.config import packs
+from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import input_processor
-from vllm_integration.frontend.choices import ChoiceError, Choices, check_known, choices_of
 from vllm_integration.frontend.input_processor import process_inputs
-from vllm_integration.wire import prediction as wire
-from vllm_integration.wire.prediction import KEY, Prediction
+from vllm_integration.frontend.prediction import ChoiceError, Choices, check_known, choices_of
+from vllm_integration.wire import request as wire
+from vllm_integration.wire.request import KEY, Prediction
 
 EMPTY = Prediction(token_ids=b"")
 

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from vllm_integration.seams import install as compat
-from vllm_integration.seams.seam import Group, Seam
-from vllm_integration.seams.table import GROUPS
+from vllm_integration.seams.table import GROUPS, Group, Seam
 from vllm_integration.seams.table import SEAMS as SEAMS_OF_VLLM
 
 MODULE = "engine_of_the_compat_tests"

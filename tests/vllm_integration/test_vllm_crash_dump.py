@@ -20,10 +20,11 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from vllm_integration.scheduler import crash_dump, schedulers
+from vllm_integration.scheduler import schedulers
+from vllm_integration.scheduler import schedulers as crash_dump
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire import prediction as wire
-from vllm_integration.worker.accept import accept_prediction, sharing_key_of
+from vllm_integration.wire import request as wire
+from vllm_integration.worker.requests import accept_prediction, sharing_key_of
 
 IDS = [3141, 5926, 5358, 9793]
 FOUND = re.compile("|".join([*map(str, IDS), re.escape(repr(wire.encode_token_ids("", IDS))[2:10])]))

@@ -14,9 +14,8 @@ from vllm_fakes import report_of as report_for
 from vllm_fakes import request_of
 
 from vllm_integration.config.settings import Settings
-from vllm_integration.scheduler import credit as rule
-from vllm_integration.scheduler.draft_budget import DraftBudget
-from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.scheduler import draft_budget as rule
+from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.wire.reports import survival_levels
 
 K = 32

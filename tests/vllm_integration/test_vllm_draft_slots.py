@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm_fakes import report_of, request_of
 
-from vllm_integration.scheduler.draft_budget import FEW, DraftBudget
-from vllm_integration.scheduler.drafted_requests import DraftedRequests
+from vllm_integration.scheduler.draft_budget import FEW, DraftBudget, DraftedRequests
 
 K = 16
 

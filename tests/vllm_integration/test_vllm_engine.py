@@ -12,7 +12,7 @@ from vllm_harness import MAX_MODEL_LEN, K, OfflineEngine
 
 from gpu_align import Recipes
 from vllm_integration.seams import install as compat
-from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import request as wire
 from vllm_integration.worker.proposer_v1 import make_drafter
 
 pytestmark = pytest.mark.vllm

@@ -14,24 +14,21 @@ import pytest
 from test_vllm_speculator import K, params_of, propose, speculators, write
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
-from vllm_integration import PredictedOutputParams
-from vllm_integration.frontend import (
-    app as our_app,
-)
-from vllm_integration.frontend import (
-    endpoints,
-    faults,
-    input_processor,
-    limits,
-    redaction,
-    response_usage,
-    usage_collector,
-)
+from vllm_integration.frontend import endpoints, input_processor
+from vllm_integration.frontend import endpoints as our_app
+from vllm_integration.frontend import endpoints as redaction
+from vllm_integration.frontend import prediction as faults
+from vllm_integration.frontend import prediction as limits
+from vllm_integration.frontend import usage as response_usage
+from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire import prediction as wire
 from vllm_integration.wire import reports
-from vllm_integration.worker import debug_log, draft_reporter, proposer_v1, request_state
+from vllm_integration.wire import request as wire
+from vllm_integration.wire.request import PredictedOutputParams
+from vllm_integration.worker import draft_reporter, proposer_v1
+from vllm_integration.worker import requests as request_state
+from vllm_integration.worker import step_log as debug_log
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")

@@ -17,12 +17,11 @@ from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
 from gpu_align.step_log import Step, StepLog, StepLogError, read_step_log
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
-from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import request as wire
 from vllm_integration.worker import proposer_v1
-from vllm_integration.worker.debug_log import DebugLog
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
-from vllm_integration.worker.request_state import RequestState, StopRule
-from vllm_integration.worker.step_log import open_step_log
+from vllm_integration.worker.requests import RequestState, StopRule
+from vllm_integration.worker.step_log import DebugLog, open_step_log
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 

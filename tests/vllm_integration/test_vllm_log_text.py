@@ -10,9 +10,9 @@ import pytest
 
 import vllm_integration
 from vllm_integration.seams import install as compat
-from vllm_integration.seams.log_text import shown_error, shown_id
-from vllm_integration.wire import prediction as wire
-from vllm_integration.worker.accept import accept_prediction, found_no_room
+from vllm_integration.seams.install import shown_error, shown_id
+from vllm_integration.wire import request as wire
+from vllm_integration.worker.requests import accept_prediction, found_no_room
 
 HOSTILE = {
     "chatcmpl-8f-1a2b3c4d": "chatcmpl-8f-1a2b3c4d",
@@ -54,7 +54,7 @@ def test_log_lines_about_requests(req_id: str, plugin_log: list[str]) -> None:
 
 
 def test_the_line_of_a_turn_off(plugin_on: None, plugin_log: list[str]) -> None:
-    from vllm_integration.worker.slot_table import SlotTable
+    from vllm_integration.worker.requests import SlotTable
 
     slots = SlotTable(1)
     slots.acquire("a")

@@ -17,7 +17,7 @@ from vllm_fakes import FakeEngine, config, sampling
 from gpu_align import Recipes, Source
 from gpu_align.recipes import Misses
 from vllm_integration.config.settings import Settings
-from vllm_integration.wire.prediction import KEY, Prediction
+from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker import miss_log
 from vllm_integration.worker import proposer_v1 as proposer
 from vllm_integration.worker.miss_log import ACCEPTED_OF, MissCopies, MissLog, open_miss_log

@@ -10,10 +10,10 @@ import pytest
 import torch
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
-from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
 from vllm_integration.frontend.input_processor import engine_of_request, process_inputs
 from vllm_integration.seams.install import wrapped_by
+from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import parameters_v1, proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
@@ -88,7 +88,7 @@ def test_the_most_drafts_are_read_from_vllm() -> None:
 def verify() -> Callable[[Any, Any], Any]:
     """`verify(params, vllm_config)`: vLLM's check of a request, within our wrapped `process_inputs`."""
     sampling_params = pytest.importorskip("vllm.sampling_params")
-    from vllm_integration.frontend import parameters
+    from vllm_integration.frontend import input_processor as parameters
 
     check = sampling_params.SamplingParams._validate_spec_decode
     check = wrapped_by(parameters.validate)(getattr(check, "__wrapped__", check))

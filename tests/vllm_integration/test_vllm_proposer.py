@@ -11,9 +11,9 @@ import pytest
 import yaml
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
-from vllm_integration import PredictedOutputParams
 from vllm_integration.seams import install as compat
-from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import request as wire
+from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import proposer_v1 as proposer
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 

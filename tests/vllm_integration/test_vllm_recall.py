@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from gpu_align import Drafter, Source
-from vllm_integration.scheduler.crash_dump import put_back
-from vllm_integration.scheduler.recall import Recall
-from vllm_integration.wire import prediction as wire
-from vllm_integration.wire.prediction import KEY, Prediction
-from vllm_integration.worker.accept import accept_prediction, sharing_key_of, terms_of
+from vllm_integration.scheduler.schedulers import Recall, put_back
+from vllm_integration.wire import request as wire
+from vllm_integration.wire.request import KEY, Prediction
+from vllm_integration.worker.requests import accept_prediction, sharing_key_of, terms_of
 
 EMPTY = Prediction(token_ids=b"")
 

@@ -17,13 +17,13 @@ from vllm_fakes import FakeEngine, config, sampling
 
 from gpu_align import RecipePack, Recipes
 from gpu_align.recipes import Recipe
-from vllm_integration import PredictedOutputParams
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
+from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import proposer_v1 as proposer
-from vllm_integration.worker import recipes
+from vllm_integration.worker import startup as recipes
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
-from vllm_integration.worker.recipes import in_tokens, load_recipes
+from vllm_integration.worker.startup import in_tokens, load_recipes
 
 TEXT = "def width(self): return self.width\n" * 4
 

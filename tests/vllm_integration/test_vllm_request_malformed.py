@@ -16,7 +16,7 @@ from request_app import ENDPOINTS
 from vllm_fakes import config
 from vllm_harness import MAX_MODEL_LEN, Server
 
-from vllm_integration.frontend.limits import CHARS_PER_TOKEN, Limits
+from vllm_integration.frontend.prediction import CHARS_PER_TOKEN, Limits
 
 pytestmark = pytest.mark.vllm
 

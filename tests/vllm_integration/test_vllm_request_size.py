@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from request_app import ENDPOINTS, send
 
-from vllm_integration.frontend import body_limit, limits
-from vllm_integration.frontend.body_scan import BodyScan
+from vllm_integration.frontend import body as body_limit
+from vllm_integration.frontend import prediction as limits
+from vllm_integration.frontend.body import BodyScan
 from vllm_integration.seams import install as compat
 
 pytestmark = pytest.mark.vllm

@@ -17,8 +17,7 @@ from vllm_harness import K, Server, read_steps
 
 from gpu_align import Drafter
 from vllm_integration.frontend import input_processor as inputs
-from vllm_integration.frontend.limits import Limits
-from vllm_integration.frontend.prediction_field import parse_prediction
+from vllm_integration.frontend.prediction import Limits, parse_prediction
 
 pytestmark = pytest.mark.vllm
 

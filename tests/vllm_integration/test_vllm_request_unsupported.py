@@ -10,8 +10,10 @@ import pytest
 from request_app import Serving, make_app, send
 from starlette.requests import ClientDisconnect
 
-from vllm_integration.frontend import faults, limits, unsupported
-from vllm_integration.frontend.unsupported import ENDPOINTS
+from vllm_integration.frontend import body as unsupported
+from vllm_integration.frontend import prediction as faults
+from vllm_integration.frontend import prediction as limits
+from vllm_integration.frontend.body import ENDPOINTS
 from vllm_integration.seams import install as compat
 
 pytest.importorskip("vllm")

@@ -23,8 +23,8 @@ import pytest
 from typer.testing import CliRunner
 from vllm_harness import ENVIRONMENT, K, Server
 
-from gpu_align.bench.metrics import Counts, parse
-from gpu_align.cli.app import app
+from gpu_align.tools.bench.measure import Counts, parse
+from gpu_align.tools.cli import app
 
 pytestmark = pytest.mark.vllm
 

@@ -11,7 +11,7 @@ from vllm_fakes import config
 
 from vllm_integration.config import engine_config
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
-from vllm_integration.frontend.body_limit import BodyLimit
+from vllm_integration.frontend.body import BodyLimit
 
 
 def test_all_that_cannot_be_read_is_told_in_one_line() -> None:

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings, drafts_without_prediction
-from vllm_integration.wire.usage import RequestUsage
-from vllm_integration.worker.debug_log import DebugLog, safe_name
-from vllm_integration.worker.request_state import RequestState, StopRule
-from vllm_integration.worker.slot_table import SlotTable
+from vllm_integration.wire.steps import RequestUsage
+from vllm_integration.worker.requests import RequestState, SlotTable, StopRule
+from vllm_integration.worker.step_log import DebugLog, safe_name
 
 
 def test_slots_are_given_smallest_first_and_only_once() -> None:

@@ -14,9 +14,8 @@ from vllm_integration.config import engine_config
 from vllm_integration.seams import install as compat
 from vllm_integration.seams import source_probe
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.seams.seam import Seam, SeamStatus
 from vllm_integration.seams.source_probe import Sources, installed_root, probe_sources
-from vllm_integration.seams.table import SEAMS
+from vllm_integration.seams.table import SEAMS, Seam, SeamStatus
 
 MODULES = {
     "engine/__init__.py": "from .base import Base as Exported\nfrom engine.lazy import helper\n",

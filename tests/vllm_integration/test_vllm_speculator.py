@@ -17,7 +17,7 @@ import torch
 from gpu_align import Drafter, Recipes
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire import prediction as wire
+from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import take
 
 pytest.importorskip("vllm")
@@ -281,7 +281,7 @@ def test_a_prediction_that_finds_no_room_is_counted_and_its_request_drafts_from_
     speculator: Any, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpu_align.arena import PredictionArena
-    from vllm_integration.worker import accept as predictions
+    from vllm_integration.worker import requests as predictions
 
     monkeypatch.setattr(speculator.drafter, "_arena", PredictionArena(256))
     predictions.take_refusals()

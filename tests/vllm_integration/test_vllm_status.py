@@ -17,10 +17,12 @@ from prometheus_client import multiprocess
 from usage_harness import Step, message
 
 import gpu_align
-from vllm_integration.config import in_use
-from vllm_integration.config.in_use import EngineFacts
-from vllm_integration.frontend import limits, metrics, status, usage_collector
-from vllm_integration.frontend.usage_collector import _BY_THE_WORKER, Collector
+from vllm_integration.config import engine_config as in_use
+from vllm_integration.config.engine_config import EngineFacts
+from vllm_integration.frontend import metrics, status
+from vllm_integration.frontend import prediction as limits
+from vllm_integration.frontend import usage as usage_collector
+from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
 from vllm_integration.seams import install as compat
 from vllm_integration.wire.reports import REFUSALS
 from vllm_integration.wire.steps import HEADER
@@ -60,7 +62,7 @@ def app_with(keys: list[str] | None = None, tasks: tuple[str, ...] = ("generate"
     from fastapi import FastAPI
     from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
 
-    from vllm_integration.frontend.app import init_entrypoints_middleware as ours
+    from vllm_integration.frontend.endpoints import init_entrypoints_middleware as ours
 
     args = Namespace(
         api_key=keys,

@@ -10,10 +10,10 @@ import pytest
 
 from gpu_align import DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft.tables import KNOTS
-from gpu_align.tune.table import make_table, write_table
+from gpu_align.ops.draft import KNOTS
+from gpu_align.tools.tune.tuning import make_table, write_table
 from vllm_integration.config.settings import Settings
-from vllm_integration.worker.tuned import drafter_config
+from vllm_integration.worker.startup import drafter_config
 
 
 def test_the_server_drafts_with_the_table_and_its_settings(tmp_path: Path) -> None:

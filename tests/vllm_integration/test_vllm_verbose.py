@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from usage_harness import Step, message
 
-from vllm_integration.frontend import verbose
-from vllm_integration.frontend.usage_collector import Collector
-from vllm_integration.wire import prediction as wire
+from vllm_integration.frontend import usage as verbose
+from vllm_integration.frontend.usage import Collector
+from vllm_integration.wire import request as wire
 from vllm_integration.wire.steps import decode
 
 

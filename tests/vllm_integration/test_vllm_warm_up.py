@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_align.ops import _jit
+from gpu_align.ops import jit as _jit
+from gpu_align.ops.reference import step as step_reference
 from gpu_align.ops.step import StepLaunch
-from gpu_align.ops.step import reference as step_reference
-from gpu_align.ops.step import view as step_view
+from gpu_align.tools import explain as step_view
 from vllm_integration.seams import install as compat
-from vllm_integration.worker import proposer_v1, request_state, warm_up
+from vllm_integration.worker import proposer_v1
+from vllm_integration.worker import requests as request_state
+from vllm_integration.worker import startup as warm_up
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 compiled_only = pytest.mark.skipif(not _jit.COMPILED, reason="needs Numba")
@@ -69,7 +71,8 @@ def first_request_of_v1(
     """What was compiled when the runner had loaded its model, and when a request had finished; its step log."""
     from vllm_fakes import FakeEngine, config, sampling
 
-    from vllm_integration import PredictedOutputParams, PredictedOutputs
+    from vllm_integration.wire.request import PredictedOutputParams
+    from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
     monkeypatch.setattr(proposer_v1, "install", lambda group: "")
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)

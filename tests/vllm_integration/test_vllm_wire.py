@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_integration import PredictedOutputParams
-from vllm_integration.wire import prediction as wire
-from vllm_integration.worker import accept as predictions
-from vllm_integration.worker.accept import accept_prediction
+from vllm_integration.wire import request as wire
+from vllm_integration.wire.request import PredictedOutputParams
+from vllm_integration.worker import requests as predictions
+from vllm_integration.worker.requests import accept_prediction
 
 
 @given(st.lists(st.integers(0, wire.MAX_TOKEN_ID)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from vllm_integration import PredictedOutputParams
+from vllm_integration.wire.request import PredictedOutputParams
 
 K = 16  # draft tokens a step
 MAX_MODEL_LEN = 512

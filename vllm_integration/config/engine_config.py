@@ -7,22 +7,182 @@ our class is named and everything is found that the V2 part wraps, the configura
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from vllm_integration.config import adaptive
-from vllm_integration.config.in_use import drafts_predictions, note_configured, note_engine
-from vllm_integration.config.settings import Settings, warn_of_unknown_names
-from vllm_integration.seams import source_probe
-from vllm_integration.seams.install import are_whole, seam
-from vllm_integration.seams.table import CONFIG, REJECTION
-from vllm_integration.wire import prediction as wire
+import numpy as np
+
+from ..seams import source_probe
+from ..seams.install import are_whole, install, off_reason, seam, shown_reason
+from ..seams.table import CONFIG, REJECTION
+from ..wire import request as wire
+from .settings import Settings, warn_of_unknown_names
+
+#: What `"model"` of the speculative configuration may say.
+OUR_CLASSES = frozenset(
+    {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
+)
+
+
+class EngineFacts(NamedTuple):
+    """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2"."""
+
+    num_draft_tokens: int
+    runner: str
+
+
+_configured = False
+_facts: EngineFacts | None = None
+
+
+def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
+    """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return (
+        speculative is not None
+        and (even_if_off or off_reason() is None)
+        and speculative.method == "custom_class"
+        and speculative.model in OUR_CLASSES
+    )
+
+
+def note_configured() -> None:
+    """This process configures an engine that drafts from predictions; it may have a front end of that engine."""
+    global _configured
+    _configured = True
+
+
+def configured_here() -> bool:
+    """Whether `note_configured` was called in this process."""
+    return _configured
+
+
+def note_engine(vllm_config: Any) -> None:
+    """This configuration of an engine that drafts from predictions is complete."""
+    global _facts
+    runner = "V2" if vllm_config.use_v2_model_runner else "V1"
+    _facts = EngineFacts(int(vllm_config.speculative_config.num_speculative_tokens), runner)
+
+
+def engine_here() -> EngineFacts | None:
+    """What `note_engine` was last told in this process."""
+    return _facts
+
 
 logger = logging.getLogger("vllm.gpu_align")
+
+
+def is_on(vllm_config: Any) -> bool:
+    """Whether the engine of this configuration drafts from predictions and is to trim them on the device."""
+    return drafts_predictions(vllm_config) and bool(
+        getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)
+    )
+
+
+def do_without(vllm_config: Any, reason: object) -> None:
+    """Turn adaptive verification off in this process; the first rank says so."""
+    vllm_config.speculative_config.enable_adaptive_verification = False
+    level = logging.DEBUG if getattr(vllm_config.parallel_config, "rank", 0) else logging.WARNING
+    logger.log(
+        level, "gpu_align schedules draft slots without adaptive verification: %s", shown_reason(reason)
+    )
+
+
+def prepare(vllm_config: Any) -> None:
+    """Called before the model is loaded: the later refusals will be caught. A vLLM where they cannot be is one
+    more refusal (with `GPU_ALIGN_STRICT=1` this raises `SeamError`)."""
+    if is_on(vllm_config) and (reason := install("adaptive")):
+        do_without(vllm_config, reason)
+
+
+@seam("config._validate_adaptive_verification")
+def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`VllmConfig._validate_adaptive_verification`, which refuses LoRA, pipeline parallelism and graphs that
+    are not full."""
+    try:
+        return original(self, *args, **kwargs)
+    except ValueError as error:
+        if not is_on(self):
+            raise
+        do_without(self, error)
+
+
+@seam("adaptive._cached_get_attn_backend")
+def select_backend(
+    original: Callable[..., Any], backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """`_cached_get_attn_backend`: where no attention backend, or not the one that was asked for, takes query
+    lengths that only the device knows, one is chosen as without adaptive verification."""
+    try:
+        return original(backend, attn_selector_config, *args, **kwargs)
+    except ValueError as error:
+        from vllm.config import get_current_vllm_config
+
+        if not attn_selector_config.use_adaptive_verification:
+            raise
+        config = get_current_vllm_config()
+        if not drafts_predictions(config):
+            raise
+        # Raises what is wrong in any case.
+        without = attn_selector_config._replace(use_adaptive_verification=False)
+        chosen = original(backend, without, *args, **kwargs)
+        if is_on(config):
+            do_without(config, error)
+        return chosen
+
+
+@seam("adaptive.maybe_create_adaptive_verification_manager")
+def create_manager(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`maybe_create_adaptive_verification_manager`, which refuses attention backends whose CUDA graphs take one
+    query length only (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
+    try:
+        return original(*args, **kwargs)
+    except ValueError as error:
+        if not is_on(kwargs["vllm_config"]):
+            raise
+        do_without(kwargs["vllm_config"], error)
+        return None
+
+
+@seam("adaptive.initialize_kv_cache")
+def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GPUModelRunner.initialize_kv_cache`, in which the manager is made or refused. The rejection sampler was
+    made before it; vLLM's own warm-up runs it without the manager in the same way."""
+    result = original(self, *args, **kwargs)
+    sampler = self.rejection_sampler
+    if drafts_predictions(self.vllm_config) and self.adaptive_verification is None and sampler is not None:
+        sampler.enable_adaptive_verification = False
+    return result
+
+
+@seam("adaptive.set_cost_curves")
+def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`AdaptiveVerificationManager.set_cost_curves`, which fails when there was no step to time. Then every
+    length costs the same: only drafts that cannot be accepted are trimmed."""
+    try:
+        return original(self, *args, **kwargs)
+    except RuntimeError as error:
+        states = self.req_states
+        self.cost_tables = np.zeros(states.max_num_reqs + 1), np.ones(states.max_num_batched_tokens + 1)
+        logger.warning(
+            "gpu_align lets adaptive verification trim drafts without a price: %s", shown_reason(error)
+        )
+
+
+def as_verified(input_batch: Any) -> Any:
+    """A view of a batch whose `num_draft_tokens_per_req` are the drafts that the device kept, not those that
+    were scheduled. Waits for the device."""
+    if input_batch.num_draft_tokens_per_req is None:
+        return input_batch
+    batch = copy.copy(input_batch)
+    batch.num_draft_tokens_per_req = input_batch.cu_num_logits.diff().cpu().numpy() - 1
+    return batch
+
 
 _SCHEDULERS = {
     False: "vllm_integration.scheduler.schedulers.PredictedOutputsScheduler",
@@ -61,8 +221,8 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     _warn_of_rust_front_end()
     note_configured()
     if not self.use_v2_model_runner:
-        if adaptive.is_on(self):
-            adaptive.do_without(self, "the V1 model runner has none")
+        if is_on(self):
+            do_without(self, "the V1 model runner has none")
         _cap_draft_tokens(self, max_spec_len(), "the most that vLLM's V1 sampler verifies")
         result = original(self, *args, **kwargs)
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")

@@ -8,11 +8,15 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpu_align.arena import tokens_for_all
+
+if TYPE_CHECKING:
+    from gpu_align import RecipePack
+
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -218,3 +222,40 @@ def warn_of_unknown_names() -> None:
     settings = Settings.from_env()
     if settings.debug_live and settings.debug_dir is None:
         logger.warning("GPU_ALIGN_DEBUG_LIVE has no effect: there is no GPU_ALIGN_DEBUG_DIR")
+
+
+def load_pack(entry: str, registry: str | None) -> tuple[str, RecipePack]:
+    """The name of a pack and the pack. entry: one of `Settings.packs`. registry: the folder of packs, if any.
+
+    Raises whatever keeps the pack from being read: `PackError`, `OSError`.
+    """
+    from gpu_align.recipes.registry import resolve_packs
+
+    ((name, pack),) = resolve_packs(entry, None if registry is None else Path(registry)).items()
+    return name, pack
+
+
+def known_names(settings: Settings) -> tuple[str, ...] | None:
+    """The names that a request may choose from; None where a pack cannot be read here, and its name is not known.
+
+    The first call reads all packs, which may take a second.
+    """
+    found = packs_of(settings)
+    if any(content_hash is None for _, content_hash in found):
+        return None
+    return tuple(dict.fromkeys(name for name, _ in found))
+
+
+def packs_of(settings: Settings) -> tuple[tuple[str, str | None], ...]:
+    """The name and the content hash of each pack. One that cannot be read here is named as in the settings and has
+    no hash. The first call reads all packs, which may take a second."""
+    return tuple(_pack(entry, settings.recipe_registry) for entry in settings.packs)
+
+
+@functools.cache
+def _pack(entry: str, registry: str | None) -> tuple[str, str | None]:
+    try:
+        name, pack = load_pack(entry, registry)
+        return name, pack.content_hash
+    except Exception:  # the worker tells what is wrong with a pack
+        return entry, None

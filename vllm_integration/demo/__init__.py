@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_integration.demo.preflight import wrong_use
+from .preflight import wrong_use
 
 __all__ = ["run_demo", "wrong_use"]
 
@@ -27,6 +27,6 @@ def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: 
         needs at least 4 times fewer verification steps and less wall time than no prediction; 1 when not;
         2 when something is missing or the server does not run; 130 after Ctrl-C.
     """
-    from vllm_integration.demo.run import run
+    from .run import run
 
     return run(model, out_dir, ngram)

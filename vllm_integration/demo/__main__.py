@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from vllm_integration.demo import run_demo, wrong_use
+from . import run_demo
+from .preflight import wrong_use
 
 
 def _not_empty(text: str) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_align.html import Origin
 from gpu_align.step_log import StepLog, read_step_log
-from gpu_align.step_report import origin_of
+from gpu_align.tools.html import Origin
+from gpu_align.tools.report import origin_of
 
 REPEATS = 3
 FASTER_BY_STEPS = 4.0

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_integration.demo import task, tokenizer
+from . import task, tokenizer
 
 MARKER = "recipe.json"
 

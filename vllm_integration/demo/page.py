@@ -8,11 +8,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from gpu_align import html
-from gpu_align.simulate.tokenizers import TextTokenizer, token_texts
 from gpu_align.step_log import Step
-from vllm_integration.demo import task
-from vllm_integration.demo.measure import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
+from gpu_align.tools import html
+from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
+
+from . import task
+from .measure import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
 
 HEADER = (
     "prediction",

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vllm_integration.demo import preflight, task
+from . import preflight, task
 
 NUM_DRAFT_TOKENS = 32
 MAX_MODEL_LEN = 4096
@@ -46,9 +46,10 @@ def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
 
     from rich.console import Console
 
-    from gpu_align.bench.errors import BenchError
-    from vllm_integration.demo.measure import MeasurementError
-    from vllm_integration.demo.model import TrainingError
+    from gpu_align.tools.bench.client import BenchError
+
+    from .measure import MeasurementError
+    from .model import TrainingError
 
     console = Console()
     try:
@@ -68,7 +69,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from rich.padding import Padding
     from rich.text import Text
 
-    from vllm_integration.demo.measure import EDITED, VERBATIM, compare, failures
+    from .measure import EDITED, VERBATIM, compare, failures
 
     started = time.monotonic()
     gpu = preflight.has_gpu()
@@ -91,7 +92,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     compare(rows)
 
     _headline(console, 5, "Result")
-    from vllm_integration.demo.page import explain, terminal_table
+    from .page import explain, terminal_table
 
     console.print(terminal_table(rows))
     for row in rows:
@@ -129,9 +130,9 @@ def _serve(
     """Return what `use(url)` returns while a server with `speculation` runs."""
     from rich.text import Text
 
-    from gpu_align.bench.process import ServerProcess
-    from gpu_align.bench.servers import HOST, free_port
-    from vllm_integration.demo.server import vllm_command, vllm_environment
+    from gpu_align.tools.bench.servers import HOST, ServerProcess, free_port
+
+    from .server import vllm_command, vllm_environment
 
     port = free_port()
     command = vllm_command(
@@ -167,8 +168,8 @@ def _serve(
 
 
 def _measure_plugin(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> list[Any]:
-    from vllm_integration.demo.measure import EDITED, REPEATS, UNRELATED, VERBATIM, measure_rounds
-    from vllm_integration.demo.server import plugin_speculation
+    from .measure import EDITED, REPEATS, UNRELATED, VERBATIM, measure_rounds
+    from .server import plugin_speculation
 
     _headline(console, 2, "vLLM server with the plugin")
 
@@ -189,8 +190,8 @@ def _measure_plugin(console: Any, served: _Served, out_dir: Path, steps_dir: Pat
 
 
 def _measure_ngram(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> Any:
-    from vllm_integration.demo.measure import REPEATS, measure_ngram
-    from vllm_integration.demo.server import ngram_speculation
+    from .measure import REPEATS, measure_ngram
+    from .server import ngram_speculation
 
     _headline(console, 4, "The same request to a vLLM server with its own n-gram drafter")
 
@@ -210,7 +211,7 @@ def _requests(
     from openai import OpenAI, OpenAIError
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from vllm_integration.demo.measure import MeasurementError, Request, send
+    from .measure import MeasurementError, Request, send
 
     client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=1800)
     request = Request(served.name, task.messages(), MAX_TOKENS)
@@ -237,7 +238,7 @@ def _requests(
 def _tiny_model(console: Any) -> Path:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from vllm_integration.demo import model
+    from . import model
 
     spec = model.ModelSpec()
     folder = model.cached(spec, CACHE_DIR)
@@ -272,9 +273,10 @@ def _tiny_model(console: Any) -> Path:
 
 
 def _write_page(served: _Served, rows: list[Any], out_dir: Path) -> Path:
-    from gpu_align.simulate import load_tokenizer
-    from vllm_integration.demo.measure import NGRAM, result
-    from vllm_integration.demo.page import render
+    from gpu_align.tools.simulate import load_tokenizer
+
+    from .measure import NGRAM, result
+    from .page import render
 
     machine = "GPU" if served.gpu else "CPU"
     times = len(rows[0].wall_s)

@@ -1,4 +1,4 @@
-"""The command lines and the environment of the demo's two vLLM servers; `gpu_align.bench` runs them."""
+"""The command lines and the environment of the demo's two vLLM servers; `gpu_align.tools.bench` runs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_align.bench.servers import HOST, environment
+from gpu_align.tools.bench.servers import HOST, environment
 
 
 def plugin_speculation(num_draft_tokens: int) -> dict[str, Any]:

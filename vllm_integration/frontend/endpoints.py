@@ -18,24 +18,65 @@ import asyncio
 import functools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from pydantic_core import SchemaSerializer, core_schema
 
-from vllm_integration.config.in_use import drafts_predictions
-from vllm_integration.config.settings import Settings, drafts_without_prediction
-from vllm_integration.frontend import limits, response_usage
-from vllm_integration.frontend.body_scan import BodyScan
-from vllm_integration.frontend.choices import KEYS, ChoiceError, Choices, check_known, choices_of
-from vllm_integration.frontend.faults import unless_it_fails
-from vllm_integration.frontend.input_processor import as_prediction, tokenize_params
-from vllm_integration.frontend.limits import Limits, PredictionError
-from vllm_integration.frontend.prediction_field import checked_text, parse_prediction, type_name
-from vllm_integration.seams.install import seam, strict
-from vllm_integration.seams.log_text import shown_id
-from vllm_integration.wire import prediction as wire
+from ..config.engine_config import drafts_predictions
+from ..config.settings import Settings, drafts_without_prediction
+from ..seams.install import seam, shown_id, strict
+from ..wire import request as wire
+from . import prediction as limits
+from . import status
+from . import usage as response_usage
+from .body import BodyLimit, BodyScan, RefusedPredictions
+from .input_processor import as_prediction, tokenize_params
+from .prediction import (
+    KEYS,
+    ChoiceError,
+    Choices,
+    Limits,
+    PredictionError,
+    check_known,
+    checked_text,
+    choices_of,
+    parse_prediction,
+    type_name,
+    unless_it_fails,
+)
+
+
+class WithoutPredictions(logging.Filter):
+    """Drops the traceback of a validation error whose request brings a prediction; the line stays."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        try:
+            brings_prediction = _body_brings_prediction(getattr(error, "body", None))
+        except Exception:  # of a filter it would reach whoever logs
+            brings_prediction = True
+        if brings_prediction:
+            record.exc_info = record.exc_text = None
+            record.msg = f"{record.msg} (no traceback: the request brings a prediction)"
+        return True
+
+
+def _body_brings_prediction(body: Any) -> bool:
+    if not isinstance(body, dict):
+        return False
+    xargs = body.get("vllm_xargs")
+    return body.get("prediction") is not None or (isinstance(xargs, dict) and wire.KEY in xargs)
+
+
+def install() -> None:
+    """Add the filter to vLLM's logger; again is harmless."""
+    from vllm.entrypoints.serve.exception_handling.handlers import validation
+
+    if not any(isinstance(known, WithoutPredictions) for known in validation.logger.filters):
+        validation.logger.addFilter(WithoutPredictions())
+
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -257,3 +298,25 @@ def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Predicti
         if ids.size
         else None
     )
+
+
+@seam("app.init_entrypoints_middleware")
+def init_entrypoints_middleware(
+    original: Callable[..., Any],
+    args: Any,
+    app: Any,
+    supported_tasks: Sequence[str],
+    *more: Any,
+    **kwargs: Any,
+) -> Any:
+    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing.
+
+    An HTTP server starts here, so this is also where it says what it is, and where its log is kept free of
+    predictions.
+    """
+    from starlette.middleware import Middleware
+
+    unless_it_fails("keep predictions out of tracebacks", install)
+    app.user_middleware += [Middleware(BodyLimit), Middleware(RefusedPredictions)]
+    unless_it_fails("say what it is", status.announce, args, app, supported_tasks)
+    return original(args, app, supported_tasks, *more, **kwargs)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from vllm_integration.config.in_use import drafts_predictions
-from vllm_integration.config.settings import Settings, drafts_without_prediction
-from vllm_integration.frontend.choices import KEYS, ChoiceError, check_known, choices_of
-from vllm_integration.frontend.limits import Limits, PredictionError, count_refused
-from vllm_integration.seams.install import seam, strict
-from vllm_integration.seams.log_text import shown_id
-from vllm_integration.wire import prediction as wire
+from ..config.engine_config import V1_SCHEDULER, drafts_predictions
+from ..config.settings import Settings, drafts_without_prediction
+from ..seams.install import are_whole, seam, shown_id, strict
+from ..wire import request as wire
+from .prediction import KEYS, ChoiceError, Limits, PredictionError, check_known, choices_of, count_refused
 
 logger = logging.getLogger("vllm.gpu_align")
 #: The configuration of the engine that a request goes to, while it is checked; None where it is not one of ours.
@@ -126,9 +125,7 @@ def _choices_of(extra_args: Any) -> Any:
 def _with_token_ids(processor: Any, value: Any) -> wire.Prediction:
     from vllm.exceptions import VLLMValidationError
 
-    from vllm_integration.frontend.prediction_field import (
-        checked_text,  # pydantic: not where nothing is predicted
-    )
+    from .prediction import checked_text
 
     try:
         prediction = wire.read(value)
@@ -159,3 +156,24 @@ def _without(params: Any, *keys: str) -> Any:
     params = params.clone()
     params.extra_args = {name: extra_args[name] for name in extra_args if name not in keys} or None
     return params
+
+
+@seam("parameters._validate_spec_decode")
+def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`SamplingParams._validate_spec_decode`, which finds neither `min_p` nor `logit_bias`."""
+    if (self.min_p or self.logit_bias) and _serves_them(engine_of_request.get()):
+        self = copy.copy(self)
+        self.min_p, self.logit_bias = 0.0, None
+    return original(self, *args, **kwargs)
+
+
+def _serves_them(vllm_config: Any) -> bool:
+    """Whether the engine of this configuration does; None: of none of ours. On V1 our scheduler keeps vLLM's from
+    planning placeholders for such a request, which would be verified like drafts."""
+    if vllm_config is None or not drafts_predictions(vllm_config):
+        return False
+    if vllm_config.use_v2_model_runner:
+        return True
+    return vllm_config.scheduler_config.scheduler_cls == V1_SCHEDULER and are_whole(
+        ("v1",), "gpu_align leaves min_p and logit_bias to vLLM"
+    )

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_align.step_log import SOURCES
-from vllm_integration.config.in_use import configured_here
-from vllm_integration.frontend import limits
-from vllm_integration.wire.steps import Steps
-from vllm_integration.wire.usage import PREDICTION
+
+from ..config.engine_config import configured_here
+from ..wire.steps import PREDICTION, Steps
+from . import prediction as limits
 
 #: Sources that draft, as the label says them.
 DRAFTING = SOURCES[1:]

@@ -10,12 +10,11 @@ from importlib.metadata import version
 from typing import Any
 
 import gpu_align
-from vllm_integration.config.in_use import EngineFacts, engine_here
-from vllm_integration.config.packs import packs_of
-from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import metrics
-from vllm_integration.seams.install import install, is_installed, off_reason
-from vllm_integration.seams.log_text import shown_reason
+
+from ..config.engine_config import EngineFacts, engine_here
+from ..config.settings import Settings, packs_of
+from ..seams.install import install, is_installed, off_reason, shown_reason
+from . import metrics
 
 logger = logging.getLogger("vllm.gpu_align")
 

@@ -2,17 +2,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_integration.config.settings import FILL_TOKENS, SURE, SURE_LATE
-from vllm_integration.scheduler import credit as rule
-from vllm_integration.scheduler.drafted_requests import LENGTH, NEVER, DraftedRequests
+from ..config.settings import FILL_TOKENS, SURE, SURE_LATE
+from ..wire import request as wire
+from ..wire.reports import REFUSALS, DraftReport
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Levels = npt.NDArray[np.integer[Any]]
+
+#: Of a new request: so many drafts may be rejected before it gets no more than single ones.
+START = 4.0
+#: What an accepted draft earns: a quarter of what is promised has to come true.
+EARNED = 4.0
+#: A slot promises at least this, however little its draft does: drafts that are never accepted run out as well.
+LEAST = 0.2
+#: What every step gives back: in any batch, and of its share of the slots that are free.
+REFILL, REFILL_OF_FREE = 0.001, 0.0125
+
+
+def most(num_draft_tokens: int) -> float:
+    """The largest credit: two whole drafts."""
+    return 2.0 * num_draft_tokens
+
+
+def refilled(credit: Floats, free_slots: int, batch_size: int) -> Floats:
+    """[B] the credit at the beginning of a step, in which so many slots are free.
+
+    ::
+
+        credit += REFILL + REFILL_OF_FREE * free_slots / batch_size, at most 1
+    """
+    share = REFILL_OF_FREE * max(free_slots, 0) / max(batch_size, 1)
+    return np.asarray(credit + np.float32(min(REFILL + share, 1.0)), dtype=np.float32)
+
+
+def covered(survival: Levels, credit: Floats) -> Ints:
+    """[B] how many of the first drafts of each request its credit covers.
+
+    ::
+
+        covered = the largest k with promised(survival, k) <= credit
+
+    survival: [K, B] in units of 1/255, 0 behind the last draft.
+    """
+    # No sum passes 255 * K, and K is at most 256.
+    sums = survival.astype(np.uint16)
+    # Row by row: NumPy's own sum along the first axis takes ten times as long.
+    for k in range(1, len(sums)):
+        sums[k] += sums[k - 1]
+    count: Ints = (sums <= credit * 255).sum(axis=0)
+    return np.minimum(count, (credit / np.float32(LEAST)).astype(np.int64))
+
+
+def promised(survival: Levels, slots: Ints) -> Floats:
+    """[B] what the first ``slots[b]`` drafts of each request promise.
+
+    ::
+
+        promised = max(sum(survival[i] for i in range(slots)), LEAST * slots)
+    """
+    few = slots.astype(np.uint16)
+    depth = np.arange(few.max(initial=0), dtype=np.uint16)[:, None]
+    sums = (survival[: len(depth)] * (depth < few)).sum(axis=0, dtype=np.uint16)
+    return np.asarray(np.maximum(sums / np.float32(255), few * np.float32(LEAST)), dtype=np.float32)
+
+
+#: Drafts of a request that are remembered. One report rarely brings more than two.
+DEPTH = 8
+#: What is remembered of each.
+POSITION, LENGTH, SOURCE = range(3)
+#: Survival of every slot of a request that nothing is known of yet.
+CERTAIN = 255
+#: `made` of such a request.
+NEVER = np.iinfo(np.int64).min
+
+Rows = npt.NDArray[np.int64]
+
+
+class DraftedRequests:
+    """One row of `table` for each request that is drafted for; row 0 stands for all others, and stays blank.
+
+    draft_without_prediction: whether requests without a prediction are drafted for.
+    num_draft_tokens: K; 0 where nobody schedules by survival (V1).
+
+    | field | | meaning |
+    |---|---|---|
+    | drafts | [DEPTH, 3] int32 | `POSITION`, `LENGTH`, `SOURCE` of the last, newest first; position −1: none |
+    | made | | number of the report that the newest draft comes with if it is not late; `NEVER`: no report yet |
+    | survival | [K] uint8 | of the newest draft; all `CERTAIN` before the first report |
+    | far_until | | until this many reports a whole draft can become output, whatever the request samples |
+    | credit | | what its drafts may still promise in vain, see `credit` |
+    | refused | | index of `REFUSALS`; 0 when the front end knows of it |
+
+    `reports` counts reports: a draft is as new as can be where `made == reports`.
+    """
+
+    def __init__(self, draft_without_prediction: bool, num_draft_tokens: int = 0) -> None:
+        self._draft_without_prediction = draft_without_prediction
+        drafts = ("drafts", np.int32, (DEPTH, 3))
+        numbers = [("made", np.int64), ("far_until", np.int64), ("credit", np.float32), ("refused", np.int8)]
+        survival = ("survival", np.uint8, (num_draft_tokens,))
+        self.table = np.zeros(64, dtype=np.dtype([drafts, *numbers, survival], align=True))
+        self.reports = 0
+        self.off = False
+        self._rows: dict[str, int] = {}
+        self._free = list(range(1, len(self.table)))
+        self._blank(np.arange(len(self.table)))
+        self._nobody = self.table[:1].copy()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows_of(self, req_ids: Sequence[str], requests: Iterable[Any] | None = None) -> Rows:
+        """[N] the rows of requests; 0 for those that have none.
+
+        requests: vLLM's, or None for one that is gone: those that nobody has met before get a row, or 0.
+        """
+        try:
+            return np.fromiter(map(self._rows.__getitem__, req_ids), np.int64, len(req_ids))
+        except KeyError:
+            for req_id, request in () if requests is None else zip(req_ids, requests, strict=True):
+                if req_id not in self._rows and request is not None:
+                    self._add(req_id, request)
+            return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
+
+    def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Rows | None = None) -> None:
+        """Take in what came with a step's output; to be called once a step, also when that is nothing.
+
+        What is reported of requests without a row is left out: nobody has met them, or they are gone.
+        req_ids, rows: the requests of the step and their rows, if somebody has looked them up. The drafts of that
+        very step come with the same list of requests, and need no second look.
+        """
+        self.reports += 1
+        self.off |= report.off
+        table = self.table
+        for drafts in report.drafts:
+            at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)
+            known = table.take(at)
+            known["drafts"][:, 1:] = known["drafts"][:, :-1]
+            for field, column in (
+                (POSITION, drafts.position),
+                (LENGTH, drafts.length),
+                (SOURCE, drafts.source),
+            ):
+                known["drafts"][:, 0, field] = column
+            known["survival"] = drafts.survival
+            known["made"] = self.reports - drafts.age
+            table.put(at, known)
+        for req_id, reason in report.refused.items():
+            table["refused"][self._rows.get(req_id, 0)] = REFUSALS.index(reason)
+        table[:1] = self._nobody
+
+    def keep_only(self, alive: Mapping[str, Any]) -> list[int]:
+        """Forget requests that are not in `alive`; the rows they had."""
+        gone = [] if self._rows.keys() <= alive.keys() else self._rows.keys() - alive.keys()
+        rows = [row for row in map(self._rows.pop, gone) if row]
+        if rows:
+            self._blank(np.array(rows))
+            self._free += rows
+        return rows
+
+    def _add(self, req_id: str, request: Any) -> None:
+        row = 0
+        if self._draft_without_prediction or has_prediction(request):
+            if not self._free:
+                size = len(self.table)
+                self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+                self._free = list(range(size, 2 * size))
+                self._blank(np.arange(size, 2 * size))
+            row = self._free.pop()
+        self._rows[req_id] = row
+
+    def _blank(self, rows: Rows) -> None:
+        self.table[rows] = np.zeros(1, dtype=self.table.dtype)
+        self.table["drafts"][rows, :, POSITION] = -1
+        self.table["made"][rows] = NEVER
+        self.table["credit"][rows] = START
+        self.table["far_until"][rows] = np.where(rows > 0, -1, np.iinfo(np.int64).max)
+        self.table["survival"][rows] = np.where(rows > 0, CERTAIN, 0)[:, None]
+
+
+def has_prediction(request: Any) -> bool:
+    """Whether a vLLM request brought a prediction."""
+    extra_args = getattr(request.sampling_params, "extra_args", None) or {}
+    return extra_args.get(wire.KEY) is not None
+
 
 #: Slots beyond the drafts of an older report, where the step has room: the draft may have grown since.
 FEW = 4
@@ -61,7 +242,7 @@ class DraftBudget:
         learns: bool = True,
     ) -> None:
         self.learns = learns
-        self._most = np.float32(rule.most(num_draft_tokens))
+        self._most = np.float32(most(num_draft_tokens))
         self._requests = drafted_requests
         self._max_slots = max_slots
         self._free_tokens = free_tokens
@@ -98,14 +279,14 @@ class DraftBudget:
         size = len(requests) if batch_size is None else batch_size
         free_slots = self._free_tokens - size
         if self.learns:
-            credit = rule.refilled(known["credit"], free_slots, size)
+            credit = refilled(known["credit"], free_slots, size)
             self._keep_to(credit, survival, always)
         slots = np.maximum(likeliest(survival.T, free_slots), always)
         if int(slots.sum()) > self._max_slots:
             survival *= place < slots.astype(np.uint16)
             slots = likeliest(survival.T, self._max_slots)
         if self.learns:
-            credit -= rule.promised(survival, slots) * (made != NEVER)
+            credit -= promised(survival, slots) * (made != NEVER)
             self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, 0), self._most)
         granted: list[int] = slots.tolist()
         return granted
@@ -114,17 +295,17 @@ class DraftBudget:
         """Pay for accepted drafts. [B] each: the rows of a step's requests, their slots, the tokens sampled."""
         column = self._requests.table["credit"]
         accepted = np.minimum(np.maximum(sampled - 1, 0), slots)
-        column[rows] = np.minimum(column[rows] + np.float32(rule.EARNED) * accepted, self._most)
+        column[rows] = np.minimum(column[rows] + np.float32(EARNED) * accepted, self._most)
 
-    def _keep_to(self, credit: rule.Floats, survival: npt.NDArray[np.uint8], always: Ints) -> None:
+    def _keep_to(self, credit: Floats, survival: npt.NDArray[np.uint8], always: Ints) -> None:
         """Take away, in place, what credits do not cover. Most requests have enough for any draft."""
         short = np.flatnonzero((credit < len(self._place)) & (credit >= 1))
         if short.size:
             few = credit[short]
-            covered = rule.covered(survival[:, short], few)
-            always[short] = np.minimum(always[short], covered)
-            poor = few < rule.START
-            survival[:, short[poor]] *= self._place < covered[poor].astype(np.uint16)
+            most = covered(survival[:, short], few)
+            always[short] = np.minimum(always[short], most)
+            poor = few < START
+            survival[:, short[poor]] *= self._place < most[poor].astype(np.uint16)
         has = credit >= 1
         if not has.all():
             survival *= has

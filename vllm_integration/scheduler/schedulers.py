@@ -10,24 +10,127 @@ scheduler, by `engine_config`.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from vllm_integration.config.settings import SURE, SURE_LATE, Settings
-from vllm_integration.scheduler.crash_dump import put_back, without_prediction
-from vllm_integration.scheduler.draft_budget import DraftBudget
-from vllm_integration.scheduler.drafted_requests import DraftedRequests
-from vllm_integration.scheduler.recall import Recall
-from vllm_integration.scheduler.verification_ledger import VerificationLedger
-from vllm_integration.seams.install import strict
-from vllm_integration.seams.log_text import shown_error
-from vllm_integration.wire import reports
-from vllm_integration.wire.reports import DraftReport
+from gpu_align.memory import ResponseMemory
+
+from ..config.engine_config import drafts_predictions
+from ..config.settings import SURE, SURE_LATE, Settings
+from ..seams.install import seam, shown_error, strict
+from ..wire import reports
+from ..wire import request as wire
+from ..wire.reports import DraftReport
+from .draft_budget import DraftBudget, DraftedRequests
+from .verification_ledger import VerificationLedger
+
+
+def put_back(request: Any) -> None:
+    """Give a vLLM `Request` (or `NewRequestData`) its prediction as a `wire.prediction.Prediction` again, which
+    prints as its size and carries who may share its memory: the requests of one `cache_salt`.
+
+    The request gets sampling parameters of its own: in an engine without processes the caller holds the others.
+    """
+    params = request.sampling_params
+    extra_args = getattr(params, "extra_args", None)
+    if extra_args and extra_args.get(wire.KEY) is not None:
+        given = wire.printable(extra_args[wire.KEY], sharing_key_of(request))
+        request.sampling_params = with_prediction(params, given)
+
+
+def without_prediction(request: Any) -> None:
+    """Give a vLLM `Request` sampling parameters without its prediction."""
+    params = copy.copy(request.sampling_params)
+    params.extra_args = {name: value for name, value in params.extra_args.items() if name != wire.KEY}
+    request.sampling_params = params
+
+
+def sharing_key_of(request: Any) -> bytes:
+    """The same for all requests with one `cache_salt`, and for all without one."""
+    salt = getattr(request, "cache_salt", None)
+    return b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
+
+
+@seam("dump._dump_engine_exception")
+def dump_engine_exception(
+    original: Callable[..., Any], config: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """`_dump_engine_exception` of an engine that drafts from predictions: draft tokens, which may be a part of
+    one, are printed as their number, and so are predictions, whichever scheduler there is."""
+    if drafts_predictions(config, even_if_off=True):
+        try:
+            scheduler_output = _without_predictions(scheduler_output)
+        except Exception as error:
+            scheduler_output = f"not printed: {type(error).__name__}"
+    return original(config, scheduler_output, *args, **kwargs)
+
+
+def _without_predictions(scheduler_output: Any) -> Any:
+    output = copy.copy(scheduler_output)
+    drafts = output.scheduled_spec_decode_tokens
+    output.scheduled_spec_decode_tokens = {req_id: f"{len(ids)} tokens" for req_id, ids in drafts.items()}
+    output.scheduled_new_reqs = list(map(copy.copy, output.scheduled_new_reqs))
+    for new in output.scheduled_new_reqs:
+        put_back(new)
+    return output
+
+
+def with_prediction(params: Any, prediction: wire.Prediction) -> Any:
+    """A copy of vLLM's `SamplingParams` that carries this prediction."""
+    params = copy.copy(params)
+    params.extra_args = {**params.extra_args, wire.KEY: prediction}
+    return params
+
+
+class Recall:
+    """The answers that finished requests leave behind, by tenant.
+
+        recall.give(request)         # a request has arrived
+        recall.keep(request)         # it has finished, and was not aborted
+
+    max_tokens: of all answers; the oldest go first. most: tokens that one request gets.
+
+    `extra_args={"memory": False}` keeps a request out: it gets nothing, and leaves nothing behind.
+    """
+
+    def __init__(self, max_tokens: int, most: int) -> None:
+        self._memory = ResponseMemory(max_tokens)
+        self._most = most
+
+    def give(self, request: Any) -> None:
+        """Let a request whose `Prediction` is empty have the answers of its tenant as one."""
+        given = wire.brought_by(request.sampling_params)
+        if given is None or not given.is_empty or given.memory is False:
+            return
+        found = self._memory.recall_for(sharing_key_of(request), _prompt_of(request), self._most)
+        if len(found.token_ids):
+            token_ids = wire.encode_token_ids("answers", found.token_ids)
+            recalled = replace(given, token_ids=token_ids, memory=True, related=found.related)
+            request.sampling_params = with_prediction(request.sampling_params, recalled)
+
+    def keep(self, request: Any) -> None:
+        """Remember the answer of a request."""
+        params = request.sampling_params
+        if params is None or (params.extra_args or {}).get(wire.MEMORY_KEY) is False:
+            return
+        given = wire.brought_by(params)
+        if given is not None and given.memory is False:
+            return
+        self._memory.remember(sharing_key_of(request), list(request.output_token_ids), _prompt_of(request))
+
+
+def _prompt_of(request: Any) -> list[int]:
+    """The tokens of a request's prompt; none where it came as embeddings."""
+    return getattr(request, "prompt_token_ids", None) or []
+
 
 logger = logging.getLogger("vllm.gpu_align")
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_integration.scheduler.drafted_requests import POSITION, DraftedRequests
-from vllm_integration.wire.steps import HEADER, Steps, count_verified, encode
+from ..wire.steps import HEADER, Steps, count_verified, encode
+from .draft_budget import POSITION, DraftedRequests
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,19 +14,108 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.abc
+import importlib.machinery
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from vllm_integration.seams import source_probe
-from vllm_integration.seams.after_import import when_imported
-from vllm_integration.seams.log_text import shown_error, shown_reason
-from vllm_integration.seams.seam import TESTED, Seam, SeamStatus, signature_difference
-from vllm_integration.seams.table import GROUPS, SEAMS
+from . import source_probe
+from .table import GROUPS, SEAMS, TESTED, Seam, SeamStatus, signature_difference
+
+#: Characters that are shown of an id, and of an error message.
+_LONGEST_ID, _LONGEST_MESSAGE = 100, 400
+
+
+def shown_id(req_id: object) -> str:
+    """A request id for a log line: an id that a client may have chosen cannot break the line or fill the log.
+
+    Characters that do not print (control characters, line separators, directional marks, lone surrogates) become
+    escapes, and backslashes are doubled; what is longer than 100 characters ends in "…" and its length.
+    """
+    return _one_line(str(req_id).replace("\\", "\\\\"), _LONGEST_ID)
+
+
+def shown_error(error: BaseException) -> str:
+    """`Type: message` of an exception in one line, up to 400 characters of the message."""
+    try:
+        message = str(error)
+    except Exception:  # a __str__ of somebody else's
+        message = ""
+    return f"{type(error).__name__}: {_one_line(message, _LONGEST_MESSAGE)}"
+
+
+def shown_reason(reason: object, longest: int = _LONGEST_MESSAGE) -> str:
+    """The message of an error without its type, or what stands for one, in the same way."""
+    return _one_line(str(reason), longest)
+
+
+def _one_line(text: str, longest: int) -> str:
+    head = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")
+        for c in text[:longest]
+    )
+    return head if len(text) <= longest else f"{head}… of {len(text)} characters"
+
+
+def when_imported(module: str, callback: Callable[[], None]) -> None:
+    """Call `callback` as soon as `module` is imported; now, if it is already.
+
+    vLLM runs plugins in every process, also in those that never need these modules: importing them here would
+    delay the start of each. `callback` must not raise unless the import is to fail.
+    """
+    with _finder_lock:
+        loaded = sys.modules.get(module)
+        if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
+            callback()
+            return
+        _pending.setdefault(module, []).append(callback)
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds nothing by itself: it lets the other finders look and adds the callbacks to their loader."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _pending:
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
+                continue
+            spec: importlib.machinery.ModuleSpec | None = find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    _run_callbacks_after(spec.loader, fullname)
+                return spec
+        return None
+
+
+def _run_callbacks_after(loader: Any, fullname: str) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        with _finder_lock:
+            callbacks = _pending.pop(fullname, [])
+        for callback in callbacks:
+            callback()
+
+    loader.exec_module = exec_module  # this loader serves this one import
+
+
+_finder_lock = threading.RLock()
+_pending: dict[str, list[Callable[[], None]]] = {}
+_finder = _AfterImport()
+
 
 logger = logging.getLogger("vllm.gpu_align")
 

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_integration.seams.seam import Seam, SeamStatus, signature_difference
-from vllm_integration.seams.table import SEAMS
+from .table import SEAMS, Seam, SeamStatus, signature_difference
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_IMPORTS = 8  # a name is followed through that many modules

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_integration.seams.install import off_reason, strict, turn_off
-from vllm_integration.seams.log_text import shown_error
-from vllm_integration.wire.reports import DraftReport, StepDrafts, attach, survival_levels
+from ..seams.install import off_reason, shown_error, strict, turn_off
+from ..wire.reports import DraftReport, StepDrafts, attach, survival_levels
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
 _SPARE = 3

@@ -25,9 +25,9 @@ import torch
 from gpu_align import Recipes, Source
 from gpu_align.ops.constants import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
-from vllm_integration.config.settings import Settings
-from vllm_integration.seams.install import strict
-from vllm_integration.seams.log_text import shown_error
+
+from ..config.settings import Settings
+from ..seams.install import shown_error, strict
 
 logger = logging.getLogger("vllm.gpu_align")
 

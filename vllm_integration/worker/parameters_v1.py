@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from vllm_integration.config.in_use import drafts_predictions
-from vllm_integration.seams.install import seam
+from ..config.engine_config import drafts_predictions
+from ..seams.install import seam
 
 logger = logging.getLogger("vllm.gpu_align")
 

@@ -17,26 +17,27 @@ import numpy.typing as npt
 import torch
 
 from gpu_align.step_log import SOURCES
-from vllm_integration.config.settings import Settings
-from vllm_integration.seams.install import install, off_reason, seam, turn_off, watch
-from vllm_integration.seams.log_text import shown_error, shown_id
-from vllm_integration.wire.reports import DraftReport, StepDrafts, attach
-from vllm_integration.worker.accept import (
+
+from ..config.settings import Settings
+from ..seams.install import install, off_reason, seam, shown_error, shown_id, turn_off, watch
+from ..wire.reports import DraftReport, StepDrafts, attach
+from .draft_reporter import when_it_leaves
+from .miss_log import open_miss_log
+from .parameters_v1 import without_drafts
+from .requests import (
+    Proposal,
+    RequestState,
+    SlotTable,
     accept_prediction,
     found_no_room,
     sharing_key_of,
+    stop_rule,
     take_refusals,
     terms_of,
+    warm_up_log,
 )
-from vllm_integration.worker.debug_log import open_debug_log
-from vllm_integration.worker.draft_reporter import when_it_leaves
-from vllm_integration.worker.miss_log import open_miss_log
-from vllm_integration.worker.parameters_v1 import without_drafts
-from vllm_integration.worker.recipes import load_recipes
-from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule, warm_up_log
-from vllm_integration.worker.slot_table import SlotTable
-from vllm_integration.worker.tuned import drafter_config
-from vllm_integration.worker.warm_up import WarmUp, compiling
+from .startup import WarmUp, compiling, drafter_config, load_recipes
+from .step_log import open_debug_log
 
 logger = logging.getLogger("vllm.gpu_align")
 

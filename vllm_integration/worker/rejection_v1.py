@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vllm_integration.seams.install import seam
+from ..seams.install import seam
 
 
 @seam("v1.apply_sampling_constraints")

@@ -17,25 +17,16 @@ from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from gpu_align import Drafter
-from vllm_integration.config import adaptive
-from vllm_integration.config.settings import Settings
-from vllm_integration.seams.install import install, off_reason, seam, turn_off
-from vllm_integration.seams.log_text import shown_error, shown_id
-from vllm_integration.wire.reports import DraftReport, attach
-from vllm_integration.worker.accept import (
-    accept_prediction,
-    found_no_room,
-    sharing_key_of,
-    take_refusals,
-    terms_of,
-)
-from vllm_integration.worker.draft_reporter import DraftReporter, when_it_leaves
-from vllm_integration.worker.miss_log import MissCopies, open_miss_log
-from vllm_integration.worker.recipes import load_recipes
-from vllm_integration.worker.request_state import warm_up_log
-from vllm_integration.worker.step_log import StepLog, open_step_log
-from vllm_integration.worker.tuned import drafter_config
-from vllm_integration.worker.warm_up import WarmUp, compiling
+
+from ..config import engine_config as adaptive
+from ..config.settings import Settings
+from ..seams.install import install, off_reason, seam, shown_error, shown_id, turn_off
+from ..wire.reports import DraftReport, attach
+from .draft_reporter import DraftReporter, when_it_leaves
+from .miss_log import MissCopies, open_miss_log
+from .requests import accept_prediction, found_no_room, sharing_key_of, take_refusals, terms_of, warm_up_log
+from .startup import WarmUp, compiling, drafter_config, load_recipes
+from .step_log import StepLog, open_step_log
 
 logger = logging.getLogger("vllm.gpu_align")
 

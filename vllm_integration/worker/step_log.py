@@ -2,18 +2,204 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from gpu_align import Recipes
+from gpu_align import Recipes, step_log
 from gpu_align.step_log import SOURCES
-from vllm_integration.config import adaptive
-from vllm_integration.config.settings import Settings
-from vllm_integration.wire import prediction as wire
-from vllm_integration.worker.accept import DEFAULT_TERMS, Terms
-from vllm_integration.worker.debug_log import DebugLog, open_debug_log
-from vllm_integration.worker.request_state import Proposal, RequestState, stop_rule
-from vllm_integration.worker.warm_up import WarmUp
+
+from ..config import engine_config as adaptive
+from ..config.settings import Settings
+from ..seams.install import shown_error, strict
+from ..wire import request as wire
+from .requests import DEFAULT_TERMS, Proposal, RequestState, Terms, stop_rule
+from .startup import WarmUp
+
+logger = logging.getLogger("vllm.gpu_align")
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_MAX_NAME = 120
+
+
+def safe_name(req_id: str) -> str:
+    """A file name for a request id, which a client may have chosen: no separators, no leading dot, short.
+
+    An id that must be changed gets a digest of the original, so that no two ids share a file.
+    """
+    name = _UNSAFE.sub("_", req_id)[:_MAX_NAME]
+    if name.startswith("."):
+        name = "_" + name[1:]
+    if name != req_id or not name:
+        name += "-" + hashlib.sha256(req_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return name + ".yaml"
+
+
+@dataclass
+class _LiveFile:
+    """A file that grows. texts: of the next step. num_steps: how many it has."""
+
+    path: Path
+    texts: step_log.Texts | None
+    num_steps: int = 0
+
+
+class DebugLog:
+    """Writes the files. Whatever fails turns the log off, with one ERROR line, and nothing else.
+
+    num_draft_tokens: K. decode: token ids → text; None leaves texts out. live: whether `follow` does anything.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        num_draft_tokens: int,
+        decode: step_log.Decode | None = None,
+        *,
+        live: bool = False,
+    ) -> None:
+        self._num_draft_tokens = num_draft_tokens
+        self._decode = None if decode is None else step_log.LineDecoder(decode)
+        self._directory = directory
+        self._is_live = live
+        self._live: dict[str, _LiveFile] = {}
+        self.on = True
+        self.guard(self._open)
+
+    def guard(self, step: Callable[..., Any], *args: Any) -> None:
+        """`step(*args)`, a step of the log; nothing once the log is off. If it fails, the log is off.
+
+        With `GPU_ALIGN_STRICT=1` the error is raised, except one of the file system.
+        """
+        if not self.on:
+            return
+        try:
+            step(*args)
+        except Exception as error:
+            if strict() and not isinstance(error, OSError):
+                raise
+            self.on = False
+            logger.error(
+                "gpu_align writes no step logs any more (GPU_ALIGN_DEBUG_DIR=%r): %s",
+                self._directory,
+                shown_error(error),
+            )
+
+    def follow(self, state: RequestState) -> None:
+        """Append the steps that a live file does not have yet; nothing where files are not live."""
+        if self._is_live:
+            self.guard(self._follow, state)
+
+    def write(self, state: RequestState) -> None:
+        """Write the file of a request that has finished, whole or not at all; a live file is replaced by it."""
+        self.guard(self._write, state)
+
+    def _open(self) -> None:
+        directory = Path(self._directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            mode = stat.S_IMODE(directory.stat().st_mode)
+            if mode & 0o077:
+                logger.warning(
+                    "GPU_ALIGN_DEBUG_DIR=%r has mode %04o: other users can see into it", self._directory, mode
+                )
+        logger.warning(
+            "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
+            self._directory,
+        )
+
+    def _follow(self, state: RequestState) -> None:
+        file = self._live.get(state.req_id)
+        if file is None or not file.path.exists():  # somebody may have cleared the directory
+            file = self._live[state.req_id] = self._begin(state)
+        steps = state.steps[file.num_steps :]
+        if not steps:
+            return
+        if file.texts is not None:
+            steps = [file.texts.of(step) for step in steps]
+        file.num_steps += len(steps)
+        _append(file.path, os.O_APPEND | os.O_NOFOLLOW, "".join(map(step_log.dump_live_step, steps)))
+
+    def _begin(self, state: RequestState) -> _LiveFile:
+        log, texts = self._log_of(state), None
+        if self._decode is not None:
+            texts = step_log.Texts(self._decode, state.tokens[: state.prompt_len])
+            log = replace(log, steps=[]).with_texts(self._decode)
+        file = _LiveFile(Path(self._directory) / safe_name(state.req_id), texts)
+        file.path.unlink(missing_ok=True)  # of an earlier request of that id; and never follow a link
+        _append(file.path, os.O_CREAT | os.O_EXCL, step_log.dump_live_head(log))
+        return file
+
+    def _log_of(self, state: RequestState) -> step_log.StepLog:
+        prediction = [] if state.prediction is None else state.prediction.tolist()
+        return step_log.StepLog(
+            state.req_id,
+            self._num_draft_tokens,
+            state.prompt_len,
+            len(prediction),
+            state.steps,
+            prediction_lines=[step_log.Line(prediction)] if prediction else [],
+        )
+
+    def _write(self, state: RequestState) -> None:
+        self._live.pop(state.req_id, None)
+        log = self._log_of(state)
+        if self._decode is not None:
+            log = log.with_texts(self._decode, state.tokens[: state.prompt_len])
+        target = Path(self._directory) / safe_name(state.req_id)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+        text = step_log.dump(log)
+        partial.unlink(missing_ok=True)  # of a write that was killed; and never follow a link
+        try:
+            _append(partial, os.O_CREAT | os.O_EXCL, text)
+            partial.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
+def _append(path: Path, how: int, text: str) -> None:
+    """Write behind what the file has, all of it in one call: of a process that is killed, whole lines stay."""
+    with open(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0) as file:
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def open_debug_log(settings: Settings, num_draft_tokens: int, vllm_config: Any) -> DebugLog | None:
+    """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same; the
+    first one writes."""
+    directory, parallel = settings.debug_dir, vllm_config.parallel_config
+    if not directory or int(parallel.rank) % int(parallel.tensor_parallel_size):
+        return None
+    decode = _decoder_of(vllm_config.model_config)
+    log = DebugLog(directory, num_draft_tokens, decode, live=settings.debug_live)
+    return log if log.on else None
+
+
+def _decoder_of(model_config: Any) -> step_log.Decode | None:
+    """The decoder of the served model; None where it has no tokenizer, or it cannot be loaded here."""
+    if model_config.skip_tokenizer_init:
+        return None
+    try:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        decode: step_log.Decode = cached_tokenizer_from_config(model_config).decode
+        decode([])
+    except Exception as error:
+        logger.warning("The step log has no texts: %s", shown_error(error))
+        return None
+    return decode
 
 
 class StepLog:

@@ -19,7 +19,7 @@ from benchmarks.published.main import main
 from gpu_align.policies import OpenAI
 from gpu_align.predictors import InputLookupTokenPredictor
 from gpu_align.simulate import replay
-from gpu_align.simulate.policies import OURS
+from gpu_align.tools.simulate.policies import OURS
 
 STORED: dict[str, Any] = json.loads(page.RESULTS.read_text(encoding="utf-8"))
 

@@ -51,7 +51,7 @@ from gpu_align.ops.draft import reference
 from gpu_align.ops.step import reference as step
 print(len(reference.IS_CONTEXT), step.{exact_prefix_name()}.__name__)
 """
-    from gpu_align.ops.draft import reference
+    from gpu_align.ops.reference import draft as reference
 
     assert run_python(code) == f"{len(reference.IS_CONTEXT) - 6} {mechanisms.no_exact_prefix.__name__}"
 
@@ -87,7 +87,7 @@ def test_all_overrides_together_are_found_in_the_library() -> None:
     code = """
 from benchmarks.quality import mechanisms, overrides
 overrides.install(mechanisms.without("+".join(mechanisms.MECHANISMS)).overrides)
-import benchmarks.learn.survival, gpu_align.simulate.drafter_policy
+import benchmarks.learn.survival, gpu_align.tools.simulate.policies
 """
     run_python(code)
 

@@ -13,8 +13,8 @@ from benchmarks.quality import headroom
 from benchmarks.quality.runs import Entry
 from gpu_align.policies import POLICIES, Policy
 from gpu_align.simulate import Record
-from gpu_align.simulate.bounds import bound
-from gpu_align.simulate.replay import replay
+from gpu_align.tools.simulate.bounds import bound
+from gpu_align.tools.simulate.replay import replay
 
 K = 8
 PAIR = "static_text", "prompt_lookup"

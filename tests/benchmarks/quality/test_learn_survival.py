@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.learn import survival
-from gpu_align.ops.draft.tables import SHIPPED, read_survival, read_table
+from gpu_align.ops.draft import SHIPPED, read_survival, read_table
 
 RNG = np.random.default_rng(3)
 

@@ -15,7 +15,7 @@ from benchmarks.quality import kinds, plot
 from benchmarks.quality.checks import K
 from benchmarks.quality.runs import BOUNDS, CACHED, Counts, Entry, Run
 from gpu_align.simulate import Record
-from gpu_align.simulate.policies import OURS
+from gpu_align.tools.simulate.policies import OURS
 
 
 def counts(tokens_per_step: float, rejected: float) -> Counts:

@@ -18,9 +18,9 @@ pytest.importorskip("typer")
 pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
-from gpu_align import cli
-from gpu_align.bench.plan import MODES, turns
-from gpu_align.cli.app import app
+from gpu_align import tools as cli
+from gpu_align.tools.bench.measure import MODES, turns
+from gpu_align.tools.cli import app
 from tests.gpu_align.bench.fake_openai import WASTED, Fake
 
 WORDS = [f"W{i}" for i in range(41)]
@@ -304,7 +304,7 @@ def test_a_server_that_cannot_do_it_is_refused_before_the_run(dataset: Path) -> 
 def test_a_missing_package_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("gpu_align.bench")]:
+    for name in [name for name in sys.modules if name.startswith("gpu_align.tools.bench")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.setattr(sys, "argv", ["gpu-align", "bench", "--serve", "m"])

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gpu_align.bench.data import MAX_FILE_BYTES, pair_of_files, pairs_from_git, read_pairs, shipped_pairs
-from gpu_align.bench.errors import BenchError
-from gpu_align.bench.predictions import resemblance
+from gpu_align.tools.bench.client import BenchError
+from gpu_align.tools.bench.data import (
+    MAX_FILE_BYTES,
+    pair_of_files,
+    pairs_from_git,
+    read_pairs,
+    resemblance,
+    shipped_pairs,
+)
 
 GOOD = {"id": "a", "instruction": "rename x", "before": "x = 1\n", "after": "y = 1\n"}
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 pytest.importorskip("prometheus_client")
-from gpu_align.bench import metrics
-from gpu_align.bench.metrics import Counts, parse, scrape, settled
+from gpu_align.tools.bench import measure as metrics
+from gpu_align.tools.bench.measure import Counts, parse, scrape, settled
 
 PLUGIN = """
 # TYPE vllm:generation_tokens counter

@@ -6,10 +6,16 @@ import difflib
 
 import pytest
 
-from gpu_align.bench.client import Alternatives
-from gpu_align.bench.data import Pair, shipped_pairs
-from gpu_align.bench.identity import first_difference, is_near_tie
-from gpu_align.bench.predictions import edited, make_predictions, resemblance, typed_edits, unrelated_text
+from gpu_align.tools.bench.client import Alternatives, first_difference, is_near_tie
+from gpu_align.tools.bench.data import (
+    Pair,
+    edited,
+    make_predictions,
+    resemblance,
+    shipped_pairs,
+    typed_edits,
+    unrelated_text,
+)
 
 LINES = [f"line {i} of the answer\n" for i in range(40)]
 OUTPUT = "".join(LINES)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_align.bench.errors import BenchError
-from gpu_align.bench.process import STOP_GRACE_S, ServerProcess
-from gpu_align.bench.servers import HOST, free_port
+from gpu_align.tools.bench.client import BenchError
+from gpu_align.tools.bench.servers import HOST, STOP_GRACE_S, ServerProcess, free_port
 
 # Starts a child of its own, as vLLM does, and tells both ids; `stubborn` ignores the request to end.
 _FAKE = """

@@ -20,10 +20,10 @@ pytest.importorskip("typer")
 pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
-from gpu_align.bench import servers
-from gpu_align.bench.plan import MODES
-from gpu_align.cli.app import app
-from gpu_align.cli.bench import bench_command
+from gpu_align.tools.bench import servers
+from gpu_align.tools.bench.command import bench_command
+from gpu_align.tools.bench.measure import MODES
+from gpu_align.tools.cli import app
 from tests.gpu_align.bench import fake_openai
 from tests.gpu_align.bench.fake_openai import Fake
 from tests.gpu_align.bench.test_bench_command import PAIRS, by_key
@@ -191,7 +191,7 @@ def test_the_examples_of_the_help_run(
 SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from gpu_align.bench.servers import running
+from gpu_align.tools.bench.servers import running
 
 async def main():
     command = [sys.executable, "-I", sys.argv[1], "--port", sys.argv[2]]

@@ -14,12 +14,15 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import gpu_align
-from gpu_align.cli import doctor
-from gpu_align.cli.app import app
-from gpu_align.cli.doctor import Finding, fixes, machine, self_check, verdict, vllm
+from gpu_align.tools import doctor
+from gpu_align.tools import doctor as fixes
+from gpu_align.tools import doctor as machine
+from gpu_align.tools import doctor as self_check
+from gpu_align.tools import doctor as vllm
+from gpu_align.tools.cli import app
+from gpu_align.tools.doctor import Finding, verdict
 from vllm_integration.seams import install
-from vllm_integration.seams.seam import Seam, SeamStatus
-from vllm_integration.seams.table import SEAMS
+from vllm_integration.seams.table import SEAMS, Seam, SeamStatus
 
 
 def run(*arguments: str) -> Any:

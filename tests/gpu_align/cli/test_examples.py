@@ -19,9 +19,9 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from gpu_align import RecipePack
-from gpu_align.cli.app import app
-from gpu_align.cli.doctor import Finding
-from gpu_align.cli.examples import EXAMPLES
+from gpu_align.tools.cli import app
+from gpu_align.tools.console import EXAMPLES
+from gpu_align.tools.doctor import Finding
 
 ROOT = Path(__file__).parents[3]
 OLD = "def load(path):\n    with open(path) as file:\n        return file.read()\n"
@@ -110,7 +110,7 @@ def _served(monkeypatch: pytest.MonkeyPatch) -> None:
     demo.wrong_use = lambda model, out: None
     monkeypatch.setitem(sys.modules, "vllm_integration.demo", demo)
     findings: Callable[[bool], list[Finding]] = lambda deep: [Finding("torch", "2.13.0", True)]  # noqa: E731
-    monkeypatch.setattr("gpu_align.cli.doctor.examine", findings)
+    monkeypatch.setattr("gpu_align.tools.doctor.examine", findings)
 
 
 @pytest.mark.parametrize(

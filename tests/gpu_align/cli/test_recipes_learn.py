@@ -12,8 +12,8 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from gpu_align import RecipePack
-from gpu_align.cli.app import app
-from gpu_align.cli.texts import find_texts
+from gpu_align.tools.cli import app
+from gpu_align.tools.recipes.command import find_texts
 
 TEXT = "alpha beta gamma delta\n"
 

@@ -15,8 +15,8 @@ pytest.importorskip("mistral_common")
 from typer.testing import CliRunner
 
 from gpu_align import RecipePack
-from gpu_align.cli.app import app
 from gpu_align.recipes import Misses
+from gpu_align.tools.cli import app
 from tests.gpu_align.recipes.test_observe import records
 
 TEKKEN = ("--tokenizer", "tekken")

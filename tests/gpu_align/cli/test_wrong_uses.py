@@ -17,8 +17,8 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from gpu_align import RecipePack
-from gpu_align.cli.app import app
-from gpu_align.cli.doctor import Finding
+from gpu_align.tools.cli import app
+from gpu_align.tools.doctor import Finding
 
 #: Wrong after every command.
 ALWAYS = ("--no-such-option", "--no-such-option=3", "-Z", "--hlep", "--help=3", "--verison", "-?")
@@ -403,7 +403,7 @@ def test_a_wrong_use_is_one_line(
     def begun(*_: object) -> int:
         raise AssertionError("the demo has begun")
 
-    monkeypatch.setattr("gpu_align.cli.doctor.examine", examined)
+    monkeypatch.setattr("gpu_align.tools.doctor.examine", examined)
     monkeypatch.setattr("vllm_integration.demo.run_demo", begun)
     monkeypatch.delenv("MODEL", raising=False)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.fspath(folder.parent))

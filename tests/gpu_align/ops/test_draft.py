@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from gpu_align import Source
-from gpu_align.ops.constants import NUM_IN_SYNC
-from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE
-from gpu_align.ops.draft.result import allocate_draft
-from gpu_align.ops.step.view import look
+from gpu_align.ops.constants import NUM_CLASSES, NUM_IN_SYNC, SURVIVAL_ONE
+from gpu_align.ops.draft import allocate_draft
+from gpu_align.tools.explain import look
 from tests.gpu_align.step_harness import BACKENDS, Request, edited, flat_curves
 from tests.gpu_align.step_oracle import Oracle
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_align import Source
-from gpu_align.ops.draft import SURVIVAL_ONE
+from gpu_align.ops.constants import SURVIVAL_ONE
 from tests.gpu_align.step_harness import BACKENDS, Request, flat_curves
 
 NOVEL = 999

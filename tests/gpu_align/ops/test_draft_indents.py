@@ -12,8 +12,8 @@ from gpu_align.ops.constants import LINE_END, NUM_RUNS
 from gpu_align.ops.recipe_lookup import Recipes
 from gpu_align.recipes.tokenize import indents_of
 from gpu_align.simulate import Record
-from gpu_align.simulate.drafter_policy import replay_batched
-from gpu_align.simulate.tokenizers import load_tokenizer
+from gpu_align.tools.simulate.policies import replay_batched
+from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from tests.gpu_align.step_harness import BACKENDS, Request
 
 #: Words, line ends, and runs of one to six spaces and of one to three tabs.

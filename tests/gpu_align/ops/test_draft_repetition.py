@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_align.simulate import Record, replay
-from gpu_align.simulate.drafter_policy import DrafterPolicy
+from gpu_align.tools.simulate.policies import DrafterPolicy
 from tests.gpu_align.step_harness import BACKENDS, Request
 
 K, VOCAB = 16, 200

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, length_quarters
-from gpu_align.ops.draft.tables import KNOTS, fit_curves, lost_classes, read_survival
+from gpu_align.ops.constants import NUM_CLASSES, SURVIVAL_ONE
+from gpu_align.ops.draft import (
+    KNOTS,
+    SurvivalTables,
+    fit_curves,
+    length_quarters,
+    lost_classes,
+    read_survival,
+)
 
 
 def test_thresholds():

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_align.ops import lcs
+from gpu_align.ops import lcs as launch
 from gpu_align.ops.constants import HASH
-from gpu_align.ops.lcs import launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["reference", "triton"]

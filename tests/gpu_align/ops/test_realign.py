@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gpu_align.ops.constants import AT_START, MAX_EDIT_LEN, MAX_EDITS, WINDOW
-from gpu_align.ops.realign.reference import score, standing
+from gpu_align.ops.reference.realign import score, standing
 from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, Edit, Request, edited, request_in
 from tests.gpu_align.step_oracle import Oracle
 

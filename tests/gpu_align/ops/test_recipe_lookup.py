@@ -10,6 +10,8 @@ from gpu_align import DrafterConfig
 from gpu_align.ops.constants import (
     ALL_PACKS,
     KEY_BITS,
+    MAX_CONTEXT,
+    MAX_TOKENS,
     NO_KEY,
     RECIPE_WAYS,
     SHAPE_IDENTIFIER,
@@ -19,9 +21,8 @@ from gpu_align.ops.constants import (
     SHAPE_STRING,
     SURVIVAL_ONE,
 )
-from gpu_align.ops.recipe_lookup import MAX_CONTEXT, MAX_TOKENS, Recipes, RecipeTable
-from gpu_align.ops.recipe_lookup.reference import find_recipe
-from gpu_align.ops.recipe_lookup.table import keys_of
+from gpu_align.ops.recipe_lookup import Recipes, RecipeTable, keys_of
+from gpu_align.ops.reference.recipe_lookup import find_recipe
 from tests.gpu_align.step_harness import BACKENDS, Request, flat_curves, recipes_of
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpu_align import Drafter, DrafterConfig, Source
-from gpu_align.ops.constants import MAX_EDITS
-from gpu_align.ops.draft import SURVIVAL_ONE, SurvivalTables
+from gpu_align.ops.constants import MAX_EDITS, SURVIVAL_ONE
+from gpu_align.ops.draft import SurvivalTables
 from gpu_align.ops.recipe_lookup import Recipes
 from tests.gpu_align.step_harness import (
     BACKENDS,

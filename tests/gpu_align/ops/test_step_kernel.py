@@ -13,12 +13,21 @@ import pytest
 import torch
 
 from gpu_align.ops import constants
-from gpu_align.ops.constants import PAGE, VACANT, WAYS, context_index_bits, whole_pages
-from gpu_align.ops.draft import NUM_CLASSES, SURVIVAL_ONE, SurvivalTables, allocate_draft
+from gpu_align.ops.constants import (
+    NUM_CLASSES,
+    PAGE,
+    SURVIVAL_ONE,
+    VACANT,
+    WAYS,
+    context_index_bits,
+    whole_pages,
+)
+from gpu_align.ops.draft import SurvivalTables, allocate_draft
 from gpu_align.ops.recipe_lookup import Recipes, RecipeTable
-from gpu_align.ops.state import StepState, occupy_slot, store_prediction
-from gpu_align.ops.step import StepLaunch, StepSettings
-from gpu_align.ops.suffix_match.index import BLOCK, build_index
+from gpu_align.ops.slots import occupy_slot, store_prediction
+from gpu_align.ops.state import StepSettings, StepState
+from gpu_align.ops.step import StepLaunch
+from gpu_align.ops.suffix_match import BLOCK, build_index
 from tests.gpu_align.step_harness import BACKENDS, device_of, recipes_of
 from tests.gpu_align.step_oracle import Oracle, bucket_of
 
@@ -497,7 +506,7 @@ def test_settings(how: Settings) -> None:
 
 
 def test_a_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_align.ops.step.kernels import _step_kernel
+    from gpu_align.ops.kernels.step import _step_kernel
 
     batch = Batch({s: Request([1, 2, 3, 4], [], [1, 2, 3, 4]) for s in (0, 3)}, Settings())
     for slot in batch.running:

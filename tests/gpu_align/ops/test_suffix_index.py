@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_align.ops import constants
 from gpu_align.ops.constants import HASH, NEAREST, PAGE, WAYS, context_index_bits, index_bits, whole_pages
-from gpu_align.ops.state import allocate_state, occupy_slot, store_prediction
-from gpu_align.ops.suffix_match.reference import (
+from gpu_align.ops.reference.suffix_match import (
     Context,
     bucket_of,
     insert_context,
@@ -18,6 +17,8 @@ from gpu_align.ops.suffix_match.reference import (
     nearest,
     shift_of,
 )
+from gpu_align.ops.slots import occupy_slot, store_prediction
+from gpu_align.ops.state import allocate_state
 from tests.gpu_align.step_harness import DEVICE, POISON, request_in
 
 SIZES = [1, 2, 3, 31, 32, 33, 255, 256, 257, 1000]

@@ -21,7 +21,7 @@ from gpu_align.predictors import (
     TokenPredictor,
     VocabularyError,
 )
-from gpu_align.predictors._guard import is_ours
+from gpu_align.predictors.loop import is_ours
 
 
 class Calls(TokenPredictor):

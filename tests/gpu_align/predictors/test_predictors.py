@@ -18,7 +18,7 @@ from gpu_align.predictors import (
     TokenPredictor,
 )
 from gpu_align.simulate import PredictorPolicy, Record, replay
-from gpu_align.simulate.drafter_policy import DrafterPolicy
+from gpu_align.tools.simulate.policies import DrafterPolicy
 
 
 class Says(TokenPredictor):

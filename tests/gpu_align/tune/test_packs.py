@@ -13,14 +13,13 @@ pytest.importorskip("mistral_common")
 from typer.testing import CliRunner
 
 from gpu_align import DrafterConfig, RecipePack
-from gpu_align.cli.app import app
-from gpu_align.ops.draft.tables import read_table
-from gpu_align.recipes.content import NUM_BINS
+from gpu_align.ops.draft import read_table
+from gpu_align.recipes.files import NUM_BINS
 from gpu_align.recipes.registry import resolve_packs
 from gpu_align.simulate import Record, load_tokenizer
-from gpu_align.tune import Tokens, tune
-from gpu_align.tune.packs import OwnPack, key_of
-from gpu_align.tune.tuning import split
+from gpu_align.tools.cli import app
+from gpu_align.tools.tune.packs import OwnPack, Tokens, key_of
+from gpu_align.tools.tune.tuning import split, tune
 
 #: What the house writes behind each name; no shipped pack knows it.
 PHRASE = "\\housemark{checked by the committee}"

@@ -12,15 +12,23 @@ import pytest
 from typer.testing import CliRunner
 
 from gpu_align import Drafter, DrafterConfig
-from gpu_align.cli.app import app
 from gpu_align.ops.constants import NUM_CLASSES
-from gpu_align.ops.draft.tables import KNOTS, SHIPPED, content_hash, read_survival, read_table
+from gpu_align.ops.draft import KNOTS, SHIPPED, content_hash, read_survival, read_table
 from gpu_align.simulate import Record
-from gpu_align.tune import fit, tuning
-from gpu_align.tune.observe import NUM_DRAFT_TOKENS, observe
-from gpu_align.tune.table import make_table, write_table
-from gpu_align.tune.traffic import files_of, read_traffic, record_of
-from gpu_align.tune.tuning import Point, at_rejections, split, tune
+from gpu_align.tools.cli import app
+from gpu_align.tools.tune import fit, tuning
+from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, observe
+from gpu_align.tools.tune.tuning import (
+    Point,
+    at_rejections,
+    files_of,
+    make_table,
+    read_traffic,
+    record_of,
+    split,
+    tune,
+    write_table,
+)
 
 
 def requests(count: int = 12, length: int = 120) -> list[Record]:

@@ -1,0 +1,161 @@
+"""Checks that every operation's boundary shares: metadata only, so that none of them ever waits for a device.
+
+`check_batch` alone reads values, of tensors on the CPU. A message names the argument, what was expected and what
+was found; both backends of an operation are checked by the same code and so refuse bad input with the same words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+
+Backend = Literal["auto", "triton", "reference"]
+_BACKENDS = get_args(Backend)
+
+
+def check_int(name: str, value: object, low: int, high: int, domain: str = "") -> int:
+    """Return `value` as an int if it is an integer from `low` to `high`; raise otherwise.
+
+    domain: how the message writes the domain, if not as "low to high".
+
+    Raises:
+        TypeError: `value` is no int and no NumPy integer; a bool is none.
+        ValueError: it is outside the domain.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
+    if not low <= value <= high:
+        raise ValueError(f"{name}: expected {domain or f'{low} to {high}'}, found {value}")
+    return int(value)
+
+
+def check_batch(
+    max_slots: int,
+    max_context_len: int,
+    total_len: torch.Tensor,
+    slots: torch.Tensor,
+    num_sampled: torch.Tensor,
+) -> None:
+    """Raise where a step over these tensors, all on the CPU, would read outside of them or change a slot twice.
+
+    ::
+
+        for b, slot in enumerate(slots):
+            0 <= slot < max_slots and 0 <= total_len[slot] <= max_context_len
+            slot not in the slots before, both with num_sampled > 0
+
+    Raises:
+        ValueError: one of these does not hold.
+    """
+    first: dict[int, int] = {}
+    for b, (slot, sampled) in enumerate(zip(slots.tolist(), num_sampled.tolist(), strict=True)):
+        check_int(f"slots[{b}]", slot, 0, max_slots - 1, f"0 <= slot < {max_slots}")
+        check_int(f"total_len[{slot}]", int(total_len[slot]), 0, max_context_len)
+        if sampled > 0 and first.setdefault(slot, b) != b:
+            raise ValueError(f"slots[{b}]: expected each slot once, found {slot}, as in slots[{first[slot]}]")
+
+
+def check_tensor(
+    name: str,
+    t: object,
+    *,
+    dtype: torch.dtype,
+    shape: Sequence[int | None],
+    device: torch.device | None = None,
+    contiguous: Literal["all", "inner"] = "all",
+) -> torch.Tensor:
+    """Return `t` if it is a tensor of this dtype, shape and device; raise otherwise.
+
+    Args:
+        name: The argument's name, for the message.
+        t: What the caller passed.
+        dtype: The one dtype that is accepted; nothing is ever converted silently.
+        shape: Expected sizes; None stands for any size.
+        device: Expected device, or None for any.
+        contiguous: "all": a contiguous tensor. "inner": elements of the last dimension adjacent, any stride
+            before it (a slice of rows or columns of a larger tensor).
+
+    Raises:
+        TypeError: `t` is no tensor, or has another dtype.
+        ValueError: another number of dimensions, shape, device or layout.
+    """
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, found {type(t).__name__}")
+    if t.dtype != dtype:
+        raise TypeError(f"{name}: expected dtype {dtype}, found {t.dtype}")
+    # A NumPy reference would otherwise read past what the tensor's own metadata says.
+    if t.layout != torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, found layout {t.layout}")
+    if t.ndim != len(shape):
+        raise ValueError(f"{name}: expected {len(shape)} dimensions, found {t.ndim} (shape {tuple(t.shape)})")
+    for want, have in zip(shape, t.shape, strict=True):
+        if want is not None and want != have:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(f"{name}: expected shape [{wanted}], found {list(t.shape)}")
+    if device is not None and t.device != device:
+        raise ValueError(f"{name}: expected device {device}, found {t.device}")
+    if contiguous == "all" and not t.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, found strides {t.stride()}")
+    if contiguous == "inner" and t.numel() and t.shape[-1] > 1 and t.stride(-1) != 1:
+        raise ValueError(f"{name}: expected stride 1 in the last dimension, found strides {t.stride()}")
+    return t
+
+
+def resolve_backend(backend: str, t: torch.Tensor) -> Literal["triton", "reference"]:
+    """Say which implementation runs: "auto" is Triton on CUDA tensors and the reference on CPU tensors.
+
+    "triton" on CPU tensors is for tests: it needs Triton's interpreter (TRITON_INTERPRET=1, set before the
+    kernels are imported).
+
+    Raises:
+        ValueError: an unknown backend, or one that cannot read tensors on this device.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend: expected one of {_BACKENDS}, found {backend!r}")
+    if backend == "auto":
+        return "triton" if t.device.type == "cuda" else "reference"
+    if backend == "reference" and t.device.type != "cpu":
+        raise ValueError(f"backend: 'reference' expects CPU tensors, found device {t.device}")
+    if backend == "triton" and t.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") != "1":
+        raise ValueError("backend: 'triton' expects CUDA tensors (or TRITON_INTERPRET=1), found device cpu")
+    return cast(Literal["triton", "reference"], backend)
+
+
+#: What Triton compiled, by kernel, device and variant; empty under its interpreter.
+_compiled: dict[tuple[Any, int, Hashable], Any] = {}
+
+
+def launch(
+    kernel: Any,
+    num_programs: int,
+    *args: Any,
+    variant: Hashable = None,
+    num_warps: int,
+    **sizes: int,
+) -> None:
+    """``kernel[(num_programs,)](*args, **sizes)``.
+
+    At each launch Triton asks every argument for its type and alignment, which takes the host several times as
+    long as the launch. Here it is asked once for each device and variant: the kernel names all of its arguments
+    in `do_not_specialize`, so that it takes any integer and any alignment.
+
+    Args:
+        kernel: a ``@triton.jit`` function with one dimension of programs.
+        num_programs: 0 compiles or loads the kernel, and runs nothing.
+        args: its arguments, tensors and integers, a tensor first; tensors are on the current device.
+        variant: differs where a type of `args` or one of `sizes` does.
+        num_warps: of a program.
+        sizes: its constexprs, which are its last arguments, in order.
+    """
+    key = kernel.fn, args[0].get_device(), variant
+    compiled = _compiled.get(key)
+    if compiled is not None:
+        compiled[num_programs, 1, 1](*args, *sizes.values())
+        return
+    compiled = kernel[(num_programs,)](*args, **sizes, num_warps=num_warps)
+    if compiled is not None:
+        _compiled[key] = compiled

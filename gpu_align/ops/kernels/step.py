@@ -1,0 +1,256 @@
+"""Triton kernel of a step: one program aligns one request with its prediction and drafts for it."""
+
+import triton
+import triton.language as tl
+
+from .constexprs import (
+    ADHERENCE_PRIOR,
+    ALIGN_STATE,
+    ALL_PACKS,
+    CONTEXT_START,
+    EDIT,
+    FIRST_CONTEXT,
+    MAX_EDITS,
+    MAX_TOKENS,
+    NUM_CLASSES,
+    OUTPUT_START,
+    PREDICTION_BASE,
+    PREDICTION_LEN,
+    PREDICTION_SHIFT,
+    RECIPE_PACKS,
+    RELATED_PRIOR,
+    SLOT_META,
+    SOURCE_CONTEXT,
+    SOURCE_MEMORY,
+    SOURCE_NONE,
+    SOURCE_PREDICTION,
+    SOURCE_RECIPE,
+    VACANT,
+    WINDOW,
+)
+from .draft import (
+    Tables,
+    _at,
+    _candidates,
+    _choose,
+    _classes,
+    _compose,
+    _indentation_shift,
+    _is_exact_prefix,
+    _shifted,
+)
+from .realign import _is_fresh, _load_state, _realign
+from .recipe_lookup import Recipes, _begin_lookup, _find_recipe, _find_shape
+from .suffix_match import Context, Prediction, _clear_context, _insert_blocks, _insert_rest, _load_last_bucket
+
+
+@triton.jit
+def _begin_context(context, seen):
+    """Insert most of the tokens that are new in the index of the context, and all where the request starts over.
+
+    Returns the position from which on `_insert_rest` has to.
+    """
+    is_fresh = _is_fresh(context, seen)
+    if is_fresh:
+        _clear_context(context)
+        tl.debug_barrier()  # other threads insert in what these have cleared
+    return _insert_blocks(context, tl.where(is_fresh, 0, seen))
+
+
+@triton.jit
+def _remainder(o_k, period, BLOCK_K: tl.constexpr):
+    """``o_k % period`` for ``o_k < BLOCK_K <= 256`` and ``period >= 1``: a division takes longer."""
+    period = tl.minimum(period, BLOCK_K)
+    for i in tl.static_range(9):
+        multiple = period << (8 - i)
+        o_k = tl.where(o_k >= multiple, o_k - multiple, o_k)
+    return o_k
+
+
+@triton.jit
+def _read_drafts(prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k):
+    """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`,
+    those of no edit with their indentation shifted; -1 ends them."""
+    m_context = in_context | m_edit
+    p_source = tl.where(m_context, context.p_tokens + o_source, prediction.p_tokens + o_source)
+    m_copied = o_k < tl.where(recipe < 0, length, 0)
+    b_tokens = tl.load(p_source, mask=m_copied, other=0)
+    if (shift != 0) & (recipe < 0):
+        b_tokens = _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied & ~m_edit)
+    p_recipe = recipes.p_tokens + recipe * MAX_TOKENS + o_k
+    return b_tokens + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
+
+
+@triton.jit
+def _read_confidence(tables, class_id, recipes, recipe, length, o_k, K: tl.constexpr):
+    """Their confidences, [BLOCK_K] float32."""
+    p_class = tables.p_confidence + class_id * K + o_k
+    b_confidence = tl.load(p_class, mask=o_k < tl.where(recipe < 0, length, 0), other=0.0)
+    p_recipe = recipes.p_confidence + recipe * MAX_TOKENS + o_k
+    return b_confidence + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0.0)
+
+
+# What an engine brings to a call, and settings: the kernel is the same one whatever they are.
+@triton.jit(
+    do_not_specialize=[
+        "token_ids_ptr", "stride_token_ids_s", "total_len_ptr", "slots_ptr", "num_sampled_ptr",
+        "context_shift", "recipe_shift", "num_shapes", "num_indents", "length_quarters", "min_match",
+        "min_context_match", "max_context_len", "vocab_size",
+    ]
+)  # fmt: skip
+def _step_kernel(
+    # The drafter's state; `gpu_align.ops.constants` has the columns.
+    prediction_tokens_ptr,  # [A] int32
+    positions_ptr,  # [A] int32
+    offsets_ptr,  # [A] int32
+    slot_meta_ptr,  # [S, SLOT_META] int32
+    align_state_ptr,  # [S, ALIGN_STATE] int32
+    lcs_row_ptr,  # [S, WINDOW] int16
+    edits_ptr,  # [S, MAX_EDITS, EDIT] int32
+    context_index_ptr,  # [S, buckets, WAYS] int32
+    stride_context_index_s,
+    context_shift,  # of its buckets
+    # The engine's tensors.
+    token_ids_ptr,  # [S, T] int32
+    stride_token_ids_s,
+    total_len_ptr,  # [S] int32
+    slots_ptr,  # [B] int64
+    num_sampled_ptr,  # [B] int32
+    # Survival tables.
+    max_draft_len_ptr,  # [2 * NUM_CLASSES] int32
+    expected_ptr,  # [2 * NUM_CLASSES, K + 1] int32
+    confidence_ptr,  # [NUM_CLASSES, K] float32
+    # Recipes.
+    recipe_keys_ptr,  # [buckets, RECIPE_WAYS] int64
+    recipe_ways_ptr,  # [buckets, RECIPE_WAYS, RECIPE_COLUMNS] int32
+    recipe_tokens_ptr,  # [R, MAX_TOKENS] int32
+    recipe_confidence_ptr,  # [R, MAX_TOKENS] float32
+    shape_of_ptr,  # [num_shapes] int32
+    indents_ptr,  # [NUM_RUNS + num_indents] int32
+    recipe_shift,
+    num_shapes,
+    num_indents,
+    # The drafts.
+    draft_ptr,  # [B, K] int64
+    draft_length_ptr,  # [B] int32
+    draft_confidence_ptr,  # [B, K] float32
+    draft_source_ptr,  # [B] int8
+    # Settings.
+    length_quarters,
+    min_match,
+    min_context_match,
+    vocab_size,
+    max_context_len,  # T
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HAS_SHAPES: tl.constexpr,
+):
+    """Grid (B,). The loop over the requests that this computes is in README.md and in `reference._step`."""
+    i_b = tl.program_id(0)
+    i_slot = tl.load(slots_ptr + i_b)
+    # On a GPU nobody looks at what an engine wrote there: no row is read beyond its end.
+    total = tl.minimum(tl.maximum(tl.load(total_len_ptr + i_slot), 0), max_context_len)
+    p_tokens = token_ids_ptr + i_slot * stride_token_ids_s
+    p_meta = slot_meta_ptr + i_slot * SLOT_META
+    output_start = tl.load(p_meta + OUTPUT_START)
+    # All that a slot holds is loaded at once, whether or not it is used: what follows waits for memory once.
+    base = tl.load(p_meta + PREDICTION_BASE)
+    prediction_len = tl.load(p_meta + PREDICTION_LEN)
+    shift = tl.load(p_meta + PREDICTION_SHIFT)
+    uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
+    p_align = align_state_ptr + i_slot * ALIGN_STATE
+    p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
+    state = _load_state(p_align, p_edits)
+    tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
+    recipes = Recipes(
+        recipe_keys_ptr, recipe_ways_ptr, recipe_tokens_ptr,
+        recipe_confidence_ptr, shape_of_ptr, indents_ptr, recipe_shift, num_shapes, num_indents,
+    )  # fmt: skip
+    o_k = tl.arange(0, BLOCK_K)
+    b_tokens = tl.zeros([BLOCK_K], tl.int32)
+    length = 0
+    class_id = 0
+    source = tl.full([], SOURCE_NONE, tl.int32)
+    recipe = tl.full([], -1, tl.int32)
+    if (tl.load(num_sampled_ptr + i_b) > 0) & (output_start != VACANT):
+        prediction = Prediction(
+            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift
+        )
+        context = Context(
+            p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
+            stride_context_index_s, context_shift, uses_context,
+        )  # fmt: skip
+        p_row = lcs_row_ptr + i_slot * WINDOW
+        inserted = total
+        if context.is_used:
+            inserted = _begin_context(context, state[0])
+        alignment, edits, top = _realign(prediction, context, state, p_align, p_row, p_edits)
+        _insert_rest(context, inserted)
+        tl.debug_barrier()  # the row and the index are read below, by other threads
+
+        bucket = _load_last_bucket(prediction, context)
+        num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
+        found = _candidates(
+            prediction, context, bucket, alignment.cursor, num_common, min_match, min_context_match
+        )
+        # A recipe is looked up in three parts: what is between them hides that memory is slow.
+        lookup = _begin_lookup(recipes, context, HAS_SHAPES)
+        # Not loaded before: it would take a register all the while.
+        prior = tl.load(p_meta + ADHERENCE_PRIOR)
+        num_output = tl.maximum(total - output_start, 0) + prior
+        b_class = _classes(prediction, found, alignment, p_row, top, num_output)
+        packs = tl.load(p_meta + RECIPE_PACKS)
+        shape_way = -1
+        shape_pack = ALL_PACKS
+        if HAS_SHAPES:
+            shape_way, shape_pack = _find_shape(recipes, context, lookup, packs)
+        exact_prefix = _is_exact_prefix(alignment, num_output)
+        # Related answers have limits of their own, behind the others.
+        first_row = tl.where(prior == RELATED_PRIOR, NUM_CLASSES, 0)
+        limits = Tables(max_draft_len_ptr + first_row, expected_ptr + first_row * (K + 1), confidence_ptr)
+        lane, num, expected = _choose(found, b_class, exact_prefix, limits, length_quarters, K)
+        in_context = lane >= FIRST_CONTEXT
+        position = _at(found.b_position, lane)
+        recipe, num_recipe, expected_recipe = _find_recipe(
+            recipes, context, lookup, packs, shape_way, shape_pack
+        )
+        recipe = tl.where(expected_recipe > expected, recipe, -1)
+        num = tl.where(recipe >= 0, 0, num)
+
+        matched = _at(found.b_matched, lane)
+        shift = _indentation_shift(prediction, context, recipes, position, matched, in_context)
+        class_id = _at(b_class, lane)
+        num_prediction = tl.where(in_context, 0, num)
+        o_source, b_context, length = _compose(
+            prediction, output_start, edits, position, num_prediction, BLOCK_K
+        )
+        period = total - position
+        length = tl.where(in_context, tl.where(matched >= period, num, tl.minimum(num, period)), length)
+        # What the output repeats goes on: the source wraps around where the match spans all behind its position.
+        if in_context & (length > period):
+            o_source = position + _remainder(o_k, period, BLOCK_K)
+        length += tl.where(recipe >= 0, num_recipe, 0)
+        # A draft ends where the engine's row ends.
+        length = tl.maximum(tl.minimum(length, max_context_len - total), 0)
+        m_edit = b_context > 0
+        b_tokens = _read_drafts(
+            prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k
+        )
+        # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
+        m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
+        length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
+        source = tl.where(prior > 0, SOURCE_MEMORY, SOURCE_PREDICTION)
+        source = tl.where(in_context, SOURCE_CONTEXT, source)
+        source = tl.where(recipe >= 0, SOURCE_RECIPE, source)
+        source = tl.where(length > 0, source, SOURCE_NONE)
+
+    m_draft = o_k < length
+    last = tl.load(p_tokens + total - 1, mask=total > 0, other=0)
+    last = tl.where((last >= 0) & (last < vocab_size), last, 0)
+    b_confidence = _read_confidence(tables, class_id, recipes, recipe, length, o_k, K)
+    m_k = o_k < K
+    o_out = i_b.to(tl.int64) * K + o_k
+    tl.store(draft_ptr + o_out, tl.where(m_draft, b_tokens, last).to(tl.int64), mask=m_k)
+    tl.store(draft_confidence_ptr + o_out, tl.where(m_draft, b_confidence, 0.0), mask=m_k)
+    tl.store(draft_length_ptr + i_b, length)
+    tl.store(draft_source_ptr + i_b, source.to(tl.int8))

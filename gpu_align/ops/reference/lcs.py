@@ -1,0 +1,159 @@
+"""References of the LCS operations: same arguments as the launchers, CPU tensors, no copies.
+
+Three ways to compute a row:
+
+- The row of a step holds the lengths themselves, and `extend_row` updates them where they change.
+- The edit script needs the whole table and fills it row by row: H[i] = cummax(max(H[i-1], H[i-1] shifted by
+  one + match)).
+- Everything else holds a row as one Python integer of n bits, bit j telling whether H[j + 1] == H[j], and
+  folds a token in by Hyyrö's formula. Where the kernels have words and carries here is one addition.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..constants import DELETE, INSERT, KEEP, WINDOW
+from ..jit import njit
+
+IntArray = npt.NDArray[np.int32]
+RowArray = npt.NDArray[np.int16]
+
+#: Tokens that `extend_row` compares at once.
+_BLOCK = 64
+
+
+@njit
+def extend_row(row: RowArray, window: IntArray, token: int) -> None:
+    """Add one more token to a row: ``row[j]`` is the LCS length with ``window[:j + 1]``. row: [WINDOW].
+
+    A length never rises by more than 1, so a match at j raises a run of equal lengths to ``row[j - 1] + 1``. From
+    the back: the lengths before j are still those without the token.
+    """
+    for block in range((len(window) - 1) // _BLOCK, -1, -1):
+        tokens = window[block * _BLOCK : (block + 1) * _BLOCK]
+        if not holds(tokens, token):
+            continue
+        for i in range(len(tokens) - 1, -1, -1):
+            j = block * _BLOCK + i
+            if tokens[i] == token:
+                longer = (int(row[j - 1]) if j > 0 else 0) + 1
+                while j < WINDOW and row[j] < longer:
+                    row[j] = longer
+                    j += 1
+
+
+@njit
+def holds(tokens: IntArray, token: int) -> bool:
+    """Whether the token is there. No early exit: a CPU compares many at a time, and mostly it is not."""
+    found = False
+    for i in range(len(tokens)):
+        found |= tokens[i] == token
+    return found
+
+
+def lcs_length_reference(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Write the LCS length of every request to `out`; see `lcs_length`."""
+    lengths = out.numpy()
+    for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
+        lengths[b] = len(text) - _fold(_ones(len(text)), tokens, text).bit_count()
+    return out
+
+
+def lcs_prefix_row_reference(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Write the prefix row of every request to `out`; see `lcs_prefix_row`."""
+    rows = out.numpy()
+    for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
+        n = len(text)
+        row = _fold(_ones(n), tokens, text).to_bytes((n + 7) // 8, "little")
+        bits = np.unpackbits(np.frombuffer(row, np.uint8), count=n, bitorder="little")
+        rows[b] = 0
+        rows[b, 1 : n + 1] = bits ^ 1
+        np.cumsum(rows[b], out=rows[b])
+    return out
+
+
+def lcs_edit_script_reference(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    *,
+    op: torch.Tensor,
+    length: torch.Tensor,
+) -> None:
+    """Write the edit script of every request to `op` and `length`; see `lcs_edit_script`."""
+    ops, lengths = op.numpy(), length.numpy()
+    for b, (tokens, text) in enumerate(_requests(context, context_len, prediction, prediction_len)):
+        script = _walk(_table(tokens, text))
+        ops[b] = 0
+        ops[b, : len(script)] = script
+        lengths[b] = len(script)
+
+
+def _requests(
+    context: torch.Tensor, context_len: torch.Tensor, prediction: torch.Tensor, prediction_len: torch.Tensor
+) -> list[tuple[IntArray, IntArray]]:
+    """Return (context, prediction) of every request, cut to their lengths (and those to their tensors)."""
+    tokens, texts = context.numpy(), prediction.numpy()
+    m = context_len.clamp(0, tokens.shape[1]).tolist()
+    n = prediction_len.clamp(0, texts.shape[1]).tolist()
+    return [(tokens[b, : m[b]], texts[b, : n[b]]) for b in range(len(m))]
+
+
+def _ones(n: int) -> int:
+    """Return the row of n bits before any token."""
+    return (1 << n) - 1
+
+
+def _fold(row: int, tokens: IntArray, text: IntArray) -> int:
+    """Return the row of len(text) bits after `tokens` more."""
+    found = np.empty(len(text), np.bool_)
+    for token in tokens:
+        np.equal(text, token, out=found)
+        matched = row & int.from_bytes(np.packbits(found, bitorder="little").tobytes(), "little")
+        # row - matched is row & ~matched. What carries past the end stays there: carries only run upwards.
+        row = (row + matched) | (row - matched)
+    return row & _ones(len(text))
+
+
+def _table(tokens: IntArray, text: IntArray) -> IntArray:
+    """Return H [m + 1, n + 1]: H[i][j] = LCS of the first i tokens and the first j of the text."""
+    table = np.zeros((len(tokens) + 1, len(text) + 1), np.int32)
+    for i, token in enumerate(tokens):
+        best = np.maximum(table[i, 1:], table[i, :-1] + (text == token))
+        np.maximum.accumulate(best, out=table[i + 1, 1:])
+    return table
+
+
+def _walk(table: IntArray) -> list[int]:
+    """Return the operations in reading order: from the end, DELETE before INSERT before KEEP."""
+    i, j = table.shape[0] - 1, table.shape[1] - 1
+    script = []
+    while i or j:
+        if j and table[i, j - 1] == table[i, j]:
+            step = DELETE
+        elif i and table[i - 1, j] == table[i, j]:
+            step = INSERT
+        else:
+            step = KEEP
+        script.append(step)
+        i -= step != DELETE
+        j -= step != INSERT
+    return script[::-1]

@@ -1,0 +1,79 @@
+"""Looking a recipe up as a loop: what the kernel is checked against, and what runs on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import constants as c
+from ..jit import njit
+from ..recipe_lookup import RecipeArrays
+from .suffix_match import shift_of
+
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+
+@njit
+def find_recipe(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
+    """The recipe of the first of these packs that has one, with its longest literal context, else shape; or -1.
+
+    tokens: all so far; packs: bit i is pack i.
+    """
+    row, bit = _longest_literal(recipes, tokens, packs)
+    shape_row, shape_bit = _longest_shape(recipes, tokens, output_start, packs)
+    return row if bit <= shape_bit else shape_row
+
+
+@njit
+def _longest_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> tuple[int, int]:
+    key, row, bit = c.KEY_SEED, -1, c.ALL_PACKS
+    for i in range(min(len(tokens), c.MAX_CONTEXT)):
+        key = ((key ^ int(tokens[len(tokens) - 1 - i])) * c.HASH) & 0x7FFFFFFF
+        row, bit = _look_up(recipes, key, packs, row, bit)
+    return row, bit
+
+
+@njit
+def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> tuple[int, int]:
+    key, row, bit, was_free = 0, -1, c.ALL_PACKS, False
+    total, vocab_size = len(tokens), len(recipes.shape_of)
+    num_output = max(total - output_start, 0)
+    for i in range(min(num_output + 1, c.SHAPE_WINDOW) if vocab_size else 0):
+        item = c.SHAPE_START
+        if i < num_output:
+            item = int(recipes.shape_of[min(max(int(tokens[total - 1 - i]), 0), vocab_size - 1)])
+        is_free = item < 0 and i < num_output
+        if not (is_free and was_free):
+            key = ((key + item + c.KEY_SEED) * c.SHAPE_HASH) & 0xFFFFFFFF
+            row, bit = _look_up(recipes, key >> 1, packs, row, bit)
+        was_free = is_free
+    return row, bit
+
+
+@njit
+def _look_up(recipes: RecipeArrays, key: int, packs: int, row: int, bit: int) -> tuple[int, int]:
+    """The recipe with this key, and its pack as a bit, unless that found before is of an earlier pack."""
+    bucket = key >> shift_of(len(recipes.keys), c.KEY_BITS)
+    for way in range(c.RECIPE_WAYS - 1, -1, -1):
+        held = int(recipes.keys[bucket, way])
+        own = held & packs
+        if held >> 32 == key and own and own & -own <= bit:
+            row, bit = int(recipes.ways[bucket, way, c.RECIPE_ROW]), own & -own
+    return row, bit
+
+
+@njit
+def likelier(recipes: RecipeArrays, recipe: int, expected: int) -> int:
+    """The recipe if more of it is expected to be accepted than `expected`, else -1."""
+    return recipe if recipe >= 0 and recipes.expected_accepted[recipe] > expected else -1
+
+
+@njit
+def copy_recipe(recipes: RecipeArrays, recipe: int, draft: IntArray) -> int:
+    """Write a recipe's tokens, as many as are likely enough; how many these are. draft: [K]."""
+    length = int(recipes.max_draft_len[recipe])
+    for k in range(length):
+        draft[k] = recipes.token_ids[recipe, k]
+    return length

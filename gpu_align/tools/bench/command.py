@@ -1,0 +1,351 @@
+"""``gpu-align bench``: options, progress, and what is written at the end, however it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ... import __version__
+from ...errors import MissingExtraError
+from ..console import check_outputs, counted, print_table, progress_bar, refuse
+
+if TYPE_CHECKING:
+    from .data import Pair
+    from .measure import Result, Settings
+    from .servers import Attached, Served
+
+
+_INTERRUPTED = 130
+_EXAMPLES = """Examples:
+
+gpu-align bench --base-url http://localhost:8000/v1 --concurrency 1,8 --html bench.html
+
+gpu-align bench --base-url http://localhost:8000/v1 --from-git . HEAD~1.. --concurrency 8 --json bench.json
+
+gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,8
+"""
+
+
+def bench_command(
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", metavar="URL", help="a server with the plugin; ends in /v1")
+    ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            "--serve",
+            metavar="MODEL",
+            help="instead: start vLLM without drafts, with n-gram, with the plugin",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="needed where the server has several")
+    ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(metavar="PAIRS.jsonl", help="edits: id, instruction, before, after; else a shipped set"),
+    ] = None,
+    from_git: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--from-git", metavar="REPO RANGE", help="edits: the files that these commits modify"),
+    ] = None,
+    before: Annotated[Path | None, typer.Option(metavar="FILE", help="one edit: the text before it")] = None,
+    after: Annotated[Path | None, typer.Option(metavar="FILE", help="and after it")] = None,
+    instruction: Annotated[str | None, typer.Option(metavar="TEXT", help="what to do with --before")] = None,
+    pairs: Annotated[int, typer.Option(min=1, metavar="N", help="most edits of --from-git")] = 16,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="requests in flight [default: 1,8,32,128]", show_default=False),
+    ] = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="M,M",
+            help="of none, prediction, unrelated, ngram [default: all that can run]",
+            show_default=False,
+        ),
+    ] = None,
+    compare_url: Annotated[
+        str | None,
+        typer.Option("--compare-url", metavar="URL", help="a server with vLLM's n-gram, for mode ngram"),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="how often each combination is measured")
+    ] = 3,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="a round [default: each edit once, two a stream at least]",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, metavar="N", help="of an answer")] = 1024,
+    prediction: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|before|output", help="the text before the edit, or the first output with edits"
+        ),
+    ] = "auto",
+    num_draft_tokens: Annotated[
+        int,
+        typer.Option("--num-draft-tokens", "-k", min=1, max=128, metavar="K", help="with --serve: a step"),
+    ] = 32,
+    vllm_args: Annotated[
+        str, typer.Option("--vllm-args", metavar="ARGS", help="with --serve: more options of vLLM's server")
+    ] = "",
+    together: Annotated[
+        bool,
+        typer.Option("--together", help="with --serve: all servers at once, interleaved; needs the memory"),
+    ] = False,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="let vLLM's prefix cache spare repeated prompts")
+    ] = False,
+    tie_margin: Annotated[
+        float,
+        typer.Option("--tie-margin", min=0, metavar="NATS", help="log probabilities this close are a tie"),
+    ] = 0.25,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="longest wait for a piece of an answer")
+    ] = 600.0,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", envvar="OPENAI_API_KEY", metavar="KEY", show_envvar=True, help="of the servers"
+        ),
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
+    ] = None,
+    html_out: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="write a page with plots")
+    ] = None,
+) -> None:
+    """Measure what predictions save on a server: tokens a second, latencies, steps, identical answers."""
+    try:
+        from . import measure as plan
+        from . import servers as stages
+        from .client import BenchError
+        from .measure import Result
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("httpx", "prometheus_client"):
+            raise
+        raise MissingExtraError("gpu-align bench", package, "cli") from error
+
+    check_outputs(
+        {"--json": json_out, "--html": html_out},
+        [path for path in (dataset, before, after) if path is not None],
+    )
+    result = Result()
+    try:
+        where = _where(base_url, serve, compare_url, model, api_key, num_draft_tokens, vllm_args, together)
+        settings = plan.Settings(
+            concurrency=plan.parse_concurrency(concurrency)
+            if concurrency is not None
+            else plan.Settings.concurrency,
+            modes=_modes(modes, serve, compare_url),
+            rounds=rounds,
+            requests=requests or 0,
+            max_tokens=max_tokens,
+            prediction=_choice(prediction),
+            tie_margin=tie_margin,
+            timeout_s=timeout,
+            fresh_prefix=not prefix_cache,
+        )
+        source, found = _pairs(dataset, from_git, before, after, instruction, pairs)
+        result.about = {
+            "version": __version__,
+            "model": model,
+            "tokenizer": None,
+            "settings": settings.as_json(),
+            "data": {"source": source, "pairs": len(found)},
+        }
+        if isinstance(where, stages.Served):
+            result.about["serve"] = {
+                "num_draft_tokens": where.num_draft_tokens,
+                "arguments": list(where.arguments),
+                "together": where.together,
+            }
+        failure = _measure(where, settings, found, result)
+    except BenchError as error:
+        refuse(str(error))
+    _finish(result, json_out, html_out, failure)
+
+
+def _measure(
+    where: Attached | Served, settings: Settings, pairs: list[Pair], result: Result
+) -> BaseException | None:
+    """Run it, and return what ended it: None, a BenchError, or an interruption."""
+    from .client import BenchError
+    from .measure import Session
+    from .servers import Attached, run_attached, run_served
+
+    requests = Session(pairs, settings, result, lambda name, done: None).expected_requests(settings.modes)
+    with progress_bar("measuring", requests) as advance:
+        session = Session(pairs, settings, result, advance)
+
+        def say(text: str, seconds: float) -> None:
+            if seconds == 0.0:
+                typer.echo(text, err=True)
+            else:
+                advance(f"{text}: starting, {seconds:.0f} s", 0)
+
+        work = (
+            run_attached(where, session) if isinstance(where, Attached) else run_served(where, session, say)
+        )
+        try:
+            _run_until_signal(work)
+        except BenchError as error:
+            if error.usage:
+                raise
+            return error
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            return KeyboardInterrupt()
+    result.complete = True
+    return None
+
+
+def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine; SIGINT, SIGTERM and SIGHUP cancel it, so that it stops what it has started."""
+
+    async def run() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if task is not None:
+                with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                    loop.add_signal_handler(number, task.cancel)
+        await work
+
+    asyncio.run(run())
+
+
+def _finish(
+    result: Result, json_out: Path | None, html_out: Path | None, failure: BaseException | None
+) -> None:
+    """Write what there is, print it, and leave with the exit code of what happened."""
+    from . import page
+    from . import page as table
+
+    try:
+        if json_out is not None:
+            result.write_json(json_out)
+        if html_out is not None:
+            html_out.write_text(page.render(result.as_json()), encoding="utf-8")
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror or error}")
+    runs = result.runs()
+    if runs:
+        title = f"{result.about.get('model')}, {result.about['data']['source']}"
+        words = table.LABEL_COLUMNS
+        print_table(title, table.SPEED, table.speed_rows(runs), words=words, folded="speed-up")
+        console = print_table("", table.STEPS, table.step_rows(runs), words=words, folded="identical")
+        for sentence in (table.LEGEND, *table.verdict(runs), *result.notes):
+            console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    for written in (json_out, html_out):
+        if written is not None:
+            typer.echo(f"wrote {written}")
+    if isinstance(failure, KeyboardInterrupt):
+        finished = counted(len(result.samples), "turn")
+        typer.echo(f"interrupted: {finished} of the plan finished, no process is left", err=True)
+        raise typer.Exit(_INTERRUPTED)
+    if failure is not None:
+        typer.echo(f"error: {failure}", err=True)
+        if log := getattr(failure, "log", ""):
+            typer.echo(log, err=True)
+        raise typer.Exit(1)
+
+
+def _where(
+    base_url: str | None,
+    serve: str | None,
+    compare_url: str | None,
+    model: str | None,
+    api_key: str | None,
+    num_draft_tokens: int,
+    vllm_args: str,
+    together: bool,
+) -> Attached | Served:
+    from .measure import check_url
+    from .servers import Attached, Served
+
+    if (base_url is None) == (serve is None):
+        found = "neither" if base_url is None else "both"
+        refuse(f"expected --base-url URL or --serve MODEL, found {found}")
+    if serve is not None:
+        for option, value in (("--compare-url", compare_url), ("--model", model)):
+            if value is not None:
+                refuse(f"{option}: {value} is for --base-url, not for --serve")
+        if not serve.strip():
+            refuse(f"--serve: expected a model's name or folder, found {serve!r}")
+        try:
+            arguments = tuple(shlex.split(vllm_args))
+        except ValueError as error:
+            refuse(f"--vllm-args: {error}, found {vllm_args!r}")
+        return Served(serve, num_draft_tokens, arguments, together)
+    if vllm_args:
+        refuse(f"--vllm-args: {vllm_args!r} is for --serve, not for --base-url")
+    if together:
+        refuse("--together is for --serve, not for --base-url")
+    other = None if compare_url is None else check_url("--compare-url", compare_url)
+    return Attached(check_url("--base-url", base_url or ""), other, model, api_key)
+
+
+def _modes(text: str | None, serve: str | None, compare_url: str | None) -> tuple[str, ...]:
+    from .measure import MODES, parse_modes
+
+    can_ngram = serve is not None or compare_url is not None
+    if text is None:
+        return tuple(mode for mode in MODES if mode != "ngram" or can_ngram)
+    modes = parse_modes(text)
+    if "ngram" in modes and not can_ngram:
+        refuse("--modes: ngram needs --compare-url, a server with vLLM's n-gram drafts, or --serve")
+    if compare_url is not None and "ngram" not in modes:
+        refuse(f"--compare-url: {compare_url} is for the mode ngram, found --modes {text}")
+    return modes
+
+
+def _choice(text: str) -> Any:
+    if text not in ("auto", "before", "output"):
+        refuse(f"--prediction: expected auto, before or output, found {text!r}")
+    return text
+
+
+def _pairs(
+    dataset: Path | None,
+    from_git: tuple[str, str] | None,
+    before: Path | None,
+    after: Path | None,
+    instruction: str | None,
+    limit: int,
+) -> tuple[str, list[Pair]]:
+    """The edits, and where they come from in words."""
+    from . import data
+
+    given = {"--dataset": dataset, "--from-git": from_git, "--before": before}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        refuse(f"expected one of --dataset, --from-git and --before, found {' and '.join(named)}")
+    if before is None:
+        for option, value in (("--after", after), ("--instruction", instruction)):
+            if value is not None:
+                refuse(f"{option}: {value} needs --before")
+    if dataset is not None:
+        return dataset.name, data.read_pairs(dataset)
+    if from_git is not None:
+        repo, revisions = from_git
+        return f"git {revisions}", data.pairs_from_git(Path(repo), revisions, limit)
+    if before is not None:
+        return before.name, [data.pair_of_files(before, after, instruction)]
+    return data.SHIPPED, data.shipped_pairs()
+
+
+bench_command.__doc__ = f"{bench_command.__doc__}\n\n{_EXAMPLES}"

@@ -1,0 +1,643 @@
+"""Sends the requests: the first run, warm-ups, the turns of each stage, the check of answers that differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from .client import Alternatives, Answer, BenchError, Client, RequestRefusedError, Verdict, is_near_tie
+from .data import Choice, Pair, Predictions, make_predictions
+
+#: In the order of tables. `ngram` is vLLM's own drafter, on a server of its own.
+MODES = ("none", "prediction", "unrelated", "ngram")
+MAX_CONCURRENCY = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        concurrency: requests in flight, a measurement each.
+        modes: a selection of `MODES`, in their order.
+        rounds: how often each combination is measured.
+        requests: requests of one combination in one round; 0: the pairs once, and at least two each stream.
+        max_tokens: the most output tokens of a request.
+        prediction: which predictions to send, see `predictions.make_predictions`.
+        tie_margin: the largest difference of two log probabilities that counts as a near tie.
+        timeout_s: the longest wait for a piece of an answer.
+        fresh_prefix: whether each request is prefilled anew.
+    """
+
+    concurrency: tuple[int, ...] = (1, 8, 32, 128)
+    modes: tuple[str, ...] = MODES[:3]
+    rounds: int = 3
+    requests: int = 0
+    max_tokens: int = 1024
+    prediction: Choice = "auto"
+    tie_margin: float = 0.25
+    timeout_s: float = 600.0
+    fresh_prefix: bool = True
+
+    def requests_at(self, concurrency: int, pairs: int) -> int:
+        """Return the number of requests of one turn."""
+        return self.requests or max(pairs, 2 * concurrency)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings as they are written to a file."""
+        return asdict(self)
+
+
+class Turn(NamedTuple):
+    """One measurement: a mode at a concurrency, in a round."""
+
+    round: int
+    concurrency: int
+    mode: str
+
+
+def turns(modes: Sequence[str], concurrency: Sequence[int], rounds: int) -> Iterator[Turn]:
+    """Every mode at every concurrency in every round.
+
+    The modes of one concurrency run one after another, so that a slow minute hits all of them. The first of them
+    changes from round to round, so that none is always the first.
+    """
+    for number in range(rounds):
+        for place, streams in enumerate(concurrency):
+            shift = (number + place) % len(modes)
+            for mode in (*modes[shift:], *modes[:shift]):
+                yield Turn(number, streams, mode)
+
+
+def parse_modes(text: str) -> tuple[str, ...]:
+    """Read ``none,prediction``.
+
+    Raises:
+        BenchError: a name is none of `MODES`, or there is none.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in MODES]:
+        raise BenchError(f"--modes: expected some of {','.join(MODES)}, found {unknown[0]!r}", usage=True)
+    if not names:
+        raise BenchError(f"--modes: expected some of {','.join(MODES)}, found {text!r}", usage=True)
+    return tuple(mode for mode in MODES if mode in names)
+
+
+def parse_concurrency(text: str) -> tuple[int, ...]:
+    """Read ``1,8,32``.
+
+    Raises:
+        BenchError: something is no number from 1 to `MAX_CONCURRENCY`.
+    """
+    numbers = []
+    for word in text.split(","):
+        number = int(word) if word.strip().isascii() and word.strip().isdigit() and len(word) < 9 else 0
+        if not 1 <= number <= MAX_CONCURRENCY:
+            raise BenchError(
+                f"--concurrency: expected numbers from 1 to {MAX_CONCURRENCY} as in 1,8,32, found {text!r}",
+                usage=True,
+            )
+        numbers.append(number)
+    return tuple(dict.fromkeys(numbers))
+
+
+def check_url(option: str, url: str) -> str:
+    """Return the URL without a slash at its end.
+
+    Raises:
+        BenchError: it is no HTTP URL that ends in ``/v1``.
+    """
+    found = url.strip().rstrip("/")
+    if (
+        not found.startswith(("http://", "https://"))
+        or not found.endswith("/v1")
+        or len(found.split("/")) < 4
+    ):
+        raise BenchError(
+            f"{option}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {url!r}",
+            usage=True,
+        )
+    return found
+
+
+#: How long `/metrics` may lag behind the last answer.
+SETTLE_S = 3.0
+#: How long other counters may still move once all output tokens are counted.
+REST_S = 0.5
+_POLL_S = 0.05
+
+
+_COUNTERS = frozenset(
+    {
+        "vllm:generation_tokens_total",
+        "vllm:request_success_total",
+        "gpu_align_steps_total",
+        "vllm:spec_decode_num_drafts_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of one moment, or what they counted between two.
+
+    Attributes:
+        generated: output tokens of all requests.
+        plugin_steps: forward passes that produced tokens of a request that gets drafts (our plugin's counter).
+        drafts: draft tokens that the plugin verified, by (source, verdict).
+        vllm_drafted, vllm_accepted: draft tokens as vLLM counts them, also after an answer's end.
+        vllm_drafts: steps of a request that verified draft tokens, as vLLM counts them.
+        requests: finished requests.
+        has_plugin: whether the server has our plugin's counters.
+        has_drafts: whether it has vLLM's counters of speculative decoding.
+        info: labels of `gpu_align_info`, empty where there is none.
+    """
+
+    generated: int = 0
+    plugin_steps: int = 0
+    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    vllm_drafted: int = 0
+    vllm_accepted: int = 0
+    vllm_drafts: int = 0
+    requests: int = 0
+    has_plugin: bool = False
+    has_drafts: bool = False
+    info: dict[str, str] = field(default_factory=dict)
+
+    def since(self, before: Counts) -> Counts:
+        """Return what was counted after `before`."""
+        drafts = Counter({key: n - before.drafts[key] for key, n in self.drafts.items()})
+        return Counts(
+            self.generated - before.generated,
+            self.plugin_steps - before.plugin_steps,
+            drafts,
+            self.vllm_drafted - before.vllm_drafted,
+            self.vllm_accepted - before.vllm_accepted,
+            self.vllm_drafts - before.vllm_drafts,
+            self.requests - before.requests,
+            self.has_plugin,
+            self.has_drafts,
+        )
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that the model agreed with, from all sources."""
+        return self._verdict("accepted") if self.has_plugin else self.vllm_accepted
+
+    @property
+    def rejected(self) -> int:
+        """Draft tokens that were verified and refused."""
+        return self._verdict("rejected") if self.has_plugin else self.vllm_drafted - self.vllm_accepted
+
+    @property
+    def steps(self) -> int:
+        """Forward passes that produced tokens, a pass counted once for each request in it.
+
+        The plugin counts them for requests that get drafts. Other requests get one token a step. With vLLM's own
+        drafts this is the larger of two lower bounds: the output tokens less the accepted ones, of which some may
+        be beyond an answer's end; and the steps with drafts and one prefill a request.
+        """
+        if self.has_plugin or not self.vllm_drafts:
+            return self.plugin_steps or self.generated
+        return max(self.generated - self.vllm_accepted, self.vllm_drafts + self.requests)
+
+    def by_source(self) -> dict[str, dict[str, int]]:
+        """Return accepted and rejected draft tokens of each source that had any."""
+        sources = sorted({source for (source, _), n in self.drafts.items() if n})
+        verdicts = ("accepted", "rejected")
+        return {source: {v: self.drafts[source, v] for v in verdicts} for source in sources}
+
+    def _verdict(self, verdict: str) -> int:
+        return sum(n for (_, found), n in self.drafts.items() if found == verdict)
+
+
+def parse(text: str) -> Counts:
+    """Read the counters of a `/metrics` page, summed over engines and API servers.
+
+    Raises:
+        ValueError: it is no such page.
+    """
+    totals: Counter[str] = Counter()
+    drafts: Counter[tuple[str, str]] = Counter()
+    has_plugin, info = False, {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in _COUNTERS:
+                totals[sample.name] += int(sample.value)
+            has_plugin |= sample.name.startswith("gpu_align_")
+            if sample.name == "gpu_align_draft_tokens_total":
+                drafts[sample.labels["source"], sample.labels["verdict"]] += int(sample.value)
+            elif sample.name == "gpu_align_info":
+                info = dict(sample.labels)
+    return Counts(
+        totals["vllm:generation_tokens_total"],
+        totals["gpu_align_steps_total"],
+        drafts,
+        totals["vllm:spec_decode_num_draft_tokens_total"],
+        totals["vllm:spec_decode_num_accepted_tokens_total"],
+        totals["vllm:spec_decode_num_drafts_total"],
+        totals["vllm:request_success_total"],
+        has_plugin,
+        "vllm:spec_decode_num_drafts_total" in totals,
+        info,
+    )
+
+
+async def scrape(fetch: Callable[[], Awaitable[str | None]]) -> Counts | None:
+    """Return the counters; None where the server has no `/metrics` that vLLM wrote."""
+    text = await fetch()
+    try:
+        return parse(text) if text and "vllm:generation_tokens" in text else None
+    except (ValueError, KeyError, OverflowError):
+        return None
+
+
+async def settled(fetch: Callable[[], Awaitable[str | None]], before: Counts, tokens: int) -> Counts | None:
+    """Return what was counted since `before`, once all `tokens` output tokens are in it and nothing moves.
+
+    The counters of the last step may come a moment after its tokens. After `SETTLE_S` seconds, or `REST_S` seconds
+    after all tokens are in it, it returns what there is: other clients may keep a server busy.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLE_S
+    last: Counts | None = None
+    while True:
+        now = await scrape(fetch)
+        if now is None:
+            return None
+        found = now.since(before)
+        if found == last and found.generated >= tokens:
+            return found
+        if found.generated >= tokens:
+            deadline = min(deadline, loop.time() + REST_S)
+        if loop.time() >= deadline:
+            return found
+        last = found
+        await asyncio.sleep(_POLL_S)
+
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass
+class Sample:
+    """One turn: a mode at a concurrency in one round.
+
+    Attributes:
+        turn: which.
+        requests: answered requests.
+        seconds: wall time from the first request to the last answer.
+        output_tokens: of all answers.
+        ttft_s: one a request.
+        token_gaps_s: inter-token latencies, see `client.Answer.token_gaps_s`.
+        piece_gaps_s: the time before each piece after the first, as a reader sees it.
+        counts: what `/metrics` counted meanwhile; None without one.
+        usage: accepted and rejected prediction tokens by `usage`; None where no answer had them.
+        different: (pair, text) of each answer that is not the first run's.
+    """
+
+    turn: Turn
+    requests: int = 0
+    seconds: float = 0.0
+    output_tokens: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    token_gaps_s: list[float] = field(default_factory=list)
+    piece_gaps_s: list[float] = field(default_factory=list)
+    counts: Counts | None = None
+    usage: tuple[int, int] | None = None
+    different: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens of all streams a second."""
+        return self.output_tokens / self.seconds
+
+    @property
+    def steps(self) -> int:
+        """Verification steps. vLLM's own drafts are not counted by step; no step sends more than one piece."""
+        found = 0 if self.counts is None else self.counts.steps
+        exact = self.counts is None or self.counts.has_plugin or not self.counts.vllm_drafts
+        return found if exact else max(found, self.requests + len(self.piece_gaps_s))
+
+
+@dataclass
+class Result:
+    """All that a run knows; a file and a page can be made of it at any moment.
+
+    Attributes:
+        about: version, model, tokenizer, servers, settings, data.
+        samples: finished turns.
+        verdicts: of each different (pair, text), once it has been checked.
+        notes: sentences that a reader must know.
+        complete: whether all turns are there.
+    """
+
+    about: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    verdicts: dict[tuple[int, str], Verdict] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def note(self, text: str) -> None:
+        """Add a sentence, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return one object a mode and concurrency, all rounds together."""
+        modes = list(dict.fromkeys(self.about.get("settings", {}).get("modes", ())))
+        found = {(sample.turn.mode, sample.turn.concurrency) for sample in self.samples}
+        order = sorted(found, key=lambda key: (key[1], modes.index(key[0]) if key[0] in modes else 0))
+        return [self._run(mode, concurrency) for mode, concurrency in order]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the whole result, without dates and without any text of a request."""
+        return {**self.about, "complete": self.complete, "notes": self.notes, "runs": self.runs()}
+
+    def write_json(self, path: Path) -> None:
+        """Write `as_json` to a file."""
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+
+    def _run(self, mode: str, concurrency: int) -> dict[str, Any]:
+        samples = [s for s in self.samples if (s.turn.mode, s.turn.concurrency) == (mode, concurrency)]
+        tokens = sum(sample.output_tokens for sample in samples)
+        seconds = sum(sample.seconds for sample in samples)
+        different = [key for sample in samples for key in sample.different]
+        near = sum(self.verdicts.get(key) == "near-tie" for key in different)
+        run: dict[str, Any] = {
+            "mode": mode,
+            "concurrency": concurrency,
+            "requests": sum(sample.requests for sample in samples),
+            "output_tokens": tokens,
+            "tokens_per_s": round(tokens / seconds, 2),
+            "ttft_ms": _percentiles([s for sample in samples for s in sample.ttft_s]),
+            "itl_ms": _percentiles([s for sample in samples for s in sample.token_gaps_s]),
+            **_drafts(samples),
+            "identical": self._identical(different),
+        }
+        run |= {
+            "different": len(different),
+            "near_ties": near,
+            "piece_ms": _percentiles([s for sample in samples for s in sample.piece_gaps_s]),
+            "speed_up": self._speed_up(samples),
+            "rounds": [{"seconds": round(s.seconds, 4), "output_tokens": s.output_tokens} for s in samples],
+        }
+        return run
+
+    def _identical(self, different: Sequence[tuple[int, str]]) -> Verdict | None:
+        """The worst verdict of all answers; None while one has not been checked."""
+        verdicts = {self.verdicts.get(key) for key in different}
+        if "no" in verdicts:
+            return "no"
+        return None if None in verdicts else "near-tie" if verdicts else "yes"
+
+    def _speed_up(self, samples: Sequence[Sample]) -> dict[str, float] | None:
+        """Tokens a second as a multiple of mode none in the same round: median, least, largest."""
+        none = {
+            (s.turn.round, s.turn.concurrency): s.tokens_per_s for s in self.samples if s.turn.mode == "none"
+        }
+        keys = [(sample.turn.round, sample.turn.concurrency) for sample in samples]
+        ratios = [s.tokens_per_s / none[key] for s, key in zip(samples, keys, strict=True) if key in none]
+        if not ratios or samples[0].turn.mode == "none":
+            return None
+        values = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        return {name: round(value, 4) for name, value in values.items()}
+
+
+def _drafts(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Steps, accepted and rejected draft tokens: of `/metrics`, else of `usage`, else None."""
+    counts = [sample.counts for sample in samples]
+    if all(count is not None for count in counts):
+        known = [count for count in counts if count is not None]
+        sources: dict[str, Counter[str]] = {}
+        for count in known:
+            for source, verdicts in count.by_source().items():
+                sources.setdefault(source, Counter()).update(verdicts)
+        return {
+            "steps": sum(sample.steps for sample in samples),
+            "accepted": sum(count.accepted for count in known),
+            "rejected": sum(count.rejected for count in known),
+            "by_source": {source: dict(verdicts) for source, verdicts in sources.items()},
+        }
+    usages = [sample.usage for sample in samples]
+    if any(usage is not None for usage in usages):
+        accepted, rejected = (sum(usage[i] for usage in usages if usage is not None) for i in (0, 1))
+        return {"steps": None, "accepted": accepted, "rejected": rejected}
+    return {"steps": None, "accepted": None, "rejected": None}
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
+    """p50, p90, p99 in milliseconds; None without values."""
+    if not seconds:
+        return {f"p{p}": None for p in PERCENTILES}
+    found: Iterator[float] = iter(np.percentile(seconds, PERCENTILES).tolist())
+    return {f"p{p}": round(value * 1000, 3) for p, value in zip(PERCENTILES, found, strict=True)}
+
+
+#: Called with what is being done and the number of requests that are now finished.
+Advance = Callable[[str, int], None]
+T = TypeVar("T")
+
+FIRST_RUN_STREAMS = 8
+WARM_UP_TOKENS = 32
+#: The client's share of a core beyond which its own work is part of the latencies.
+BUSY = 0.85
+_UNMEASURED = (
+    "no /metrics of vLLM at {url}: steps are unknown, and accepted and rejected are those of `usage`."
+)
+
+
+class Session:
+    """One run over one set of pairs; `result` is complete up to the last finished turn at any moment.
+
+    Args:
+        pairs: [P] the edits; those that the server refuses are left out in the first run.
+        settings: how to measure.
+        result: what is filled.
+        advance: the progress.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], settings: Settings, result: Result, advance: Advance) -> None:
+        self.pairs = list(pairs)
+        self.settings = settings
+        self.result = result
+        self._advance = advance
+        self._outputs: list[str] = []
+        self._predictions = Predictions([], [], [])
+
+    def expected_requests(self, modes: Sequence[str]) -> int:
+        """Return how many requests the first run and all turns send."""
+        each = sum(self.settings.requests_at(c, len(self.pairs)) for c in self.settings.concurrency)
+        return len(self.pairs) + each * len(modes) * self.settings.rounds
+
+    async def stage(self, clients: Mapping[str, Client]) -> None:
+        """Measure all modes of one stage, interleaved. The first stage begins with the first run.
+
+        Raises:
+            BenchError: a server fails, refuses all pairs, or sends what is no answer.
+        """
+        if not self._outputs:
+            await self._first_run(clients.get("none") or next(iter(clients.values())))
+        for mode, client in clients.items():
+            await self._warm_up(mode, client)
+        for turn in turns(list(clients), self.settings.concurrency, self.settings.rounds):
+            self.result.samples.append(await self._turn(turn, clients[turn.mode]))
+        await self._check_differences(clients)
+
+    async def _first_run(self, client: Client) -> None:
+        """Answer each pair once, without predictions. Its outputs are what all later ones are compared with."""
+        outputs: dict[int, str] = {}
+        refusals: list[str] = []
+
+        async def answer(index: int) -> None:
+            try:
+                found = await client.stream(self.pairs[index].messages(), self.settings.max_tokens, None)
+                outputs[index] = found.text
+            except RequestRefusedError as error:
+                refusals.append(f"pair {self.pairs[index].id}: {error}")
+            self._advance("first run", 1)
+
+        await _each(range(len(self.pairs)), FIRST_RUN_STREAMS, answer)
+        if not outputs:
+            raise BenchError(f"the server refused every pair; {refusals[0]}")
+        if refusals:
+            self.result.note(f"{len(refusals)} of {len(self.pairs)} pairs are left out: {refusals[0]}")
+        kept = sorted(outputs)
+        self.pairs = [self.pairs[index] for index in kept]
+        self._outputs = [outputs[index] for index in kept]
+        self._predictions = make_predictions(self.pairs, self._outputs, self.settings.prediction)
+        predicted = {"pairs": len(kept), "before": self._predictions.sources.count("before")}
+        self.result.about["predictions"] = predicted | {"output": self._predictions.sources.count("output")}
+        if "prediction" in self.settings.modes:
+            self.result.note(self._predictions.sentence())
+
+    async def _warm_up(self, mode: str, client: Client) -> None:
+        streams = max(self.settings.concurrency)
+        tokens = min(self.settings.max_tokens, WARM_UP_TOKENS)
+
+        async def answer(number: int) -> None:
+            index = number % len(self.pairs)
+            await client.stream(self.pairs[index].messages(), tokens, self._prediction(mode, index))
+
+        await _each(range(min(2 * streams, max(8, streams))), streams, answer)
+
+    async def _turn(self, turn: Turn, client: Client) -> Sample:
+        """Send the requests of one turn; `/metrics` is read before and after."""
+        requests = self.settings.requests_at(turn.concurrency, len(self.pairs))
+        sample = Sample(turn)
+        answers: list[tuple[int, Answer]] = []
+        name = f"{turn.mode}, {turn.concurrency} at a time"
+        self._advance(name, 0)
+
+        async def answer(number: int) -> None:
+            index = (turn.round * requests + number) % len(self.pairs)
+            try:
+                prediction = self._prediction(turn.mode, index)
+                found = await client.stream(
+                    self.pairs[index].messages(), self.settings.max_tokens, prediction
+                )
+            except BenchError as error:
+                raise type(error)(f"{name}, pair {self.pairs[index].id}: {error}", log=error.log) from error
+            answers.append((index, found))
+            self._advance(name, 1)
+
+        before = await scrape(client.metrics)
+        started, busy = time.perf_counter(), time.process_time()
+        await _each(range(requests), turn.concurrency, answer)
+        sample.seconds = time.perf_counter() - started
+        if time.process_time() - busy > BUSY * sample.seconds:
+            self.result.note(
+                f"This client kept a core busy at {turn.concurrency} requests at a time: the server may be faster "
+                "than measured there."
+            )
+        for index, found in answers:
+            self._take(sample, index, found)
+        if before is not None:
+            sample.counts = await settled(client.metrics, before, sample.output_tokens)
+        self._note_counts(sample, client)
+        return sample
+
+    def _take(self, sample: Sample, index: int, answer: Answer) -> None:
+        sample.requests += 1
+        sample.output_tokens += answer.output_tokens
+        sample.ttft_s.append(answer.ttft_s)
+        sample.token_gaps_s += answer.token_gaps_s()
+        sample.piece_gaps_s += [seconds for seconds, _ in answer.gaps]
+        if answer.accepted is not None:
+            accepted, rejected = sample.usage or (0, 0)
+            sample.usage = (accepted + answer.accepted, rejected + (answer.rejected or 0))
+        if answer.text != self._outputs[index]:
+            sample.different.append((index, answer.text))
+
+    def _note_counts(self, sample: Sample, client: Client) -> None:
+        if sample.counts is None:
+            self.result.note(_UNMEASURED.format(url=client.base_url))
+        elif sample.counts.generated > sample.output_tokens:
+            self.result.note(
+                f"{client.base_url} also served others: /metrics counted {sample.counts.generated:,} output "
+                f"tokens where this run got {sample.output_tokens:,}. Steps, accepted and rejected include theirs."
+            )
+        elif sample.counts.generated < sample.output_tokens:
+            self.result.note(
+                f"/metrics of {client.base_url} counted {sample.counts.generated:,} output tokens where this run "
+                f"got {sample.output_tokens:,}: not all replicas answer there. Steps and draft tokens are too low."
+            )
+
+    async def _check_differences(self, clients: Mapping[str, Client]) -> None:
+        """Ask for log probabilities where answers differ, once a pair, and decide which are near ties."""
+        client = clients.get("none") or next(iter(clients.values()))
+        found = dict.fromkeys(key for sample in self.result.samples for key in sample.different)
+        open_keys = [key for key in found if key not in self.result.verdicts]
+        places: dict[int, list[Alternatives]] = {}
+
+        async def ask(index: int) -> None:
+            try:
+                places[index] = await client.alternatives(
+                    self.pairs[index].messages(), self.settings.max_tokens
+                )
+            except BenchError:
+                places[index] = []  # a server that gives no log probabilities: the difference stays one
+
+        await _each(dict.fromkeys(index for index, _ in open_keys), FIRST_RUN_STREAMS, ask)
+        for index, text in open_keys:
+            tie = is_near_tie(self._outputs[index], text, places[index], self.settings.tie_margin)
+            self.result.verdicts[index, text] = "near-tie" if tie else "no"
+
+    def _prediction(self, mode: str, index: int) -> str | None:
+        texts = {"prediction": self._predictions.useful, "unrelated": self._predictions.unrelated}
+        return texts[mode][index] if mode in texts else None
+
+
+async def _each(
+    items: Sequence[T] | dict[T, Any] | range, streams: int, work: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Run `work` on every item, at most `streams` at a time; the first error stops all."""
+    waiting = iter(items)
+
+    async def stream() -> None:
+        for item in waiting:
+            await work(item)
+
+    await _all([stream() for _ in range(min(streams, len(items)))])
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

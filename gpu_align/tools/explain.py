@@ -1,0 +1,384 @@
+"""Why a drafter drafted what it did: its candidates and its choice, recomputed on the CPU. For debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config import DrafterConfig
+from ..ops import constants as c
+from ..ops.constants import ALL_PACKS, NUM_CANDIDATES
+from ..ops.draft import SurvivalTables, TableArrays
+from ..ops.jit import Entry
+from ..ops.recipe_lookup import RecipeArrays, Recipes, RecipeTable
+from ..ops.reference.draft import IS_CONTEXT, Candidates, allocate_candidates, first_row_of, repeats, worth
+from ..ops.reference.step import choose_draft, load_request, update_state, write_draft
+from ..ops.slots import state_of
+from ..ops.state import StepArrays, StepSettings
+
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+
+class View(NamedTuple):
+    """R requests, C candidates each, up to K drafts; int64."""
+
+    #: [R]: where the output stands in the prediction.
+    cursor: IntArray
+    #: [R, C] each.
+    candidates: Candidates
+    #: [R, C] each: drafts of a candidate, however many tokens of its text remain, and how many of them are
+    #: expected to be accepted; 0 where there is none.
+    num: IntArray
+    expected: IntArray
+    #: [R] each: the candidate that is drafted, and how many drafts it is good for; 0 where there is none.
+    lane: IntArray
+    num_chosen: IntArray
+    #: [R]: the recipe that is drafted instead, or -1.
+    recipe: IntArray
+    #: [R, K], and [R]: how many of them are meant. Neither the capacity nor the vocabulary ends them.
+    draft: IntArray
+    length: IntArray
+    #: [R]: edits that were replayed in them.
+    edits: IntArray
+
+
+class StepView:
+    """A slot a request on the CPU, and what a step sees of each.
+
+    Args:
+        predictions: token ids of each request's prediction.
+        prompt_lens: tokens of each prompt.
+        max_context_len: T of the drafter: which positions of the context it remembers depends on it.
+        config: of the drafter; the defaults if None.
+        recipes: of the drafter, for K.
+        tables: what a choice is made by, for K; those of `config` if None.
+        recipe_packs: bit i: the requests use recipe pack i.
+        is_memory: whether the predictions are texts of earlier answers.
+        is_related: of these: whether they are answers to requests like these.
+
+    Attributes:
+        token_ids: [R, T] int32, for the caller to write prompts and outputs in.
+        state: the step's.
+        tables: for K.
+    """
+
+    def __init__(
+        self,
+        predictions: Sequence[Sequence[int]],
+        prompt_lens: Sequence[int],
+        max_context_len: int,
+        num_draft_tokens: int,
+        config: DrafterConfig | None,
+        recipes: RecipeArrays,
+        tables: SurvivalTables | None = None,
+        recipe_packs: int = ALL_PACKS,
+        is_memory: bool = False,
+        is_related: bool = False,
+    ) -> None:
+        config = config if config is not None else DrafterConfig()
+        if tables is None:
+            tables = SurvivalTables.load(
+                num_draft_tokens, "cpu", config.survival_table, config.min_survival, config.min_survival_lost
+            )
+        self.tables = tables.numpy()
+        self.state = state_of(
+            predictions, prompt_lens, max_context_len, config.use_context,
+            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
+        ).numpy()  # fmt: skip
+        self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
+        self._recipes = recipes
+        # A draft is shown as it is found: no vocabulary ends it.
+        self._settings = StepSettings.of(config, 1 << 31)
+
+    def look(self, slots: IntArray, totals: IntArray) -> View:
+        """Bring requests up to date and say what there is to draft from.
+
+        Args:
+            slots: [R] int64.
+            totals: [R] int64: tokens of each so far.
+        """
+        return look(self.state, self.tables, self._recipes, self.token_ids, slots, totals, self._settings)
+
+
+def look(
+    state: StepArrays,
+    tables: TableArrays,
+    recipes: RecipeArrays,
+    token_ids: IntArray,
+    slots: IntArray,
+    totals: IntArray,
+    settings: StepSettings,
+) -> View:
+    """`StepView.look` for whoever has these: state, tables and recipes as a step reads them, token_ids [S, T]."""
+    K = tables.confidence.shape[1]
+
+    def zeros(*shape: int) -> IntArray:
+        return np.zeros((len(slots), *shape), dtype=np.int64)
+
+    view = View(
+        cursor=zeros(),
+        candidates=allocate_candidates(len(slots)),
+        num=zeros(NUM_CANDIDATES),
+        expected=zeros(NUM_CANDIDATES),
+        lane=zeros(),
+        num_chosen=zeros(),
+        recipe=zeros(),
+        draft=zeros(K),
+        length=zeros(),
+        edits=zeros(),
+    )
+    _look(state, tables, recipes, view, settings, token_ids, slots, totals)
+    return view
+
+
+@Entry
+def _look(
+    state: StepArrays,
+    tables: TableArrays,
+    recipes: RecipeArrays,
+    view: View,
+    settings: StepSettings,
+    token_ids: IntArray,
+    slots: IntArray,
+    totals: IntArray,
+) -> None:
+    every = view.candidates
+    for r in range(len(slots)):
+        found = Candidates(
+            every.position[r], every.remaining[r], every.matched[r], every.key[r], every.token[r],
+            every.margin[r], every.class_id[r],
+        )  # fmt: skip
+        request = load_request(state, slots[r], token_ids[slots[r], : totals[r]])
+        update_state(request)
+        choice = choose_draft(request, tables, recipes, found, settings)
+        view.cursor[r], view.lane[r], view.num_chosen[r], view.recipe[r] = (
+            choice.cursor,
+            choice.lane,
+            choice.num,
+            choice.recipe,
+        )
+        for i_c in range(NUM_CANDIDATES):
+            if found.remaining[i_c] > 0:
+                view.num[r, i_c], view.expected[r, i_c] = worth(
+                    found.matched[i_c],
+                    found.class_id[i_c],
+                    tables,
+                    settings.length_quarters,
+                    first_row_of(request.prior),
+                )
+        position, matched = found.position[choice.lane], found.matched[choice.lane]
+        view.length[r], view.edits[r] = write_draft(
+            request, recipes, choice, position, matched, view.draft[r]
+        )
+
+
+#: What an alignment bucket says of a candidate in the prediction.
+_WORSE = {
+    c.ALIGNMENT_SMALL: f"at most {c.SMALL_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_MEDIUM: f"{c.SMALL_DEFICIT + 1} to {c.MEDIUM_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_NEAR: f"more than {c.MEDIUM_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_LARGE: f"at most {c.LARGE_DEFICIT} worse by the alignment",
+    c.ALIGNMENT_FAR: f"more than {c.LARGE_DEFICIT} worse by the alignment",
+}
+#: Candidates that were not chosen: this many of the best are told.
+_NUM_OTHERS = 3
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One position that drafts could be read from.
+
+    Attributes:
+        source: ``"prediction"``, ``"context"``: the request's own prompt and output, ``"recipe"``, or
+            ``"memory"``: earlier answers.
+        position: the first draft's position in it; which recipe it is.
+        matched: how many of the last tokens are the same there.
+        expected: how many drafts were expected to be accepted, by the survival table.
+        why: the evidence for it, in words.
+    """
+
+    source: str
+    position: int
+    matched: int
+    expected: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a drafter saw.
+
+    Attributes:
+        cursor: where in the prediction the output stands, ``0 <= cursor <= N``.
+        chosen: what was drafted from, or None.
+        others: the best of the candidates that were not chosen.
+    """
+
+    cursor: int
+    chosen: Choice | None
+    others: tuple[Choice, ...]
+
+
+@lru_cache(maxsize=4)
+def _table_of(recipes: Recipes | None, num_draft_tokens: int, min_survival: float) -> RecipeArrays:
+    """All explainers of a drafter share one table: it takes a while to make."""
+    return RecipeTable.build(recipes, num_draft_tokens, "cpu", min_survival).numpy()
+
+
+def warm_up(
+    num_draft_tokens: int,
+    config: DrafterConfig | None = None,
+    *,
+    recipes: Recipes | None = None,
+    max_context_len: int,
+) -> None:
+    """Compile, or load, what an `Explainer` of these arguments runs, and make its tables: none does it later."""
+    explainer = Explainer([0], 0, num_draft_tokens, config, recipes=recipes, max_context_len=max_context_len)
+    explainer.at([0])
+
+
+class Explainer:
+    """Recomputes one request's drafts with the references of a `Drafter`'s operations.
+
+    ::
+
+        explainer = Explainer(prediction, prompt_len=812, num_draft_tokens=64, max_context_len=8192)
+        explanation = explainer.at(tokens)      # prompt and output so far; more of them each time
+
+    Args:
+        prediction: token ids; may be empty.
+        prompt_len: tokens of ``tokens`` that are prompt.
+        num_draft_tokens: K of the drafter.
+        config: of the drafter.
+        recipes: of the drafter.
+        max_context_len: of the drafter: which positions of the context it remembers depends on it.
+        recipe_packs: bit i: the request uses recipe pack i.
+        is_memory: whether the prediction is a text of earlier answers.
+        is_related: of a memory: whether they are answers to requests like this one.
+
+    Each call processes only what is new in ``tokens``.
+    """
+
+    def __init__(
+        self,
+        prediction: Sequence[int],
+        prompt_len: int,
+        num_draft_tokens: int,
+        config: DrafterConfig | None = None,
+        *,
+        recipes: Recipes | None = None,
+        max_context_len: int,
+        recipe_packs: int = c.ALL_PACKS,
+        is_memory: bool = False,
+        is_related: bool = False,
+    ) -> None:
+        config = config if config is not None else DrafterConfig()
+        self._prompt_len = prompt_len
+        self._text = "memory" if is_memory else "prediction"
+        self._recipes = recipes
+        self._recipe_table = _table_of(recipes, num_draft_tokens, config.min_survival_recipe)
+        self._view = StepView(
+            [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
+            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
+        )  # fmt: skip
+
+    def at(self, tokens: Sequence[int]) -> Explanation:
+        """The drafter's view after `tokens`: prompt and output.
+
+        Raises:
+            ValueError: more tokens than `max_context_len`.
+        """
+        row = self._view.token_ids[0]
+        if len(tokens) > len(row):
+            raise ValueError(f"tokens: expected at most {len(row)}, as at construction, found {len(tokens)}")
+        row[: len(tokens)] = tokens
+        view = self._view.look(np.zeros(1, dtype=np.int64), np.array([len(tokens)]))
+        recipe = int(view.recipe[0])
+        lane = int(view.lane[0]) if view.length[0] and recipe < 0 else None
+        position, expected = view.candidates.position[0], view.expected[0]
+        # A position that is both a match and near the cursor is one: the chosen lane, else the first of the two.
+        order = sorted(range(len(expected)), key=lambda i: (i == lane, -i))
+        lanes = {(bool(IS_CONTEXT[i]), int(position[i])): i for i in order}
+        ranked = sorted(lanes.values(), key=lambda i: (-expected[i], i))
+        others = [i for i in ranked if expected[i] > 0 and i != lane][:_NUM_OTHERS]
+        num_output = max(len(tokens) - self._prompt_len, 0)
+
+        def told(lane: int, num: int, edits: int = 0) -> Choice:
+            return self._describe(view, lane, num, num_output, edits)
+
+        chosen = None
+        if recipe >= 0:
+            chosen = self._describe_recipe(recipe)
+        elif lane is not None:
+            chosen = told(lane, int(view.num_chosen[0]), int(view.edits[0]))
+        return Explanation(
+            int(view.cursor[0]),
+            chosen,
+            tuple(told(i, int(view.num[0, i])) for i in others),
+        )
+
+    def _describe_recipe(self, recipe: int) -> Choice:
+        assert self._recipes is not None
+        matched = int((self._recipes.context[recipe] != -1).sum())
+        words = f"the last {matched} tokens" if matched > 1 else "the last token"
+        if self._recipes.is_shape[recipe]:
+            words = f"texts of which the last {matched} items have this shape"
+        expected = round(float(self._recipe_table.expected_accepted[recipe]) / c.SURVIVAL_ONE, 2)
+        return Choice("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
+
+    def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int) -> Choice:
+        found = view.candidates
+        class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
+        if not _wraps_around(view, lane):
+            num = min(num, remaining)
+        return Choice(
+            "context" if IS_CONTEXT[lane] else self._text,
+            int(found.position[0, lane]),
+            int(found.matched[0, lane]),
+            round(float(self._view.tables.expected_accepted[class_id, num]) / c.SURVIVAL_ONE, 2),
+            "; ".join(self._why(view, lane, num_output, edits)),
+        )
+
+    def _why(self, view: View, lane: int, num_output: int, edits: int) -> Iterator[str]:
+        found = view.candidates
+        position, cursor = int(found.position[0, lane]), int(view.cursor[0])
+        matched, class_id = int(found.matched[0, lane]), int(found.class_id[0, lane])
+        words = f"the last {matched} tokens" if matched > 1 else "the last token"
+        if IS_CONTEXT[lane]:
+            yield f"{words} occurred before, in the prompt or the output"
+            if _wraps_around(view, lane):
+                yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
+            return
+        in_sync, num_in_sync = self._view.state.align_state[0, [c.IN_SYNC, c.NUM_IN_SYNC]]
+        if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
+            yield "the output so far is the beginning of the prediction"
+            return
+        ahead = position - cursor
+        where = (
+            "at the cursor"
+            if not ahead
+            else f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'} the cursor"
+        )
+        if matched:
+            yield f"{words} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
+        else:
+            yield f"{where}, where the last token does not occur"
+        bucket, adherence = class_id // c.NUM_ADHERENCES % c.NUM_ALIGNMENTS, class_id % c.NUM_ADHERENCES
+        # While the output is in sync with the prediction, the alignment knows no more than the distance.
+        if bucket in _WORSE and not in_sync:
+            yield _WORSE[bucket]
+        if adherence == c.ADHERENCE_LOST:
+            yield f"the output follows little of the {self._text}"
+        if edits:
+            yield f"{edits} edit{'s' if edits > 1 else ''} as before"
+
+
+def _wraps_around(view: View, lane: int) -> bool:
+    """Whether drafts of a candidate go on with what the output repeats."""
+    found = view.candidates
+    return bool(IS_CONTEXT[lane]) and repeats(int(found.matched[0, lane]), int(found.remaining[0, lane]))

@@ -1,0 +1,83 @@
+"""Single-sequence drafters that others published, as baselines for the simulator.
+
+``POLICIES`` maps the name on the command line to a factory that takes no argument, ``OPTIONAL_POLICIES`` those
+that need a package which the core does not, and ``RECIPE_POLICIES`` those whose factory takes the recipes to draft
+from. Policies run on plain Python lists and never import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from .base import Policy
+from .lookup import (
+    EarlierResponses,
+    InputLookup,
+    PromptLookup,
+    RecipeLookup,
+    RecipeRows,
+    SuffixDecoding,
+    prompt_lookup_transformers,
+    prompt_lookup_vllm,
+    prompt_lookup_vllm_v2,
+    suffix_decoding_available,
+)
+from .static_text import Cursor, Myers, OpenAI, StaticText, guess_line_end, line_end_test
+
+#: Command-line name -> a new policy with its published defaults.
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "cursor": Cursor,
+    "openai": OpenAI,
+    "static_text": StaticText,
+    "myers": Myers,
+    "prompt_lookup": PromptLookup,
+    "prompt_lookup_vllm": prompt_lookup_vllm,
+    "prompt_lookup_vllm_2_5": partial(prompt_lookup_vllm, 2, 5, "prompt_lookup_vllm_2_5"),
+    "prompt_lookup_vllm_1_3": partial(prompt_lookup_vllm, 1, 3, "prompt_lookup_vllm_1_3"),
+    "prompt_lookup_vllm_v2": prompt_lookup_vllm_v2,
+    "prompt_lookup_vllm_v2_1_3": partial(prompt_lookup_vllm_v2, 1, 3, "prompt_lookup_vllm_v2_1_3"),
+    "prompt_lookup_transformers": prompt_lookup_transformers,
+    "input_lookup_node_llama_cpp": InputLookup,
+}
+
+#: Spec factor of Arctic's suffix decoding -> a name; "suffix_decoding" is its default, 1.
+_FACTORS = {1: "suffix_decoding", 2: "suffix_decoding_2", 4: "suffix_decoding_4", 16: "suffix_decoding_16"}
+
+#: The same for policies that use another package; the error that they raise without it says how to get it.
+OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
+    **{name: partial(SuffixDecoding, factor, name=name) for factor, name in _FACTORS.items()},
+    # A tree of twice the default depth: it holds a match of 64 tokens and a draft of as many.
+    **{
+        f"{name}_deep": partial(SuffixDecoding, factor, max_tree_depth=128, name=f"{name}_deep")
+        for factor, name in _FACTORS.items()
+    },
+    "suffix_decoding_vllm": partial(SuffixDecoding, max_tree_depth=24, name="suffix_decoding_vllm"),
+}
+
+#: The same for policies that draft from recipes, which are tokens of one tokenizer.
+RECIPE_POLICIES: dict[str, Callable[[RecipeRows], Policy]] = {"recipe_pack": RecipeLookup}
+
+
+__all__ = [
+    "OPTIONAL_POLICIES",
+    "POLICIES",
+    "RECIPE_POLICIES",
+    "Cursor",
+    "EarlierResponses",
+    "InputLookup",
+    "Myers",
+    "OpenAI",
+    "Policy",
+    "PromptLookup",
+    "RecipeLookup",
+    "RecipeRows",
+    "StaticText",
+    "SuffixDecoding",
+    "guess_line_end",
+    "line_end_test",
+    "prompt_lookup_transformers",
+    "prompt_lookup_vllm",
+    "prompt_lookup_vllm_v2",
+    "suffix_decoding_available",
+]

@@ -1,0 +1,427 @@
+"""Prompt lookup: draft what followed an earlier occurrence of the last few tokens."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import MissingExtraError
+from .base import SequencePolicy, check_count, follow
+
+Tie = Literal["latest", "earliest"]
+
+
+class PromptLookup(SequencePolicy):
+    """N-gram lookup over prompt, prediction and output as one text.
+
+    ::
+
+        text = prompt + prediction + output
+        for n in pattern_max, …, pattern_min:
+            ends = [e for e in range(n, len(text) - prediction_min + 1) if text[e - n : e] == text[-n:]]
+            if ends:
+                e = max(ends) if tie == "latest" else min(ends)
+                return text[e : e + min(prediction_max, K)]
+        return []
+
+    An occurrence may overlap the pattern, and a draft may run from the prediction on into the output, as
+    in any text. The policy has no notion of a cursor: order counts only through the tie rule.
+
+    Args:
+        pattern_min: shortest pattern that is looked up; ``>= 1``.
+        pattern_max: longest pattern; ``>= pattern_min``. The longest one with an occurrence decides.
+        prediction_min: occurrences followed by fewer tokens are passed over; ``>= 1``.
+        prediction_max: most tokens drafted a step; ``None`` leaves the limit to K.
+        tie: which of several occurrences of that pattern is taken.
+        name: the name in reports.
+
+    Cost: ``pattern_max - pattern_min + 1`` dictionary entries a token, whatever the length of the text;
+    the result is that of the scan above.
+
+    Source: A. Saxena, "Prompt Lookup Decoding", https://github.com/apoorvumang/prompt-lookup-decoding.
+    """
+
+    def __init__(
+        self,
+        pattern_min: int = 2,
+        pattern_max: int = 5,
+        prediction_min: int = 1,
+        prediction_max: int | None = None,
+        tie: Tie = "latest",
+        name: str = "prompt_lookup",
+    ) -> None:
+        super().__init__(name)
+        self._pattern_min = check_count("pattern_min", pattern_min)
+        self._pattern_max = check_count("pattern_max", pattern_max, minimum=self._pattern_min)
+        self._prediction_min = check_count("prediction_min", prediction_min)
+        self._prediction_max: int | None = None
+        if prediction_max is not None:
+            self._prediction_max = check_count("prediction_max", prediction_max, minimum=self._prediction_min)
+        if tie not in ("latest", "earliest"):
+            raise ValueError(f"tie: expected 'latest' or 'earliest', got {tie!r}")
+        self._keep_first = tie == "earliest"
+
+    def _begin(self) -> None:
+        self._text: list[int] = []
+        self._indexed = 0
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._advance(self._prompt + self._prediction)
+
+    def _advance(self, tokens: list[int]) -> None:
+        text, ends = self._text, self._ends
+        text.extend(tokens)
+        # An n-gram enters the index once enough tokens follow it; so the pattern never finds itself.
+        while self._indexed + 1 + self._prediction_min <= len(text):
+            self._indexed += 1
+            end = self._indexed
+            for n in range(self._pattern_min, min(self._pattern_max, end) + 1):
+                key = tuple(text[end - n : end])
+                if not (self._keep_first and key in ends):
+                    ends[key] = end
+
+    def _draft(self) -> list[int]:
+        text = self._text
+        length = self._num_draft_tokens
+        if self._prediction_max is not None:
+            length = min(length, self._prediction_max)
+        for n in range(min(self._pattern_max, len(text)), self._pattern_min - 1, -1):
+            end = self._ends.get(tuple(text[-n:]))
+            if end is not None:
+                return text[end : end + length]
+        return []
+
+
+def prompt_lookup_vllm(
+    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm"
+) -> PromptLookup:
+    """vLLM's ``ngram`` method on the V1 runner, with its defaults or another window.
+
+    ``prompt_lookup_min`` and ``prompt_lookup_max`` are both 5 when a user sets neither; the earliest of
+    several longest matches is taken. Source: ``vllm/v1/spec_decode/ngram_proposer.py`` and
+    ``vllm/config/speculative.py``, 0.32.0.
+    """
+    return PromptLookup(pattern_min, pattern_max, tie="earliest", name=name)
+
+
+def prompt_lookup_vllm_v2(
+    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm_v2"
+) -> PromptLookup:
+    """vLLM's ``ngram`` method on the V2 runner: as on V1, but the *latest* match is taken.
+
+    The kernel fills draft slots that it has nothing for with the last sampled token; those are not part of
+    this policy. Source: ``vllm/v1/worker/gpu/spec_decode/ngram``, 0.32.0.
+    """
+    return PromptLookup(pattern_min, pattern_max, tie="latest", name=name)
+
+
+def prompt_lookup_transformers() -> PromptLookup:
+    """``PromptLookupCandidateGenerator`` of transformers, with its defaults.
+
+    Patterns of 2 tokens, then 1; the earliest match; at most 10 draft tokens. Source:
+    ``transformers/generation/candidate_generator.py``, 5.x.
+    """
+    return PromptLookup(1, 2, prediction_max=10, tie="earliest", name="prompt_lookup_transformers")
+
+
+class InputLookup(SequencePolicy):
+    """Longest-suffix lookup in the input, and then along the match as long as it holds.
+
+    The input is ``prompt + prediction`` and never grows; the state is the input followed by the output::
+
+        if the last match still holds:                       # all tokens since then continued it
+            return input[end : end + prediction_max]         # unless the input is used up
+        length(e) = min(pattern_max, longest common suffix of input[:e] and the state)
+        end = the smallest e <= len(input) - prediction_min + 1 with the largest length(e)
+        return input[end : end + prediction_max] if length(end) >= pattern_min else []
+
+    A draft of fewer than ``prediction_min`` tokens is not made. The bound on e is one larger than it should
+    be, as in the original: a match at the very end of the input can win and then have nothing to offer.
+
+    Args:
+        pattern_min: shortest suffix that counts as a match; ``>= 1``.
+        pattern_max: longest suffix that is told apart; ``None`` compares without limit. The original
+            documents 0 as "no limit" and as its default, but its constructor raises it to ``pattern_min``,
+            so that what runs by default is 1. The default here is what runs.
+        prediction_min: fewest tokens a new match must be able to draft; ``>= 1``.
+        prediction_max: most tokens drafted a step; raised to ``pattern_min``, as in the original.
+
+    The match is set by `propose` and followed by `extend`, so tokens of a step that was not preceded by
+    `propose` (a plain prefill) start no match, as in the original.
+
+    Cost: O(occurrences of the token in the input) a token.
+
+    Source: https://github.com/withcatai/node-llama-cpp,
+    ``src/evaluator/LlamaContext/tokenPredictors/InputLookupTokenPredictor.ts``.
+    """
+
+    def __init__(
+        self,
+        pattern_min: int = 1,
+        pattern_max: int | None = 1,
+        prediction_min: int = 1,
+        prediction_max: int = 3,
+        name: str = "input_lookup_node_llama_cpp",
+    ) -> None:
+        super().__init__(name)
+        self._pattern_min = check_count("pattern_min", pattern_min)
+        self._pattern_max: int | None = None
+        if pattern_max is not None:
+            self._pattern_max = check_count("pattern_max", pattern_max, minimum=self._pattern_min)
+        self._prediction_min = check_count("prediction_min", prediction_min)
+        self._prediction_max = max(self._pattern_min, check_count("prediction_max", prediction_max))
+
+    def _begin(self) -> None:
+        self._input = self._prompt + self._prediction
+        self._positions: dict[int, list[int]] = {}
+        for position, token in enumerate(self._input):
+            self._positions.setdefault(token, []).append(position)
+        # End position in the input -> length of the common suffix of input[:end] and the state, where > 0.
+        self._lengths = {end: n for end, n in enumerate(_suffix_lengths(self._input)) if n > 0}
+        self._match_end: int | None = None
+
+    def _draft(self) -> list[int]:
+        if self._match_end is None or self._match_end >= len(self._input):
+            self._match_end = self._find()
+        if self._match_end is None:
+            return []
+        return self._input[self._match_end : self._match_end + self._prediction_max]
+
+    def _find(self) -> int | None:
+        """Where the best match ends, or None if there is none or nothing follows it."""
+        last_end = len(self._input) - self._prediction_min + 1
+        best, best_length = -1, self._pattern_min - 1
+        for end, common in self._lengths.items():  # ascending ends, so that a tie keeps the earliest
+            length = common if self._pattern_max is None else min(common, self._pattern_max)
+            if length > best_length and end <= last_end:
+                best, best_length = end, length
+        if best < 0 or min(self._prediction_max, len(self._input) - best) < self._prediction_min:
+            return None
+        return best
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._match_end = follow(self._input, self._match_end, tokens)
+        for token in tokens:
+            before = self._lengths
+            self._lengths = {end + 1: before.get(end, 0) + 1 for end in self._positions.get(token, ())}
+
+
+def _suffix_lengths(tokens: list[int]) -> list[int]:
+    """For every end e in 0..N, the longest common suffix of ``tokens[:e]`` and ``tokens``. O(N).
+
+    The Z-function of the reversed sequence (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1.3).
+    """
+    n = len(tokens)
+    reverse = tokens[::-1]
+    z = [n] + [0] * n
+    left = right = 0
+    for i in range(1, n):
+        length = min(right - i, z[i - left]) if i < right else 0
+        while i + length < n and reverse[length] == reverse[i + length]:
+            length += 1
+        z[i] = length
+        if i + length > right:
+            left, right = i, i + length
+    return z[::-1]
+
+
+#: The id of the request that is being drafted for.
+_REQUEST = 0
+
+
+class SuffixDecoding(SequencePolicy):
+    """Drafts from a suffix tree over prompt, prediction and output; the tree is Arctic's own code.
+
+    ::
+
+        tree = all suffixes of (prompt + prediction + output), cut to max_tree_depth
+        for m in 1, 2, …:                                    # the last m tokens, as long as the tree has them
+            path(m) = from there on always the most frequent next token, while
+                      its estimated probability along the path is >= min_token_prob and
+                      len(path) < min(K, max_spec_factor * m)
+            score(m) = sum of the estimated probabilities along path(m)
+        return the path of highest score, the longer match where scores are equal
+
+    The prediction goes where a user of vLLM would put it: at the end of the prompt. The tree of earlier responses
+    holds those of `earlier`, and is off without them, as every output is replayed once. It is asked as well, and
+    the draft of higher score is taken, the request's own where scores are equal. What is replayed does not enter
+    it: a draft would depend on what was replayed before.
+
+    Args:
+        max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1.
+        max_tree_depth: match and draft together are no longer; ``>= 1``. vLLM's default is 24, which caps drafts
+            far below K = 64; 64 is Arctic's own.
+        min_token_prob: vLLM's default is 0.1.
+        name: the name in reports.
+        earlier: an `EarlierResponses` of the same depth.
+
+    Raises:
+        MissingExtraError: arctic-inference cannot be imported.
+
+    Source: G. Oliaro et al., "SuffixDecoding", https://arxiv.org/abs/2411.04975; arctic-inference 0.3.0,
+    ``arctic_inference/suffix_decoding``; vLLM 0.32.0, ``vllm/v1/spec_decode/suffix_decoding.py``.
+    """
+
+    def __init__(
+        self,
+        max_spec_factor: float = 1.0,
+        max_tree_depth: int = 64,
+        min_token_prob: float = 0.1,
+        name: str = "suffix_decoding",
+        earlier: EarlierResponses | None = None,
+    ) -> None:
+        super().__init__(name)
+        if not max_spec_factor >= 0:
+            raise ValueError(f"max_spec_factor: expected a number >= 0, got {max_spec_factor}")
+        if not 0 <= min_token_prob <= 1:
+            raise ValueError(f"min_token_prob: expected 0 <= p <= 1, got {min_token_prob}")
+        self._max_spec_factor = float(max_spec_factor)
+        self._min_token_prob = float(min_token_prob)
+        self._max_tree_depth = check_count("max_tree_depth", max_tree_depth)
+        if earlier is not None and earlier.max_tree_depth != self._max_tree_depth:
+            raise ValueError(
+                f"earlier: expected a tree of depth {self._max_tree_depth}, got one of {earlier.max_tree_depth}"
+            )
+        self._earlier = earlier
+        self._cache = _cache(self._max_tree_depth)
+
+    def _begin(self) -> None:
+        for request in list(self._cache.active_requests):
+            self._cache.stop_request(request)
+        self._cache.start_request(_REQUEST, self._prompt + self._prediction)
+        self._tail = (self._prompt + self._prediction)[-self._max_tree_depth :]
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._cache.add_active_response(_REQUEST, tokens)
+        self._tail = (self._tail + tokens)[-self._max_tree_depth :]
+
+    def _draft(self) -> list[int]:
+        draft = self._speculate(self._cache)
+        if self._earlier is not None:
+            other = self._speculate(self._earlier.cache)
+            draft = draft if draft.score >= other.score else other
+        return list(draft.token_ids)
+
+    def _speculate(self, cache: Any) -> Any:
+        return cache.speculate(
+            _REQUEST,
+            self._tail,
+            max_spec_tokens=self._num_draft_tokens,
+            max_spec_factor=self._max_spec_factor,
+            min_token_prob=self._min_token_prob,
+        )
+
+
+class EarlierResponses:
+    """Arctic's tree of earlier responses, filled once and then only asked; any number of policies may share it.
+
+    Args:
+        responses: token ids of each.
+        max_tree_depth: as in `SuffixDecoding`.
+
+    Raises:
+        MissingExtraError: arctic-inference cannot be imported.
+    """
+
+    def __init__(self, responses: Iterable[Sequence[int]], max_tree_depth: int = 64) -> None:
+        self.max_tree_depth = max_tree_depth
+        self.cache = _cache(max_tree_depth, max_cached_requests=-1)
+        for number, tokens in enumerate(responses, start=_REQUEST + 1):
+            self.cache.start_request(number, [])
+            self.cache.add_active_response(number, list(tokens))
+            self.cache.stop_request(number)
+        # Whoever asks does so in the name of a request; this one has neither a prompt nor a response.
+        self.cache.start_request(_REQUEST, [])
+
+
+def suffix_decoding_available() -> bool:
+    """Whether arctic-inference's suffix decoding can be imported; nothing is imported to find out."""
+    try:
+        return importlib.util.find_spec("arctic_inference.suffix_decoding") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _cache(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
+    """A new ``SuffixDecodingCache``; without a tree of earlier responses if it is to keep none of them."""
+    try:
+        # By name: no type checker will find it, as it is a dependency of nothing.
+        module: Any = importlib.import_module("arctic_inference.suffix_decoding")
+    except ImportError as error:
+        # No extra has arctic-inference, because it would bring an engine of its own.
+        how = "In a checkout: python -m benchmarks.quality.build_suffix_peer, then PYTHONPATH=.cache/suffix_peer"
+        tree = "the suffix tree of arctic-inference"
+        raise MissingExtraError("the suffix_decoding policy", tree, how=how) from error
+    return module.SuffixDecodingCache(max_tree_depth, max_cached_requests=max_cached_requests)
+
+
+class RecipeRows(Protocol):
+    """`gpu_align.Recipes`, without what it imports."""
+
+    @property
+    def context(self) -> npt.NDArray[np.signedinteger[Any]]:
+        """[R, tokens]: the last tokens that a recipe applies after, the very last one first; -1 behind them."""
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.signedinteger[Any]]:
+        """[R, tokens]: the continuation; -1 behind it."""
+
+    @property
+    def survival(self) -> npt.NDArray[np.floating[Any]]:
+        """[R, tokens]: probability that the first k of them are all accepted."""
+
+
+class RecipeLookup(SequencePolicy):
+    """A lookup table and nothing else: the prediction is not used.
+
+    ::
+
+        tokens = prompt + output
+        for n in longest context, …, 1:                  # the last n tokens
+            if tokens[-n:] has a recipe:
+                return its continuation, as far as survival >= min_survival
+
+    The longest context decides, also where its continuation is empty or not likely enough. A continuation is as
+    long as the table has it, a few tokens; its end is not looked up again.
+
+    Args:
+        recipes: the table, of `gpu_align.RecipePack.tokenize`.
+        min_survival: drafting stops where the probability that all drafts up to here are accepted falls below
+            this; 0 to 1.
+        name: the name in reports.
+
+    Cost: one dictionary probe for each length of a context, a step.
+
+    Source: "Recipe speculative decoding", https://kolm.ai/articles/speculative-decoding-recipes. Its packs are
+    collected from what a model writes and are not published; ours are learned from texts.
+    """
+
+    def __init__(self, recipes: RecipeRows, min_survival: float = 0.2, name: str = "recipe_pack") -> None:
+        super().__init__(name)
+        if not 0 <= min_survival <= 1:
+            raise ValueError(f"min_survival: expected 0 <= p <= 1, got {min_survival}")
+        lengths = (recipes.context >= 0).sum(axis=1)
+        likely = (recipes.token_ids >= 0) & (recipes.survival >= min_survival)
+        drafts = np.cumprod(likely, axis=1).sum(axis=1)
+        # The context in reading order -> what to draft.
+        self._continuations: dict[tuple[int, ...], list[int]] = {}
+        contexts, continuations = recipes.context.tolist(), recipes.token_ids.tolist()
+        for context, length, tokens, count in zip(contexts, lengths, continuations, drafts, strict=True):
+            self._continuations[tuple(context[length - 1 :: -1])] = tokens[:count]
+        self._lengths = sorted(set(lengths.tolist()), reverse=True)
+        self._longest = max(self._lengths, default=1)
+
+    def _begin(self) -> None:
+        self._tail = self._prompt[-self._longest :]
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._tail = (self._tail + tokens)[-self._longest :]
+
+    def _draft(self) -> list[int]:
+        contexts = (tuple(self._tail[-length:]) for length in self._lengths)
+        found = next((context for context in contexts if context in self._continuations), None)
+        return [] if found is None else list(self._continuations[found])

@@ -1,0 +1,508 @@
+"""Reads a model's samples and outputs: JSON lines, plain or gzipped."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from ... import __version__
+from ..console import check_outputs, counted, epilog, print_table, progress_bar, refuse, tokenizer_option
+
+if TYPE_CHECKING:
+    from ...recipes.chains import Observed
+    from ...recipes.pack import RecipePack
+    from ...recipes.report import Report
+
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_samples(path: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """``{"task": str, "prompt": str, "samples": [str, …]}`` a line; task and prompt may be left out.
+
+    Raises:
+        ValueError: a line is none; the message has its number.
+        OSError: the file cannot be read.
+    """
+    for number, line in _lines(path):
+        samples = line.get("samples")
+        if type(samples) is not list or not all(map(_is_text, samples)):
+            raise ValueError(f"line {number}: samples: expected a list of texts, found {_kind(samples)}")
+        yield _text(number, line, "task", ""), _text(number, line, "prompt", ""), samples
+
+
+def read_outputs(path: Path) -> Iterator[tuple[str, str, str]]:
+    """``{"task": str, "prompt": str, "output": str}`` a line; errors as in `read_samples`."""
+    for number, line in _lines(path):
+        fields = _text(number, line, "task", ""), _text(number, line, "prompt", "")
+        yield (*fields, _text(number, line, "output"))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open("rb") as file:
+        opened: Callable[..., Any] = gzip.open if file.read(2) == _GZIP_MAGIC else open
+    number = 0
+    with opened(path, "rb") as lines:
+        try:
+            for number, raw in enumerate(lines, start=1):
+                raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+                if raw.strip():
+                    yield number, _object(number, raw)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"line {number + 1}: broken gzip ({error})") from error
+
+
+def _object(number: int, raw: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number}: expected JSON ({str(error).splitlines()[0]})") from error
+    if type(line) is not dict:
+        raise ValueError(f"line {number}: expected an object, found {_kind(line)}")
+    return line
+
+
+def _text(number: int, line: dict[str, Any], name: str, default: str | None = None) -> str:
+    found = line.get(name, default)
+    if not _is_text(found):
+        raise ValueError(f"line {number}: {name}: expected a text, found {_kind(found)}")
+    return str(found)
+
+
+def _is_text(found: Any) -> bool:
+    """Whether it is a text that a tokenizer can read: JSON can write halves of characters."""
+    if type(found) is not str:
+        return False
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _kind(found: Any) -> str:
+    return "nothing" if found is None else f"a {type(found).__name__}"
+
+
+NOT_TEXT, UNREADABLE, AGAIN = "not UTF-8 text", "not readable", "the same again"
+
+
+@dataclass
+class Texts:
+    """The files that `find_texts` found, and the counts of `read`.
+
+    Attributes:
+        files: ``(source, path)``, every file once.
+        num_read: files whose text was yielded.
+        num_bytes: their size.
+        skipped: counts of the other files by reason: not UTF-8 or with a zero byte, not readable, with the text of
+            an earlier file of their source.
+        sources: the sources of the texts that were yielded.
+    """
+
+    files: list[tuple[str, Path]]
+    num_read: int = 0
+    num_bytes: int = 0
+    skipped: dict[str, int] = field(default_factory=lambda: dict.fromkeys((NOT_TEXT, UNREADABLE, AGAIN), 0))
+    sources: set[str] = field(default_factory=set)
+
+    def read(self, told: Callable[[str, int], None]) -> Iterator[tuple[str, str]]:
+        """``(source, text)`` of each file, line ends normalised to LF; `told` is called for each, text or not."""
+        given = set()
+        for source, path in self.files:
+            told(Path(source).name, 1)
+            try:
+                content = path.read_bytes()
+            except OSError:
+                self.skipped[UNREADABLE] += 1
+                continue
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                text = "\0"
+            if "\0" in text:
+                self.skipped[NOT_TEXT] += 1
+                continue
+            same = source, hashlib.sha256(content).digest()
+            if same in given:
+                self.skipped[AGAIN] += 1
+                continue
+            given.add(same)
+            self.num_read += 1
+            self.num_bytes += len(content)
+            self.sources.add(source)
+            yield source, text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def find_texts(places: Sequence[Path], suffixes: Sequence[str] = ()) -> Texts:
+    """The files among `places` and in the folders among them, each place a source.
+
+    Of a folder, hidden files and folders are left out, links are not followed, and only names that end in one of
+    `suffixes` are taken, if there are any. A file in two places belongs to the first.
+
+    Raises:
+        FileNotFoundError: a place is not there.
+    """
+    files: list[tuple[str, Path]] = []
+    seen: set[Path] = set()
+    for place in places:
+        if not place.exists():
+            raise FileNotFoundError(f"{place}: no such file or folder")
+        source = str(place.resolve())
+        for path in _inside(place, tuple(suffixes)) if place.is_dir() else [place]:
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                files.append((source, path))
+    return Texts(files)
+
+
+def _inside(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(parent, name)
+            wanted = not name.startswith(".") and (not suffixes or name.endswith(suffixes))
+            if wanted and path.is_file() and not path.is_symlink():
+                yield path
+
+
+recipes_app = typer.Typer(
+    help="Recipe packs: what usually follows what.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+_ENDINGS = (".json", ".json.gz")
+#: Of a pack: the one that comes with the library.
+_SHIPPED = "base"
+
+
+class _Tokens(NamedTuple):
+    """A tokenizer as packs take it."""
+
+    encode: Callable[[list[str]], Sequence[Sequence[int]]]
+    texts: Callable[[Sequence[int]], list[str]]
+
+
+def _load_tokenizer(name: str) -> _Tokens:
+    from .. import simulate
+
+    try:
+        loaded = simulate.load_tokenizer(name)
+    except (OSError, ValueError) as error:
+        refuse(f"--tokenizer: {error}")
+
+    def texts(ids: Sequence[int]) -> list[str]:
+        within = [token for token in ids if token < loaded.vocab_size]
+        return [loaded.token_bytes(int(token)).decode("utf-8", "replace") for token in within]
+
+    return _Tokens(lambda given: [loaded.encode(text) for text in given], texts)
+
+
+def _check_pack(option: str, out: Path, sources: Sequence[Path]) -> None:
+    if not out.name.endswith(_ENDINGS):
+        # Two files in the wrong order would otherwise cost one of them.
+        refuse(f"expected a name that ends in .json or .json.gz for the pack, found {out}")
+    check_outputs({option: out}, sources)
+
+
+def _save(pack: RecipePack, out: Path) -> None:
+    try:
+        pack.save(out)
+    except OSError as error:
+        refuse(f"{out}: {error.strerror or error}")
+    parts = []
+    if pack.words or not pack.observed:
+        parts += [f"{len(pack.words):,} words", f"{len(pack.recipes):,} recipes"]
+    if pack.tokenizer:
+        parts.append(f"{counted(len(pack.observed), 'entry', 'entries')} observed")
+    typer.echo(f"wrote {out}: {', '.join(parts)}, {out.stat().st_size:,} bytes")
+
+
+def _load(path: Path) -> RecipePack:
+    from ...recipes.pack import PackError, RecipePack
+
+    try:
+        return RecipePack.load(None if str(path) == _SHIPPED else path)
+    except OSError as error:
+        refuse(f"{path}: {error.strerror or error}")
+    except PackError as error:
+        refuse(str(error))
+
+
+@recipes_app.command("learn", epilog=epilog("recipes learn"))
+def learn_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT.json[.gz]", help="for the pack")],
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE_OR_FOLDER...", help="texts to learn from; each place is one source"),
+    ],
+    suffix: Annotated[
+        list[str] | None,
+        typer.Option(metavar=".py", help="of folders, only files that end in this; repeatable"),
+    ] = None,
+) -> None:
+    """Learn a recipe pack from texts of your own: what usually follows what."""
+    from ...recipes.pack import RecipePack
+
+    _check_pack("OUT", out, places)
+    try:
+        texts = find_texts(places, suffix or [])
+    except FileNotFoundError as error:
+        refuse(str(error))
+
+    with progress_bar("learning from", len(texts.files)) as advance:
+        pack = RecipePack.learn(texts.read(advance), made_by="gpu-align recipes learn")
+    read = f"{counted(texts.num_read, 'file')}, {counted(texts.num_bytes, 'byte')}"
+    notes = [f"; {count:,} skipped: {why}" for why, count in texts.skipped.items() if count]
+    typer.echo(f"read {read}, of {counted(len(texts.sources), 'source')}{''.join(notes)}")
+    if not texts.num_read:
+        refuse("expected texts to learn from, found none")
+    if not pack.recipes:
+        refuse("too little text: no word follows others often enough to make a recipe")
+    _save(pack.calibrated(RecipePack.load().calibration), out)
+
+
+@recipes_app.command("observe", epilog=epilog("recipes observe"))
+def observe_command(
+    samples: Annotated[
+        Path, typer.Argument(metavar="SAMPLES.jsonl[.gz]", help='lines of {"task", "prompt", "samples"}')
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.json[.gz]", help="for the pack")],
+    tokenizer: Annotated[str, tokenizer_option("of the model")],
+    agree: Annotated[
+        float, typer.Option(metavar="SHARE", help="of the samples of a prompt that must agree")
+    ] = 1.0,
+    task: Annotated[str, typer.Option(metavar="NAME", help="of the pack; else that of the samples")] = "",
+) -> None:
+    """Learn a recipe pack from samples of a model: what all answers to a prompt agree on."""
+    from ...recipes.pack import RecipePack
+
+    if not 0 < agree <= 1:
+        refuse(f"--agree: expected 0 < share <= 1, found {agree}")
+    _check_pack("--out", out, [samples])
+    groups = list(_read(samples, read_samples))
+    tokens = _load_tokenizer(tokenizer)
+    with progress_bar("observing", len(groups)) as advance:
+        pack = RecipePack.observe(
+            groups,
+            tokens.encode,
+            tokens.texts,
+            agree=agree,
+            task=task,
+            made_by="gpu-align recipes observe",
+            progress=advance,
+        )
+    count = sum(len(texts) for _, _, texts in groups)
+    typer.echo(f"read {counted(len(groups), 'prompt')}, {counted(count, 'sample')}")
+    if not pack.observed:
+        typer.echo("note: the samples agree on nothing; the pack is empty", err=True)
+    _save(pack, out)
+
+
+@recipes_app.command("merge", epilog=epilog("recipes merge"))
+def merge_command(
+    parts: Annotated[
+        list[Path], typer.Argument(metavar="PACK_OR_MISSES...", help="files; one a pack at least")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.json[.gz]", help="for the pack")],
+    shapes_only: Annotated[
+        bool, typer.Option("--shapes-only", help="leave out words and literal prefixes: a pack without texts")
+    ] = False,
+) -> None:
+    """Merge packs, and the misses that servers counted, into one pack."""
+    from ...recipes.files import Content, read_either
+    from ...recipes.misses import Misses
+    from ...recipes.pack import PackError, RecipePack
+
+    _check_pack("--out", out, parts)
+    packs, misses = [], []
+    for path in parts:
+        try:
+            content = read_either(path)
+        except OSError as error:
+            refuse(f"{path}: {error.strerror or error}")
+        except PackError as error:
+            refuse(str(error))
+        if isinstance(content, Content):
+            packs.append(RecipePack(*content))
+        else:
+            misses.append(Misses.of(content))
+    if not packs:
+        refuse("expected a pack among the files, found misses alone")
+    try:
+        pack = packs[0].merge(*packs[1:], *misses)
+    except PackError as error:
+        refuse(str(error))
+    _save(pack.shapes_only() if shapes_only else pack, out)
+
+
+@recipes_app.command("report", epilog=epilog("recipes report"))
+def report_command(
+    pack: Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")],
+    outputs: Annotated[
+        Path, typer.Argument(metavar="OUTPUTS.jsonl[.gz]", help='lines of {"task", "prompt", "output"}')
+    ],
+    tokenizer: Annotated[str, tokenizer_option("of the model")],
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
+    ] = None,
+    misses_out: Annotated[
+        Path | None, typer.Option("--misses", metavar="OUT", help="write what was refuted, for merge")
+    ] = None,
+    num_draft_tokens: Annotated[
+        int,
+        typer.Option(
+            "--num-draft-tokens", "-k", min=1, max=256, metavar="K", help="most draft tokens a step, 1 to 256"
+        ),
+    ] = 16,
+) -> None:
+    """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
+    from ...recipes.misses import Misses
+    from ...recipes.pack import PackError
+
+    check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
+    loaded = _load(pack)
+    texts = list(_read(outputs, read_outputs))
+    tokens = _load_tokenizer(tokenizer)
+    misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
+    try:
+        with progress_bar("replaying", len(texts)) as advance:
+            found = loaded.report(
+                texts, tokens.encode, tokens.texts, num_draft_tokens, misses=misses, progress=advance
+            )
+    except PackError as error:
+        refuse(f"{pack}: {error}")
+    _print_report(found)
+    if json_out is not None:
+        about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
+        json_out.write_text(json.dumps({**about, **found.as_json()}, indent=2) + "\n", encoding="utf-8")
+    if misses_out is not None:
+        misses.save(misses_out)
+    for written in (json_out, misses_out):
+        if written is not None:
+            typer.echo(f"wrote {written}")
+
+
+def _print_report(report: Report) -> None:
+    from ...recipes.report import PUBLISHED, PUBLISHED_ACCURACY, PUBLISHED_COVERAGE
+
+    header = ["task", "drafter", "tokens", "drafted", "accepted", "coverage", "accuracy", "tokens a step"]
+    rows = [
+        [name, drafter, f"{t.tokens:,}", f"{t.drafted:,}", f"{t.accepted:,}", f"{t.coverage:.1%}",
+         f"{t.accuracy:.2%}", f"{t.tokens_per_step:.2f}"]
+        for name, alone in report.tasks.items()
+        for drafter, t in (("recipes", alone), ("with context", report.with_context[name]))
+    ]  # fmt: skip
+    coverage = "–".join(f"{share:.0%}" for share in PUBLISHED_COVERAGE)
+    accuracy = "–".join(f"{share:.1%}" for share in PUBLISHED_ACCURACY)
+    rows += [
+        [name, "published", "", "", "", coverage, accuracy, f"{rate:.1f}"] for name, rate in PUBLISHED.items()
+    ]
+    title = f"up to {report.num_draft_tokens} draft tokens a step"
+    console = print_table(title, header, rows, words=["task", "drafter"], folded="task")
+    console.print(
+        "Drafted are recipe tokens that were verified, up to the first one of a draft that was refuted.",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+
+
+@recipes_app.command("show", epilog=epilog("recipes show"))
+def show_command(
+    pack: Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")],
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="entries to show")] = 20,
+    tokenizer: Annotated[str | None, tokenizer_option("to show token ids as text")] = None,
+) -> None:
+    """Show what is in a pack: what it was made of, and its most frequent entries."""
+    loaded = _load(pack)
+    texts: Callable[[Sequence[int]], list[str]] = lambda ids: [f"#{token}" for token in ids]  # noqa: E731
+    if tokenizer is not None:
+        texts = _load_tokenizer(tokenizer).texts
+    told = {
+        "task": loaded.task,
+        "made by": loaded.made_by,
+        "content": loaded.content_hash,
+        "tokenizer": loaded.tokenizer,
+        "words": f"{len(loaded.words):,}, {counted(len(loaded.recipes), 'recipe')}" if loaded.words else "",
+        "observed": f"{len(loaded.observed):,}" if loaded.tokenizer else "",
+        "kept": f"{counted(len(loaded.kept), 'token')} stay themselves in shapes" if loaded.tokenizer else "",
+    }
+    for name, value in told.items():
+        if value:
+            typer.echo(f"{name:9}  {value}")
+    header = ["key", "prefix", "then", "hits", "seen", "groups"]
+    rows = [_shown(entry, texts) for entry in loaded.observed[:top]]
+    by_seen = sorted(loaded.recipes, key=lambda recipe: (-recipe.seen, recipe.context))
+    rows += [
+        ["words", _visible("".join(r.context)), _visible(r.word), f"{r.hits:,}", f"{r.seen:,}", ""]
+        for r in by_seen[: top - len(rows)]
+    ]
+    if rows:
+        print_table("", header, rows, words=["key", "prefix", "then"], folded="prefix")
+
+
+def _shown(entry: Observed, texts: Callable[[Sequence[int]], list[str]]) -> list[str]:
+    from ...ops import constants
+
+    classes = {
+        constants.SHAPE_IDENTIFIER: "‹identifier›",
+        constants.SHAPE_NUMBER: "‹number›",
+        constants.SHAPE_SPACE: "‹space›",
+        constants.SHAPE_STRING: "‹string›",
+        constants.SHAPE_START: "‹start›",
+    }
+
+    def one(item: int) -> str:
+        if item < 0:
+            return classes.get(item, "(nothing)")
+        return _visible("".join(texts([item])) or f"#{item}")
+
+    counts = [f"{number:,}" for number in (entry.hits, entry.seen, entry.groups)]
+    prefix = " ".join(map(one, entry.context))
+    return ["shape" if entry.is_shape else "literal", prefix, one(entry.token), *counts]
+
+
+def _visible(text: str) -> str:
+    """The text in one line, with spaces that show."""
+    return repr(text)[1:-1].replace(" ", "␣")
+
+
+@recipes_app.command("index", epilog=epilog("recipes index"))
+def index_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of packs")],
+) -> None:
+    """Write the index of a folder of packs, from which a server takes them by name and version."""
+    from ...recipes.pack import PackError
+    from ...recipes.registry import INDEX, Registry
+
+    try:
+        registry = Registry(folder)
+        wrong = registry.update()
+    except OSError as error:
+        refuse(f"{folder}: {error.strerror or error}")
+    except PackError as error:
+        refuse(str(error))
+    for _, why in wrong:
+        typer.echo(f"warning: {why}", err=True)
+    for pack in registry.packs:
+        typer.echo(f"{pack.task}@{pack.version}  {pack.file}  {pack.content_hash}")
+    typer.echo(f"wrote {folder / INDEX}: {counted(len(registry.packs), 'pack')}")
+
+
+def _read(path: Path, read: Callable[[Path], Iterator[Any]]) -> Iterator[Any]:
+    try:
+        found = list(read(path))
+    except OSError as error:
+        refuse(f"{path}: {error.strerror or error}")
+    except ValueError as error:
+        refuse(f"{path}: {error}")
+    if not found:
+        refuse(f"{path}: expected lines of JSON, found none")
+    return iter(found)

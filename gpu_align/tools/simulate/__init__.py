@@ -1,0 +1,71 @@
+"""Deterministic replay of known outputs: how good a drafter is, measured without a GPU and without a model.
+
+The known output stands for the model. In each step a policy drafts, the matching prefix is accepted, and one token
+of the output follows; `replay` has the loop. From Python::
+
+    from gpu_align import simulate
+
+    records = simulate.read_records(Path("pairs.jsonl.gz"))
+    policies = simulate.make_policies(["gpu_align", "prompt_lookup"], records, num_draft_tokens=64)
+    results = simulate.simulate(records, policies, num_draft_tokens=64)
+    print(results[0].tokens_per_step, results[0].rejected_per_accepted)
+"""
+
+from .bounds import bound, everywhere, perfect_choice
+from .packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
+from .policies import (
+    OURS,
+    SWEEP,
+    PredictorPolicy,
+    config_of,
+    import_policy,
+    is_import_path,
+    make_policies,
+    policy_names,
+    runnable_policy_names,
+    setting_name,
+)
+from .records import EditError, Record, RecordError, read_records, records_of_files, records_of_git
+from .replay import Decile, PairResult, PolicyResult, Reliability, replay, simulate
+from .report import to_html, to_json, write_html, write_json
+from .tokenizers import TextTokenizer, line_ending_ids, load_tokenizer, token_texts
+
+__all__ = [
+    "NO_PACK",
+    "OURS",
+    "SHIPPED_PACK",
+    "SWEEP",
+    "Decile",
+    "EditError",
+    "PairResult",
+    "PolicyResult",
+    "PredictorPolicy",
+    "Record",
+    "RecordError",
+    "Reliability",
+    "TextTokenizer",
+    "bound",
+    "config_of",
+    "everywhere",
+    "import_policy",
+    "is_import_path",
+    "line_ending_ids",
+    "load_tokenizer",
+    "make_policies",
+    "perfect_choice",
+    "policy_names",
+    "read_records",
+    "recipes_for",
+    "records_of_files",
+    "records_of_git",
+    "replay",
+    "runnable_policy_names",
+    "setting_name",
+    "simulate",
+    "to_html",
+    "to_json",
+    "token_texts",
+    "tokenizer_of",
+    "write_html",
+    "write_json",
+]

@@ -1,0 +1,238 @@
+"""What copying is worth at best: replays in which the choice of the draft knows the output.
+
+`bound` replays a record with a chooser that sees the rest of the output: it takes the candidate that is right for
+longest, and drafts the part that is right. With `everywhere`, any position in prediction, prompt or output, this
+is the clairvoyant bound. `perfect_choice` does the same with the candidates of a `Drafter`: what a perfect choice
+among them would be worth.
+
+A draft here is a copy from one position. A drafter that replays edits inside of what it copies may exceed both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...config import DrafterConfig
+from ...ops.constants import FIRST_CONTEXT, PREDICTION_BASE
+from ...ops.draft import SurvivalTables
+from ...ops.jit import Entry
+from ...ops.recipe_lookup import RecipeTable
+from ...ops.reference.draft import Candidates
+from ...ops.state import StepArrays
+from ..explain import StepView, View
+from .records import Record
+from .replay import Drafted, PairResult, verification_steps
+
+IntArray = NDArray[np.int64]
+
+
+class CandidateReplay:
+    """One slot a record, with all of its output already in the context: only the totals say what is known.
+
+    Args:
+        records: what is replayed.
+        num_draft_tokens: K: right tokens are counted up to it.
+        config: which matches are candidates; the defaults if None.
+        max_context_len: T; None is as long as the longest of `records`. Which positions of a context are
+            remembered depends on it.
+        tables: what a choice is made by, for K; those of `config` if None.
+        recipes: drafted where no candidate is likelier, for K; none if None.
+
+    Attributes:
+        token_ids: [R, T] int32, prompt and output of each record.
+        num_prompt, num_output: [R].
+        state: the step's, on the CPU.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        num_draft_tokens: int,
+        config: DrafterConfig | None = None,
+        max_context_len: int | None = None,
+        tables: SurvivalTables | None = None,
+        recipes: RecipeTable | None = None,
+    ) -> None:
+        self.num_prompt = np.array([len(r.prompt) for r in records])
+        self.num_output = np.array([len(r.output) for r in records])
+        width = max_context_len or max(int((self.num_prompt + self.num_output).max()), 1)
+        if recipes is None:
+            recipes = RecipeTable.build(None, num_draft_tokens, "cpu")
+        self._view = StepView(
+            [r.prediction for r in records], self.num_prompt.tolist(), width, num_draft_tokens, config,
+            recipes.numpy(), tables,
+        )  # fmt: skip
+        self.state, self.token_ids = self._view.state, self._view.token_ids
+        self._num_draft_tokens = num_draft_tokens
+        for row, record in zip(self.token_ids, records, strict=True):
+            num_prompt = len(record.prompt)
+            row[:num_prompt] = record.prompt
+            row[num_prompt : num_prompt + len(record.output)] = record.output
+
+    def look(self, slots: IntArray, done: IntArray) -> View:
+        """What the drafter sees after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
+        return self._view.look(slots, self.num_prompt[slots] + done)
+
+    def right(self, found: Candidates, slots: IntArray, done: IntArray) -> IntArray:
+        """[R, C]: how many tokens of each candidate, copied as they are, come next in the output; at most K."""
+        most = np.minimum(self.num_output[slots] - done, self._num_draft_tokens)
+        runs = np.zeros(found.remaining.shape, dtype=np.int64)
+        _count_right(self.state, found, self.token_ids, slots, self.num_prompt[slots] + done, most, runs)
+        return runs
+
+
+@Entry
+def _count_right(
+    state: StepArrays,
+    found: Candidates,
+    token_ids: NDArray[np.int32],
+    slots: IntArray,
+    totals: IntArray,
+    most: IntArray,
+    runs: IntArray,
+) -> None:
+    for r in range(len(slots)):
+        tokens, base = token_ids[slots[r]], state.slot_meta[slots[r], PREDICTION_BASE]
+        for c in range(runs.shape[1]):
+            position, length = found.position[r, c], 0
+            while length < min(found.remaining[r, c], most[r]):
+                at = position + length
+                token = tokens[at] if c >= FIRST_CONTEXT else state.prediction_tokens[base + at]
+                if token != tokens[totals[r] + length]:
+                    break
+                length += 1
+            runs[r, c] = length
+
+
+#: ``candidates(record)`` is called once a record; what it returns is called with the number of output tokens so
+#: far, which only grows, and gives the continuations to choose from.
+Continuations = Callable[[Record], Callable[[int], Iterable[Sequence[int] | IntArray]]]
+
+
+def bound(
+    record: Record, num_draft_tokens: int, candidates: Continuations, draft_in_prefill: bool = False
+) -> PairResult:
+    """Replay with a perfect choice of candidate and length.
+
+    ::
+
+        while position < L:
+            draft = the longest prefix of output[position:], up to K tokens, that a candidate starts with
+
+    No draft is ever rejected. A longer draft is never worse than a shorter one for a set of candidates that only
+    grows, so with `everywhere` no drafter that copies from prediction or output takes fewer steps.
+
+    Args:
+        record: what to replay.
+        num_draft_tokens: K, at least 1.
+        candidates: what there is to choose from.
+        draft_in_prefill: let the prefill step verify drafts.
+    """
+    output = np.asarray(record.output)
+    steps = verification_steps(record, num_draft_tokens, draft_in_prefill)
+    at = candidates(record)
+    position = 0
+    try:
+        position += len(next(steps))
+        while True:
+            truth = output[position : position + num_draft_tokens]
+            right = max((_equal(candidate, truth) for candidate in at(position)), default=0)
+            position += len(steps.send(Drafted(truth[:right].tolist())))
+    except StopIteration as finished:
+        result: PairResult = finished.value
+        return result
+
+
+def everywhere(record: Record) -> Callable[[int], Iterable[IntArray]]:
+    """Every position in prediction, prompt and output so far; looks ahead, and gives the best of each text."""
+    prediction = np.asarray(record.prediction, np.int64)
+    context = np.asarray([*record.prompt, *record.output], np.int64)
+
+    def best(done: int) -> list[IntArray]:
+        now = len(record.prompt) + done
+        truth = context[now:]
+        texts = prediction, context[:now]
+        return [text[start:] for text in texts if (start := _longest_at(text, truth)) is not None]
+
+    return best
+
+
+def perfect_choice(
+    records: Sequence[Record],
+    num_draft_tokens: int,
+    config: DrafterConfig | None = None,
+    draft_in_prefill: bool = False,
+    batch_size: int = 64,
+) -> list[PairResult]:
+    """Replay with the best of what a `Drafter` chooses from.
+
+    ::
+
+        while position < L:
+            draft = the longest prefix of output[position:], up to K tokens, that one of its candidates starts with
+
+    The candidates are those of `gpu_align.ops.draft`, computed by its references: the best matches in prediction
+    and context, and the positions around the cursor.
+
+    Args:
+        records: what to replay; the drafter is large enough for the longest of them.
+        num_draft_tokens: K, at least 1.
+        config: which matches are candidates; the defaults if None.
+        draft_in_prefill: let the prefill step verify drafts.
+        batch_size: records that are replayed side by side; the results do not depend on it.
+    """
+    results: list[PairResult] = []
+    width = max((len(r.prompt) + len(r.output) for r in records), default=1)
+    for first in range(0, len(records), batch_size):
+        part = records[first : first + batch_size]
+        batch = CandidateReplay(part, num_draft_tokens, config, width)
+        steps = [verification_steps(record, num_draft_tokens, draft_in_prefill) for record in part]
+        results += _choose_perfectly(batch, steps)
+    return results
+
+
+def _choose_perfectly(
+    batch: CandidateReplay, steps: Sequence[Generator[list[int], Drafted, PairResult]]
+) -> list[PairResult]:
+    results: dict[int, PairResult] = {}
+    done = np.zeros(len(steps), dtype=np.int64)
+
+    def advance(slot: int, draft: list[int] | None) -> None:
+        try:
+            done[slot] += len(next(steps[slot]) if draft is None else steps[slot].send(Drafted(draft)))
+        except StopIteration as finished:
+            results[slot] = finished.value
+
+    for slot in range(len(steps)):
+        advance(slot, None)
+    while len(results) < len(steps):
+        slots = np.array([slot for slot in range(len(steps)) if slot not in results])
+        found = batch.look(slots, done[slots]).candidates
+        right = batch.right(found, slots, done[slots]).max(axis=1)
+        for slot, start, length in zip(slots, batch.num_prompt[slots] + done[slots], right, strict=True):
+            advance(int(slot), batch.token_ids[slot, start : start + length].tolist())
+    return [results[slot] for slot in range(len(steps))]
+
+
+def _equal(candidate: Sequence[int] | IntArray, truth: IntArray) -> int:
+    """Length of the longest common prefix."""
+    found = np.asarray(candidate[: len(truth)])
+    wrong = found != truth[: len(found)]
+    return int(wrong.argmax()) if wrong.any() else len(found)
+
+
+def _longest_at(text: IntArray, truth: IntArray) -> int | None:
+    """A start in `text` of the longest prefix of `truth` that occurs in it; None where no token does."""
+    starts: IntArray = np.flatnonzero(text == truth[0]) if len(truth) else np.zeros(0, np.int64)
+    if not len(starts):
+        return None
+    for length in range(1, len(truth)):
+        longer = starts[starts + length < len(text)]
+        longer = longer[text[longer + length] == truth[length]]
+        if not len(longer):
+            break
+        starts = longer
+    return int(starts[0])

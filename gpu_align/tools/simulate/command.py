@@ -1,0 +1,278 @@
+"""What ``gpu-align simulate`` does with its options: read, replay, write, print."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from ...config import DrafterConfig
+from .. import policies, simulate
+from ..console import check_outputs, counted, print_table, progress_bar, refuse
+from .report import TABLE_HEADER, table_rows
+
+#: The tokenizer of texts where none is named: it needs no network.
+_DEFAULT_TOKENIZER = "tekken"
+
+
+class Input(NamedTuple):
+    """Where records come from: exactly one of a file, two texts and a repository's history."""
+
+    pairs: Path | None
+    before: Path | None
+    after: Path | None
+    git: str | None
+    repo: Path | None
+    suffixes: Sequence[str]
+    limit: int | None
+
+
+class Outputs(NamedTuple):
+    json: Path | None
+    html: Path | None
+
+
+def run(
+    given: Input,
+    names: Sequence[str],
+    num_draft_tokens: int,
+    draft_in_prefill: bool,
+    settings: Mapping[str, Sequence[float] | None],
+    sweep: bool,
+    recipes: str,
+    tokenizer: str | None,
+    outputs: Outputs,
+) -> None:
+    """The command; refuses bad input before the replay starts."""
+    chosen = list(dict.fromkeys(names))
+    known_names = simulate.policy_names()
+    if unknown := [name for name in chosen if name not in known_names and not simulate.is_import_path(name)]:
+        refuse(f"--policy: expected one of {', '.join(known_names)}, or module:Class, found {unknown[0]!r}")
+    if any(map(simulate.is_import_path, chosen)) and "" not in sys.path:
+        sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
+    combined = _settings(settings, sweep)
+    _check_input(given)
+    sources = [path for path in (given.pairs, given.before, given.after) if path is not None]
+    check_outputs({"--json": outputs.json, "--html": outputs.html}, sources)
+    records = _records(given, tokenizer)
+
+    chosen = _runnable(recipes, records, chosen)
+    try:
+        policies = simulate.make_policies(chosen, records, num_draft_tokens, combined, recipes)
+    except OSError as error:
+        refuse(f"--recipes: {recipes}: {error.strerror or error}")
+    except ValueError as error:
+        refuse(str(error))
+    total = sum(len(record.output) for record in records) * len(policies)
+    with progress_bar("replaying", total) as advance:
+        results = simulate.simulate(records, policies, num_draft_tokens, draft_in_prefill, advance)
+
+    if outputs.json is not None:
+        about = {
+            "records": _name_of(given),
+            "tokenizer": simulate.tokenizer_of(records),
+            "settings": {
+                "draft_in_prefill": draft_in_prefill,
+                "recipes": recipes,
+                "drafter": [asdict(simulate.config_of(setting)) for setting in combined],
+            },
+        }
+        simulate.write_json(results, num_draft_tokens, outputs.json, about)
+    if outputs.html is not None:
+        simulate.write_html(records, results, num_draft_tokens, outputs.html)
+    title = f"up to {num_draft_tokens} draft tokens a step"
+    print_table(title, TABLE_HEADER, table_rows(results), words=["policy"], folded="policy")
+    for written in outputs:
+        if written is not None:
+            typer.echo(f"wrote {written}")
+
+
+def _check_input(given: Input) -> None:
+    if (given.before is None) != (given.after is None):
+        missing, there = ("--after", "--before") if given.after is None else ("--before", "--after")
+        refuse(f"{there}: expected {missing} as well")
+    ways = {"PAIRS": given.pairs, "--before and --after": given.before, "--git": given.git}
+    found = [name for name, value in ways.items() if value is not None]
+    if len(found) != 1:
+        told = " and ".join(found) or "none"
+        refuse(f"expected one of a file PAIRS, --before with --after, and --git, found {told}")
+    if given.git is None:
+        only = {"--repo": given.repo, "--suffix": given.suffixes or None, "--limit": given.limit}
+        for option, value in only.items():
+            if value is not None:
+                refuse(f"{option}: expected with --git only")
+
+
+def _records(given: Input, tokenizer: str | None) -> list[simulate.Record]:
+    try:
+        if given.pairs is not None:
+            records = simulate.read_records(given.pairs, tokenizer)
+            if tokenizer is not None:
+                simulate.load_tokenizer(tokenizer)  # records with ids alone have not needed it yet
+            return records
+        with_name = tokenizer or _DEFAULT_TOKENIZER
+        if given.git is not None:
+            repo = given.repo or Path()
+            records = simulate.records_of_git(given.git, repo, with_name, given.suffixes, given.limit)
+            typer.echo(f"note: {counted(len(records), 'edit')} of {given.git}", err=True)
+        else:
+            assert given.before is not None
+            assert given.after is not None
+            records = simulate.records_of_files(given.before, given.after, with_name)
+        if tokenizer is None:
+            note = f"note: tokenized with {_DEFAULT_TOKENIZER}; --tokenizer takes that of your model"
+            typer.echo(note, err=True)
+        return records
+    except simulate.RecordError as error:
+        refuse(f"{given.pairs}: {error}" if error.line else str(error))
+    except ValueError as error:
+        refuse(str(error))
+    except OSError as error:
+        path = given.pairs if given.pairs is not None else error.filename
+        refuse(f"{path}: {error.strerror or error}" if path else str(error))
+
+
+def _name_of(given: Input) -> str:
+    if given.pairs is not None:
+        return str(given.pairs)
+    return f"{given.before} to {given.after}" if given.git is None else f"git {given.git}"
+
+
+def _runnable(pack: str, records: Sequence[simulate.Record], names: list[str]) -> list[str]:
+    """The policies to run: `names`, or else all that can run with this pack."""
+    known = simulate.tokenizer_of(records) is not None
+    why = "the records do not all name one tokenizer, and --tokenizer gives none"
+    if not known and pack not in (simulate.SHIPPED_PACK, simulate.NO_PACK):
+        refuse(f"--recipes: {why}")
+    names = names or simulate.runnable_policy_names(with_recipes=known and pack != simulate.NO_PACK)
+    if not known and pack != simulate.NO_PACK and simulate.OURS in names:
+        typer.echo(f"note: {simulate.OURS} runs without recipes: {why}", err=True)
+    return names
+
+
+def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[dict[str, Any]]:
+    """The settings of our drafter to run: every combination of the given values, or the default alone."""
+    fields = [
+        [(name, int(value) if value.is_integer() else value) for value in dict.fromkeys(map(float, values))]
+        for name, values in given.items()
+        if values
+    ]
+    settings = [dict(combination) for combination in itertools.product(*fields)]
+    settings += [setting for setting in simulate.SWEEP if sweep and setting not in settings]
+    for setting in settings:
+        try:
+            simulate.config_of(setting)
+        except ValueError as error:
+            field, _, message = str(error).partition(":")
+            refuse(f"--{field.replace('_', '-')}:{message}")
+    return settings
+
+
+#: Arguments that are not options on a command line.
+_NOT_OPTIONS = ("name", "recipes", "earlier", "ends_line")
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """One drafter.
+
+    Attributes:
+        name: for ``--policy``.
+        summary: what it does, in a line.
+        options: its arguments, and the values that it runs with.
+        given_as: how another value is given.
+        source: who published it.
+        needs: what it cannot run without here; empty where nothing is missing.
+    """
+
+    name: str
+    summary: str
+    options: dict[str, Any]
+    given_as: str
+    source: str
+    needs: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe() -> list[PolicyInfo]:
+    """Every policy, in the order of ``simulate``."""
+    factories: dict[str, Callable[..., Any]] = {
+        **policies.POLICIES,
+        **policies.RECIPE_POLICIES,
+        **policies.OPTIONAL_POLICIES,
+    }
+    return [_ours(), *(_published(name, factory) for name, factory in factories.items())]
+
+
+def _ours() -> PolicyInfo:
+    names = "length_factor", "min_survival", "min_survival_recipe"
+    options = {name: getattr(DrafterConfig(), name) for name in names}
+    summary = "This library's drafter: aligns the prediction, looks the context and recipes up."
+    given_as = "--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off"
+    return PolicyInfo(simulate.OURS, summary, options, given_as, "this library, docs/alignment.md", "")
+
+
+def _published(name: str, factory: Callable[..., Any]) -> PolicyInfo:
+    function, args, keywords = factory, (), {}
+    if isinstance(factory, functools.partial):
+        function, args, keywords = factory.func, factory.args, factory.keywords
+    bound = inspect.signature(function).bind_partial(*args, **keywords)
+    bound.apply_defaults()
+    options = {
+        option: value
+        for option, value in bound.arguments.items()
+        if option not in _NOT_OPTIONS and not isinstance(value, tuple)
+    }
+    text = (inspect.getdoc(function) or "").replace("``", "`")
+    return PolicyInfo(
+        name=name,
+        summary=" ".join(text.partition("\n\n")[0].split()),
+        options=options,
+        given_as=_given_as(function, options),
+        source=_source(text),
+        needs=_needs(name),
+    )
+
+
+def _given_as(function: Callable[..., Any], options: dict[str, Any]) -> str:
+    if not options:
+        return ""
+    option, value = next(iter(options.items()))
+    return f"--policy 'gpu_align.policies:{function.__name__}?{option}={value}'"
+
+
+def _source(text: str) -> str:
+    found = re.search(r"\bSource:\s+(.+?)(?:\n\n|\Z)", text, re.DOTALL)
+    return " ".join(found[1].split()) if found else ""
+
+
+def _needs(name: str) -> str:
+    if name in policies.OPTIONAL_POLICIES and not policies.suffix_decoding_available():
+        return "arctic-inference"
+    return "--tokenizer, or records that name one" if name in policies.RECIPE_POLICIES else ""
+
+
+def lines_of(info: PolicyInfo) -> list[str]:
+    """One policy in full, as lines of text."""
+    options = ", ".join(f"{name}={value!r}" for name, value in info.options.items())
+    told = {
+        "options": options or "none",
+        "given as": info.given_as,
+        "source": info.source,
+        "needs": info.needs,
+    }
+    return [
+        info.name,
+        f"  {info.summary}",
+        *(f"  {what:9} {value}" for what, value in told.items() if value),
+    ]

@@ -1,0 +1,160 @@
+"""The results of a simulation as JSON, as a page, and as rows of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import __version__
+from .. import html
+from .records import Record
+from .replay import PairResult, PolicyResult
+from .tokenizers import load_tokenizer, token_texts
+
+#: A page shows the outputs of further policies as long as all of them have no more tokens than this: browsers
+#: open a page of a few megabytes at once.
+MAX_PAGE_TOKENS = 400_000
+
+TABLE_HEADER = ("policy", "tokens", "steps", "tokens/step", "accepted", "rejected", "rej/acc", "µs/draft")
+
+
+def to_json(
+    results: Sequence[PolicyResult], num_draft_tokens: int, about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The results as a JSON object.
+
+    ::
+
+        {"version": str,                      # of gpu-align
+         **about,                             # what the caller knows: records, tokenizer, settings
+         "num_draft_tokens": K,
+         "policies": {name: {
+             "output_tokens": int, "steps": int, "accepted": int, "rejected": int,
+             "tokens_per_step": float,
+             "rejected_per_accepted": float,   # null where drafts were made and none accepted
+             "propose_us_median": float,       # null where no step drafted
+             "pairs": [{"id": str, "output_tokens": int, "steps": int, "accepted": int, "rejected": int}]}}}
+    """
+    counts = ("output_tokens", "steps", "accepted", "rejected")
+    figures = (*counts, "tokens_per_step", "rejected_per_accepted", "propose_us_median")
+    policies = {
+        result.name: {
+            **_named(figures, result),
+            "pairs": [_named(("id", *counts), pair) for pair in result.pairs],
+        }
+        for result in results
+    }
+    return {
+        "version": __version__,
+        **(about or {}),
+        "num_draft_tokens": num_draft_tokens,
+        "policies": policies,
+    }
+
+
+def _named(names: Sequence[str], result: PolicyResult | PairResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in names}
+
+
+def write_json(
+    results: Sequence[PolicyResult],
+    num_draft_tokens: int,
+    path: Path,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `to_json` to `path`."""
+    found = to_json(results, num_draft_tokens, about)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
+    """One row a policy, cells as text, in the order of `TABLE_HEADER`."""
+    return [
+        (
+            result.name,
+            f"{result.output_tokens:,}",
+            f"{result.steps:,}",
+            f"{result.tokens_per_step:.2f}",
+            f"{result.accepted:,}",
+            f"{result.rejected:,}",
+            _or_dash(result.rejected_per_accepted, ".2f"),
+            _or_dash(result.propose_us_median, ",.0f"),
+        )
+        for result in results
+    ]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draft_tokens: int) -> str:
+    """A page with the table, and each record's output coloured by where its tokens came from.
+
+    Records with a tokenizer show text, the others token ids. `gpu_align` is shown first, or else the first
+    policy; the others follow in their order as long as there is room (`MAX_PAGE_TOKENS`).
+    """
+    shown, left_out = _that_fit(results)
+    present = {int(origin) for result in shown for pair in result.pairs for origin in np.unique(pair.origins)}
+    parts = [
+        html.note(
+            f"{len(records):,} known outputs replayed with up to {num_draft_tokens} draft tokens a step. "
+            "A step is one forward pass of the model; rej/acc is the number of rejected draft tokens for "
+            "each accepted one."
+        ),
+        html.table(TABLE_HEADER, table_rows(results)),
+        html.heading("Where each token came from"),
+        html.legend(present),
+    ]
+    if left_out:
+        parts.append(html.note(f"Not shown, to keep the page small: {', '.join(left_out)}."))
+    for index, record in enumerate(records):
+        texts = _shown_tokens(record)
+        pairs = [result.pairs[index] for result in shown]
+        outputs = [html.tokens(texts, pair.origins.tolist(), pair.step_of.tolist()) for pair in pairs]
+        if len(shown) > 1:
+            outputs = [
+                html.details(result.name, _pair_note(pair), output, opened=result is shown[0])
+                for result, pair, output in zip(shown, pairs, outputs, strict=True)
+            ]
+        note = f"{shown[0].name}: {_pair_note(pairs[0])}"
+        parts.append(html.details(record.id, note, "\n".join(outputs)))
+    return html.page("gpu-align simulate", parts)
+
+
+def _that_fit(results: Sequence[PolicyResult]) -> tuple[list[PolicyResult], list[str]]:
+    # The sort is stable; behind our name there may be settings.
+    ordered = sorted(results, key=lambda result: result.name.split(" ")[0] != "gpu_align")
+    shown: list[PolicyResult] = []
+    used = 0
+    for result in ordered:
+        if shown and used + result.output_tokens > MAX_PAGE_TOKENS:
+            break
+        shown.append(result)
+        used += result.output_tokens
+    return shown, [result.name for result in ordered[len(shown) :]]
+
+
+def _shown_tokens(record: Record) -> list[str]:
+    if record.tokenizer is None:
+        return [f"{token} " for token in record.output]
+    return token_texts(load_tokenizer(record.tokenizer), record.output)
+
+
+def _pair_note(pair: PairResult) -> str:
+    return (
+        f"{pair.output_tokens:,} tokens in {pair.steps:,} steps "
+        f"({pair.output_tokens / pair.steps:.1f} a step), "
+        f"{pair.accepted:,} accepted, {pair.rejected:,} rejected"
+    )
+
+
+def write_html(
+    records: Sequence[Record], results: Sequence[PolicyResult], num_draft_tokens: int, path: Path
+) -> None:
+    """Write `to_html` to `path`."""
+    path.write_text(to_html(records, results, num_draft_tokens), encoding="utf-8")

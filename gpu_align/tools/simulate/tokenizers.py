@@ -1,0 +1,199 @@
+"""Text to token ids and back, for records that carry text and for pages that show tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import MissingExtraError
+
+#: Seconds that the hub has to answer.
+_HUB_PATIENCE = 5
+
+
+class TextTokenizer(Protocol):
+    """What the simulator, the corpus and the pages use of a tokenizer."""
+
+    #: The name or path that it was loaded by.
+    name: str
+    #: Ids are in ``[0, vocab_size)``.
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, without beginning-of-text or other special tokens added."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes this token stands for, or its written name (``<s>``) for a special token.
+
+        A character may be spread over several tokens, which is why this is not a string.
+        """
+
+
+class TekkenTokenizer:
+    """Tekken, from the tokenizer file that ships inside the mistral-common package."""
+
+    def __init__(self) -> None:
+        try:
+            from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+            from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+        except ImportError as error:
+            raise MissingExtraError("the tekken tokenizer", "mistral-common", "transformers") from error
+        self.name = "tekken"
+        self._tekken = Tekkenizer.from_file(newest_tekken_file())
+        self._keep = SpecialTokenPolicy.KEEP
+        self.vocab_size: int = self._tekken.n_words
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tekken.encode(text, bos=False, eos=False)
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        piece: bytes = self._tekken.id_to_byte_piece(token_id, self._keep)
+        return piece
+
+
+def newest_tekken_file() -> Path:
+    """The ``tekken_YYMMDD.json`` with the latest date inside the installed mistral-common."""
+    import mistral_common
+
+    folder = Path(str(mistral_common.__file__)).parent / "data"
+    files = sorted(folder.glob("tekken_*.json"))
+    if not files:
+        raise FileNotFoundError(f"no tekken_*.json in {folder}; mistral-common 1.8 and 1.9 have one")
+    return files[-1]
+
+
+class TransformersTokenizer:
+    """Any tokenizer that ``transformers.AutoTokenizer`` loads, by hub name or local folder."""
+
+    def __init__(self, name_or_path: str) -> None:
+        is_path = (
+            Path(name_or_path).is_absolute() or name_or_path.startswith(".") or name_or_path.count("/") > 1
+        )
+        if is_path and not Path(name_or_path).is_dir():
+            raise ValueError(_unreadable(name_or_path, "no such folder"))
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise MissingExtraError(f"tokenizer {name_or_path!r}", "transformers", "transformers") from error
+        self.name = name_or_path
+        offline = "" if Path(name_or_path).is_dir() else hub_is_out_of_reach()
+        try:
+            # Loading warns on stderr about a missing PyTorch or model, which a tokenizer does not need.
+            with contextlib.redirect_stderr(io.StringIO()):
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                    name_or_path, local_files_only=bool(offline)
+                )
+        except Exception as error:  # a broken tokenizer file fails in many ways
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            why = f"{offline}, and it is not in the cache" if offline else first_line
+            raise ValueError(_unreadable(name_or_path, why)) from error
+        self.vocab_size = len(self._tokenizer)
+        self._special = set(self._tokenizer.all_special_ids)
+        self._byte_level = _is_byte_level(self._tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if token is None:
+            return b""
+        if token_id not in self._special and self._byte_level:
+            table = _byte_level_table()
+            if all(character in table for character in token):
+                return bytes(table[character] for character in token)
+        elif token_id not in self._special:
+            # SentencePiece: "▁" is a space, "<0x0A>" one byte.
+            if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+                with contextlib.suppress(ValueError):
+                    return bytes([int(token[3:5], 16)])
+            token = token.replace("▁", " ")
+        return str(token).encode()
+
+
+def _unreadable(name: str, why: str) -> str:
+    expected = "a folder or a hub name that transformers can load, or 'tekken'"
+    return f"tokenizer: expected {expected}, got {name!r} ({why})"
+
+
+def hub_is_out_of_reach() -> str:
+    """Why the hub does not answer, "" where it does. Asked before a download, which tries again for a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    failed: list[str] = [f"{constants.ENDPOINT} did not answer within {_HUB_PATIENCE} s"]
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE)
+        except Exception as error:
+            failed[:] = [f"{constants.ENDPOINT} is out of reach: {type(error).__name__}"]
+        else:
+            failed.clear()
+
+    # A name server that does not answer holds a thread longer than any timeout of the request.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_HUB_PATIENCE)
+    return failed[0] if failed else ""
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Whether pieces are written in GPT-2's byte alphabet, found by what a newline becomes."""
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode("a\nb", add_special_tokens=False))
+    return any("Ċ" in piece for piece in pieces)
+
+
+@lru_cache(maxsize=1)
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others sit from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+@lru_cache(maxsize=4)
+def load_tokenizer(name_or_path: str) -> TextTokenizer:
+    """``"tekken"`` → `TekkenTokenizer`, anything else → `TransformersTokenizer`.
+
+    Raises:
+        MissingExtraError: the package that reads this tokenizer is not installed.
+        ValueError: transformers cannot load `name_or_path`.
+    """
+    if name_or_path == "tekken":
+        return TekkenTokenizer()
+    return TransformersTokenizer(name_or_path)
+
+
+def token_texts(tokenizer: TextTokenizer, ids: Iterable[int]) -> list[str]:
+    """One string a token whose concatenation is the decoded text.
+
+    A character whose bytes span several tokens is shown whole at the token that completes it; the
+    tokens before it show nothing. Bytes that never become UTF-8 show as U+FFFD.
+    """
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts = [
+        decoder.decode(tokenizer.token_bytes(i) if 0 <= i < tokenizer.vocab_size else b"\xff") for i in ids
+    ]
+    if texts:
+        texts[-1] += decoder.decode(b"", final=True)
+    return texts
+
+
+def line_ending_ids(tokenizer: TextTokenizer, ids: Iterable[int]) -> frozenset[int]:
+    """Those of `ids` whose text contains a line feed: after such a token a line is complete."""
+    return frozenset(
+        i for i in set(ids) if 0 <= i < tokenizer.vocab_size and b"\n" in tokenizer.token_bytes(i)
+    )

@@ -1,0 +1,121 @@
+"""``gpu-align tune``: a survival table, and a recipe pack, from one's own traffic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..console import check_outputs, counted, print_table, progress_bar, refuse, tokenizer_option
+
+if TYPE_CHECKING:
+    from .tuning import Point, Report
+
+
+HEADER = ("", "tokens a step", "rejected per accepted", "steps", "confidence off by")
+#: Less than this is no reason to change the table.
+WORTH = 0.005
+
+
+def tune_command(
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="LOGS_OR_PAIRS...", help="step logs, folders of them, or PAIRS.jsonl[.gz]"),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="TABLE.json", help="for the table")],
+    pack: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PACK.json[.gz]",
+            help="also learn a recipe pack; unlike the table it holds words of your predictions and outputs",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, tokenizer_option("for pairs with text, and with --pack that of the model")
+    ] = None,
+) -> None:
+    """Learn a survival table from your own requests, and report what it is worth on others of them."""
+    from .. import tune  # imports torch
+
+    if out.suffix != ".json":
+        # Files in the wrong order would otherwise cost one of them.
+        refuse(f"--out: expected a name that ends in .json, found {out}")
+    if pack is not None and not pack.name.endswith((".json", ".json.gz")):
+        refuse(f"--pack: expected a name that ends in .json or .json.gz, found {pack}")
+    if pack is not None and pack.name.startswith("base.json"):
+        refuse(
+            f"--pack: expected a name of its own, found {pack}: base is the pack that comes with the library"
+        )
+    try:
+        files = tune.files_of(places)
+        check_outputs({"--out": out, "--pack": pack}, files)
+        with progress_bar("reading", len(files)) as advance:
+            traffic = tune.Traffic()
+            for file in files:
+                traffic.add(tune.read_traffic([file], tokenizer))
+                advance("", 1)
+    except OSError as error:
+        refuse(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+    except ValueError as error:
+        refuse(str(error))
+    typer.echo(
+        f"read {counted(len(traffic.records), 'request')}, {counted(traffic.num_tokens, 'output token')}"
+    )
+    for reason, count in traffic.skipped.most_common():
+        typer.echo(f"skipped {counted(count, 'request')}: {reason}")
+    try:
+        tokens = None if pack is None else tune.Tokens.of(traffic.records, tokenizer)
+        with progress_bar("", tune.replays(traffic.records, with_pack=pack is not None)) as advance:
+            tuned = tune.tune(traffic.records, progress=advance, tokens=tokens)
+    except (OSError, ValueError) as error:
+        refuse(str(error))
+    _print(tuned.report)
+    try:
+        tune.write_table(tuned.table, out)
+        if pack is not None and tuned.pack is not None:
+            tuned.pack.save(pack)
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror or error}")
+    use = f"GPU_ALIGN_SURVIVAL_TABLE={out}"
+    if pack is not None and tuned.pack is not None:
+        typer.echo(f"wrote {out}, {out.stat().st_size:,} bytes")
+        parts = f"{len(tuned.pack.words):,} words of your texts, {len(tuned.pack.recipes):,} recipes"
+        typer.echo(f"wrote {pack}, {pack.stat().st_size:,} bytes: {parts}")
+        typer.echo(f"use both with {use} GPU_ALIGN_RECIPES={pack},base")
+    else:
+        typer.echo(f"wrote {out}, {out.stat().st_size:,} bytes; use it with {use}")
+
+
+def _print(report: Report) -> None:
+    if report.without_pack is None:
+        rows = [_row("shipped table", report.before), _row("new table", report.after)]
+        what = "the new table"
+    else:
+        rows = [
+            _row("shipped table, shipped pack", report.before),
+            _row("new table, shipped pack", report.without_pack),
+            _row("new table, own pack before it", report.after),
+        ]
+        what = "what was learned"
+    settings = ", ".join(f"{name} {value:g}" for name, value in report.settings.items())
+    title = (
+        f"{counted(report.held_back, 'request')} held back, learned from {report.learned_from:,}; {settings}"
+    )
+    print_table(title, HEADER, rows, words=[""], folded="")
+    if report.gain is None:
+        typer.echo(f"{what} does not reach the rejections of the shipped table: no comparison at equal ones")
+    else:
+        typer.echo(f"at equal rejections: {report.gain:+.1%} tokens a step")
+    if report.gain is None or report.gain < WORTH:
+        typer.echo("not worth a change: what is shipped does as well on these requests")
+
+
+def _row(name: str, point: Point) -> tuple[str, ...]:
+    return (
+        name,
+        f"{point.tokens_per_step:.2f}",
+        f"{point.rejected_per_accepted:.2f}",
+        f"{point.steps:,}",
+        f"{point.gap:.3f}",
+    )

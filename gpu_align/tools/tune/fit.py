@@ -1,0 +1,220 @@
+"""From counts to curves: survival of every class, smoothed from the classes that say the same with less detail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...config import DrafterConfig
+from ...ops.constants import (
+    ALIGNMENT_CONTEXT,
+    NUM_ADHERENCES,
+    NUM_ALIGNMENTS,
+    NUM_CLASSES,
+    NUM_LENGTHS,
+    NUM_MARGINS,
+)
+from ...ops.draft import KNOTS, NUM_BINS, SurvivalTables, survival_units
+from ...ops.recipe_lookup import RecipeTable
+from ...ops.reference.draft import IS_CONTEXT, Candidates
+from ..simulate.bounds import CandidateReplay
+from ..simulate.records import Record
+
+Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: K of the replays: a table holds survival up to here.
+NUM_DRAFT_TOKENS = 64
+
+
+class Observed(NamedTuple):
+    """What one replay of all records has shown.
+
+    Attributes:
+        runs: [C, K + 1]: candidates of class c of which just r tokens were right (K: K or more).
+        drafts: [2, NUM_BINS]: drafts from the prediction and the context that were reached, by what the table
+            promised, and how many more of them were accepted than promised.
+        recipe_drafts: the same for drafts from recipes, by what the recipes promised.
+        counted: [2, NUM_BINS]: drafts from recipes by what `counts` promised, and how many more were accepted.
+        total: output tokens, steps, accepted drafts, rejected drafts.
+    """
+
+    runs: Array
+    drafts: Array
+    recipe_drafts: Array
+    counted: Array
+    total: npt.NDArray[np.int64]
+
+
+def observe(
+    records: Sequence[Record],
+    survival: npt.NDArray[np.int32],
+    max_context_len: int,
+    config: DrafterConfig,
+    calibration: Sequence[float] = (0.0,) * NUM_BINS,
+    progress: Callable[[int], object] | None = None,
+    recipes: RecipeTable | None = None,
+    counts: RecipeTable | None = None,
+) -> Observed:
+    """Replay all records with the drafter's own choices.
+
+    Args:
+        records: each with at least one output token.
+        survival: [C, K] int32 in units of 1/`SURVIVAL_ONE`: what the drafter chooses by.
+        max_context_len: T; which positions of a context are remembered depends on it.
+        config: settings; the table that it names is not read.
+        calibration: [NUM_BINS], of the confidences.
+        progress: told of output tokens as they are replayed.
+        recipes: drafted where no candidate is likelier, for K; none if None.
+        counts: its first recipes with other probabilities, for `Observed.counted`.
+    """
+    thresholds = config.min_survival, config.min_survival_lost
+    tables = SurvivalTables.from_survival(survival, "cpu", *thresholds, calibration)
+    confidence = tables.confidence.numpy()
+    runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
+    recipe_drafts, counted = np.zeros((2, NUM_BINS)), np.zeros((2, NUM_BINS))
+    replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len, tables, recipes)
+    done = np.minimum(1, replay.num_output)
+    total = np.array([replay.num_output.sum(), len(records), 0, 0])
+    while (slots := np.flatnonzero(done < replay.num_output)).size:
+        view = replay.look(slots, done[slots])
+        found = view.candidates
+        right = replay.right(found, slots, done[slots])
+        seen = _distinct(found)
+        np.add.at(runs, (found.class_id[seen], right[seen]), 1)
+        left = replay.num_output[slots] - done[slots]
+        drafted = np.minimum(view.length, left)
+        ahead = np.arange(NUM_DRAFT_TOKENS)
+        truth = np.minimum(done[slots, None] + ahead, replay.token_ids.shape[1] - 1)
+        wrong = (view.draft != replay.token_ids[slots[:, None], truth]) | (ahead >= drafted[:, None])
+        taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
+        reached = ahead < np.minimum(taken + 1, drafted)[:, None]
+        right_drafts = ahead < taken[:, None]
+        chosen = view.recipe < 0
+        promised = confidence[found.class_id[np.arange(len(slots)), view.lane]]
+        _add_promises(drafts, promised, right_drafts, reached & chosen[:, None])
+        for table, into in ((recipes, recipe_drafts), (counts, counted)):
+            if table is None:
+                continue
+            by_recipe = table.confidence.numpy()
+            those = (view.recipe >= 0) & (view.recipe < len(by_recipe))
+            at = view.recipe[those]
+            width = by_recipe.shape[1]
+            _add_promises(into, by_recipe[at], right_drafts[those, :width], reached[those, :width])
+        total += [0, len(slots), taken.sum(), (drafted - taken).sum()]
+        after = np.minimum(done[slots] + taken + 1, replay.num_output[slots])
+        if progress is not None:
+            progress(int((after - done[slots]).sum()))
+        done[slots] = after
+    return Observed(runs, drafts, recipe_drafts, counted, total)
+
+
+def _add_promises(
+    drafts: Array, promised: npt.NDArray[Any], right: npt.NDArray[np.bool_], reached: npt.NDArray[np.bool_]
+) -> None:
+    """Count drafts in `drafts`, [2, NUM_BINS], by what was promised of them; all [R, K]."""
+    said = promised[reached]
+    bins = np.minimum(said * NUM_BINS, NUM_BINS - 1).astype(int)
+    drafts += [
+        np.bincount(bins, minlength=NUM_BINS),
+        np.bincount(bins, right[reached] - said.astype(float), NUM_BINS),
+    ]
+
+
+def _distinct(found: Candidates) -> npt.NDArray[np.bool_]:
+    """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
+    places = np.where(IS_CONTEXT, -2 - found.position, found.position)
+    same = places[:, :, None] == places[:, None, :]
+    earlier = np.tril(np.ones(same.shape[1:], dtype=bool), -1) & (found.remaining > 0)[:, None, :]
+    distinct: npt.NDArray[np.bool_] = (found.remaining > 0) & ~(same & earlier).any(axis=2)
+    return distinct
+
+
+#: A class starts from the curve of the classes that say the same with less detail, worth this many observations.
+PRIOR = 15
+#: A class of a table that is known is worth as many.
+KNOWN_PRIOR = 100
+_SHAPE = NUM_LENGTHS, NUM_MARGINS, NUM_ALIGNMENTS, NUM_ADHERENCES
+#: A match in the prediction and one in the context have nothing in common but their length, and share nothing.
+_TEXTS = slice(0, ALIGNMENT_CONTEXT), slice(ALIGNMENT_CONTEXT, NUM_ALIGNMENTS)
+
+
+def learn(runs: Array) -> Array:
+    """Survival at every k, [NUM_CLASSES, K]: counts, smoothed from the classes with less detail down.
+
+    Matched length alone, then with the place, then with the margin, then with the adherence.
+    """
+    survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
+    seen, right = survived[:, 0].reshape(*_SHAPE, 1), survived[:, 1:].reshape(*_SHAPE, -1)
+    curves = np.zeros_like(right)
+    for places in _TEXTS:
+        n, r = seen[:, :, places], right[:, :, places]
+        curve = (r.sum((1, 2, 3), keepdims=True) + 0.3) / (n.sum((1, 2, 3), keepdims=True) + 1)
+        for axes in ((1, 3), (3,), ()):
+            curve = (r.sum(axes, keepdims=True) + PRIOR * curve) / (n.sum(axes, keepdims=True) + PRIOR)
+        curves[:, :, places] = curve
+    return _falling(curves)
+
+
+def relearn(runs: Array, known: Array) -> Array:
+    """Survival at every k, [NUM_CLASSES, K], from a table that is known and counts of other texts.
+
+    ::
+
+        for each group of classes, from all down to one class:
+            curve *= (right + prior * mean curve) / (sum of what the curve promises + prior * mean curve)
+
+    prior: `KNOWN_PRIOR`. The groups: one text, with the same matched length, with the same alignment, with the
+    same margin, one class. A class that is not seen keeps its own form, and moves with those around it.
+
+    known: [NUM_CLASSES, K], each 0 to 1.
+    """
+    survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
+    seen, right = survived[:, 0].reshape(*_SHAPE, 1), survived[:, 1:].reshape(*_SHAPE, -1)
+    curves = known.reshape(*_SHAPE, -1).copy()
+    for places in _TEXTS:
+        n, r, curve = seen[:, :, places], right[:, :, places], curves[:, :, places]
+        for axes in ((0, 1, 2, 3), (1, 2, 3), (1, 3), (3,), ()):
+            promised = (n * curve).sum(axes, keepdims=True)
+            count = np.maximum(n.sum(axes, keepdims=True), 1)
+            # Where nothing is seen both are the prior's, and nothing changes.
+            prior = KNOWN_PRIOR * np.maximum(np.where(promised > 0, promised / count, 1), 1e-3)
+            curve = np.clip(curve * (r.sum(axes, keepdims=True) + prior) / (promised + prior), 1e-6, 1)
+        curves[:, :, places] = curve
+    return _falling(curves)
+
+
+def _falling(curves: Array) -> Array:
+    """[NUM_CLASSES, K] of curves by the parts of a class: none rises along its drafts."""
+    # A sure match at the cursor is never weighed below one elsewhere: what the step count of a perfect prediction
+    # rests on.
+    curves[-1, :, 0] = np.maximum(curves[-1, :, 0], curves[-1].max((0, 1, 2)))
+    return np.minimum.accumulate(np.clip(curves, 0, 1).reshape(NUM_CLASSES, -1), axis=1)
+
+
+def calibrate(drafts: Array, known: Sequence[float] = ()) -> list[float]:
+    """[NUM_BINS]: what to add to a confidence, by the bin that it falls in.
+
+    The candidate that looks best is more often one that looks too good, and doubtful ones the more so: of the
+    drafts that are chosen fewer are accepted than of all the places that look alike.
+
+    drafts: [2, NUM_BINS], of `Observed`. known: another calibration, which counts as `PRIOR` drafts of each bin.
+    """
+    start = np.asarray(known if len(known) else np.zeros(drafts.shape[1]))
+    return [round(float(p), 4) for p in (drafts[1] + PRIOR * start) / (drafts[0] + PRIOR)]
+
+
+def rising(offsets: Array) -> list[float]:
+    """[N]: offsets of N bins of equal width, with which what is promised rises with what was counted."""
+    middles = (np.arange(len(offsets)) + 0.5) / len(offsets)
+    promised = np.maximum.accumulate(middles + offsets + np.arange(len(offsets)) * 1e-4)
+    return [round(float(offset), 4) for offset in promised - middles]
+
+
+def at_knots(curves: Array) -> npt.NDArray[np.int64]:
+    """[NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`."""
+    units = np.array([[survival_units(p) for p in row] for row in curves[:, np.array(KNOTS) - 1]])
+    return np.minimum.accumulate(units, axis=1)

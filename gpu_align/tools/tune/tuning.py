@@ -1,0 +1,510 @@
+"""Learn a table and a pack of recipes from one's own traffic, and say what they are worth on requests not seen."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import step_log
+from ...config import DrafterConfig
+from ...ops.constants import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
+from ...ops.draft import FORMAT, KNOTS, NUM_BINS, SHIPPED, IntArray, content_hash, fit_curves, read_survival
+from ...recipes.pack import RecipePack
+from ..simulate.records import Record, read_records
+from .fit import NUM_DRAFT_TOKENS, Array, Observed, at_knots, calibrate, observe, relearn
+from .packs import MADE_BY, OwnPack, Part, Tokens, in_parts, key_of
+
+_LOG_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass
+class Traffic:
+    """Requests that can be replayed.
+
+    Attributes:
+        records: one a request, ids as they were logged.
+        skipped: reasons why others cannot be, and how many.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Traffic) -> None:
+        """Take in the requests of `other`."""
+        self.records += other.records
+        self.skipped += other.skipped
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens."""
+        return sum(len(record.output) for record in self.records)
+
+
+def files_of(places: Sequence[Path]) -> list[Path]:
+    """The files that are given, and the step logs in the folders that are given, sorted.
+
+    Raises:
+        FileNotFoundError: a place that is not there, or a folder without step logs.
+    """
+    files: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            found = sorted(p for p in place.rglob("*") if p.suffix in _LOG_ENDINGS and p.is_file())
+            if not found:
+                raise FileNotFoundError(f"{place}: expected step logs (*.yaml) in this folder, found none")
+            files += found
+        elif place.exists():
+            files.append(place)
+        else:
+            raise FileNotFoundError(f"{place}: no such file or folder")
+    return files
+
+
+def read_traffic(files: Iterable[Path], tokenizer: str | None = None) -> Traffic:
+    """Read step logs and files of pairs.
+
+    A step log is one request: its prediction and its output are in it. It has no tokens of the prompt, so drafts
+    from the prompt are not seen. Logs without a prediction, and torn ones, are skipped and counted.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file of pairs that is none (`RecordError`).
+        MissingExtraError: PyYAML, or a tokenizer's package, is not installed.
+    """
+    traffic = Traffic()
+    for file in files:
+        if file.suffix not in _LOG_ENDINGS:
+            for record in read_records(file, tokenizer):
+                _add(traffic, record)
+            continue
+        try:
+            log = step_log.read_step_log(file)
+        except step_log.StepLogError:
+            traffic.skipped["not a whole step log"] += 1
+            continue
+        record_or_reason = record_of(log)
+        if isinstance(record_or_reason, str):
+            traffic.skipped[record_or_reason] += 1
+        else:
+            _add(traffic, record_or_reason)
+    return traffic
+
+
+def record_of(log: Any) -> Record | str:
+    """The request of a `StepLog` as it can be replayed, or why it cannot."""
+    output = [token for step in log.steps for token in step.new]
+    lines = getattr(log, "prediction_lines", None)
+    if any(step.source == "memory" for step in log.steps):
+        return "drafts from earlier answers"
+    if not log.prediction_tokens:
+        return "no prediction"
+    if lines is None:
+        return "the log does not hold the prediction"
+    prediction = [token for line in lines for token in line.tokens]
+    if len(prediction) != log.prediction_tokens:
+        return "the log does not hold the whole prediction"
+    if not output:
+        return "no output"
+    return Record(log.request_id, [], prediction, output)
+
+
+def _add(traffic: Traffic, record: Record) -> None:
+    if record.prediction:
+        traffic.records.append(record)
+    else:
+        traffic.skipped["no prediction"] += 1
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a table and its settings come to on some requests.
+
+    Attributes:
+        tokens: output tokens.
+        steps: verification steps.
+        accepted: draft tokens.
+        rejected: draft tokens.
+        gap: how far confidences are off: the mean of |accepted − promised| over the drafts, by bins of 0.05.
+    """
+
+    tokens: int
+    steps: int
+    accepted: int
+    rejected: int
+    gap: float
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / max(self.steps, 1)
+
+    @property
+    def rejected_per_accepted(self) -> float:
+        return self.rejected / max(self.accepted, 1)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Before and after, on requests that were held back.
+
+    Attributes:
+        learned_from: requests.
+        held_back: requests.
+        before: the table that comes with the library, at the default settings; where a pack was learned, with the
+            recipes that come with the library.
+        after: the new table, and the pack if one was learned, at the settings chosen with them.
+        equal: tokens a step of what is new at the rejections of `before`, between its settings; None where it
+            does not reach so many, or so few.
+        settings: of `after`.
+        without_pack: the new table with the recipes of `before`, at the settings of `after`; None without a pack.
+    """
+
+    learned_from: int
+    held_back: int
+    before: Point
+    after: Point
+    equal: float | None
+    settings: dict[str, float]
+    without_pack: Point | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """By how much `equal` is above the tokens a step of `before`; 0.03 is 3 %."""
+        return None if self.equal is None else self.equal / self.before.tokens_per_step - 1
+
+
+def at_rejections(points: Sequence[Point], rejected: float) -> float | None:
+    """Tokens a step at so many rejected drafts per accepted one, on the line through the best of these points;
+    None outside."""
+    best: list[tuple[float, float]] = []
+    for x, y in sorted((p.rejected_per_accepted, p.tokens_per_step) for p in points):
+        if not best or y > best[-1][1]:
+            best.append((x, y))
+    xs, ys = zip(*best, strict=True)
+    if not xs[0] <= rejected:
+        return None
+    return float(np.interp(rejected, xs, ys)) if rejected <= xs[-1] else float(ys[-1])
+
+
+def point_of(found: Observed) -> Point:
+    tokens, steps, accepted, rejected = map(int, found.total)
+    drafts = found.drafts + found.recipe_drafts
+    gap = float(np.abs(drafts[1]).sum() / max(drafts[0].sum(), 1))
+    return Point(tokens, steps, accepted, rejected, gap)
+
+
+def make_table(
+    survival: npt.NDArray[np.int64],
+    calibration: list[float],
+    seen: npt.NDArray[Any],
+    num_records: int,
+    made_by: str,
+    settings: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """What a file holds. No texts and no tokens: counts of what looks alike, and what is told of them.
+
+    Args:
+        survival: [NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`.
+        calibration: [NUM_BINS].
+        seen: [NUM_CLASSES]: candidates that it was learned from.
+        num_records: requests.
+        made_by: a command.
+        settings: fields of `DrafterConfig` that go with it.
+    """
+    table: dict[str, Any] = {
+        "format": FORMAT,
+        "made_by": made_by,
+        "records": num_records,
+        "length_edges": list(LENGTH_EDGES),
+        "margin_edges": list(MARGIN_EDGES),
+        "knots": list(KNOTS),
+        "unit": SURVIVAL_ONE,
+        "seen": np.asarray(seen).astype(int).tolist(),
+        "calibration": calibration,
+    }
+    if settings:
+        table["settings"] = dict(settings)
+    table["survival"] = np.asarray(survival).astype(int).tolist()
+    return {"sha256": content_hash(table), **table}
+
+
+def write_table(table: Mapping[str, Any], path: Path) -> None:
+    """Write one class a line: a new table reads as a diff."""
+    text = (
+        json.dumps(table, separators=(",", ":"))
+        .replace('"survival":[[', '"survival":[\n[')
+        .replace("],[", "],\n[")
+    )
+    path.write_text(text.replace("]]}", "]\n]}") + "\n", encoding="utf-8")
+
+
+#: One request in so many is held back for the report.
+HELD_BACK = 4
+#: Fewer requests than this are refused: a report on two or three of them says nothing.
+LEAST_REQUESTS = 8
+NUM_ROUNDS = 2
+#: `(length_factor, min_survival)`, from few rejected drafts to few steps, and across.
+SETTINGS = (
+    (1.5, 0.3), (2.0, 0.2), (2.0, 0.05), (2.0, 0.01), (3.0, 0.1), (3.0, 0.02), (3.0, 0.005), (4.0, 0.04),
+    (4.0, 0.01), (6.0, 0.08), (6.0, 0.02), (8.0, 0.05), (12.0, 0.05), (64.0, 0.02),
+)  # fmt: skip
+#: So many of them are tried on the held-back requests: the one chosen and its neighbours.
+MAX_REPORTED = 4
+#: Output tokens of the requests that the settings are chosen on.
+MAX_CHOICE_TOKENS = 120_000
+
+#: Of recipes, tried beside the default.
+MIN_SURVIVAL_RECIPE = 0.1
+_NO_SETTINGS: Mapping[str, Any] = {}
+
+#: Told what is being done, and of output tokens as they are replayed.
+Progress = Callable[[str, int], object]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A table for `write_table`, the pack that goes with it if one was asked for, and the report on both."""
+
+    table: dict[str, Any]
+    report: Report
+    pack: RecipePack | None = None
+
+
+def replays(records: Sequence[Record], with_pack: bool = False) -> int:
+    """Output tokens that `tune` will replay at most, for a progress bar."""
+    learned, held = split(records)
+    held_tokens, chosen = (sum(len(r.output) for r in part) for part in (held, _sample(learned)))
+    learned_tokens = sum(len(r.output) for r in learned)
+    tried, reported = 1 + 2 * len(SETTINGS) + with_pack, 1 + MAX_REPORTED + with_pack
+    return NUM_ROUNDS * learned_tokens + tried * chosen + reported * held_tokens
+
+
+def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """``(learned from, held back)``: by the requests' contents, so that the same texts are never in both."""
+    ordered = sorted(records, key=key_of)
+    learned: list[Record] = []
+    held: list[Record] = []
+    part, before = -1, ""
+    for record in ordered:
+        part, before = part + (key_of(record) != before), key_of(record)
+        (learned if part % HELD_BACK else held).append(record)
+    return learned, held
+
+
+def tune(
+    records: Sequence[Record],
+    config: DrafterConfig | None = None,
+    progress: Progress | None = None,
+    tokens: Tokens | None = None,
+) -> Tuned:
+    """Learn from three quarters of the requests, and report on the others.
+
+    ::
+
+        repeat NUM_ROUNDS times: replay with the table so far; relearn(counts, the shipped table)
+            calibrate the recipes    (if tokens)
+        settings = those with the most tokens a step that reject no more than the shipped table does
+        the shipped survival stays if it does as well on parts that a table was not learned from
+        calibrate the confidences on the settings' replay
+
+    With `tokens` each part of the requests is replayed with recipes that the other parts teach, and the shipped
+    ones behind them; what is held back, with those that all of them teach. The result depends on the requests
+    alone, not on their order.
+
+    Args:
+        records: requests with a prediction and an output.
+        config: settings other than those that are chosen; the defaults if None.
+        progress: told of what is replayed; `replays` in all.
+        tokens: of the requests' tokenizer: learn a recipe pack, too. None: no recipes anywhere.
+
+    Raises:
+        ValueError: fewer than `LEAST_REQUESTS`, or too little text for a pack.
+    """
+    learned, held = split(records)
+    if len(records) < LEAST_REQUESTS or not learned:
+        raise ValueError(
+            f"expected at least {LEAST_REQUESTS} requests with predictions, different ones, found {len(records)}"
+        )
+    own = None if tokens is None else OwnPack(learned, tokens)
+    if own is not None and not own.pack.recipes:
+        raise ValueError("--pack: too little text: no two requests have the same words often enough")
+    replayed = _Replays(records, config if config is not None else DrafterConfig(), progress)
+    base = None if own is None else own.shipped
+
+    shipped = _Table.shipped()
+    known = np.minimum(shipped.survival / SURVIVAL_ONE, 1.0)
+    table = shipped
+    for _ in range(NUM_ROUNDS):
+        parts = _parts(learned, own)
+        each = replayed.each("learning", parts, [_Table(table.survival)] * len(parts))
+        found = _sum(each)
+        curves = relearn(found.runs, known)
+        table = _Table.of(curves)
+        if own is not None:
+            own.calibrate(found.counted)
+    # What is chosen among is tried on requests that it was not learned from, like the recipes.
+    unseen = [_Table.of(relearn(found.runs - part.runs, known)) for part in each]
+    parts = [
+        replace(part, records=_sample(part.records, MAX_CHOICE_TOKENS // len(parts)))
+        for part in _parts(learned, own)
+    ]
+    sample = [record for part in parts for record in part.records]
+    first = replayed.of("choosing", [Part(sample, base)], _Table(shipped.survival))
+    most = point_of(first).rejected_per_accepted
+
+    def choose(tables: Sequence[_Table]) -> _Choice:
+        tried = {s: _sum(replayed.each("choosing", parts, tables, _settings(s))) for s in SETTINGS}
+        return _Choice.of(tried, most)
+
+    choice, plain = choose(unseen), choose([_Table(shipped.survival)] * len(parts))
+    if plain.value >= choice.value:
+        # These requests teach nothing that holds for others of them.
+        choice, curves, unseen = plain, known, [_Table(shipped.survival)] * len(parts)
+        table = shipped
+    chosen, observed, more = choice.setting, choice.observed, {}
+    if own is not None:
+        # More drafts from recipes, if that is above the line through the settings.
+        low = {"min_survival_recipe": MIN_SURVIVAL_RECIPE}
+        lower = _sum(replayed.each("choosing", parts, unseen, _settings(chosen) | low))
+        point = point_of(lower)
+        others = at_rejections([p for _, p in choice.front], point.rejected_per_accepted)
+        if others is not None and point.tokens_per_step > others:
+            observed, more = lower, low
+    calibration = calibrate(observed.drafts, shipped.calibration)
+
+    table = _Table(table.survival, tuple(calibration))
+    settings = _settings(chosen) | more
+    before = point_of(replayed.of("reporting", [Part(held, base)], shipped))
+    without_pack = None
+    with_own = None
+    if own is not None:
+        without_pack = point_of(replayed.of("reporting", [Part(held, base)], table, settings))
+        with_own = own.joined(own.pack)
+    after = {
+        s: point_of(replayed.of("reporting", [Part(held, with_own)], table, _settings(s) | more))
+        for s in choice.reported
+    }
+    equal = at_rejections(list(after.values()), before.rejected_per_accepted)
+    report = Report(len(learned), len(held), before, after[chosen], equal, settings, without_pack)
+    made = make_table(at_knots(curves), calibration, found.runs.sum(axis=1), len(learned), MADE_BY, settings)
+    assert made["knots"] == list(KNOTS)
+    return Tuned(made, report, None if own is None else own.pack)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a drafter chooses by: survival, [C, K], and what is added to its confidences."""
+
+    survival: IntArray
+    calibration: tuple[float, ...] = (0.0,) * NUM_BINS
+
+    @classmethod
+    def of(cls, curves: Array) -> _Table:
+        """The table of these curves, as it is written to a file and read from it."""
+        return cls(fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS))
+
+    @classmethod
+    def shipped(cls) -> _Table:
+        knots, calibration = read_survival(SHIPPED)
+        return cls(fit_curves(knots, NUM_DRAFT_TOKENS), calibration)
+
+
+class _Replays:
+    """Replays of parts of some requests, which tell of their progress."""
+
+    def __init__(self, records: Sequence[Record], config: DrafterConfig, progress: Progress | None) -> None:
+        self._config = config
+        self._width = max(len(r.prompt) + len(r.output) for r in records)
+        self._tell = progress if progress is not None else lambda *_: None
+
+    def each(
+        self,
+        doing: str,
+        parts: Sequence[Part],
+        tables: Sequence[_Table],
+        settings: Mapping[str, Any] = _NO_SETTINGS,
+    ) -> list[Observed]:
+        """What each part shows with its table."""
+        config = replace(self._config, **settings)
+        return [
+            observe(
+                part.records, table.survival, self._width, config, table.calibration,
+                lambda done: self._tell(doing, done), part.table(config.min_survival_recipe), part.counts,
+            )
+            for part, table in zip(parts, tables, strict=True)
+        ]  # fmt: skip
+
+    def of(
+        self, doing: str, parts: Sequence[Part], table: _Table, settings: Mapping[str, Any] = _NO_SETTINGS
+    ) -> Observed:
+        """The sums over parts with one table."""
+        return _sum(self.each(doing, parts, [table] * len(parts), settings))
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Settings, and what they came to.
+
+    Attributes:
+        front: the settings that no other one beats in both, from few rejected drafts to many, and their points.
+        setting: the one that rejects as much as is allowed.
+        observed: with it.
+        value: tokens a step at the rejections that are allowed.
+    """
+
+    front: list[tuple[tuple[float, float], Point]]
+    setting: tuple[float, float]
+    observed: Observed
+    value: float
+
+    @classmethod
+    def of(cls, tried: Mapping[tuple[float, float], Observed], most: float) -> _Choice:
+        """most: rejected drafts per accepted one."""
+        front = _front({setting: point_of(observed) for setting, observed in tried.items()})
+        allowed = [s for s, point in front if point.rejected_per_accepted <= most] or [front[0][0]]
+        value = at_rejections([point for _, point in front], most)
+        return cls(front, allowed[-1], tried[allowed[-1]], 0.0 if value is None else value)
+
+    @property
+    def reported(self) -> list[tuple[float, float]]:
+        """The setting and its neighbours."""
+        settings = [s for s, _ in self.front]
+        first = max(0, min(settings.index(self.setting) - 1, len(settings) - MAX_REPORTED))
+        return settings[first:][:MAX_REPORTED]
+
+
+def _sum(found: Sequence[Observed]) -> Observed:
+    return Observed(*(sum(arrays[1:], arrays[0]) for arrays in zip(*found, strict=True)))
+
+
+def _parts(records: Sequence[Record], own: OwnPack | None) -> list[Part]:
+    """In parts, with recipes of their own if there are any."""
+    return [Part(part) for part in in_parts(records)] if own is None else own.parts()
+
+
+def _front(points: Mapping[tuple[float, float], Point]) -> list[tuple[tuple[float, float], Point]]:
+    """The settings that no other one beats in both, from few rejected drafts to many."""
+    front: list[tuple[tuple[float, float], Point]] = []
+    for setting, point in sorted(points.items(), key=lambda p: (p[1].rejected_per_accepted, p[1].steps)):
+        if not front or point.steps < front[-1][1].steps:
+            front.append((setting, point))
+    return front
+
+
+def _settings(setting: tuple[float, float]) -> dict[str, float]:
+    return {"length_factor": setting[0], "min_survival": setting[1]}
+
+
+def _sample(records: Sequence[Record], most: int = MAX_CHOICE_TOKENS) -> list[Record]:
+    """Every n-th, with the smallest n that keeps their outputs within so many tokens; at least one."""
+    for every in range(1, len(records) + 1):
+        part = list(records[::every])
+        if sum(len(r.output) for r in part) <= most:
+            return part
+    return list(records[:1])

@@ -1,0 +1,405 @@
+"""`GPU_ALIGN_VERBOSE`: INFO lines about requests that are drafted for. They tell ids and counts, never content.
+
+They are written where usage is counted anyway, in the front end: neither the engine nor the device does more.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from gpu_align.step_log import SOURCES
+
+from ..config.engine_config import configured_here
+from ..config.settings import Settings
+from ..seams.install import seam, shown_id
+from ..wire import request as wire
+from ..wire.reports import REFUSALS
+from ..wire.steps import HEADER, PREDICTION, Messages, RequestUsage, decode
+from . import metrics
+from .prediction import unless_it_fails
+
+logger = logging.getLogger("vllm.gpu_align")
+
+
+@functools.cache
+def level() -> int:
+    """0: nothing. 1: a line for each request that has ended. 2: and one for each of its steps."""
+    return Settings.from_env().verbose
+
+
+def tell_request(req_id: str, prediction_tokens: int, usage: RequestUsage, *, aborted: bool) -> None:
+    """A request has ended. prediction_tokens: the length of its prediction."""
+    per_step = usage.output_tokens / usage.steps if usage.steps else 0.0
+    drafted = [
+        f"{name} {counts['accepted']} of {counts['drafted']}" for name, counts in usage.by_source().items()
+    ]
+    logger.info(
+        "gpu_align: request %s %s: %d tokens in %d steps, %.1f a step; prediction of %d tokens; "
+        "draft tokens accepted of verified: %s",
+        shown_id(req_id),
+        "aborted" if aborted else "ended",
+        usage.output_tokens,
+        usage.steps,
+        per_step,
+        prediction_tokens,
+        ", ".join(drafted) or "none verified",
+    )
+
+
+def tell_steps(req_id: str, first: int, steps: Iterable[tuple[int, int, int, int]]) -> None:
+    """Steps of a request, the first of them number `first`. Each: source, proposed, verified, accepted."""
+    for number, (source, proposed, verified, accepted) in enumerate(steps, first):
+        told = "no draft"
+        if proposed:
+            told = f"{proposed} proposed from {SOURCES[source]}, {verified} verified, {accepted} accepted"
+        logger.info("gpu_align: request %s step %d: %s", shown_id(req_id), number, told)
+
+
+#: HTTP requests whose engine requests have all ended and which no response has asked for: clients that went away.
+_MAX_ENDED = 1000
+#: Why a worker did not use a prediction as it came, as `limits` says it: a worker serves the request in any case.
+_BY_THE_WORKER = {
+    "cut": ("tokens", "truncated"),
+    "dropped": ("malformed", "dropped"),
+    "no_room": ("room", "dropped"),
+}
+
+
+@dataclass
+class _HttpRequest:
+    """usage: of its engine requests that have ended. open: those that have not."""
+
+    usage: RequestUsage = field(default_factory=RequestUsage)
+    open: dict[str, _Followed] = field(default_factory=dict)
+
+
+@dataclass
+class _Followed:
+    """One engine request. diverged: the last drafts from its prediction were not all accepted. req_id: its id.
+    prediction_tokens: the length of its prediction, 0 where that is not known."""
+
+    http_request_id: str | None = None
+    usage: RequestUsage = field(default_factory=RequestUsage)
+    diverged: bool = False
+    req_id: str = ""
+    prediction_tokens: int = 0
+
+    def count(self, source: int, verified: int, accepted: int) -> bool:
+        """Count a step; whether the output is back in the prediction: its drafts are accepted again after some
+        were rejected."""
+        self.usage.add_step(source, verified, accepted)
+        if source != PREDICTION or not verified:
+            return False
+        realigned = self.diverged and accepted > 0
+        self.diverged = accepted < verified
+        return realigned
+
+
+class Collector:
+    """Usage of requests on their way, and of those that have ended, until somebody takes it.
+
+    collector.follow(req_id, prediction)       # a request is handed to the engine
+    collector.count(messages, followed, kept)  # outputs arrived
+    collector.end(req_id)                      # it has finished, or was aborted
+    usage = collector.take(http_request_id)    # its response is being written
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[str, _Followed] = {}
+        self.http_requests: dict[str, _HttpRequest] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def follow(self, req_id: str, prediction: Any) -> None:
+        """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
+        if req_id in self.requests:
+            return
+        name = getattr(prediction, "http_request_id", None)
+        encoded = getattr(prediction, "token_ids", None)
+        predicted = encoded != b""  # empty: drafted for without a prediction
+        # Its choices bring one prediction together.
+        if predicted and (name is None or name not in self.http_requests):
+            metrics.count_request(None if encoded is None else len(encoded) // 4)
+        followed = self.requests[req_id] = _Followed(
+            name, RequestUsage(predicted=predicted), req_id=req_id, prediction_tokens=len(encoded or b"") // 4
+        )
+        if name is not None:
+            http_request = self.http_requests.setdefault(
+                name, _HttpRequest(RequestUsage(predicted=predicted))
+            )
+            http_request.open[req_id] = followed
+            self._ended.pop(name, None)
+
+    def count(self, messages: Messages, followed: Sequence[_Followed], kept: Sequence[int]) -> None:
+        """Count what came with M outputs. followed: their requests. kept: their tokens that are output after the
+        front end's own cuts."""
+        accepted, last = messages.steps.accepted, np.cumsum(messages.counts) - 1
+        own = np.flatnonzero(messages.own)
+        accepted[last[own]] = np.minimum(accepted[last[own]], np.asarray(kept)[own])
+        realignments = firsts = 0
+        steps = zip(*(column.tolist() for column in messages.steps), strict=True)
+        tells_steps = level() > 1
+        for request, tokens, count in zip(followed, kept, messages.counts.tolist(), strict=True):
+            request.usage.output_tokens += tokens
+            firsts += count > 0 and not request.usage.steps
+            taken = list(islice(steps, count))
+            if tells_steps:
+                tell_steps(request.req_id, request.usage.steps, taken)
+            realignments += sum(
+                request.count(source, verified, right) for source, _, verified, right in taken
+            )
+        metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
+        if messages.off.any():
+            metrics.set_enabled(False)
+        for number in messages.refused[messages.refused > 0].tolist():
+            metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
+
+    def end(self, req_id: str, aborted: bool = False) -> None:
+        """The request has finished or was aborted. Harmless for one that is not followed."""
+        followed = self.requests.pop(req_id, None)
+        if followed is None:
+            return
+        if level():
+            tell_request(req_id, followed.prediction_tokens, followed.usage, aborted=aborted)
+        metrics.count_finished(*followed.usage.of_prediction)
+        name = followed.http_request_id
+        http_request = None if name is None else self.http_requests.get(name)
+        if name is None or http_request is None or http_request.open.pop(req_id, None) is None:
+            return
+        http_request.usage.add(followed.usage)
+        if not http_request.open:
+            self._ended[name] = None
+            if len(self._ended) > _MAX_ENDED:
+                oldest, _ = self._ended.popitem(last=False)
+                del self.http_requests[oldest]
+
+    def take(self, http_request_id: str) -> RequestUsage | None:
+        """The usage of an HTTP request, which is forgotten; None when the engine has reported nothing of it."""
+        self._ended.pop(http_request_id, None)
+        found = self.http_requests.pop(http_request_id, None)
+        if found is None:
+            return None
+        for followed in found.open.values():
+            found.usage.add(followed.usage)
+        return found.usage if found.usage.output_tokens or found.usage.steps else None
+
+
+#: The collector of this process.
+collector = Collector()
+
+
+@seam("usage.__init__")
+def start(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """`OutputProcessor.__init__`: metrics are there from the start, at 0."""
+    original(self, *args, **kwargs)
+    unless_it_fails("create metrics", metrics.create_if_expected)
+
+
+@seam("usage.add_request")
+def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    """`OutputProcessor.add_request`, after which a request that is drafted for is followed."""
+    result = original(self, request, *args, **kwargs)
+    unless_it_fails("follow a request", _follow, request)
+    return result
+
+
+def _follow(request: Any) -> None:
+    extra_args = getattr(request.sampling_params, "extra_args", None)
+    if extra_args and wire.KEY in extra_args and configured_here():
+        collector.follow(request.request_id, extra_args[wire.KEY])
+
+
+@seam("usage.process_outputs")
+def process_outputs(
+    original: Callable[..., Any], self: Any, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any
+) -> Any:
+    """`OutputProcessor.process_outputs`, around which the steps that came with the outputs are counted.
+
+    The messages are taken out first, so that tracing sees its headers as the client sent them, and counted
+    when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
+    tasks of the same event loop.
+    """
+    messages = unless_it_fails("read what was verified", _take_messages, engine_core_outputs) or []
+    result = original(self, engine_core_outputs, *args, **kwargs)
+    if messages:
+        unless_it_fails("count what was verified", _count_messages, messages, self.request_states)
+    return result
+
+
+@seam("usage.abort_requests")
+def abort_requests(
+    original: Callable[..., Any], self: Any, request_ids: Iterable[str], *args: Any, **kwargs: Any
+) -> Any:
+    """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
+    aborted = original(self, request_ids, *args, **kwargs)
+    for req_id in aborted:
+        unless_it_fails("forget an aborted request", collector.end, req_id, True)
+    return aborted
+
+
+def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
+    messages = []
+    for output in outputs:
+        headers = output.trace_headers
+        if headers and HEADER in headers:
+            messages.append((output, headers[HEADER]))
+            output.trace_headers = {name: headers[name] for name in headers if name != HEADER} or None
+    return messages
+
+
+def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None:
+    texts: list[str] = []
+    followed: list[_Followed] = []
+    kept: list[int] = []
+    for output, text in messages:
+        request = collector.requests.get(output.request_id)
+        if request is None:
+            if output.request_id not in open_requests:  # aborted: nobody will read what it did since then
+                continue
+            # Drafted for without a prediction.
+            request = collector.requests[output.request_id] = _Followed(req_id=output.request_id)
+        texts.append(text)
+        followed.append(request)
+        kept.append(len(output.new_token_ids))
+    if texts:
+        collector.count(decode(texts), followed, kept)
+    for output, _ in messages:
+        if output.request_id not in open_requests:
+            collector.end(output.request_id)
+
+
+#: Key of the further fields of `GPU_ALIGN_USAGE_DETAILS`, beside `accepted_prediction_tokens`.
+DETAILS = "gpu_align"
+
+
+def new_http_request_id() -> str:
+    """A name for one HTTP request, unique among all front ends: goes into `wire.Prediction.http_request_id`."""
+    return uuid.uuid4().hex
+
+
+def with_usage(result: Any, http_request_id: str) -> Any:
+    """`result` of a serving method, with the accepted and rejected prediction tokens of its HTTP request.
+
+    result: a response object (chat completion, completion, response), which is completed in place; an error,
+        which is left alone; or an async generator of a stream, for which another one is returned: of
+        server-sent events (strings), or of the event objects of /v1/responses. Only the last usage of a stream
+        is completed: the chunk without choices, the response of the final event.
+
+    Added are, to `usage.completion_tokens_details` (of a response: `usage.output_tokens_details`)
+
+        accepted_prediction_tokens    tokens of the prediction that the engine verified and the output has
+        rejected_prediction_tokens    ... and the output does not have
+
+    summed over all choices. A request without a prediction has neither, and of `GPU_ALIGN_USAGE_DETAILS` what was
+    drafted for it all the same. Nothing is added where the engine reported nothing.
+    """
+    if hasattr(result, "__aiter__"):
+        return _stream(result, http_request_id)
+    unless_it_fails("complete the usage of a response", _complete_result, result, http_request_id)
+    return result
+
+
+def _complete_result(result: Any, http_request_id: str) -> None:
+    usage = collector.take(http_request_id)
+    if usage is not None:
+        _complete_object(getattr(result, "usage", None), usage)
+
+
+async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
+    try:
+        async for event in events:
+            completed = unless_it_fails(
+                "complete the usage of a stream", _complete_event, event, http_request_id
+            )
+            yield event if completed is None else completed
+    finally:
+        unless_it_fails("forget a request", collector.take, http_request_id)
+        close = getattr(events, "aclose", None)
+        if close is not None:  # the client may have gone away in the middle
+            await close()
+
+
+def _complete_event(event: Any, http_request_id: str) -> Any:
+    if isinstance(event, str):
+        # What a user writes cannot look like this: quotes inside of JSON strings are escaped.
+        if event.startswith("data: {") and '"usage":{' in event and '"choices":[]' in event:
+            return _complete_chunk(event, http_request_id)
+        return event
+    response = getattr(event, "response", None)
+    if response is not None and getattr(response, "usage", None) is not None:
+        usage = collector.take(http_request_id)
+        if usage is not None:
+            _complete_object(response.usage, usage)
+    return event
+
+
+def _complete_chunk(event: str, http_request_id: str) -> str:
+    chunk = json.loads(event.removeprefix("data: "))
+    if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
+        return event
+    usage = collector.take(http_request_id)
+    fields = {} if usage is None else _fields(usage)
+    if usage is None or not fields:
+        return event
+    shown = chunk["usage"]
+    details = {"reasoning_tokens": 0, **(shown.get("completion_tokens_details") or {}), **fields}
+    shown["completion_tokens_details"] = details
+    if extra := _billed(usage):
+        shown["completion_tokens"] = (shown.get("completion_tokens") or 0) + extra
+        shown["total_tokens"] = shown.get("total_tokens", 0) + extra
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _complete_object(shown: Any, usage: RequestUsage) -> None:
+    """Complete a `UsageInfo` or a `ResponseUsage`; their models take further fields."""
+    fields = _fields(usage)
+    if shown is None or not fields:
+        return
+    output_tokens = "completion_tokens"
+    if hasattr(shown, "output_tokens_details"):
+        output_tokens, details = "output_tokens", shown.output_tokens_details
+    else:
+        if shown.completion_tokens_details is None:
+            shown.completion_tokens_details = _empty_details()
+        details = shown.completion_tokens_details
+    for name, value in fields.items():
+        setattr(details, name, value)
+    if extra := _billed(usage):
+        setattr(shown, output_tokens, (getattr(shown, output_tokens) or 0) + extra)
+        shown.total_tokens += extra
+
+
+def _empty_details() -> Any:
+    from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
+
+    return CompletionTokenUsageInfo()
+
+
+def _fields(usage: RequestUsage) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if usage.predicted:
+        accepted, rejected = usage.of_prediction
+        fields = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    if _settings().usage_details:
+        by_source = usage.by_source()
+        fields[DETAILS] = {"steps": usage.steps, "drafted": usage.drafted, "by_source": by_source}
+    return fields
+
+
+def _billed(usage: RequestUsage) -> int:
+    """Tokens that are billed though they are not output."""
+    return usage.of_prediction[1] if _settings().bill_rejected else 0
+
+
+@functools.cache
+def _settings() -> Settings:
+    return Settings.from_env()

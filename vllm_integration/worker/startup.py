@@ -1,0 +1,233 @@
+"""The drafter's settings: those of the table that `gpu-align tune` made, where the server is given one."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpu_align import DrafterConfig, RecipePack, Recipes
+from gpu_align.recipes import PackError
+
+from ..config.settings import Settings, load_pack
+from ..seams.install import install, shown_error, shown_reason
+
+logger = logging.getLogger("vllm.gpu_align")
+
+
+@functools.cache
+def drafter_config(survival_table: str | None) -> DrafterConfig:
+    """The settings with this file's table; the defaults with the shipped one where there is none, or, with one
+    WARNING a process, where it cannot be used."""
+    if survival_table is None:
+        return DrafterConfig()
+    try:
+        return DrafterConfig.tuned(survival_table)
+    except (OSError, ValueError) as error:
+        reason = str(error) if isinstance(error, ValueError) else shown_error(error)
+        logger.warning(
+            "gpu_align drafts with the survival table that comes with it (GPU_ALIGN_SURVIVAL_TABLE=%r): %s",
+            survival_table,
+            reason,
+        )
+        return DrafterConfig()
+
+
+#: Digits of a pack's hash that the log shows.
+_HASH = len("sha256:") + 12
+
+
+def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
+    """The recipes of this worker's drafter, of all packs; None where `GPU_ALIGN_RECIPES` turns them off, and where
+    none can be made. One WARNING for each pack that is left out, or for all of them, says why.
+
+    Each tensor-parallel rank verifies its own drafts, so all ranks must draft the same: the first one makes the
+    recipes and sends them, or None, to the others. Every rank of the group must call this.
+    Raises `SeamError` when a vLLM seam is missing and `GPU_ALIGN_STRICT=1`.
+    """
+    if not settings.packs:
+        return None
+    if reason := install("recipes"):
+        _go_without(settings.recipes, reason)
+        return None
+    parallel = vllm_config.parallel_config
+    if int(parallel.prefill_context_parallel_size) > 1:  # its ranks must agree too, and are in another group
+        _go_without(settings.recipes, "not with prefill context parallelism")
+        return None
+    if int(parallel.tensor_parallel_size) == 1:
+        return _make(settings, vllm_config.model_config)
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.rank_in_group == 0:
+        made: Recipes | None = group.broadcast_object(_make(settings, vllm_config.model_config), src=0)
+        return made
+    sent = group.broadcast_object(None, src=0)
+    if sent is None:
+        return None
+    # The received arrays may be read-only, which PyTorch warns about.
+    arrays = {name: value.copy() for name, value in vars(sent).items() if isinstance(value, np.ndarray)}
+    received: Recipes = replace(sent, **arrays)
+    return received
+
+
+def _make(settings: Settings, model_config: Any) -> Recipes | None:
+    started = time.perf_counter()
+    if model_config.skip_tokenizer_init:
+        _go_without(settings.recipes, "the engine has no tokenizer")
+        return None
+    try:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        tokenizer = cached_tokenizer_from_config(model_config)
+        vocab_size = int(model_config.get_vocab_size())
+    except Exception as error:  # a tokenizer may bring code of its own
+        _go_without(settings.recipes, shown_error(error))
+        return None
+    made: dict[str, Recipes] = {}
+    told: list[str] = []
+    for entry in settings.packs:
+        try:
+            name, pack = load_pack(entry, settings.recipe_registry)
+            if name in made:
+                raise PackError(f"another pack is called {name!r} too")
+            recipes = in_tokens(pack, tokenizer, vocab_size)
+            if not len(recipes):
+                raise PackError(
+                    "this tokenizer cuts texts at other places than words, or does not know the words"
+                )
+        except Exception as error:  # of the pack, or of the tokenizer
+            _go_without(entry, shown_error(error))
+            continue
+        made[name] = recipes
+        told.append(f"{name} {len(recipes):,} {pack.content_hash[:_HASH]}")
+    return _joined(settings, made, told, started) if made else None
+
+
+def _joined(settings: Settings, made: dict[str, Recipes], told: list[str], started: float) -> Recipes | None:
+    try:
+        recipes = Recipes.join(made)
+    except Exception as error:
+        _go_without(settings.recipes, shown_error(error))
+        return None
+    logger.info(
+        "gpu_align drafts from %d recipes (GPU_ALIGN_RECIPES=%s), made in %.1f s: %s",
+        len(recipes),
+        settings.recipes,
+        time.perf_counter() - started,
+        shown_reason("; ".join(told)),
+    )
+    return recipes
+
+
+def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
+    """The pack in the tokens of a vLLM tokenizer.
+
+    Texts are encoded one by one: every tokenizer of vLLM can do that, and for short texts it is as fast as a
+    batch. Recipes are left out that need a token the model does not have, ``id >= vocab_size``, or the
+    tokenizer's unknown token.
+    """
+    recipes = pack.tokenize(
+        lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
+        token_texts_of(tokenizer, vocab_size),
+    )
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    ids = np.concatenate([recipes.context, recipes.token_ids], axis=1)
+    wrong = ids >= vocab_size
+    if unknown is not None:
+        wrong |= ids == int(unknown)
+    return recipes.select(np.logical_not(wrong.any(axis=1)))
+
+
+def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]], list[str]]:
+    """The text that each token has inside a text; empty for an id that the tokenizer does not know, none for one
+    that the model does not have.
+
+    Alone, a token may lose the space that it begins with, so each is decoded behind a bracket.
+    """
+    lead = list(tokenizer.encode("(", add_special_tokens=False))
+    before = tokenizer.decode(lead)
+
+    def text_of(token: int) -> str:
+        try:
+            text: str = tokenizer.decode([*lead, token])
+            return text[len(before) :] if text.startswith(before) else str(tokenizer.decode([token]))
+        except Exception:  # the model may have more ids than its tokenizer
+            return ""
+
+    return lambda token_ids: [text_of(int(token)) for token in token_ids if token < vocab_size]
+
+
+def _go_without(what: str, reason: str) -> None:
+    logger.warning("gpu_align drafts without recipes (GPU_ALIGN_RECIPES=%s): %s", what, reason)
+
+
+#: Seconds after which it is said.
+QUIET = 2.0
+#: Seconds that a start waits for what is compiled in the background.
+PATIENCE = 300.0
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Two INFO lines, where this takes more than `QUIET` seconds: that it goes on, and how long it took."""
+    said = threading.Event()
+
+    def say() -> None:
+        said.set()
+        logger.info("gpu_align compiles %s; what is compiled is cached for the next start", what)
+
+    timer = threading.Timer(QUIET, say)
+    timer.daemon = True
+    started = time.perf_counter()
+    with suppress(RuntimeError):  # no more threads: what is compiled matters more than that it is said
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if said.is_set():
+            logger.info("gpu_align compiled %s in %.1f s", what, time.perf_counter() - started)
+
+
+class WarmUp:
+    """Runs `function` in a thread, while the engine does other things.
+
+    A failure is a WARNING: who needs what was to be compiled meets it again, and handles it there.
+    """
+
+    def __init__(self, what: str, function: Callable[[], None]) -> None:
+        self._what, self._function = what, function
+        self._thread: threading.Thread | None = None
+        thread = threading.Thread(target=self._run, name="gpu_align-warm-up", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            self._failed(error)
+        else:
+            self._thread = thread
+
+    def finish(self) -> None:
+        """Wait until it is done. Raises `TimeoutError` if it is not after `PATIENCE` seconds: who needs what is
+        being compiled would wait for it too."""
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+            if self._thread.is_alive():
+                raise TimeoutError(f"{self._what} is not compiled after {PATIENCE:.0f} s")
+
+    def _run(self) -> None:
+        try:
+            with compiling(self._what):
+                self._function()
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        logger.warning("gpu_align could not compile %s: %s", self._what, shown_error(error))
