@@ -1,11 +1,14 @@
-"""Drafters that others published: the public name of `gpu_align.tools.policies`, which it is."""
+"""Drafters that others published: the public name of `gpu_align.tools.policies`."""
 
 import importlib
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .tools.policies import *  # noqa: F403
 
-# By name: the core imports no tool.
-sys.modules[__name__] = importlib.import_module("gpu_align.tools.policies")
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # By name: the core imports no tool.
+    return getattr(importlib.import_module("gpu_align.tools.policies"), name)

@@ -1,11 +1,15 @@
-"""Deterministic replay of known outputs: the public name of `gpu_align.tools.simulate`, which it is."""
+"""Deterministic replay of known outputs: the public name of `gpu_align.tools.simulate`."""
 
 import importlib
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .tools.simulate import *  # noqa: F403
+    from .tools.simulate.replay import replay as replay  # and not the module
 
-# By name: the core imports no tool.
-sys.modules[__name__] = importlib.import_module("gpu_align.tools.simulate")
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # By name: the core imports no tool.
+    return getattr(importlib.import_module("gpu_align.tools.simulate"), name)

@@ -177,7 +177,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert {f"gpu_align.{name}" for name in gpu_align.__all__ if name != "__version__"} <= set(listed)
     for name in ("policies.Policy", "simulate.simulate", "simulate.replay", "simulate.read_records"):
         assert f"gpu_align.{name}" in listed
-    for op in (path.parent.name for path in OPS.glob("*/launch.py")):
+    for op in ("draft", "draft_budget", "lcs", "state", "step", "suffix_match"):
         assert any(name.startswith(f"gpu_align.ops.{op}.") for name in listed), op
     assert [name for name in listed if not _resolves(name)] == []
 
@@ -198,14 +198,12 @@ def test_commands_and_extras_exist(page: Path) -> None:
         assert importlib.util.find_spec(module) is not None, module
 
 
-def test_every_operation_has_its_four_files() -> None:
-    folders = [path for path in OPS.iterdir() if (path / "__init__.py").exists()]
-    assert len(folders) >= 4
-    for folder in folders:
-        # These parts of a step have no launch of their own.
-        launched = [] if folder.name in ("realign", "recipe_lookup", "draft") else ["launch.py"]
-        for name in ("README.md", "reference.py", "kernels.py", *launched):
-            assert (folder / name).exists(), f"{folder.name}/{name}"
+def test_every_kernel_file_has_a_reference_of_its_name() -> None:
+    kernels, references = (
+        {path.name for path in (OPS / part).glob("*.py")} for part in ("kernels", "reference")
+    )
+    assert kernels - {"constexprs.py"} == references
+    assert len(references) >= 8
 
 
 def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
@@ -301,7 +299,7 @@ def test_bad_input_reads_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_examples_of_realign_are_right() -> None:
-    readme = (OPS / "realign" / "README.md").read_text(encoding="utf-8")
+    readme = (OPS / "realign.md").read_text(encoding="utf-8")
     prediction, anchor = [5, 6, 7, 8, 9], 2
     window = torch.tensor([prediction[anchor:]], dtype=torch.int32)
 
@@ -333,7 +331,7 @@ def test_the_cursors_of_the_pictures_are_those_of_a_step() -> None:
 
 
 def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:
-    readme = " ".join((OPS / "draft" / "README.md").read_text(encoding="utf-8").split())
+    readme = " ".join((OPS / "draft.md").read_text(encoding="utf-8").split())
 
     def spans(edges: tuple[int, ...]) -> str:
         names = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .config.engine_config import drafts_predictions
+from .config.in_use import drafts_predictions
 from .seams.install import seam, watch
 
 

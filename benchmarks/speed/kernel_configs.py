@@ -1,6 +1,6 @@
 """How each kernel is compiled where there is no GPU: what `static_check` measures.
 
-A kernel is a ``@triton.jit`` function of some ``gpu_align/ops/*/kernels.py`` whose name ends in ``_kernel``; it is
+A kernel is a ``@triton.jit`` function of some ``gpu_align/ops/kernels/*.py`` whose name ends in ``_kernel``; it is
 found there, not listed here. What cannot be found are the constants and warps that its launcher passes: a new
 kernel needs one entry in `CONFIGS`, under ``operation.name``, and its arguments' types in `TYPES` where they are
 neither pointers to int32 nor int32.
@@ -132,7 +132,7 @@ CONFIGS: dict[str, list[Config]] = {
         )
         for batch in (64, 1024)
     ],
-    "state._set_slot_kernel": [
+    "slots._set_slot_kernel": [
         Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],
     "step._step_kernel": [_step(K, knows) for knows in ("", " with shapes") for K in (16, 64, 256)],

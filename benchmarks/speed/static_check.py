@@ -51,9 +51,9 @@ def find_kernels() -> dict[str, Any]:
     from triton.runtime import JITFunction
 
     found = {}
-    for path in sorted(OPS.glob("*/kernels.py")):
-        operation = path.parent.name
-        module = importlib.import_module(f"gpu_align.ops.{operation}.kernels")
+    for path in sorted((OPS / "kernels").glob("*.py")):
+        operation = path.stem
+        module = importlib.import_module(f"gpu_align.ops.kernels.{operation}")
         for name, value in vars(module).items():
             # Kernels of another module that this one imports belong there.
             if name.endswith("_kernel") and getattr(value, "__module__", None) == module.__name__:

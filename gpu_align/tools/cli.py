@@ -220,8 +220,7 @@ def demo_command(
 ) -> None:
     """Serve a model with the plugin, edit a file with and without a prediction, and compare."""
     try:
-        from vllm_integration.demo import run_demo
-        from vllm_integration.demo.preflight import wrong_use
+        from vllm_integration.demo import run_demo, wrong_use
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in ("gpu_align", "vllm_integration"):
             raise

@@ -23,7 +23,7 @@ from tests.campaign.canaries import VOCABULARY, Canaries, Request
 from tests.gpu_align.step_harness import device_of
 from vllm_integration.seams import install
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.steps import RequestUsage
+from vllm_integration.wire.usage import RequestUsage
 from vllm_integration.worker import proposer_v1
 
 

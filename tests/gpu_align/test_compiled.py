@@ -63,7 +63,7 @@ def run(code: str, root: Path = ROOT, **env: str) -> str:
 def test_plain_python_drafts_the_same_and_never_overflows(without: str) -> None:
     code = f"""{without}
 import json, warnings
-from gpu_align.ops import _jit
+from gpu_align.ops import jit as _jit
 from tests.gpu_align.test_compiled import drafts
 assert not _jit.COMPILED
 warnings.simplefilter("error")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from usage_harness import Step, message
 
-from vllm_integration.config import engine_config as in_use
+from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import usage as collector
 from vllm_integration.frontend import usage as response_usage
@@ -21,7 +21,8 @@ from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS, DraftReport, StepDrafts
-from vllm_integration.wire.steps import HEADER, RequestUsage, decode, encode
+from vllm_integration.wire.steps import HEADER, decode, encode
+from vllm_integration.wire.usage import RequestUsage
 
 PREDICTION, CONTEXT, RECIPE = 1, 2, 3
 

@@ -13,7 +13,7 @@ import prometheus_client
 import pytest
 from usage_harness import Step, message
 
-from vllm_integration.config import engine_config as in_use
+from vllm_integration.config import in_use
 from vllm_integration.frontend import metrics
 from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend import usage as collector

@@ -12,7 +12,7 @@ import pytest
 from vllm_fakes import config
 
 from vllm_integration.config import engine_config
-from vllm_integration.config.engine_config import drafts_predictions
+from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.frontend import input_processor as inputs
 from vllm_integration.frontend import prediction as limits

@@ -394,7 +394,7 @@ def test_a_server_starts_without_the_filter_of_its_log(
 
 
 def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_at(monkeypatch, redaction, "_brings_prediction")
+    break_at(monkeypatch, redaction, "_body_brings_prediction")
     record = logging.LogRecord(
         "vllm", logging.ERROR, "", 1, "refused", None, (ValueError, ValueError(), None)
     )

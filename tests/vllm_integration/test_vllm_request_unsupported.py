@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from vllm_integration.frontend import body as unsupported
 from vllm_integration.frontend import prediction as faults
 from vllm_integration.frontend import prediction as limits
-from vllm_integration.frontend.body import ENDPOINTS
+from vllm_integration.frontend.body import UNSUPPORTED_ENDPOINTS as ENDPOINTS
 from vllm_integration.seams import install as compat
 
 pytest.importorskip("vllm")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings, drafts_without_prediction
-from vllm_integration.wire.steps import RequestUsage
+from vllm_integration.wire.usage import RequestUsage
 from vllm_integration.worker.requests import RequestState, SlotTable, StopRule
 from vllm_integration.worker.step_log import DebugLog, safe_name
 

@@ -17,8 +17,8 @@ from prometheus_client import multiprocess
 from usage_harness import Step, message
 
 import gpu_align
-from vllm_integration.config import engine_config as in_use
-from vllm_integration.config.engine_config import EngineFacts
+from vllm_integration.config import in_use
+from vllm_integration.config.in_use import EngineFacts
 from vllm_integration.frontend import metrics, status
 from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend import usage as usage_collector

@@ -14,7 +14,8 @@ from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
-from vllm_integration.wire.steps import HEADER, RequestUsage, decode
+from vllm_integration.wire.steps import HEADER, decode
+from vllm_integration.wire.usage import RequestUsage
 
 
 class FakeDrafter:

@@ -13,66 +13,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from ..seams import source_probe
-from ..seams.install import are_whole, install, off_reason, seam, shown_reason
+from ..seams.install import are_whole, install, seam, shown_reason
 from ..seams.table import CONFIG, REJECTION
 from ..wire import request as wire
+from .in_use import drafts_predictions, note_configured, note_engine
 from .settings import Settings, warn_of_unknown_names
-
-#: What `"model"` of the speculative configuration may say.
-OUR_CLASSES = frozenset(
-    {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
-)
-
-
-class EngineFacts(NamedTuple):
-    """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2"."""
-
-    num_draft_tokens: int
-    runner: str
-
-
-_configured = False
-_facts: EngineFacts | None = None
-
-
-def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
-    """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
-    speculative = getattr(vllm_config, "speculative_config", None)
-    return (
-        speculative is not None
-        and (even_if_off or off_reason() is None)
-        and speculative.method == "custom_class"
-        and speculative.model in OUR_CLASSES
-    )
-
-
-def note_configured() -> None:
-    """This process configures an engine that drafts from predictions; it may have a front end of that engine."""
-    global _configured
-    _configured = True
-
-
-def configured_here() -> bool:
-    """Whether `note_configured` was called in this process."""
-    return _configured
-
-
-def note_engine(vllm_config: Any) -> None:
-    """This configuration of an engine that drafts from predictions is complete."""
-    global _facts
-    runner = "V2" if vllm_config.use_v2_model_runner else "V1"
-    _facts = EngineFacts(int(vllm_config.speculative_config.num_speculative_tokens), runner)
-
-
-def engine_here() -> EngineFacts | None:
-    """What `note_engine` was last told in this process."""
-    return _facts
-
 
 logger = logging.getLogger("vllm.gpu_align")
 

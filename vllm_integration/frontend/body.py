@@ -17,7 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from ..config.engine_config import drafts_predictions
+from ..config.in_use import drafts_predictions
 from ..config.settings import Settings
 from ..seams.install import is_installed, strict
 from ..wire import request as wire

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic_core import SchemaSerializer, core_schema
 
-from ..config.engine_config import drafts_predictions
+from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
 from ..seams.install import seam, shown_id, strict
 from ..wire import request as wire

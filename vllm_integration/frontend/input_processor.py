@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from ..config.engine_config import V1_SCHEDULER, drafts_predictions
+from ..config.engine_config import V1_SCHEDULER
+from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
 from ..seams.install import are_whole, seam, shown_id, strict
 from ..wire import request as wire

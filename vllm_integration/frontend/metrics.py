@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from gpu_align.step_log import SOURCES
 
-from ..config.engine_config import configured_here
-from ..wire.steps import PREDICTION, Steps
+from ..config.in_use import configured_here
+from ..wire.steps import Steps
+from ..wire.usage import PREDICTION
 from . import prediction as limits
 
 #: Sources that draft, as the label says them.

@@ -11,7 +11,7 @@ from typing import Any
 
 import gpu_align
 
-from ..config.engine_config import EngineFacts, engine_here
+from ..config.in_use import EngineFacts, engine_here
 from ..config.settings import Settings, packs_of
 from ..seams.install import install, is_installed, off_reason, shown_reason
 from . import metrics

@@ -19,12 +19,13 @@ import numpy as np
 
 from gpu_align.step_log import SOURCES
 
-from ..config.engine_config import configured_here
+from ..config.in_use import configured_here
 from ..config.settings import Settings
 from ..seams.install import seam, shown_id
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
-from ..wire.steps import HEADER, PREDICTION, Messages, RequestUsage, decode
+from ..wire.steps import HEADER, Messages, decode
+from ..wire.usage import PREDICTION, RequestUsage
 from . import metrics
 from .prediction import unless_it_fails
 

@@ -23,7 +23,7 @@ from vllm.v1.request import RequestStatus
 
 from gpu_align.memory import ResponseMemory
 
-from ..config.engine_config import drafts_predictions
+from ..config.in_use import drafts_predictions
 from ..config.settings import SURE, SURE_LATE, Settings
 from ..seams.install import seam, shown_error, strict
 from ..wire import reports

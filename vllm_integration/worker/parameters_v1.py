@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..config.engine_config import drafts_predictions
+from ..config.in_use import drafts_predictions
 from ..seams.install import seam
 
 logger = logging.getLogger("vllm.gpu_align")

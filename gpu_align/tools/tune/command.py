@@ -36,7 +36,7 @@ def tune_command(
     ] = None,
 ) -> None:
     """Learn a survival table from your own requests, and report what it is worth on others of them."""
-    from .. import tune  # imports torch
+    from . import packs, tuning  # imports torch
 
     if out.suffix != ".json":
         # Files in the wrong order would otherwise cost one of them.
@@ -48,12 +48,12 @@ def tune_command(
             f"--pack: expected a name of its own, found {pack}: base is the pack that comes with the library"
         )
     try:
-        files = tune.files_of(places)
+        files = tuning.files_of(places)
         check_outputs({"--out": out, "--pack": pack}, files)
         with progress_bar("reading", len(files)) as advance:
-            traffic = tune.Traffic()
+            traffic = tuning.Traffic()
             for file in files:
-                traffic.add(tune.read_traffic([file], tokenizer))
+                traffic.add(tuning.read_traffic([file], tokenizer))
                 advance("", 1)
     except OSError as error:
         refuse(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
@@ -65,14 +65,14 @@ def tune_command(
     for reason, count in traffic.skipped.most_common():
         typer.echo(f"skipped {counted(count, 'request')}: {reason}")
     try:
-        tokens = None if pack is None else tune.Tokens.of(traffic.records, tokenizer)
-        with progress_bar("", tune.replays(traffic.records, with_pack=pack is not None)) as advance:
-            tuned = tune.tune(traffic.records, progress=advance, tokens=tokens)
+        tokens = None if pack is None else packs.Tokens.of(traffic.records, tokenizer)
+        with progress_bar("", tuning.replays(traffic.records, with_pack=pack is not None)) as advance:
+            tuned = tuning.tune(traffic.records, progress=advance, tokens=tokens)
     except (OSError, ValueError) as error:
         refuse(str(error))
     _print(tuned.report)
     try:
-        tune.write_table(tuned.table, out)
+        tuning.write_table(tuned.table, out)
         if pack is not None and tuned.pack is not None:
             tuned.pack.save(pack)
     except OSError as error:

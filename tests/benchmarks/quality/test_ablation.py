@@ -47,8 +47,8 @@ def test_what_derives_from_an_override_changes_with_it() -> None:
 from benchmarks.quality import mechanisms, overrides
 one = mechanisms.without("four best matches+exact prefix")
 overrides.install(one.overrides)
-from gpu_align.ops.draft import reference
-from gpu_align.ops.step import reference as step
+from gpu_align.ops.reference import draft as reference
+from gpu_align.ops.reference import step
 print(len(reference.IS_CONTEXT), step.{exact_prefix_name()}.__name__)
 """
     from gpu_align.ops.reference import draft as reference

@@ -27,8 +27,8 @@ _nvdisasm = (
 #: Of a kernel for sm_90, as nvdisasm prints it: ids, the address of an element, a load and the first use of it.
 LOAD = """
 .text._some_kernel:
-	//## File "/src/ops/step/kernels.py", line 35 inlined at "/src/ops/step/kernels.py", line 160
-	//## File "/src/ops/step/kernels.py", line 160
+	//## File "/src/ops/kernels/step.py", line 35 inlined at "/src/ops/kernels/step.py", line 160
+	//## File "/src/ops/kernels/step.py", line 160
         /*0000*/                   S2R R0, SR_TID.X ;               /* 0x0000000000007919 */
                                                                     /* 0x000e2e0000002100 */
         /*0010*/                   LDC.64 R2, c[0x0][0x210] ;       /* 0x00008400ff027b82 */
@@ -77,7 +77,7 @@ def test_a_load_is_waited_for_and_added_to() -> None:
     slower, _ = run(LOAD, range(32), Latencies(first=600))
     assert slower.cycles - trace.cycles == 600 - 263
     assert trace.waited[3] == 263 - 1  # the stall count of the load is 1
-    assert parse(LOAD).code[0].lines == (("step/kernels.py", 35), ("step/kernels.py", 160))
+    assert parse(LOAD).code[0].lines == (("kernels/step.py", 35), ("kernels/step.py", 160))
 
 
 def test_an_overrun_is_found() -> None:

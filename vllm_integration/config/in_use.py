@@ -1,0 +1,57 @@
+"""Whether an engine drafts from predictions: the one answer, for the front end, the scheduler and the worker."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..seams.install import off_reason
+
+#: What `"model"` of the speculative configuration may say.
+OUR_CLASSES = frozenset(
+    {"vllm_integration.PredictedOutputs", "vllm_integration.worker.proposer_v1.PredictedOutputs"}
+)
+
+
+class EngineFacts(NamedTuple):
+    """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2"."""
+
+    num_draft_tokens: int
+    runner: str
+
+
+_configured = False
+_facts: EngineFacts | None = None
+
+
+def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
+    """Whether the engine of this configuration drafts from predictions, and the plugin is on."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return (
+        speculative is not None
+        and (even_if_off or off_reason() is None)
+        and speculative.method == "custom_class"
+        and speculative.model in OUR_CLASSES
+    )
+
+
+def note_configured() -> None:
+    """This process configures an engine that drafts from predictions; it may have a front end of that engine."""
+    global _configured
+    _configured = True
+
+
+def configured_here() -> bool:
+    """Whether `note_configured` was called in this process."""
+    return _configured
+
+
+def note_engine(vllm_config: Any) -> None:
+    """This configuration of an engine that drafts from predictions is complete."""
+    global _facts
+    runner = "V2" if vllm_config.use_v2_model_runner else "V1"
+    _facts = EngineFacts(int(vllm_config.speculative_config.num_speculative_tokens), runner)
+
+
+def engine_here() -> EngineFacts | None:
+    """What `note_engine` was last told in this process."""
+    return _facts
