@@ -27,11 +27,11 @@ _LOOKUP_TASKS = {
     "rewrite": "a program rewritten",
 }
 _PREDICTORS = {
-    "example": "pattern from 2, at most 2 tokens: the example of its guide",
-    "defaults": "its defaults: pattern from 1, at most 3 tokens",
-    "example_documented": "the example, longest pattern not limited",
-    "defaults_documented": "the defaults, longest pattern not limited",
-    "gpu_align": "`gpu_align`, the input as prediction",
+    "example": "example",
+    "defaults": "defaults",
+    "example_documented": "example, not limited",
+    "defaults_documented": "defaults, not limited",
+    "gpu_align": "`gpu_align`",
 }
 #: Percentages of right lines in the tables; the pictures have all.
 _RIGHT = (100, 90, 70, 50, 30, 0)
@@ -86,29 +86,23 @@ def insertions_table(results: Results) -> str:
 
 
 def edits_table(results: Results) -> str:
-    """Cascade's edits: published speed and acceptance, and tokens a step and acceptance here."""
-    rows = _head(
-        "task", "drafter", "published: speed, accepted", "as tokens a step", "here: tokens a step",
-        "here: accepted", "rejected per accepted", words=2,
-    )  # fmt: skip
+    """Cascade's edits: tokens a step, acceptance and rejections here, with the published speed and acceptance."""
+    rows = _head("task", *_DRAFTERS.values())
     for task in results["cascade"]["tasks"]:
-        name, tokens = task["task"], task["output_tokens"]
-        for drafter, says in _DRAFTERS.items():
+        tokens = task["output_tokens"]
+        sizes = (
+            f"{task['prediction_tokens']:,} → {tokens:,} tokens, {_percent(task['equal_lines'])} of the lines"
+        )
+        cells = []
+        for drafter in _DRAFTERS:
             run = task["here"][drafter]
-            published = ["–"] * 2
+            cell = f"{tokens / run['steps']:.2f} ({_percent(run['accepted'] / tokens)}; {_per_accepted(run)})"
             if drafter in task["published"]:
                 speed, accepted = task["published"][drafter]
-                published = [f"{speed:.2f}×, {_percent(accepted)}", f"{1 / (1 - accepted):.2f}"]
-            here = [f"{tokens / run['steps']:.2f}", _percent(run["accepted"] / tokens), _per_accepted(run)]
-            rows.append(_row(name, says, *published, *here))
-            name = ""
-    sizes = _head(
-        "task", "tokens of the prediction", "tokens of the output", "lines of it that were predicted"
-    )
-    for task in results["cascade"]["tasks"]:
-        counts = f"{task['prediction_tokens']:,}", f"{task['output_tokens']:,}", _percent(task["equal_lines"])
-        sizes.append(_row(task["task"], *counts))
-    return "\n".join([*rows, "", *sizes])
+                cell += f"; published {speed:.2f}× ({_percent(accepted)}: {1 / (1 - accepted):.2f})"
+            cells.append(cell)
+        rows.append(_row(f"{task['task']}: {sizes}", *cells))
+    return "\n".join(rows)
 
 
 def linear_table(results: Results) -> str:
@@ -143,16 +137,14 @@ def curve_table(results: Results) -> str:
 
 
 def lookup_table(results: Results) -> str:
-    """Validated and refuted tokens of node-llama-cpp's input lookup."""
-    rows = _head("task", "predictor", "published", "validated", "refuted", "tokens a step", words=2)
-    for task, found in results["node_llama_cpp"]["tasks"].items():
-        name = f"{_LOOKUP_TASKS[task]}, {found['output_tokens']:,} tokens"
-        for label, run in found["runs"].items():
-            counts = [f"{run['validated']:,}", f"{run['refuted']:,}"]
-            rows.append(
-                _row(name, _PREDICTORS[label], "–", *counts, f"{found['output_tokens'] / run['steps']:.2f}")
-            )
-            name = ""
+    """Validated and refuted tokens of node-llama-cpp's input lookup, and tokens a step."""
+    tasks = results["node_llama_cpp"]["tasks"]
+    labels = (f"{_LOOKUP_TASKS[task]}, {found['output_tokens']:,} tokens" for task, found in tasks.items())
+    rows = _head("validated / refuted, tokens a step", *labels)
+    for name, says in _PREDICTORS.items():
+        runs = [(found["output_tokens"], found["runs"][name]) for found in tasks.values()]
+        cells = [f"{r['validated']:,} / {r['refuted']:,}, {tokens / r['steps']:.2f}" for tokens, r in runs]
+        rows.append(_row(says, *cells))
     return "\n".join(rows)
 
 
@@ -160,15 +152,14 @@ def lookup_table(results: Results) -> str:
 PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
     ROOT / "docs" / "published.md": {
         "letters": tasks_table,
-        "bifurcations": bifurcations_table,
         "insertions": insertions_table,
         "edits": edits_table,
         "linear": linear_table,
         "lookup": lookup_table,
     },
 }
-#: What the command prints; the table of every policy is too long for the page, which has its picture.
-BLOCKS = [*(block for blocks in PAGES.values() for block in blocks.values()), curve_table]
+#: What the command prints. Of two tables the page has the pictures.
+BLOCKS = [*(block for blocks in PAGES.values() for block in blocks.values()), bifurcations_table, curve_table]
 
 
 def filled(page: Path, results: Results) -> str:
@@ -203,9 +194,9 @@ def _per_accepted(run: dict[str, int]) -> str:
     return f"{run['rejected'] / run['accepted']:.2f}" if run["accepted"] else "–"
 
 
-def _head(*cells: str, words: int = 1) -> list[str]:
-    """The head of a table whose first columns, `words` of them, are not numbers."""
-    return [_row(*cells), "|" + "---|" * words + "--:|" * (len(cells) - words)]
+def _head(*cells: str) -> list[str]:
+    """The head of a table whose columns but the first are numbers."""
+    return [_row(*cells), "|---|" + "--:|" * (len(cells) - 1)]
 
 
 def _row(*cells: str) -> str:

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the command line itself: every command with its arguments, options and examples.
+"""Writes docs/cli.md from the command line itself: every command with its arguments and options.
 
 ::
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from typer.main import get_command
 
 from gpu_align.tools.cli import app
-from gpu_align.tools.console import EXAMPLES
 
 PAGE = Path(__file__).resolve().parents[1] / "cli.md"
 
@@ -26,7 +25,7 @@ HEAD = """<!-- Written by docs/_scripts/cli_reference.py. Do not edit. -->
 # The command line
 
 `gpu-align` comes with the extra `cli`, which `vllm` and `cpu` contain. `gpu-align COMMAND --help` prints what this
-page says of a command. The functions behind the commands are in the [API reference](api.md).
+page says of a command, and examples.
 
 - **Exit codes**: 0; 1 if the work failed or an extra is missing; 2 for bad input; 130 for Ctrl-C.
 - **Errors** are one line on stderr, `error: …`, and name the option or the file. Notes and progress go to stderr,
@@ -36,12 +35,8 @@ page says of a command. The functions behind the commands are in the [API refere
 - **Tokenizers** are `tekken`, which needs no network, a folder, or a name on the Hugging Face hub. If the hub does
   not answer within 5 seconds, only what is in its cache is loaded.
 
-## Shell completion
-
-```bash
-gpu-align --install-completion   # for the shell that runs this: Bash, Zsh, Fish or PowerShell
-gpu-align --show-completion      # print the script instead
-```
+**Shell completion**: `gpu-align --install-completion` for the shell that runs it (Bash, Zsh, Fish or PowerShell),
+`gpu-align --show-completion` prints the script.
 """
 
 
@@ -58,31 +53,21 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, "## gpu-align\n", _table(_parameters(get_command(app))), ""]
+    parts = [HEAD, "## gpu-align\n", _list(_parameters(get_command(app))), ""]
     for path, command in commands():
         parts += _section(path, command)
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def _section(path: tuple[str, ...], command: Any) -> Iterator[str]:
-    name = " ".join(path)
-    yield f"## {name}\n"
-    told, _, examples = inspect.cleandoc(command.help or "").partition("Examples:")
+    yield f"## {' '.join(path)}\n"
+    told, _, _ = inspect.cleandoc(command.help or "").partition("Examples:")
     yield told.strip() + "\n"
-    parameters = list(_parameters(command))
-    arguments = [label for label, _, is_option in parameters if not is_option]
-    usage = " ".join(["gpu-align", name, "[OPTIONS]", *arguments])
-    yield f"```text\n{usage}\n```\n"
-    yield _table(parameters)
-    yield ""
-    lines = [f"# {what}\n{line}" for what, line in EXAMPLES.get(name, ())]
-    lines = lines or [line.strip() for line in examples.splitlines() if line.strip().startswith("gpu-align ")]
-    if lines:
-        yield "```bash\n" + "\n".join(lines) + "\n```\n"
+    yield _list(_parameters(command)) + "\n"
 
 
-def _parameters(command: Any) -> Iterator[tuple[str, str, bool]]:
-    """``(how it is written, what it is for, whether it is an option)``."""
+def _parameters(command: Any) -> Iterator[tuple[str, str]]:
+    """``(how it is written, what it is for)``."""
     for parameter in command.params:
         # Completion has a section of its own.
         if parameter.name in ("help", "install_completion", "show_completion") or parameter.hidden:
@@ -100,16 +85,11 @@ def _parameters(command: Any) -> Iterator[tuple[str, str, bool]]:
                 told += "; required"
         else:
             label = metavar if parameter.required else f"[{metavar}]"
-        yield label, told, is_option
+        yield label, told
 
 
-def _table(parameters: Any) -> str:
-    rows = [f"| `{_escaped(label)}` | {_escaped(told)} |" for label, told, _ in parameters]
-    return "\n".join(["| argument or option | |", "|---|---|", *rows])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+def _list(parameters: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"- `{label}`: {told}" for label, told in parameters)
 
 
 if __name__ == "__main__":
