@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from example_metrics import exposed, prometheus
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 sys.path.append(str(DEPLOY))
 import check_dashboard as check  # noqa: E402
 

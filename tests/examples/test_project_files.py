@@ -17,7 +17,7 @@ from gpu_align import __version__
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parents[2]
-DEPLOY, GITHUB = ROOT / "deploy", ROOT / ".github"
+DEPLOY, GITHUB = ROOT / "docs" / "deploy", ROOT / ".github"
 YAMLS = sorted(
     path
     for paths in (GITHUB.rglob("*.yml"), DEPLOY.rglob("*.y*ml"), ROOT.glob("*.cff"), ROOT.glob(".*.yaml"))
@@ -59,7 +59,7 @@ def test_workflows_have_what_github_requires(path: Path) -> None:
     commands = "\n".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= targets
-    for file in re.findall(r"\b((?:tests|docs|deploy)/[\w/.]+)", commands):
+    for file in re.findall(r"\b((?:tests|docs)/[\w/.]+)", commands):
         assert (ROOT / file).exists(), file
 
 
@@ -96,7 +96,7 @@ def test_the_citation_is_of_this_version() -> None:
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 
-@pytest.mark.parametrize("name", ["SECURITY.md", "RELEASING.md", "examples/README.md"])
+@pytest.mark.parametrize("name", ["SECURITY.md", "RELEASING.md"])
 def test_links_of_the_pages_outside_of_the_site(name: str) -> None:
     page = ROOT / name
     for target in LINK.findall(page.read_text(encoding="utf-8")):
@@ -189,4 +189,4 @@ def test_compose_accepts_its_file_and_wants_the_secrets() -> None:
     if not (DEPLOY / ".env").exists():
         missing = subprocess.run(command, env=bare, **options)
         assert missing.returncode != 0
-        assert "deploy/.env" in missing.stderr
+        assert "docs/deploy/.env" in missing.stderr

@@ -24,7 +24,7 @@ from vllm_integration.wire.reports import REFUSALS
 from vllm_integration.wire.steps import decode
 
 ROOT = Path(__file__).parents[2]
-DASHBOARD = ROOT / "docs" / "grafana" / "gpu_align.json"
+DASHBOARD = ROOT / "docs" / "deploy" / "grafana" / "dashboards" / "gpu_align.json"
 #: What Prometheus adds to the name of a metric of each kind.
 SUFFIXES = {"Gauge": ("",), "Counter": ("_total",), "Histogram": ("_bucket", "_sum", "_count")}
 SAMPLES = {spec.name + suffix: spec for spec in metrics.SPECS.values() for suffix in SUFFIXES[spec.kind]}

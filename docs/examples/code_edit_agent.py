@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/code_edit_agent.py service.py "Rename get_user to fetch_user" [--attempts 3] [--dry-run]
+    python docs/examples/code_edit_agent.py service.py "Rename get_user to fetch_user" [--attempts 3] [--dry-run]
 
 The environment names the server (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MODEL`); `EXTRA_BODY` is JSON that is added
 to each request. Needs `pip install openai`.

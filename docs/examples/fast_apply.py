@@ -2,7 +2,7 @@
 
 ::
 
-    uvicorn --app-dir examples fast_apply:app --port 9000
+    uvicorn --app-dir docs/examples fast_apply:app --port 9000
     curl localhost:9000/apply -H 'content-type: application/json' -d '{
       "original": "def a():\\n    return 1\\n\\ndef b():\\n    return 2\\n",
       "snippet": "# ... existing code ...\\ndef b():\\n    return 3\\n"}'

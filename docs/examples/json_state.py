@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/json_state.py state.json "The kettle was switched on" "Anna came home"
+    python docs/examples/json_state.py state.json "The kettle was switched on" "Anna came home"
 
 The answer is the whole new state, in the form of a JSON schema that is made of the old state, so that no key is
 lost or added. Most of it does not change from one event to the next. The environment names the server

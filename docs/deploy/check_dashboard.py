@@ -2,7 +2,7 @@
 
 ::
 
-    python deploy/check_dashboard.py http://localhost:9090 --window 1m [--png dashboard.png --minutes 30]
+    python docs/deploy/check_dashboard.py http://localhost:9090 --window 1m [--png dashboard.png --minutes 30]
 
 It ends with 1 if a query fails or has no data. Needs matplotlib for `--png`, and nothing else.
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DASHBOARD = Path(__file__).resolve().parents[1] / "docs" / "grafana" / "gpu_align.json"
+DASHBOARD = Path(__file__).with_name("grafana") / "dashboards" / "gpu_align.json"
 POINTS = 120
 #: A data series: labels, and (time, value) pairs.
 Series = dict[str, Any]
