@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import MissingExtraError
 from .bench.command import bench_command
-from .console import check_outputs, epilog, refuse, tokenizer_option
+from .console import check_outputs, epilog, plugins, refuse, tokenizer_option
 from .recipes.command import recipes_app
 from .tune.command import tune_command
 
@@ -207,27 +208,9 @@ def policies_command(
         typer.echo("\n".join(policies.lines_of(info)))
 
 
-@app.command("demo", epilog=epilog("demo"))
-def demo_command(
-    model: Annotated[
-        str | None,
-        typer.Option("--model", envvar="MODEL", metavar="ORG/NAME", help="instead of a tiny model made here"),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="for the page")] = Path("demo_out"),
-    ngram: Annotated[
-        bool, typer.Option("--ngram/--no-ngram", help="also vLLM's n-gram, in a second server")
-    ] = True,
-) -> None:
-    """Serve a model with the plugin, edit a file with and without a prediction, and compare."""
-    try:
-        from vllm_integration.demo import run_demo, wrong_use
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] in ("gpu_align", "vllm_integration"):
-            raise
-        raise MissingExtraError("gpu-align demo", error.name, "demo") from error
-    if found := wrong_use(model, out):
-        refuse(found)
-    raise typer.Exit(run_demo(model, out, ngram))
+for plugin in plugins("gpu_align.commands"):
+    with contextlib.suppress(ModuleNotFoundError):  # its package is gone; `doctor` says so
+        plugin.load()(app)
 
 
 @app.command("report", epilog=epilog("report"))

