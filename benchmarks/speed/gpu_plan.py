@@ -28,7 +28,7 @@ STAGES = (
                "tests/gpu_align/test_drafter_input.py", "tests/gpu_align/test_drafter_predictions.py",
                "tests/gpu_align/test_arena.py", "tests/gpu_align/test_step_traffic.py"),
         dry_tests=("tests/gpu_align/test_capture.py", "tests/gpu_align/ops/test_kernel_signatures.py",
-                   "tests/gpu_align/ops/test_lcs.py", "-k", "capture or replay or signature or example"),
+                   "tests/gpu_align/test_arena.py", "-k", "capture or replay or signature or example"),
         needs=("pytest",),
     ),
     Stage("capture", 60),

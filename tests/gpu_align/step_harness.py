@@ -16,6 +16,7 @@ from gpu_align.ops.draft import SurvivalTables
 from gpu_align.ops.reference import step as reference
 from gpu_align.ops.state import StepState
 from gpu_align.ops.step import make_step
+from tests.gpu_align.step_oracle import Oracle
 
 #: Every test of a step runs on both; kernels are interpreted where there is no GPU.
 BACKENDS = ["reference", "triton"]
@@ -74,23 +75,26 @@ class Edit(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a request stands; of `cursor` and of anchor, diverged_at and row only those that hold are there."""
+    """Where a request stands; of `cursor` and of anchor, diverged_at and row only those that hold are there.
+
+    edits: oldest first, None where one was invalidated.
+    """
 
     in_sync: bool
     cursor: int | None
     anchor: int | None
     diverged_at: int | None
     num_in_sync: int
-    edits: list[Edit]
+    edits: list[Edit | None]
     row: list[int] | None
 
 
 def standing_of(drafter: Drafter, slot: int) -> Standing:
     aligned = drafter._state.align_state[slot].tolist()
     rows, count = drafter._state.edits[slot].tolist(), aligned[constants.NUM_EDITS]
-    # Edit number i is in row i mod MAX_EDITS: the oldest first.
+    # Edit number i is in row i mod MAX_EDITS.
     rows = [rows[i % constants.MAX_EDITS] for i in range(max(0, count - constants.MAX_EDITS), count)]
-    edits = [Edit(*row[:7]) for row in rows if row[constants.EDIT_BEFORE] != constants.NO_EDIT]
+    edits = [Edit(*row[:7]) if row[constants.EDIT_BEFORE] != constants.NO_EDIT else None for row in rows]
     in_sync, num_in_sync = aligned[constants.IN_SYNC] > 0, aligned[constants.NUM_IN_SYNC]
     if in_sync:
         return Standing(True, aligned[constants.CURSOR], None, None, num_in_sync, edits, None)
@@ -98,6 +102,13 @@ def standing_of(drafter: Drafter, slot: int) -> Standing:
     return Standing(
         False, None, anchor, diverged_at, num_in_sync, edits, drafter._state.lcs_row[slot].tolist()
     )
+
+
+def standing_by(oracle: Oracle) -> Standing:
+    edits = [None if e is None else Edit(*e) for e in oracle.edits]
+    if oracle.in_sync:
+        return Standing(True, oracle.cursor, None, None, oracle.num_in_sync, edits, None)
+    return Standing(False, None, oracle.anchor, oracle.diverged_at, oracle.num_in_sync, edits, oracle.row[1:])
 
 
 class Drafted(NamedTuple):
@@ -163,7 +174,9 @@ class Request:
 
     @property
     def standing(self) -> Standing:
-        return standing_of(self.drafter, self.SLOT)
+        """Without the edits that were invalidated."""
+        found = standing_of(self.drafter, self.SLOT)
+        return found._replace(edits=[edit for edit in found.edits if edit is not None])
 
     def write_over(self, position, token):
         """Put a token into the prediction that `add` would have refused; the index does not know it."""

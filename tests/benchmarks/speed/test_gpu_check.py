@@ -137,8 +137,8 @@ def test_a_missing_package_costs_its_own_rows(tmp_path: Path) -> None:
     done = run_script(tmp_path / "out", "kernels", "suite", "picture", **hide)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     kernels, suite = (rows_of(tmp_path / "out" / f"{name}.json") for name in ("kernels", "suite"))
-    lcs = kernels.pop("tests/gpu_align/ops/test_lcs.py")
-    assert (lcs["verdict"], lcs["reason"]) == ("skipped", "not installed: hypothesis")
+    arena = kernels.pop("tests/gpu_align/test_arena.py")
+    assert (arena["verdict"], arena["reason"]) == ("skipped", "not installed: hypothesis")
     assert len(kernels) == 2
     assert {row["verdict"] for row in kernels.values()} == {"passed"}
     verdicts = {name.partition("::")[2].partition("[")[0]: row["verdict"] for name, row in suite.items()}

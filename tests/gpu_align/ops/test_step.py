@@ -1,193 +1,267 @@
-"""Whole steps of a batch against plain Python: what is drafted, how sure it is, and what is remembered."""
+"""Whole steps on both backends against plain Python: what is drafted, how sure it is, and what is remembered."""
+
+from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from gpu_align import Drafter, DrafterConfig, Source
-from gpu_align.ops.constants import MAX_EDITS, SURVIVAL_ONE
-from gpu_align.ops.draft import SurvivalTables
-from gpu_align.ops.recipe_lookup import Recipes
-from tests.gpu_align.step_harness import (
-    BACKENDS,
-    INTERPRETED,
-    POISON,
-    Edit,
-    Request,
-    device_of,
-    edited,
-    flat_curves,
-    indents_of,
-    poison,
-    random_curves,
-    recipes_of,
-    reindented,
-    shapes_of,
-    standing_of,
-    use_tables,
-)
-from tests.gpu_align.step_oracle import Oracle
+from gpu_align import DrafterConfig
+from gpu_align.ops import constants
+from tests.gpu_align.step_batch import Running, StepBatch, StepRow
+from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, random_curves
 
-CAPACITY = 512
-#: A kernel under the interpreter takes as long for one batch as the reference for all of them.
-SEEDS = {"reference": range(100), "triton": range(4 if INTERPRETED else 100)}
-CASES = [(backend, seed) for backend in BACKENDS for seed in SEEDS[backend]]
+Tokens = list[int]
+#: Prediction, prompt, output.
+Given = tuple[Tokens, Tokens, Tokens]
 
 
-def settings_of(generator):
-    return DrafterConfig(
-        length_factor=generator.choice([0, 0.5, 8, 64]),
-        min_survival=generator.choice([0, 0.05, 0.3]),
-        min_survival_lost=generator.choice([0, 0.35]),
-        min_survival_recipe=generator.choice([0, 0.2, 0.5]),
-        min_match=generator.choice([1, 1, 2]),
-        min_context_match=generator.choice([1, 1, 3]),
-        use_context=generator.random() < 0.85,
-    )
+def check(rows: Iterable[StepRow]) -> list[StepRow]:
+    found = []
+    for row in rows:
+        assert not row.wrong, (row.wrong, row.of)
+        found.append(row)
+    return found
 
 
-def tables_of(generator, K, config, device):
-    """Shipped, at random, or all classes alike, so that many candidates tie."""
-    kind = generator.random()
-    if kind < 0.5:
-        return SurvivalTables.load(
-            K, device, None, config.min_survival, config.min_survival_lost
-        )  # what the drafter loads
-    curves = random_curves(generator.randrange(2**32), K) if kind < 0.8 else flat_curves(SURVIVAL_ONE // 2, K)
-    return SurvivalTables.from_survival(
-        curves.astype(np.int32), device, config.min_survival, config.min_survival_lost
-    )
+def random_rows(seed: int, rows: int, backends: Iterable[str] = BACKENDS) -> Iterator[StepRow | Counter[str]]:
+    """About as many rows of one random batch; after each step how its requests stand."""
+    batch, done = StepBatch.draw(random.Random(seed), list(backends)), 0
+    while done < rows:
+        found = batch.random_step()
+        done += len(found)
+        yield from found
+        yield Counter(batch.standing())
 
 
-def request_of(generator, vocab, line_ends=(), runs=None):
-    """``(prediction, prompt, output)``."""
-    if line_ends and runs and generator.random() < 0.5:
-        prediction, output = reindented(generator, vocab, line_ends, runs)
-        return prediction, generator.choices(range(vocab), k=10), output
-    prediction = generator.choices(
-        range(vocab), k=generator.choice([0, 1, 2, 5, 60, 255, 256, 257, 300, 500])
-    )
-    if generator.random() < 0.3:
-        prediction = (prediction[:20] * 40)[: len(prediction)]
-    prompt = generator.choices(range(vocab), k=generator.randint(0, 60))
-    if prediction and generator.random() < 0.3:
-        prompt = (prediction * 60)[: len(prompt)]
-    output = edited(generator, prediction, vocab, generator.randint(5, CAPACITY - len(prompt)))
-    return prediction, prompt, output
+@pytest.mark.parametrize("backends", [["reference"], BACKENDS], ids=["reference", "both"])
+def test_random_batches(backends: list[str]) -> None:
+    """The campaign's `exactness` has many more of them."""
+    seen: Counter[str] = Counter()
+    slow = len(backends) > 1 and INTERPRETED
+    for seed in range(12 if slow else 60):
+        for row in random_rows(seed, 40 if slow else 80, backends):
+            if isinstance(row, StepRow):
+                assert not row.wrong, (seed, row.wrong, row.of)
+                seen[row.source] += 1
+            else:
+                seen += row
+    kinds = {"nothing", "prediction", "context", "recipe", "memory", "in sync", "diverged", "edits"}
+    assert set(seen) == kinds
 
 
-@pytest.mark.parametrize(("backend", "seed"), CASES)
-def test_a_batch_of_edits(backend, seed):
-    generator = random.Random(seed)
-    slots = generator.sample(range(5), generator.randint(1, 4))
-    K, vocab = generator.choice([1, 4, 16, 64, 65]), generator.choice([3, 8, 40, 500])
-    config, device = settings_of(generator), device_of(backend)
-    lists = recipes_of(generator, vocab, generator.choice([0, 5, 200]))
-    shapes, shape_of = shapes_of(generator, vocab, generator.choice([0, 0, 30]))
-    packs = {"words": Recipes.from_lists(lists)} if lists else {}
-    if shapes:
-        packs["shapes"] = Recipes.from_lists(shapes, shape_of=shape_of)
-    recipes = Recipes.join(packs) if packs else None
-    indents, line_ends, runs = indents_of(generator, vocab)
-    if generator.random() < 0.7:
-        recipes = replace(recipes if recipes is not None else Recipes.from_lists([]), indents=indents)
-    else:
-        line_ends, runs = (), None
-    drafter = Drafter(
-        max_slots=5, max_context_len=CAPACITY, max_prediction_len=600, num_draft_tokens=K, vocab_size=vocab,
-        device=device, config=config, backend=backend, recipes=recipes,
-    )  # fmt: skip
-    poison(drafter)
-    tables = tables_of(generator, K, config, device)
-    use_tables(drafter, tables, backend)
-    token_ids = torch.full((5, CAPACITY), POISON, dtype=torch.int32, device=device)
-    total_len = torch.zeros(5, dtype=torch.int32, device=device)
-    running, done = {}, {}
-    for slot in slots:
-        prediction, prompt, output = request_of(generator, vocab, line_ends, runs)
-        memory, related = generator.random() < 0.3, generator.random() < 0.5
-        drafter.add(slot, prediction, len(prompt), memory=memory, related=related)
-        oracle = Oracle(
-            prediction, len(prompt), tables, K=K, quarters=int(4 * config.length_factor), vocab_size=vocab,
-            capacity=CAPACITY, min_match=config.min_match, min_context_match=config.min_context_match,
-            use_context=config.use_context, recipes=lists,
-            recipe_floor=config.min_survival_recipe, shapes=shapes, shape_of=shape_of, line_ends=line_ends,
-            runs=runs, memory=memory, related=memory and related,
-        )  # fmt: skip
-        tokens = [*prompt, *output]
-        token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        running[slot] = tokens, oracle
-        done[slot] = min(len(prompt) + generator.choice([0, 1, 1, 1, 30]), len(tokens))
+def batch_of(given: dict[int, Given], rng: random.Random | None = None, **how: Any) -> StepBatch:
+    """Requests in these slots, nothing written yet."""
+    batch = StepBatch(rng or random.Random(7), **how)
+    for slot, (prediction, prompt, output) in given.items():
+        batch.add(slot, Running(prediction, len(prompt), [*prompt, *output], len(prompt)))
+    return batch
 
-    for _ in range(12 if backend == "triton" and INTERPRETED else 40):
-        generator.shuffle(slots)
-        sampled = [int(generator.random() < 0.9) for _ in slots]
-        for slot in slots:
-            total_len[slot] = done[slot]
-        draft = drafter.propose(
-            token_ids,
-            total_len,
-            torch.tensor(slots, dtype=torch.int64, device=device),
-            torch.tensor(sampled, dtype=torch.int32, device=device),
+
+def step(batch: StepBatch, slots: Iterable[int], *sampled: int) -> dict[int, Tokens]:
+    """What is drafted in each slot, after everything was compared."""
+    slots = list(slots)
+    check(batch.step(slots, sampled or [1] * len(slots)))
+    return {slot: batch.running[slot].draft for slot in slots if slot in batch.running}
+
+
+def a_rename(rng: random.Random, blocks: int = 24) -> Given:
+    """A prediction in which the same three tokens come again and again, and an output with other ones there."""
+    text: Tokens = []
+    output: Tokens = []
+    for i in range(blocks):
+        filler = [100 + rng.randrange(800) for _ in range(rng.randint(4, 9))]
+        text += [*filler, 1, 2, 3]
+        new = [[1, 7, 3], [1, 8, 9, 3], [1, 3], [1, 2, 3], [1, 2, 5, 3]][0 if i < blocks // 2 else i % 5]
+        output += filler + new
+        if i % 4 == 3:
+            # Another place that is edited, and left as it is the next time.
+            text += [11, 12, 13, 14]
+            output += [11, 12, 13, 14] if i % 8 == 7 else [11, 20 + i, 21 + i, 13, 14]
+    return text, [5], output
+
+
+def a_deletion_and_a_move(rng: random.Random, gap: int) -> Given:
+    """Back within `LOCAL_RANGE` at once, farther at an eighth token, from beyond the window, and from behind."""
+    text = [rng.randrange(900) for _ in range(400)]
+    return text, [], text[:21] + text[21 + gap :][:40] + [1, 2] + text[3:50]
+
+
+def tokens_everywhere(rng: random.Random, period: int) -> Given:
+    """Many more occurrences than are looked at, around a cursor in the middle; several searches deep."""
+    text = [i % period for i in range(1500)]
+    return text, [0] * 40, [*text[:700], 9, *text[2:90]]
+
+
+def odd_tokens(rng: random.Random) -> Given:
+    """Tokens of the prompt may be anything, and so may what is drafted from it."""
+    text, odd = [rng.randrange(60) for _ in range(70)], [-1, 60, 2**31 - 1, -(2**31)]
+    prompt = [t for i in range(0, 64, 8) for t in (*text[i : i + 8], odd[i // 8 % 4])]
+    return text, prompt, text[:20] + prompt[:40] + text[20:40]
+
+
+def a_full_row(rng: random.Random) -> Given:
+    text = [rng.randrange(60) for _ in range(70)]
+    return text, [], text[:50]
+
+
+def a_short_row(rng: random.Random) -> Given:
+    return [0, 1, 2, 0, 1, 3], [0, 1], [0, 1, 2, 3, 0, 1, 2, 0, 1, 3, 0, 1, 2, 1]
+
+
+def a_few_edits(rng: random.Random) -> Given:
+    text = [rng.randrange(4) for _ in range(80)]
+    return text, text[:3], [*text[:20], 3, 3, *text[25:60], 1, *text[60:65]]
+
+
+#: A request, how often a step accepts what was drafted, tokens of the output that are there at once, the drafter.
+SCRIPTS: dict[str, tuple[Callable[[random.Random], Given], float, int, dict[str, Any]]] = {
+    "rename, K 16": (a_rename, 1.0, 0, {"capacity": 600}),
+    "rename, K 64": (a_rename, 1.0, 0, {"capacity": 600, "K": 64}),
+    **{
+        f"deletion of {gap}, move": (
+            lambda rng, gap=gap: a_deletion_and_a_move(rng, gap), 0.3, 0, {"capacity": 256},
         )
-        for b, slot in enumerate(slots):
-            tokens, oracle = running[slot]
-            length = int(draft.length[b])
-            if not sampled[b]:
-                assert (length, int(draft.source[b])) == (0, 0)
-                continue
-            note = f"slot {slot} after {done[slot]} tokens"
-            expected, class_id, source = oracle.step(tokens[: done[slot]])
-            assert (draft.token_ids[b, :length].tolist(), int(draft.source[b])) == (expected, source), note
-            if expected:
-                promised = (drafter._recipes if source == 3 else tables).confidence
-                assert torch.equal(draft.confidence[b, :length], promised[class_id, :length]), note
-            check_state(drafter, slot, oracle, note)
-            right = [a == b for a, b in zip(expected, tokens[done[slot] :], strict=False)]
-            accepted = [*right, False].index(False)
-            done[slot] = min(done[slot] + accepted + 1, len(tokens))
+        for gap in (20, 32, 40, 250, 300)
+    },
+    **{
+        f"period {period}": (
+            lambda rng, period=period: tokens_everywhere(rng, period), 0.3, 660, {"capacity": 900},
+        )
+        for period in (1, 3)
+    },
+    "odd tokens": (odd_tokens, 0.4, 0, {"K": 32, "vocab_size": 60, "capacity": 157}),
+    "full row": (a_full_row, 0.9, 0, {"K": 32, "vocab_size": 60, "capacity": 50}),
+    "short row": (a_short_row, 0.8, 0, {"capacity": 16}),
+    "K 1": (a_few_edits, 0.8, 0, {"K": 1, "capacity": 100}),
+    "no length": (a_few_edits, 0.8, 0, {"K": 5, "config": DrafterConfig(length_factor=0), "capacity": 100}),
+    "K 200": (a_few_edits, 0.8, 0, {"K": 200, "config": DrafterConfig(length_factor=0.75)}),
+    "K 256": (a_few_edits, 0.8, 0, {
+        "K": 256, "config": DrafterConfig(length_factor=100), "curves": random_curves(5, 256),
+    }),
+    "shortest matches": (
+        a_few_edits, 0.8, 0, {"config": DrafterConfig(min_match=3, min_context_match=5), "capacity": 100},
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("num_prediction", [0, 1, 5, 90])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_prompt_that_is_not_all_there(backend, num_prediction):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script(name: str) -> None:
+    given, follow, done, how = SCRIPTS[name]
+    rng = random.Random(name)
+    batch = batch_of({4: given(rng)}, rng, **how)
+    batch.running[4].done += done
+    check(batch.walk(follow))
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 255, 256, 257])
+def test_a_perfect_prediction(size: int) -> None:
+    """From the first step on K drafts, whatever the tables say; beside it one that is wrong at the end."""
+    rng = random.Random(size)
+    text = [rng.randrange(3) for _ in range(size)]
+    given = {2: (text, [1, 0], text), 0: ([*text[:-1], 7], [], text)}
+    batch = batch_of(given, K=64, curves=random_curves(5, 64))
+    for done in (0, 1, 2, 64, 65, size):
+        for request in batch.running.values():
+            request.done = request.prompt_len + min(done, size)
+        drafts = step(batch, [2, 0])
+        if 0 < done < size and done <= 64:
+            assert drafts[2] == text[done : done + 64]
+        if done >= size:
+            break
+
+
+def test_more_edits_than_are_remembered() -> None:
+    text = [t for i in range(22) for t in (100 + i, 2 * i, 200 + i, 300 + i, 400 + i, 500 + i)]
+    output = [t + 31 if t < 50 else t for t in text]
+    # The second time all of it comes again: the first edits are forgotten by then.
+    batch = batch_of({0: (text + text, [], output + output)}, capacity=300)
+    check(batch.walk(1.0))
+    for drafter in batch.drafters.values():
+        assert int(drafter._state.align_state[0, constants.NUM_EDITS]) > constants.MAX_EDITS
+
+
+def test_exactly_the_nearest_occurrences_are_looked_at() -> None:
+    """The only long match is the first or the last of the occurrences around the cursor, or one too many."""
+    text = [t for i in range(60) for t in (100 + i, 200 + i, 7)]
+    ends = [*range(-19, -12), *range(12, 20)]
+    given = {slot: (text, [], [*text[:90], 130 + i, 230 + i, 7]) for slot, i in enumerate(ends)}
+    batch = batch_of(given, max_slots=len(ends))
+    for request in batch.running.values():
+        request.done = 93
+    drafts = step(batch, given)
+    found = [i for slot, i in enumerate(ends) if drafts[slot][:1] == [131 + i]]
+    assert (found[0], found[-1]) == (-16, 15)
+
+
+def test_prefill_in_chunks_and_a_long_prompt() -> None:
+    """Nothing changes while nothing is sampled; then the whole prompt is entered at once."""
+    rng = random.Random(8)
+    text = [rng.randrange(40) for _ in range(90)]
+    prompt = [rng.randrange(40) for _ in range(1200)] + text[:60]
+    batch = batch_of({1: (text, prompt, text)}, capacity=1500)
+    for batch.running[1].done in (600, len(prompt)):
+        assert step(batch, [1], 0) == {1: []}
+    check(batch.walk(0.5))
+
+
+def test_a_prompt_that_is_not_all_there() -> None:
     """Whatever was sampled: an output that has not begun, and is the beginning of every prediction."""
-    prediction, prompt = list(range(100, 100 + num_prediction)), [7, 8, 100, 101, 7, 8, 100, 9, 7, 8]
-    request = Request(backend, prediction, prompt, vocab=300, capacity=64)
-    request.prompt = []  # `step` gets all tokens
+    prompt = [7, 8, 100, 101, 7, 8, 100, 9, 7, 8]
     tokens = [*prompt, *range(100, 104), 7, 8]
-    drafted, seen = {}, -1
+    texts = [list(range(100, 100 + num)) for num in (0, 1, 5, 90)]
+    batch = batch_of({s: (text, prompt, tokens[10:]) for s, text in enumerate(texts)}, K=8, capacity=64)
+    seen, drafted = -1, {}
     # From nothing to the first tokens of the output, and back into the prompt.
     for total in (0, 1, 3, 7, 9, 10, 11, 13, 16, 4, 12):
-        if total < seen or seen < 0:
-            tables = request.drafter._tables
-            oracle = Oracle(prediction, 10, tables, K=8, quarters=32, vocab_size=300, capacity=64)
-        seen = total
-        found = request.step(tokens[:total])
-        expected, class_id, source = oracle.step(tokens[:total])
-        assert (found.tokens, found.source) == (expected, source), total
-        promised = request.drafter._tables.confidence[class_id, : len(expected)].tolist()
-        assert found.confidence == promised, total
-        check_state(request.drafter, Request.SLOT, oracle, f"after {total} tokens")
-        drafted[total] = found.tokens, found.source
-    for total in (0, 1, 3, 7, 9, 10, 4):
-        if prediction:
-            assert drafted[total] == (prediction[:8], Source.PREDICTION)
-    if not prediction:
-        assert drafted[7] == ([101, 7, 8, 100], Source.CONTEXT)
+        for request in batch.running.values():
+            request.done = total
+            if total < seen:
+                batch.take_back(request, total)
+        seen, drafted[total] = total, step(batch, range(4))
+        if total <= 10:
+            assert [drafted[total][s] for s in (1, 2, 3)] == [text[:8] for text in texts[1:]]
+    assert drafted[7][0] == [101, 7, 8, 100]
 
 
-def check_state(drafter, slot, oracle, note):
-    if not oracle.text:
-        return
-    found = standing_of(drafter, slot)
-    assert (found.in_sync, found.num_in_sync) == (oracle.in_sync, oracle.num_in_sync), note
-    assert found.edits == [Edit(*e) for e in oracle.edits[-MAX_EDITS:] if e is not None], note
-    if oracle.in_sync:
-        assert found.cursor == oracle.cursor, note
-    else:
-        assert (found.anchor, found.diverged_at) == (oracle.anchor, oracle.diverged_at), note
-        assert found.row == oracle.row[1:], note
+def test_a_vacant_slot_and_an_empty_batch() -> None:
+    batch = batch_of({1: ([1, 2, 3], [], [1, 2, 3])}, max_slots=3)
+    batch.running[1].done = 1
+    # The engine's tensors may hold something where there is no request.
+    batch.token_ids[2, :2], batch.total_len[2] = 7, 2
+    assert step(batch, [2, 1, 0]) == {1: [2, 3]}
+    assert step(batch, []) == {}
+
+
+@pytest.mark.parametrize("total", [-(2**31), -1, 101, 116, 10**6, 2**31 - 1])
+def test_no_row_is_read_beyond_its_ends(total: int) -> None:
+    """On a GPU nobody looks at `total_len`: as an empty row, or as a full one."""
+    rng = random.Random(12)
+    text, row = ([rng.randrange(4) for _ in range(size)] for size in (90, 100))
+    for prompt_len in (0, 3, 100):
+        batch = batch_of(dict.fromkeys((1, 4), (text, row[:prompt_len], row[prompt_len:])), capacity=100)
+        for request in batch.running.values():
+            request.done = 100
+        check(batch.step([4, 1, 0], [1, 1, 1], {4: total}))
+        assert batch.running[4].draft == (text[:16] if total < 0 else [])
+        # Nothing is sampled, or there is no request: its last token is read even so.
+        check(batch.step([1, 0], [0, 1], dict.fromkeys(range(6), total)))
+
+
+def test_a_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_align.ops.kernels.step import _step_kernel
+
+    batch = batch_of({s: ([1, 2, 3, 4], [], [1, 2, 3, 4]) for s in (0, 3)})
+    launched = []
+    run = type(_step_kernel).run
+
+    def counted(self: object, *args: object, **kwargs: object) -> object:
+        launched.append(self)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(_step_kernel), "run", counted)
+    step(batch, [3, 0])
+    assert launched == [_step_kernel]

@@ -1,31 +1,26 @@
 """Where a token occurs, in a prediction and in the context: everything against plain Python."""
 
 import random
+from collections import Counter
+from itertools import accumulate
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align.ops import constants
 from gpu_align.ops.constants import HASH, NEAREST, PAGE, WAYS, context_index_bits, index_bits, whole_pages
-from gpu_align.ops.reference.suffix_match import (
-    Context,
-    bucket_of,
-    insert_context,
-    match_length,
-    nearest,
-    shift_of,
-)
+from gpu_align.ops.reference.suffix_match import bucket_of, match_length, nearest, shift_of
 from gpu_align.ops.slots import occupy_slot, store_prediction
 from gpu_align.ops.state import allocate_state
-from tests.gpu_align.step_harness import DEVICE, POISON, request_in
-
-SIZES = [1, 2, 3, 31, 32, 33, 255, 256, 257, 1000]
+from gpu_align.ops.suffix_match import BLOCK, build_index
+from tests.gpu_align.step_harness import BACKENDS, POISON, device_of, request_in
 
 
 def bucket(token, bits):
-    return (token * HASH % 2**32) // 2 ** (32 - bits)
+    return (token * HASH % 2**32) >> (32 - bits)
 
 
 def colliding(bits, count, below):
@@ -36,10 +31,10 @@ def colliding(bits, count, below):
     return [t for t in range(below) if bucket(t, bits) == bucket(first, bits)][:count]
 
 
-def make_state(predictions, capacity=64, device="cpu"):
+def make_state(predictions):
     """Predictions one behind the other, a slot each, in a poisoned arena; a page of poison in front and behind."""
     size = PAGE + sum(whole_pages(len(p)) for p in predictions) + PAGE
-    state = allocate_state(len(predictions), capacity, size, device)
+    state = allocate_state(len(predictions), 64, size, "cpu")
     for tensor in (state.prediction_tokens, state.positions, state.offsets):
         tensor.fill_(POISON)
     base = PAGE
@@ -70,27 +65,58 @@ def test_buckets(bits):
         assert bucket_of(np.int32(token), np.int32(32 - bits)) == bucket(token, bits)
 
 
-@pytest.mark.parametrize("alphabet", [1, 5, 131_072])
-@pytest.mark.parametrize("num_tokens", SIZES)
-def test_an_index_holds_every_end_once_by_bucket(num_tokens, alphabet):
-    generator = random.Random(num_tokens)
-    prediction = [generator.randrange(alphabet) for _ in range(num_tokens)]
-    state = make_state([[1, 2, 3], prediction, [4]], device=DEVICE)
-    base, bits = PAGE + PAGE, index_bits(whole_pages(num_tokens))
-    ordered = sorted(range(1, num_tokens), key=lambda end: (bucket(prediction[end - 1], bits), end))
-    starts = [sum(bucket(t, bits) < b for t in prediction[:-1]) for b in range(2**bits + 1)]
-    order, first = state.positions.tolist(), state.offsets.tolist()
-    assert order[base : base + num_tokens - 1] == ordered
-    assert first[base : base + 2**bits + 1] == starts
-    # Nothing is written beyond: the pages of the neighbours are as they were.
-    assert first[base + 2**bits + 1 : base + whole_pages(num_tokens)] == [POISON] * (
-        whole_pages(num_tokens) - 2**bits - 1
+def token_in(bucket, bits):
+    """The int32 whose product with `HASH` has `bucket` in its upper bits, and nothing below."""
+    token = (bucket << 32 - bits) * pow(HASH, -1, 2**32) % 2**32
+    return token - (token >> 31 << 32)
+
+
+def check_index(text, bits, backend):
+    """The index of a text against plain Python; what is beside it stays as it was."""
+    size, device = len(text), device_of(backend)
+    room = max(size, 2**bits + 1)
+    tensors = [torch.full((room + 20,), POISON, dtype=torch.int32, device=device) for _ in range(3)]
+    tensors[0][10 : 10 + size] = torch.tensor(text, dtype=torch.int32, device=device)
+    build_index(*tensors, 10, size, bits, backend)
+    buckets = [bucket(token, bits) for token in text]
+    ends = sorted(range(1, size), key=lambda e: (buckets[e - 1], e))
+    counts = Counter(buckets[:-1])
+    starts = list(accumulate((counts[b] for b in range(2**bits)), initial=0))
+    around = [POISON] * 10
+    assert tensors[1].tolist() == around + ends + [POISON] * (room + 10 - len(ends))
+    assert tensors[2].tolist() == around + starts + [POISON] * (room + 10 - len(starts))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bits", [0, 1, 7, 12])
+@pytest.mark.parametrize("size", [1, 2, 3, 255, 256, 257, 4000])
+def test_index(size, bits, backend):
+    rng = random.Random(size)
+    check_index(
+        [rng.choice([3, 3, rng.randrange(131072), -5, 2**31 - 1]) for _ in range(size)], bits, backend
     )
-    assert order[base + num_tokens - 1 : base + whole_pages(num_tokens)] == [POISON] * (
-        whole_pages(num_tokens) - num_tokens + 1
-    )
-    assert order[:PAGE] == first[:PAGE] == [POISON] * PAGE
-    assert order[PAGE : PAGE + 2] == sorted([1, 2], key=lambda end: (bucket(end, 7), end))
+
+
+#: Sizes whose keys, and offsets, are around those of one program and of two; from 16 bits on keys have 32.
+AROUND_BLOCKS = [
+    (1, 10),
+    (2, 10),
+    *((BLOCK + n, 9) for n in (-1, 0, 1, 2)),
+    (2 * BLOCK, 10),
+    (2 * BLOCK + 1, 11),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("used", ["first", "last", "first and last", "middle", "every"])
+@pytest.mark.parametrize(("size", "bits"), [*AROUND_BLOCKS, (3000, 16)])
+def test_index_of_few_buckets(size, bits, used, backend):
+    last = 2**bits - 1
+    of = {"first": [0], "last": [last], "first and last": [last, 0, 0], "middle": [2 ** (bits - 1)]}
+    buckets = of.get(used, range(last, -1, -1))
+    tokens = [token_in(b, bits) for b in buckets]
+    assert [bucket(token, bits) for token in tokens] == list(buckets)
+    check_index([tokens[i % len(tokens)] for i in range(size)], bits, backend)
 
 
 def look_up(predictions, slots, tokens, anchors):
@@ -181,48 +207,9 @@ def test_lookups_of_a_batch(case):
     assert look_up(*case) == expected
 
 
-class TestContextIndex:
-    """The latest ends of each token in contexts that grow."""
-
-    def run(self, contexts, splits, capacity):
-        """Enter the contexts, each in its own portions. Returns the buckets, and the places by plain Python."""
-        bits = context_index_bits(capacity)
-        index = np.full((len(contexts), 2**bits, WAYS), -1, dtype=np.int32)
-        rows = np.full((len(contexts), capacity), POISON, dtype=np.int32)
-        expected = [{} for _ in contexts]
-        for slot, context in enumerate(contexts):
-            rows[slot, : len(context)] = context
-            # The end behind all tokens is no end yet: nothing follows it.
-            for end, token in enumerate(context[:-1], 1):
-                expected[slot][bucket(token, bits), end % WAYS] = end
-            done = 0
-            while done < len(context):
-                total = min(done + next(splits), len(context))
-                insert_context(Context(rows[slot, :total], 0, index[slot], 32 - bits, True), done)
-                done = total
-        return index, expected, bits
-
-    @pytest.mark.parametrize("capacity", [1, 16, 17, 40, 300])
-    def test_of_the_ends_that_share_a_place_the_latest_stays(self, capacity):
-        generator = random.Random(capacity)
-        for alphabet in (1, 3, 1000):
-            contexts = [
-                generator.choices(range(alphabet), k=generator.randint(0, capacity)) for _ in range(3)
-            ]
-            for splits in (iter(lambda: 10_000, 0), iter(lambda: generator.randint(1, 20), 0)):
-                index, expected, bits = self.run(contexts, splits, capacity)
-                for slot, places in enumerate(expected):
-                    for b in range(2**bits):
-                        wanted = [places.get((b, way), -1) for way in range(WAYS)]
-                        assert index[slot, b].tolist() == wanted
-
-    def test_a_token_at_every_place_is_remembered_for_its_last_sixteen(self):
-        index, _, bits = self.run([[5] * 40], iter(lambda: 7, 0), 40)
-        assert sorted(index[0, bucket(5, bits)].tolist()) == list(range(24, 40))
-
-    @pytest.mark.parametrize("bits", [0, 1, 2, 9])
-    def test_the_shift_is_that_of_the_number_of_buckets(self, bits):
-        assert shift_of(2**bits, 32) == 32 - bits
+@pytest.mark.parametrize("bits", [0, 1, 2, 9])
+def test_the_shift_is_that_of_the_number_of_buckets(bits):
+    assert shift_of(2**bits, 32) == 32 - bits
 
 
 LENGTHS = [0, 1, 2, 7, 8, 9, 63, 64, 65, 80]
@@ -241,21 +228,6 @@ def test_a_match_of_each_length(length, most):
     # The beginning of the text, with garbage before it that happens to match.
     before = [7, 8, *run]
     assert length_of([*before, 9], 2, length, before, length + 2, most) == min(length, most)
-
-
-def test_matches_of_many_places():
-    generator = random.Random(4)
-    for _ in range(60):
-        alphabet = generator.choice([1, 2, 5])
-        text = generator.choices(range(alphabet), k=generator.randint(1, 90))
-        context = generator.choices(range(alphabet), k=90)
-        for _ in range(9):
-            end, total = generator.randint(0, len(text)), generator.randint(0, 90)
-            most, base = generator.randint(0, min(total, 64)), generator.choice([0, 5])
-            expected = 0
-            while expected < min(end, most) and text[end - 1 - expected] == context[total - 1 - expected]:
-                expected += 1
-            assert length_of([POISON] * base + text, base, end, context, total, most) == expected
 
 
 def test_a_vacant_slot_is_told_in_the_layout():

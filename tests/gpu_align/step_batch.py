@@ -1,0 +1,357 @@
+"""Requests of a batch in a drafter of each backend at once, with an oracle beside each: a launch a step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gpu_align import Drafter, DrafterConfig, Recipes
+from gpu_align.ops.constants import SEEN, SURVIVAL_ONE, WAYS
+from gpu_align.ops.draft import SurvivalTables
+from gpu_align.ops.step import StepLaunch
+from tests.gpu_align.step_harness import (
+    BACKENDS,
+    device_of,
+    edited,
+    flat_curves,
+    indents_of,
+    poison,
+    random_curves,
+    recipes_of,
+    reindented,
+    shapes_of,
+    standing_by,
+    standing_of,
+    use_tables,
+)
+from tests.gpu_align.step_oracle import Oracle
+
+SOURCES = ("nothing", "prediction", "context", "recipe", "memory")
+#: What a step may not write.
+READ_ONLY = ("prediction_tokens", "positions", "offsets", "slot_meta")
+
+
+class Known(NamedTuple):
+    """What is drafted without having been read: of recipes and of indentation."""
+
+    lists: Sequence[Any] = ()
+    shapes: Sequence[Any] = ()
+    shape_of: Any = ()
+    indents: Any = None
+    line_ends: Sequence[int] = ()
+    runs: Any = None
+
+    @classmethod
+    def draw(cls, rng: random.Random, alphabet: int, vocab_size: int) -> Known:
+        lists = recipes_of(rng, alphabet, rng.choice([0, 0, 5, 60, 200]))
+        shapes, shape_of = shapes_of(rng, alphabet, rng.choice([0, 0, 30]))
+        return cls(lists, shapes, shape_of, *(indents_of(rng, vocab_size) if rng.random() < 0.6 else ()))
+
+    @property
+    def recipes(self) -> Recipes | None:
+        packs = {"words": Recipes.from_lists(self.lists)} if self.lists else {}
+        if self.shapes:
+            packs["shapes"] = Recipes.from_lists(self.shapes, shape_of=self.shape_of)
+        recipes = Recipes.join(packs) if packs else None
+        if self.indents is None:
+            return recipes
+        return replace(Recipes.from_lists([]) if recipes is None else recipes, indents=self.indents)
+
+
+@dataclass
+class Running:
+    """A request in its slot. tokens: all that it will ever have; done: how many there are so far.
+
+    splits: after how many tokens it was stepped; -1 is a new slot.
+    """
+
+    prediction: list[int]
+    prompt_len: int
+    tokens: list[int]
+    done: int
+    memory: bool = False
+    related: bool = False
+    oracle: Any = None
+    draft: list[int] = field(default_factory=list)
+    splits: list[int] = field(default_factory=list)
+
+
+class Drafted(NamedTuple):
+    """One row of a `Draft`, as lists: floats are compared by their bits, of which none is a NaN's."""
+
+    token_ids: list[int]
+    length: int
+    confidence: list[float]
+    source: int
+
+
+class StepRow(NamedTuple):
+    """One request in one step. wrong: what differs from the oracle, in words; empty where nothing does."""
+
+    source: str
+    wrong: list[str]
+    of: dict[str, Any]
+
+
+class StepBatch:
+    """Garbage lies wherever nothing was written, and behind the tokens of a row such as would match."""
+
+    def __init__(
+        self, rng: random.Random, *, backends: Sequence[str] = BACKENDS, K: int = 16, vocab_size: int = 1000,
+        alphabet: int = 4, capacity: int = 512, max_slots: int = 6, longest: int = 1500,
+        config: DrafterConfig | None = None, curves: Any = None, known: Known | None = None,
+    ) -> None:  # fmt: skip
+        self.rng, self.K, self.vocab_size, self.capacity = rng, K, vocab_size, capacity
+        self.alphabet, self.max_slots, self.longest = alphabet, max_slots, longest
+        self.config, self.known = config or DrafterConfig(), known or Known()
+        self.drafters = {
+            backend: Drafter(
+                max_slots=max_slots, max_context_len=capacity, max_prediction_len=longest, num_draft_tokens=K,
+                vocab_size=vocab_size, device=device_of(backend), config=self.config, backend=backend,
+                recipes=self.known.recipes,
+            )
+            for backend in backends
+        }  # fmt: skip
+        for backend, drafter in self.drafters.items():
+            poison(drafter)
+            if curves is not None:
+                floors = self.config.min_survival, self.config.min_survival_lost
+                tables = SurvivalTables.from_survival(curves.astype(np.int32), drafter.device, *floors)
+                use_tables(drafter, tables, backend)
+        # A slice of a wider tensor: the stride is not the length.
+        self.token_ids = torch.randint(0, alphabet, (max_slots, capacity + 16), dtype=torch.int32)
+        self.token_ids = self.token_ids[:, :capacity]
+        self.total_len = torch.zeros(max_slots, dtype=torch.int32)
+        self.running: dict[int, Running] = {}
+
+    def oracle_of(self, request: Running) -> Oracle:
+        config, known = self.config, self.known
+        return Oracle(
+            request.prediction, request.prompt_len, self.drafters["reference"]._tables, K=self.K,
+            quarters=int(4 * config.length_factor), vocab_size=self.vocab_size, capacity=self.capacity,
+            min_match=config.min_match, min_context_match=config.min_context_match,
+            use_context=config.use_context, recipes=known.lists, recipe_floor=config.min_survival_recipe,
+            shapes=known.shapes, shape_of=known.shape_of, line_ends=known.line_ends, runs=known.runs,
+            memory=request.memory, related=request.memory and request.related,
+        )  # fmt: skip
+
+    def add(self, slot: int, request: Running) -> None:
+        for drafter in self.drafters.values():
+            assert drafter.add(
+                slot, request.prediction, request.prompt_len, memory=request.memory, related=request.related
+            )
+        if request.oracle is None:
+            request.oracle = self.oracle_of(request)
+        self.running[slot] = request
+        request.splits.append(-1)
+
+    def remove(self, slot: int) -> None:
+        self.running.pop(slot, None)
+        for drafter in self.drafters.values():
+            drafter.remove(slot)
+
+    def take_back(self, request: Running, done: int) -> None:
+        """The engine's row becomes shorter: the request starts over."""
+        request.done, request.oracle = done, self.oracle_of(request)
+
+    def step(
+        self, slots: Sequence[int], sampled: Sequence[int], wild: dict[int, int] | None = None
+    ) -> list[StepRow]:
+        """One launch, and what each of its requests got. wild: what `total_len` says of a slot instead, to the
+        kernel, which cannot look at it: below 0 is 0, above the row's end is the end."""
+        for slot, request in self.running.items():
+            self.token_ids[slot, : request.done] = torch.tensor(
+                request.tokens[: request.done], dtype=torch.int32
+            )
+            self.total_len[slot] = request.done
+        for slot, total in (wild or {}).items():
+            self.total_len[slot] = total
+        inputs = (
+            self.token_ids, self.total_len, torch.tensor(slots, dtype=torch.int64),
+            torch.tensor(sampled, dtype=torch.int32),
+        )  # fmt: skip
+        before = {b: [tensor.clone() for tensor in d._state] for b, d in self.drafters.items()}
+        drafted = {backend: self._launch(d, inputs, wild) for backend, d in self.drafters.items()}
+        rows = [self._row(b, *of, drafted) for b, of in enumerate(zip(slots, sampled, strict=True))]
+        active = [s for s, n in zip(slots, sampled, strict=True) if n and s in self.running]
+        others = [s for s in range(self.max_slots) if s not in active]
+        for backend, drafter in self.drafters.items():
+            state = drafter._state
+            for name, old, new in zip(state._fields, before[backend], state, strict=True):
+                same = slice(None) if name in READ_ONLY else others
+                if not torch.equal(old[same], new[same]):
+                    rows[0].wrong.append(f"{backend} writes {name} of a slot that is not active")
+        return rows
+
+    def _launch(self, drafter: Drafter, inputs: Any, wild: Any) -> list[Drafted]:
+        inputs = [tensor.to(drafter.device) for tensor in inputs]
+        if wild and isinstance(drafter._step, StepLaunch):
+            drafter._step(*inputs)
+            draft = drafter._draft
+        else:
+            inputs[1] = inputs[1].clamp(0, self.capacity)
+            draft = drafter.propose(*inputs)
+        return list(map(Drafted, *(column[: len(inputs[2])].tolist() for column in draft)))
+
+    def _row(self, b: int, slot: int, num: int, drafted: dict[str, list[Drafted]]) -> StepRow:
+        request = self.running.get(slot)
+        total = min(max(int(self.total_len[slot]), 0), self.capacity)
+        tokens = self.token_ids[slot, :total].tolist()
+        draft, class_id, source = request.oracle.step(tokens) if request and num else ([], -1, 0)
+        tables = self.drafters["reference"]._recipes if source == 3 else self.drafters["reference"]._tables
+        promised = tables.confidence[class_id, : len(draft)].tolist() if draft else []
+        rest = self.K - len(draft)
+        last = tokens[-1] if tokens and 0 <= tokens[-1] < self.vocab_size else 0
+        expected = Drafted([*draft, *[last] * rest], len(draft), [*promised, *[0.0] * rest], source)
+        wrong = [f"{backend}: {got[b]}" for backend, got in drafted.items() if got[b] != expected]
+        of: dict[str, Any] = {"slot": slot, "tokens": tokens, "num_sampled": num, "expected": expected}
+        if request is not None:
+            request.draft = draft
+            of |= {
+                "prediction": request.prediction, "prompt_len": request.prompt_len, "K": self.K,
+                "vocab_size": self.vocab_size, "capacity": self.capacity, "config": vars(self.config),
+                "known": self.known._asdict(), "splits (-1: a new slot)": list(request.splits),
+            }  # fmt: skip
+            if num:
+                wrong += self._remembered_wrongly(slot, total)
+        return StepRow(SOURCES[source], wrong, of)
+
+    def _remembered_wrongly(self, slot: int, total: int) -> list[str]:
+        oracle, wrong = self.running[slot].oracle, []
+        for backend, drafter in self.drafters.items():
+            state = drafter._state
+            if int(state.align_state[slot, SEEN]) != total:
+                wrong.append(f"{backend} has not seen {total} tokens")
+            if oracle.text and (found := standing_of(drafter, slot)) != (expected := standing_by(oracle)):
+                wrong.append(f"{backend}: {found}, not {expected}")
+            if oracle.use_context:
+                index = [[-1] * WAYS for _ in range(1 << oracle.context_index_bits)]
+                for (bucket, way), end in oracle.recent.items():
+                    index[bucket][way] = end
+                if state.context_index[slot].tolist() != index:
+                    wrong.append(f"{backend}: context index")
+        return wrong
+
+    def advance(self, request: Running, follow: float = 0.6) -> int:
+        """How many tokens a request samples: often what was drafted and one more, as far as it is right."""
+        before, num = request.done, self.rng.choice([1, 1, 1, 2, 3, 7, 20, 200])
+        if self.rng.random() < follow:
+            coming = request.tokens[before:]
+            num = 1 + [*(a == b for a, b in zip(request.draft, coming, strict=False)), False].index(False)
+        request.done = min(before + num, len(request.tokens))
+        request.splits.append(request.done)
+        return max(num, 1)
+
+    def walk(self, follow: float = 0.6, steps: int = 10_000) -> Iterator[StepRow]:
+        """Run the requests that are there to their ends."""
+        rng = self.rng
+        for _ in range(steps):
+            slots = [s for s, request in self.running.items() if request.done < len(request.tokens)]
+            if not slots:
+                return
+            slots = rng.sample(slots, rng.randint(1, len(slots)))
+            sampled = [self.advance(self.running[s], follow) if rng.random() < 0.95 else 0 for s in slots]
+            yield from self.step(slots, sampled)
+
+    # What is drawn at random.
+
+    @classmethod
+    def draw(cls, rng: random.Random, backends: Sequence[str] = BACKENDS) -> StepBatch:
+        """A batch of any settings, tables and recipes, with requests in half of its slots or more."""
+        alphabet, K = rng.choice([2, 5, 8, 40, 500]), rng.choice([1, 2, 7, 8, 16, 33, 64, 65, 128, 200, 256])
+        # Of some batches the model does not have the last token that is written.
+        vocab_size = max(alphabet - (rng.random() < 0.1), 2)
+        kind, max_slots = rng.random(), rng.randint(2, 20)
+        flat, drawn = flat_curves(SURVIVAL_ONE // 2, K), random_curves(rng.randrange(2**32), K)
+        batch = cls(
+            rng, backends=backends, K=K, vocab_size=vocab_size, alphabet=alphabet,
+            capacity=rng.choice([64, 100, 180, 300, 512]), max_slots=max_slots,
+            longest=rng.choice([2, 40, 120, 300, 500]), config=config_of(rng),
+            curves=None if kind < 0.5 else drawn if kind < 0.8 else flat,
+            known=Known.draw(rng, alphabet, vocab_size) if rng.random() < 0.7 else None,
+        )  # fmt: skip
+        for slot in rng.sample(range(max_slots), rng.randint((max_slots + 1) // 2, max_slots)):
+            batch.add(slot, batch.arriving())
+        return batch
+
+    def arriving(self) -> Running:
+        """A new request, at some place of its output."""
+        rng, alphabet = self.rng, self.alphabet
+        length = min(rng.choice([0, 1, 2, 5, 60, 60, 255, 256, 257, 300, 500]), self.longest)
+        prediction = rng.choices(range(min(alphabet, self.vocab_size)), k=length)
+        if rng.random() < 0.3:
+            prediction = (prediction[: rng.choice([6, 20])] * 90)[:length]
+        prompt = rng.choices(range(alphabet), k=rng.randint(0, self.capacity // 3))
+        num = rng.randint(1, self.capacity - len(prompt))
+        if prediction and rng.random() < 0.3:
+            prompt = (prediction * self.capacity)[: len(prompt)]
+        kind = rng.random()
+        if kind < 0.3 and self.known.line_ends and self.known.runs:
+            prediction, output = reindented(rng, self.vocab_size, self.known.line_ends, self.known.runs)
+            prediction = prediction[: self.longest]
+        elif kind < 0.45:  # follows its prediction to the end
+            output = prediction + rng.choices(range(alphabet), k=num)
+        elif kind < 0.85:
+            output = edited(rng, prediction, alphabet, num)
+        else:
+            output = rng.choices(range(alphabet), k=num)
+        tokens = [*prompt, *output[:num]]
+        done = min(len(prompt) + rng.choice([0, 1, 1, 20]), len(tokens))
+        memory = rng.random() < 0.3
+        return Running(prediction, len(prompt), tokens, done, memory, memory and rng.random() < 0.5)
+
+    def turn_over(self) -> None:
+        """Some requests end, some are preempted and come back in another slot, some tokens are taken back."""
+        rng = self.rng
+        for slot, request in list(self.running.items()):
+            kind = rng.random()
+            if request.done >= len(request.tokens) or kind < 0.02:
+                if rng.random() < 0.7:  # else it is overwritten
+                    self.remove(slot)
+                    if rng.random() < 0.3:
+                        continue
+                self.add(slot, self.arriving())
+            elif kind < 0.04:
+                if others := [s for s in range(self.max_slots) if s not in self.running]:
+                    self.remove(slot)
+                    self.add(rng.choice(others), request)
+            elif kind < 0.05:
+                begin = min(request.prompt_len, request.done)
+                self.take_back(request, rng.randint(begin, request.done))
+        if not self.running:
+            self.add(rng.randrange(self.max_slots), self.arriving())
+
+    def random_step(self) -> list[StepRow]:
+        """One launch for some of the slots, vacant ones among them."""
+        rng = self.rng
+        self.turn_over()
+        slots = rng.sample(sorted(self.running), rng.randint(1, len(self.running)))
+        vacant = [s for s in range(self.max_slots) if s not in self.running]
+        if vacant and rng.random() < 0.3:
+            slots.insert(rng.randint(0, len(slots)), rng.choice(vacant))
+        sampled = [
+            0 if rng.random() < 0.07 else self.advance(self.running[s]) if s in self.running else 1
+            for s in slots
+        ]
+        return self.step(slots, sampled)
+
+    def standing(self) -> dict[str, int]:
+        """Of the requests that are there now: how many are in sync, diverged, have edits."""
+        oracles = [r.oracle for r in self.running.values() if r.prediction]
+        in_sync = sum(oracle.in_sync for oracle in oracles)
+        edits = sum(any(e is not None for e in oracle.edits) for oracle in oracles)
+        return {"in sync": in_sync, "diverged": len(oracles) - in_sync, "edits": edits}
+
+
+def config_of(rng: random.Random) -> DrafterConfig:
+    return DrafterConfig(
+        length_factor=rng.choice([0, 0.5, 8, 64]), min_survival=rng.choice([0, 0.05, 0.3]),
+        min_survival_lost=rng.choice([0, 0.35]), min_survival_recipe=rng.choice([0, 0.2, 0.5]),
+        min_match=rng.choice([1, 1, 2]), min_context_match=rng.choice([1, 1, 3]),
+        use_context=rng.random() < 0.85,
+    )  # fmt: skip
