@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from benchmarks import tables
 from benchmarks.quality.runs import BOUNDS, CACHED
 from gpu_align import Drafter, RecipePack
 from gpu_align.ops.constants import (
@@ -253,21 +254,24 @@ def test_numbers_are_ratios_of_the_counts() -> None:
     def run(policy: str, k: int, five: dict[str, int], **setting: int) -> dict[str, object]:
         return {"policy": policy, "setting": setting, "num_draft_tokens": k, "five": five, "test": five}
 
-    others = [run("gpu_align", 64, none, length_factor=1), run("gpu_align", 16, none)]
+    others = [
+        run("gpu_align", 64, none, length_factor=1),
+        run("gpu_align", 16, none),
+        run("clairvoyant", 64, none),
+    ]
     numbers = {"runs": [run("cursor", 64, none), run("gpu_align", 64, counts), *others]}
     rows = filler.table(numbers).splitlines()
-    assert rows[2].startswith("| `gpu_align` | **7.50** | **0.25** |  |  |")
+    assert rows[2].startswith("| `gpu_align` | **7.50** | **0.25** | | |")
     assert rows[3].startswith("| `cursor` | 1.00 | – |")
     assert len(rows) == 6
     assert "2 outputs, 300 tokens, at most K drafts" in rows[-1]
-    assert "| `gpu_align` | 1.00 | – | 1.00 | – | `length_factor=1` |" in filler.everything(numbers)
+    assert "| `clairvoyant` | 1.00 | – | 1.00 | – | bound: best" in filler.more_drafters(numbers)
 
 
 @pytest.mark.parametrize("page", ["no markers", "<!-- numbers:end --> <!-- numbers:begin -->"])
 def test_numbers_are_not_written_where_there_is_no_place(page: str) -> None:
-    filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
     with pytest.raises(ValueError, match="once each, in this order"):
-        filler.fill(page, "x")
+        tables.fill(page, {"numbers": str}, "x")
 
 
 def test_bad_input_reads_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import markers
+from benchmarks import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "published.json"
@@ -163,8 +163,8 @@ BLOCKS = [*(block for blocks in PAGES.values() for block in blocks.values()), bi
 
 
 def filled(page: Path, results: Results) -> str:
-    """The text of one of `PAGES` with its blocks made anew; as `markers.fill`."""
-    return markers.fill(page.read_text(encoding="utf-8"), PAGES[page], results)
+    """The text of one of `PAGES` with its blocks made anew; as `tables.fill`."""
+    return tables.fill(page.read_text(encoding="utf-8"), PAGES[page], results)
 
 
 def as_json(results: Results) -> str:

@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     if failed := tasks.ensure(options.tasks):
         return failed
     found = measure(options.tasks, lambda line: print(line, flush=True))
-    for name in ("tasks", "rejections", "packs", "rounds", "prose", "python", "learning"):
+    for name in ("tasks", "drafters", "rounds", "prose", "python", "learning"):
         print(f"\n{page.BLOCKS[name](found)}")
     if options.write:
         page.update(**found)

@@ -34,6 +34,7 @@ from benchmarks.serving import page as tables
 from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Rule, Worth
 from benchmarks.serving.step_cost import StepCost, paper_costs, read_measured
 from benchmarks.serving.trace import Trace, record_trace, sample, unrelated
+from benchmarks.tables import as_json
 from gpu_align.simulate import read_records, recipes_for
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
@@ -323,7 +324,7 @@ def main(
         "rules": _rounded(table),
     }
     json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(tables.compact(results), encoding="utf-8")
+    json_path.write_text(as_json(results), encoding="utf-8")
     typer.echo(tables.text(results))
     typer.echo(f"wrote {json_path}")
     if page:

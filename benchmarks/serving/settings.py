@@ -8,7 +8,6 @@ batch 1, 64 and 256, by the serving model's step times.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks import markers
+from benchmarks import tables
 from benchmarks.corpus import build as corpus
 from benchmarks.serving.main import SHOWN, simulate
 from benchmarks.serving.rules import Plugin
@@ -59,11 +58,11 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
     columns = [f"{batch}, {late}" for late in LATE for batch in BATCHES]
     names = [f"{batch}{', late' if late else ''}" for late in LATE for batch in BATCHES]
     best = {column: max(row[column] for row in results.values()) for column in columns}
-    lines = [f"| setting | {' | '.join(names)} |", "|---|" + "--:|" * len(columns)]
-    for setting, row in results.items():
-        cells = [f"**{row[c]:.2f}**" if row[c] == best[c] else f"{row[c]:.2f}" for c in columns]
-        lines.append(f"| {setting} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        [setting, *(f"**{row[c]:.2f}**" if row[c] == best[c] else f"{row[c]:.2f}" for c in columns)]
+        for setting, row in results.items()
+    )
+    return tables.table(["setting", *names], rows)
 
 
 def main(
@@ -90,15 +89,10 @@ def main(
         trace = record_trace(records, num_draft_tokens, jobs, recipes, config_of(setting))
         results[name] = speedups(trace, drafter_us)
         typer.echo(f"{name}: {results[name]}")
-    json_path.write_text(
-        json.dumps(
-            {"records": len(records), "num_draft_tokens": num_draft_tokens, "settings": results}, indent=1
-        )
-        + "\n"
-    )
+    found = {"records": len(records), "num_draft_tokens": num_draft_tokens, "settings": results}
+    json_path.write_text(tables.as_json(found), encoding="utf-8")
     if page:
-        text = markers.fill(page.read_text(encoding="utf-8"), {"settings": table}, results)
-        page.write_text(text, encoding="utf-8")
+        tables.fill_file(page, {"settings": table}, results)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,19 @@ model from benchmarks/results/latency.json, the file of ``benchmarks.speed.laten
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parents[1]
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from benchmarks import tables
+from benchmarks.tables import DOCS, ratio, signed
+
 NUMBERS = DOCS / "quality.json"
 ABLATION = DOCS / "ablation.json"
 HEADROOM = DOCS / "headroom.json"
-LATENCY = DOCS.parent / "benchmarks" / "results" / "latency.json"
 #: Clock of the latency model, in GHz.
 GIGAHERTZ = 1.755
 #: Name of the block in ``<!-- NAME:begin -->``.
@@ -73,29 +76,32 @@ MORE_REMARKS = {
 
 
 def _ratios(counts: dict[str, int]) -> tuple[str, str]:
-    per_step = f"{counts['output_tokens'] / counts['steps']:.2f}" if counts["steps"] else "–"
-    return per_step, f"{counts['rejected'] / counts['accepted']:.2f}" if counts["accepted"] else "–"
+    """Tokens a step, and rejected per accepted."""
+    return ratio(counts["output_tokens"], counts["steps"]), ratio(counts["rejected"], counts["accepted"])
 
 
-def _runs(numbers: dict[str, Any], num_draft_tokens: int = K) -> list[dict[str, Any]]:
-    return [run for run in numbers["runs"] if run["num_draft_tokens"] == num_draft_tokens]
+def _defaults(numbers: dict[str, Any], num_draft_tokens: int = K) -> dict[str, dict[str, Any]]:
+    """The runs of each drafter with its own settings, by policy."""
+    return {
+        run["policy"]: run
+        for run in numbers["runs"]
+        if run["num_draft_tokens"] == num_draft_tokens and not run["setting"]
+    }
 
 
 def table(numbers: dict[str, Any], rows: Collection[str] = REMARKS, told: bool = False) -> str:
     """The block of docs/quality.md: the five packages, default settings; with `told`, what each policy is."""
     shown, short = (
-        {run["policy"]: run["five"] for run in _runs(numbers, size) if not run["setting"]}
-        for size in (K, K // 2)
+        {name: run["five"] for name, run in _defaults(numbers, size).items()} for size in (K, K // 2)
     )
     names = sorted(set(rows) & shown.keys(), key=lambda name: (shown[name]["steps"], name))
-    sizes = " | ".join(f"K = {size}: tokens a step | rejected per accepted" for size in (K, K // 2))
-    lines = [f"| policy | {sizes} |", "|---|--:|--:|--:|--:|"]
+    found = []
     for name in names:
         strong = "**" if name == OURS else ""
         cells = [*_ratios(shown[name]), *(_ratios(short[name]) if name in short else ("", ""))]
-        cells = [f"{strong}{cell}{strong}" if cell else "" for cell in cells]
         label = REMARKS[name] if told else f"`{name}`"
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        found.append([label, *(f"{strong}{cell}{strong}" if cell else "" for cell in cells)])
+    sizes = (f"K = {size}: tokens a step | rejected per accepted" for size in (K, K // 2))
     first = shown[names[0]]
     note = (
         f"{first['records']} outputs, {first['output_tokens']:,} tokens, at most K drafts a "
@@ -103,7 +109,7 @@ def table(numbers: dict[str, Any], rows: Collection[str] = REMARKS, told: bool =
     )
     if not short.keys() >= set(names):
         note += f" What has no figure at K = {K // 2} was not run there."
-    return "\n".join([*lines, "", note])
+    return tables.table(["policy", *sizes], found, "lrrrr") + f"\n\n{note}"
 
 
 def front_page(numbers: dict[str, Any]) -> str:
@@ -118,112 +124,131 @@ def by_num_draft_tokens(numbers: dict[str, Any]) -> str:
         "suffix_decoding_4_deep": "suffix decoding",
         "prompt_lookup_vllm": "vLLM's n-gram",
     }
-    sizes = sorted({run["num_draft_tokens"] for run in numbers["runs"]})
-    rows = [f"| K | {' | '.join(peers.values())} |", "|--:|" + "--:|" * len(peers)]
-    for size in sizes:
-        found = {run["policy"]: run["five"] for run in _runs(numbers, size) if not run["setting"]}
-        rows.append(f"| {size} | {' | '.join(' @ '.join(_ratios(found[name])) for name in peers)} |")
-    return "\n".join([*rows, "", "Tokens a step @ rejected per accepted."])
+    rows = []
+    for size in sorted({run["num_draft_tokens"] for run in numbers["runs"]}):
+        found = _defaults(numbers, size)
+        rows.append([size, *(" @ ".join(_ratios(found[name]["five"])) for name in peers)])
+    return tables.table(["K", *peers.values()], rows, "rrrr") + "\n\nTokens a step @ rejected per accepted."
 
 
-def everything(numbers: dict[str, Any]) -> str:
-    """Every drafter with every setting on the test split and on the five packages, at each K."""
-    sizes = sorted({run["num_draft_tokens"] for run in numbers["runs"]}, reverse=True)
-    parts = []
-    for size in sizes:
-        runs = sorted(_runs(numbers, size), key=lambda run: run["test"]["steps"])
-        rows = [
-            f"**Up to {size} drafts a step**: tokens a step, rejected per accepted",
-            "",
-            "| drafter | test split | | five packages | | |",
-            "|---|--:|--:|--:|--:|---|",
-        ]
-        for run in runs:
-            name = f"`{run['policy']}`"
-            remark = {**REMARKS, **MORE_REMARKS}.get(run["policy"], "")
-            if run["setting"]:
-                remark = ", ".join(f"`{field}={value}`" for field, value in run["setting"].items())
-            rows.append(
-                f"| {name} | {' | '.join((*_ratios(run['test']), *_ratios(run['five'])))} | {remark} |"
-            )
-        parts.append("\n".join(rows))
+def more_drafters(numbers: dict[str, Any]) -> str:
+    """What docs/quality.md does not list: the peers with other settings, the recipes alone, the bounds."""
+    found = _defaults(numbers)
+    rows = [
+        [f"`{name}`", *_ratios(found[name]["test"]), *_ratios(found[name]["five"]), MORE_REMARKS[name]]
+        for name in sorted(MORE_REMARKS.keys() & found.keys(), key=lambda name: found[name]["test"]["steps"])
+    ]
     test, five = (numbers["runs"][0][group] for group in ("test", "five"))
-    parts.append(
-        f"Test split: {test['records']} outputs, {test['output_tokens']:,} tokens. Five packages: "
-        f"{five['records']} outputs, {five['output_tokens']:,} tokens."
+    return tables.table(["drafter", "test split", "", "five packages", "", ""], rows, "lrrrrl") + (
+        f"\n\nTokens a step, rejected per accepted, K = {K}. Test split: {test['records']} outputs, "
+        f"{test['output_tokens']:,} tokens. Five packages: {five['records']} outputs, {five['output_tokens']:,} "
+        f"tokens. docs/quality.json has all {len(numbers['runs'])} runs, with every setting of ours, at every K."
     )
-    return "\n\n".join(parts)
 
 
 def rows(numbers: dict[str, Any]) -> str:
     """Kinds of text and qualities of the prediction: ours, a peer, and the least lead over any peer at K = 64."""
-    names = f"records | `{OURS}` | `{NAMED_PEER}` | lead over it | least lead over any peer"
-    found = [
-        f"| | {names} | confidence off | chance |",
-        "|---|--:|--:|--:|--:|---|--:|--:|",
-    ]
+    found = []
     for label, row in numbers["rows"].items():
         leads = [lead for lead in row["leads"] if lead["num_draft_tokens"] == K]
         [named] = [lead for lead in leads if lead["peer"] == NAMED_PEER]
-        least = leads[0]
-        ours, peer = (" at ".join(_ratios(row["runs"][name])) for name in (OURS, NAMED_PEER))
-        found.append(
-            f"| {label} | {row['runs'][OURS]['records']} | {ours} | {peer} | {_lead(named)} "
-            f"| {_lead(least)} over `{least['peer']}` | {row['gap']:.3f} "
-            f"| {row['chance_gap']:.3f} |"
-        )
-    return "\n".join(found)
+        speeds = (" at ".join(_ratios(row["runs"][name])) for name in (OURS, NAMED_PEER))
+        least = f"{_lead(leads[0])} over `{leads[0]['peer']}`"
+        gaps = (f"{row[gap]:.3f}" for gap in ("gap", "chance_gap"))
+        found.append([label, row["runs"][OURS]["records"], *speeds, _lead(named), least, *gaps])
+    heads = ["", "records", f"`{OURS}`", f"`{NAMED_PEER}`", "lead over it", "least lead over any peer"]
+    return tables.table([*heads, "confidence off", "chance"], found, "lrrrrlrr")
 
 
 def _lead(lead: dict[str, Any]) -> str:
-    return "no setting" if lead["ratio"] is None else f"{lead['ratio'] - 1:+.1%}".replace("-", "−")
+    return "no setting" if lead["ratio"] is None else signed(lead["ratio"] - 1)
 
 
 def confidence(numbers: dict[str, Any]) -> str:
     """The reliability of our confidence, a row a decile that holds drafts."""
     drafts = sum(decile["drafts"] for decile in numbers["reliability"])
-    rows = ["| confidence | share of drafts | promised | accepted |", "|---|--:|--:|--:|"]
-    for decile in numbers["reliability"]:
-        if decile["drafts"]:
-            low = decile["low"]
-            rows.append(
-                f"| {low:.1f}–{low + 0.1:.1f} | {decile['drafts'] / drafts:.1%} | {decile['confidence']:.3f} "
-                f"| {decile['accepted']:.3f} |"
-            )
-    return "\n".join([*rows, "", f"{drafts:,} drafts were put to the test."])
+    rows = [
+        [
+            f"{decile['low']:.1f}–{decile['low'] + 0.1:.1f}",
+            f"{decile['drafts'] / drafts:.1%}",
+            f"{decile['confidence']:.3f}",
+            f"{decile['accepted']:.3f}",
+        ]
+        for decile in numbers["reliability"]
+        if decile["drafts"]
+    ]
+    heads = ["confidence", "share of drafts", "promised", "accepted"]
+    return tables.table(heads, rows) + f"\n\n{drafts:,} drafts were put to the test."
+
+
+#: A check of one K over one peer: its K, and the factor that was found.
+PEER_CHECK = re.compile(r"K=(\d+): over (.+)")
+KIND_CHECK = re.compile(r"(\w+)(?:, K=(\d+): over every peer|: confidence, worst decile)")
 
 
 def checks(numbers: dict[str, Any]) -> str:
-    """What has to hold, and whether it does."""
-    rows = ["| check | found | wanted | |", "|---|---|---|---|"]
+    """What has to hold, and whether it does: of the peers at each K the one that comes nearest."""
+    nearest: dict[str, list[dict[str, Any]]] = {}
     for check in numbers["checks"]:
-        verdict = "holds" if check["passed"] else "**does not hold**"
-        cells = (str(check[field]).replace("|", "\\|") for field in ("name", "value", "wanted"))
-        rows.append(f"| {' | '.join(cells)} | {verdict} |")
-    return "\n".join(rows)
+        if match := PEER_CHECK.fullmatch(check["name"]):
+            nearest.setdefault(match[1], []).append(check)
+    rows = []
+    for size, found in nearest.items():
+        least = min(found, key=_factor)
+        peer = PEER_CHECK.fullmatch(least["name"])
+        name = f"K = {size}: over each of {len(found)} peers; least over {peer[2] if peer else ''}"
+        holds = all(check["passed"] for check in found)
+        rows.append([name, least["value"], least["wanted"], tables.verdict(holds)])
+    for check in numbers["checks"]:
+        if not PEER_CHECK.fullmatch(check["name"]) and not KIND_CHECK.fullmatch(check["name"]):
+            cells = (str(check[field]).replace("|", "\\|") for field in ("name", "value", "wanted"))
+            rows.append([*cells, tables.verdict(check["passed"])])
+    return tables.table(["check", "found", "wanted", ""], rows, "llll")
+
+
+def _factor(check: dict[str, Any]) -> float:
+    factor = re.search(r"x (\d+\.\d+)", check["value"])
+    return float(factor[1]) if factor else 0.0
+
+
+def kind_checks(numbers: dict[str, Any]) -> str:
+    """The same by kind of text and quality of the prediction: a row a kind, bold where it does not hold."""
+    rows: dict[str, list[str]] = {}
+    wanted = dict.fromkeys((str(run["num_draft_tokens"]) for run in numbers["runs"]), "")
+    for check in numbers["checks"]:
+        if match := KIND_CHECK.fullmatch(check["name"]):
+            strong = "" if check["passed"] else "**"
+            value = check["value"].removeprefix("x ").split(" over ")[0]
+            rows.setdefault(match[1], []).append(f"{strong}{value}{strong}")
+            wanted[match[2] or ""] = check["wanted"]
+    heads = [f"K = {size} ({says})" if size else f"confidence ({says})" for size, says in wanted.items()]
+    holds = [check["passed"] for check in numbers["checks"] if KIND_CHECK.fullmatch(check["name"])]
+    return tables.table(["", *heads], ([kind, *cells] for kind, cells in rows.items())) + (
+        f"\n\n{sum(holds)} of {len(holds)} hold."
+    )
 
 
 def ablation(numbers: dict[str, Any]) -> str:
     """What each mechanism adds: the rows of docs/ablation.json, the baseline first."""
     stored = json.loads(ABLATION.read_text(encoding="utf-8"))
-    rows = [
-        "| without | instead | test split | five packages | code lines | perfect | unrelated |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     for row in stored["rows"]:
-        changes = (row["change"][group] for group in ("test", "five"))
-        cells = ["–" if c is None else f"{c:+.1%}".replace("-", "−") for c in changes]
-        if row["mechanism"] == "everything":
-            default = row["settings"][0]
-            cells = [" at ".join(_ratios(default[group])) for group in ("test", "five")]
+        baseline = row["mechanism"] == "everything"
+        changes = [
+            "–" if c is None else signed(c) for c in (row["change"][group] for group in ("test", "five"))
+        ]
+        if baseline:
+            changes = [" at ".join(_ratios(row["settings"][0][group])) for group in ("test", "five")]
         perfect, unrelated = row["perfect"], row["unrelated"]
         share = unrelated["rejected_from_prediction"] / unrelated["output_tokens"]
-        cells += [str(row["lines"] or "–"), f"{perfect['least_steps']}/{perfect['records']}", f"{share:.3f}"]
-        name = "nothing" if row["mechanism"] == "everything" else row["mechanism"]
-        rows.append(f"| {name} | {row['instead']} | {' | '.join(cells)} |")
+        cells = [row["lines"] or "–", f"{perfect['least_steps']}/{perfect['records']}", f"{share:.3f}"]
+        rows.append(["nothing" if baseline else row["mechanism"], row["instead"], *changes, *cells])
     first = stored["rows"][0]["settings"][0]["test"]
     every = "" if stored["one_in"] == 1 else f" (every {stored['one_in']}th of the corpus, of both splits)"
-    return "\n".join([*rows, "", f"Test split: {first['records']} outputs{every}, K = {K}."])
+    heads = ["without", "instead", "test split", "five packages", "code lines", "perfect", "unrelated"]
+    return (
+        tables.table(heads, rows, "llrrrrr") + f"\n\nTest split: {first['records']} outputs{every}, K = {K}."
+    )
 
 
 def headroom(numbers: dict[str, Any]) -> str:
@@ -231,30 +256,30 @@ def headroom(numbers: dict[str, Any]) -> str:
     stored = json.loads(HEADROOM.read_text(encoding="utf-8"))
     names = [name for name in next(iter(stored.values())) if name not in ("records", "output_tokens")]
     ours, peer, either = names
-    rows = [f"| | `{ours}` | `{peer}` | {either} | lead | at most |", "|---|--:|--:|--:|--:|--:|"]
-    for label, row in stored.items():
-        cells = [f"{row['output_tokens'] / row[name]:.2f}" for name in names]
-        cells += [f"{row[peer] / row[name] - 1:+.1%}".replace("-", "−") for name in (ours, either)]
-        rows.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+    rows = [
+        [
+            label,
+            *(ratio(row["output_tokens"], row[name]) for name in names),
+            *(signed(row[peer] / row[name] - 1) for name in (ours, either)),
+        ]
+        for label, row in stored.items()
+    ]
+    return tables.table(["", f"`{ours}`", f"`{peer}`", either, "lead", "at most"], rows)
 
 
 def latency(numbers: dict[str, Any]) -> str:
     """Cycles by the latency model as µs, and the throughput of the LCS, for sm_90 by Triton version."""
-    tables = json.loads(LATENCY.read_text(encoding="utf-8"))["triton"]
-    versions = sorted(tables, reverse=True)
-    rows = [
-        f"| sm_90, warm / cold | {' | '.join(f'Triton {version}' for version in versions)} |",
-        "|---|" + "--:|" * len(versions),
-    ]
-    for label in tables[versions[0]]:
-        found = [tables[version][label]["sm_90"] for version in versions]
+    stored = tables.read("latency")["triton"]
+    versions = sorted(stored, reverse=True)
+    rows = []
+    for label in stored[versions[0]]:
+        found = [stored[version][label]["sm_90"] for version in versions]
         if label.startswith("lcs_length"):
             cells = [f"{row['tcups_batch'] * GIGAHERTZ:.1f} TCUPS" for row in found]
         else:
             cells = [f"{_us(row['warm'])} / {_us(row['cold'])} µs" for row in found]
-        rows.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append([label, *cells])
+    return tables.table(["sm_90, warm / cold", *(f"Triton {version}" for version in versions)], rows)
 
 
 def _us(cycles: float) -> str:
@@ -263,8 +288,7 @@ def _us(cycles: float) -> str:
 
 
 #: Page → its blocks by name.
-Blocks = dict[str, Callable[[dict[str, Any]], str]]
-PAGES: dict[Path, Blocks] = {
+PAGES = {
     DOCS.parent / "README.md": {MAIN_BLOCK: front_page},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {"latency": latency},
@@ -272,32 +296,16 @@ PAGES: dict[Path, Blocks] = {
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
     DOCS / "developer" / "quality-checks.md": {
         "checks": checks,
+        "kinds": kind_checks,
         "headroom": headroom,
-        "everything": everything,
+        "drafters": more_drafters,
     },
 }
 
 
-def fill(page: str, block: str, name: str = MAIN_BLOCK) -> str:
-    """`page` with `block` between its markers of this name.
-
-    Raises:
-        ValueError: the markers are not there once each, in order.
-    """
-    begin_mark, end_mark = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, begin, rest = page.partition(begin_mark)
-    _, end, after = rest.partition(end_mark)
-    if not (begin and end) or begin_mark in after or end_mark in before + after:
-        raise ValueError(f"page: expected {begin_mark} and {end_mark} once each, in this order")
-    return f"{before}{begin_mark}\n{block}\n{end_mark}{after}"
-
-
 def filled(page: Path, numbers: dict[str, Any]) -> str:
     """The text of one of `PAGES` with all its blocks made anew."""
-    text = page.read_text(encoding="utf-8")
-    for name, block in PAGES[page].items():
-        text = fill(text, block(numbers), name)
-    return text
+    return tables.fill(page.read_text(encoding="utf-8"), PAGES[page], numbers)
 
 
 def main(arguments: list[str]) -> None:

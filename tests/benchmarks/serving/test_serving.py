@@ -312,9 +312,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 1}]})
     )
     page, second = tmp_path / "page.md", tmp_path / "second.md"
-    first, *others = (
-        f"<!-- serving:{name} -->\nstale text\n<!-- serving:end -->\n" for name in tables.BLOCKS
-    )
+    first, *others = (f"<!-- {name}:begin -->\nstale text\n<!-- {name}:end -->\n" for name in tables.BLOCKS)
     page.write_text(first)
     second.write_text("".join(others))
     monkeypatch.setattr(serving, "BATCHES", (1, 8))
@@ -389,8 +387,8 @@ class TestPage:
         assert losses(table) == []  # type: ignore[arg-type]
 
     def test_a_page_without_a_place_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="serving:gains"):
+        with pytest.raises(ValueError, match="gains:begin"):
             tables.fill(["nothing"], self.results())
-        twice = "<!-- serving:gains -->\n<!-- serving:end -->\n"
-        with pytest.raises(ValueError, match="serving:gains"):
+        twice = "<!-- gains:begin -->\n<!-- gains:end -->\n"
+        with pytest.raises(ValueError, match="gains:begin"):
             tables.fill([twice, twice], self.results())

@@ -1,0 +1,85 @@
+"""Results as they are kept and shown: JSON that reads as a diff, tables of Markdown, blocks of pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
+
+Results = TypeVar("Results")
+
+
+def table(heads: Iterable[object], rows: Iterable[Iterable[object]], align: str = "") -> str:
+    """A table of Markdown. align: ``l`` for a column of text, ``r`` for one of numbers, a character a column; by
+    default the first is text and the others are numbers."""
+    heads = list(heads)
+    marks = ["---" if a == "l" else "--:" for a in align or "l" + "r" * (len(heads) - 1)]
+    return "\n".join([_row(heads), f"|{'|'.join(marks)}|", *map(_row, rows)])
+
+
+def _row(cells: Iterable[object]) -> str:
+    return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
+
+
+def signed(share: float) -> str:
+    """``0.012`` → ``+1.2%``, with a minus sign that is one."""
+    return f"{share:+.1%}".replace("-", "−")
+
+
+def verdict(holds: bool) -> str:
+    """The last cell of a check."""
+    return "holds" if holds else "**does not hold**"
+
+
+def ratio(above: float, below: float) -> str:
+    """Two digits; a dash where there is nothing below."""
+    return f"{above / below:.2f}" if below else "–"
+
+
+def fill(text: str, blocks: Mapping[str, Callable[[Results], str]], results: Results) -> str:
+    """A page with each of `blocks`, made from `results`, between its ``<!-- NAME:begin -->`` and ``:end -->``.
+
+    Raises:
+        ValueError: the markers of a block are not there once each, in order.
+    """
+    for name, block in blocks.items():
+        begin_mark, end_mark = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, begin, rest = text.partition(begin_mark)
+        _, end, after = rest.partition(end_mark)
+        if not (begin and end) or begin_mark in after or end_mark in before + after:
+            raise ValueError(f"page: expected {begin_mark} and {end_mark} once each, in this order")
+        text = f"{before}{begin_mark}\n{block(results)}\n{end_mark}{after}"
+    return text
+
+
+def fill_file(page: Path, blocks: Mapping[str, Callable[[Results], str]], results: Results) -> None:
+    """The same in a file."""
+    page.write_text(fill(page.read_text(encoding="utf-8"), blocks, results), encoding="utf-8")
+
+
+def read(name: str) -> dict[str, Any]:
+    """``results/NAME.json``."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def as_json(results: Any) -> str:
+    """The text of a results file: a list of numbers is one line, so that a change reads as a diff."""
+    return _lines(results) + "\n"
+
+
+def _lines(value: Any, indent: int = 1) -> str:
+    if isinstance(value, dict):
+        inner = ",\n".join(
+            f"{' ' * indent}{json.dumps(k)}: {_lines(v, indent + 1)}" for k, v in value.items()
+        )
+        return f"{{\n{inner}\n{' ' * (indent - 1)}}}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        inner = ",\n".join(f"{' ' * indent}{_lines(item, indent + 1)}" for item in value)
+        return f"[\n{inner}\n{' ' * (indent - 1)}]"
+    return json.dumps(value)
