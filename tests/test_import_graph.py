@@ -34,6 +34,8 @@ LOADED = {"torch", "triton", "numpy"}
 LAZY = sorted(set(gpu_align._MODULES.values()))
 #: Optional dependencies that a module tries to import and does without.
 TRIED = {"gpu_align.ops.jit": {"numba"}}
+#: What measures, learns, explains and shows; and what else of `gpu_align` imports it, until it moves.
+TOOLS, CALLS_TOOLS = "gpu_align.tools.", {"gpu_align.predictors.input_lookup"}
 
 
 class Import(NamedTuple):
@@ -94,6 +96,9 @@ def violations(modules: Mapping[str, str]) -> list[str]:
 
 def _of_the_library(found: list[Import]) -> Iterator[str]:
     for importer, imported, _ in found:
+        is_core = importer.split(".")[0] == "gpu_align" and not f"{importer}.".startswith(TOOLS)
+        if is_core and f"{imported}.".startswith(TOOLS) and importer not in CALLS_TOOLS:
+            yield f"{importer} imports {imported}: the core imports no tool"
         if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] in ("vllm", "vllm_integration"):
             yield f"{importer} imports {imported}: the library knows no engine"
     at_top: dict[str, set[str]] = {}
@@ -164,6 +169,8 @@ PLANTED = [
     ("gpu_align.tools.bench.servers", "import vllm", "the library knows no engine"),
     ("gpu_align.arena", "import pydantic", "`import gpu_align` loads numpy, torch, triton only"),
     ("gpu_align.arena", "try:\n    import yaml\nexcept ImportError:\n    pass", "`import gpu_align` loads"),
+    ("gpu_align.arena", "from gpu_align import tools", "the core imports no tool"),
+    ("gpu_align.recipes.pack", "def f():\n    from ..tools.recipes import merge", "the core imports no tool"),
     ("gpu_align.arena", "from gpu_align.drafter import Drafter", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import Drafter", "import each other"),
     (

@@ -1,11 +1,8 @@
 """Recipe packs: continuations that are likely in any text of a kind, or certain in a task; see README.md here."""
 
-from .chains import Observed
 from .misses import Misses, count_misses
 from .pack import PackError, RecipePack
-from .report import Report, TaskReport
-from .tokenize import fingerprint, shape_of_output, shape_of_tokens
-from .words import Recipe
+from .tokenize import Observed, Recipe, fingerprint, shape_of_output, shape_of_tokens
 
 __all__ = [
     "Misses",
@@ -13,8 +10,6 @@ __all__ = [
     "PackError",
     "Recipe",
     "RecipePack",
-    "Report",
-    "TaskReport",
     "count_misses",
     "fingerprint",
     "shape_of_output",

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ops.constants import MAX_CONTEXT, SHAPE_WINDOW
-from . import files
-from .files import Miss, MissContent
+from .pack import (
+    count_of,
+    expect,
+    is_token,
+    items_of,
+    list_of,
+    read_file,
+    text_of,
+    with_hash,
+    write_file,
+)
 from .tokenize import shape_of_output
 
 #: Different misses that are held; of further ones only the number is.
 MAX_MISSES = 100_000
+
+
+class Miss(NamedTuple):
+    """Where a recipe's token was checked: behind `literal` and `shape` the recipes said `expected`.
+
+    Attributes:
+        literal: the last tokens, prompt included; none where only shapes are kept.
+        shape: the last items of the shape. Both in reading order, with `MAX_CONTEXT` of them at most.
+        expected: the token that was drafted.
+        said: what the model wrote; `expected` where the token was accepted.
+        literal_start, shape_start, first: the same contexts at the beginning of the draft, and its first token;
+            empty and -1 where this token was the first.
+    """
+
+    literal: tuple[int, ...]
+    shape: tuple[int, ...]
+    expected: int
+    said: int
+    literal_start: tuple[int, ...] = ()
+    shape_start: tuple[int, ...] = ()
+    first: int = -1
 
 
 class Misses:
@@ -26,30 +56,33 @@ class Misses:
         tokenizer: `fingerprint` of the tokenizer that the ids are of.
         shapes_only: hold no literal contexts, so that no text of a request is.
         made_by: the command.
+        counts: how often each was counted before.
 
     Attributes:
+        counts: how often each was counted.
         left_out: misses that were not held, because `MAX_MISSES` others are.
     """
 
-    def __init__(self, tokenizer: str = "", shapes_only: bool = False, made_by: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: str = "",
+        shapes_only: bool = False,
+        made_by: str = "",
+        counts: Mapping[Miss, int] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.shapes_only = shapes_only
         self.made_by = made_by
         self.left_out = 0
-        self._counts: Counter[Miss] = Counter()
+        self.counts: Counter[Miss] = Counter(counts)
 
     def __len__(self) -> int:
-        return len(self._counts)
-
-    @property
-    def content(self) -> MissContent:
-        """All that its file holds."""
-        return MissContent(self.tokenizer, self._counts, self.made_by)
+        return len(self.counts)
 
     @property
     def num_refuted(self) -> int:
         """Tokens that were refuted."""
-        return sum(count for miss, count in self._counts.items() if miss.said != miss.expected)
+        return sum(count for miss, count in self.counts.items() if miss.said != miss.expected)
 
     def refuted(
         self,
@@ -73,11 +106,13 @@ class Misses:
             start_tokens, start_items, first: the same contexts at the beginning of the draft and its first token,
                 where this token is not the first: from there a run must know enough to end before it.
         """
-        literal = () if self.shapes_only else _last(context_tokens)
-        literal_start = () if self.shapes_only else _last(start_tokens)
+        literal, literal_start = (
+            ((), ()) if self.shapes_only else (_last(context_tokens), _last(start_tokens))
+        )
         shape, shape_start = _last(shape_items[::-1]), _last(start_items[::-1])
-        miss = Miss(literal, shape, int(expected), int(said), literal_start, shape_start, int(first))
-        self._add(miss, count)
+        self._add(
+            Miss(literal, shape, int(expected), int(said), literal_start, shape_start, int(first)), count
+        )
 
     def accepted(
         self, context_tokens: Sequence[int], shape_items: Sequence[int], token: int, count: int = 1
@@ -87,20 +122,22 @@ class Misses:
 
     def add(self, other: Misses) -> None:
         """Count what the other one has, too."""
-        for miss, count in other._counts.items():
+        for miss, count in other.counts.items():
             self._add(miss, count)
 
     def _add(self, miss: Miss, count: int) -> None:
         if count < 1 or not (miss.literal or miss.shape):
             return
-        if miss not in self._counts and len(self._counts) >= MAX_MISSES:
+        if miss not in self.counts and len(self.counts) >= MAX_MISSES:
             self.left_out += count
             return
-        self._counts[miss] += count
+        self.counts[miss] += count
 
     def save(self, path: Path | str) -> None:
         """Write them, at once or not at all; gzipped if the name ends in ``.gz``."""
-        files.write(Path(path), files.misses_data(self.content))
+        rows = sorted((*miss, count) for miss, count in self.counts.items())
+        data = {"tokenizer": self.tokenizer, "made_by": self.made_by, "misses": rows}
+        write_file(Path(path), with_hash("misses", data))
 
     @classmethod
     def load(cls, path: Path | str) -> Misses:
@@ -110,14 +147,27 @@ class Misses:
             PackError: it is none; the message says why.
             OSError: it cannot be read.
         """
-        return cls.of(files.read_misses(Path(path)))
-
-    @classmethod
-    def of(cls, content: MissContent) -> Misses:
-        """Misses with this content."""
-        misses = cls(content.tokenizer, made_by=content.made_by)
-        misses._counts.update(content.counts)
+        misses: Misses = read_file(Path(path), misses=parse_misses)
         return misses
+
+
+def parse_misses(data: dict[str, Any]) -> Misses:
+    """A file of misses."""
+    counts: dict[Miss, int] = {}
+    for i, row in enumerate(list_of(data, "misses")):
+        name = f"misses[{i}]"
+        expect(type(row) is list and len(row) == 8, name, "8 values", row)
+        literal, shape, expected, said, literal_start, shape_start, first, count = row
+        literal, shape, literal_start, shape_start = (
+            items_of(name, context, is_shape, least=0)
+            for context, is_shape in ((literal, 0), (shape, 1), (literal_start, 0), (shape_start, 1))
+        )
+        is_known = is_token(expected) and is_token(said) and is_token(first, -1)
+        expect(is_known, name, "token ids", [expected, said, first])
+        miss = Miss(literal, shape, expected, said, literal_start, shape_start, first)
+        expect(miss not in counts, name, "each once", row, "again")
+        counts[miss] = count_of(name, count)
+    return Misses(text_of(data, "tokenizer"), made_by=text_of(data, "made_by"), counts=counts)
 
 
 def count_misses(
@@ -162,15 +212,14 @@ def count_misses(
     for k in range(accepted if accepted_count else 0):
         misses.accepted(*context(k), tokens[end + k], accepted_count)
     if accepted < checked:
-        start = context(0) if accepted else ([], [])
-        first = int(draft[0]) if accepted else -1
+        start_tokens, start_items = context(0) if accepted else ([], [])
         misses.refuted(
             *context(accepted),
             int(draft[accepted]),
             int(wrote[accepted]),
-            start_tokens=start[0],
-            start_items=start[1],
-            first=first,
+            start_tokens=start_tokens,
+            start_items=start_items,
+            first=int(draft[0]) if accepted else -1,
         )
 
 

@@ -1,33 +1,65 @@
-"""Recipe packs: what usually follows what, learned from texts or observed in what a model writes."""
+"""Recipe packs and their files: JSON with a content hash, plain or gzipped, of which nothing is trusted."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import importlib
+import io
+import json
+import os
+import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from reprlib import Repr
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_START
 from ..ops.recipe_lookup import Recipes
-from . import files
-from .chains import Chains, Observed
-from .files import MAX_BYTES, NUM_BINS, Content, PackError
-from .learn import learn
-from .merge import merge
-from .observe import Group, observe
-from .report import Output, Report, report
-from .tokenize import Encode, TokenTexts, all_classes, fingerprint, tokenize
-from .words import Recipe
+from .tokenize import (
+    Encode,
+    Observed,
+    Recipe,
+    TokenTexts,
+    fingerprint,
+    observed_rows,
+    shape_of_tokens,
+    tokenize,
+)
 
 if TYPE_CHECKING:
+    from ..tools.recipes.report import Report
     from .misses import Misses
 
 #: The pack that comes with the library.
 SHIPPED = Path(__file__).with_name("base.json.gz")
+#: The calibration has one offset for each of so many bins of equal width, by the probability that the counts give.
+NUM_BINS = 20
+#: The most words of a recipe's context.
+MAX_WORDS = 3
+#: Of files that are written.
+FORMAT = 2
+#: Kind → what a file of it is called, and the formats that are read. 1: words alone, without a content hash.
+KINDS = {"pack": ("a recipe pack", (1, FORMAT)), "misses": ("a file of misses", (FORMAT,))}
+#: A file is not read further: its text is 30 times as long as that of the pack that comes with the library.
+MAX_BYTES = 1 << 25
+#: The largest count: floats hold all up to here. Token ids are below the other one.
+MAX_COUNT, MAX_TOKEN = 1 << 53, 1 << 31
 
-__all__ = ["MAX_BYTES", "NUM_BINS", "SHIPPED", "PackError", "RecipePack"]
+_CLASSES = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
+_GZIP_MAGIC = b"\x1f\x8b"
+_HALF = re.compile("[\ud800-\udfff]")
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
+
+
+class PackError(ValueError):
+    """A file is not a recipe pack, or a pack does not fit."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,18 +92,115 @@ class RecipePack:
         return f"RecipePack({counts}{f', num_observed={len(self.observed)}' if self.observed else ''})"
 
     @classmethod
+    def load(cls, path: Path | str | None = None) -> RecipePack:
+        """Read a pack, plain or gzipped; None stands for the one that comes with the library.
+
+        A file is trusted with nothing: at most `MAX_BYTES` of it and of its text are read, whatever it says, and
+        a changed byte is refused.
+
+        Raises:
+            TypeError: no path.
+            PackError: the file is not a pack; the message says why.
+            OSError: the file cannot be read.
+        """
+        if path is not None and not isinstance(path, (str, Path)):
+            raise TypeError(f"path: expected a str or Path, found {type(path).__name__}")
+        pack: RecipePack = read_file(SHIPPED if path is None else Path(path), pack=parse_pack)
+        return pack
+
+    def save(self, path: Path | str) -> None:
+        """Write the pack, gzipped if the name ends in ``.gz``; the same pack is the same bytes."""
+        write_file(Path(path), self._data())
+
+    @property
+    def content_hash(self) -> str:
+        """``"sha256:…"`` over all that its file holds besides."""
+        return str(self._data()["content_hash"])
+
+    def _data(self) -> dict[str, Any]:
+        number = {word: i for i, word in enumerate(self.words)}
+        return with_hash(
+            "pack",
+            {
+                "task": self.task,
+                "tokenizer": self.tokenizer,
+                "made_by": self.made_by,
+                "calibration": list(self.calibration),
+                "words": [[word, count] for word, count in self.words.items()],
+                "recipes": [
+                    [r.hits, r.seen, *(number[word] for word in (*r.context, r.word))] for r in self.recipes
+                ],
+                "kept": list(self.kept),
+                "observed": [
+                    [int(e.is_shape), e.token, e.hits, e.seen, e.groups, *e.context] for e in self.observed
+                ],
+            },
+        )
+
+    def tokenize(self, encode: Encode, token_texts: TokenTexts | None = None) -> Recipes:
+        """The pack in the tokens of one model, as `gpu_align.Drafter` takes it.
+
+        Args:
+            encode: gives the token ids of each text, without special tokens.
+            token_texts: the text of each token id; needed where something was observed. It is asked for all ids
+                from 0 on until it raises an error or has no more texts.
+
+        A recipe is left out where the tokenizer joins the end of its context and its word into one token.
+
+        Raises:
+            PackError: the pack holds ids of another tokenizer.
+            TypeError: something was observed and there is no `token_texts`.
+        """
+        words = tokenize(self.words, self.recipes, self.calibration, encode)
+        if not self.observed:
+            return words
+        if (found := fingerprint(encode)) != self.tokenizer:
+            raise PackError(
+                f"tokenizer: expected {self.tokenizer}, as the pack was observed with, found {found}"
+            )
+        if token_texts is None:
+            raise TypeError("token_texts: expected a function, as the pack holds shapes, found None")
+        shape_of = shape_of_tokens(token_texts, self.kept)
+        rows = observed_rows(self.observed, shape_of)
+        literal, shapes = Recipes.from_lists(rows[False]), Recipes.from_lists(rows[True], shape_of=shape_of)
+        # Of two literal contexts that are equal the observed one.
+        known = {row.tobytes() for row in literal.context}
+        words = words.select(np.array([row.tobytes() not in known for row in words.context], dtype=np.bool_))
+        context, token_ids, survival, is_shape = (
+            np.concatenate([getattr(part, name) for part in (literal, words, shapes)])
+            for name in ("context", "token_ids", "survival", "is_shape")
+        )
+        return Recipes(context, token_ids, survival, is_shape, shape_of=shape_of, indents=words.indents)
+
+    def calibrated(self, calibration: Sequence[float]) -> RecipePack:
+        """The same pack with another calibration."""
+        return replace(self, calibration=tuple(calibration))
+
+    def shapes_only(self, min_groups: int = 2) -> RecipePack:
+        """A pack to share: shapes alone, and only with tokens that `min_groups` groups agreed on.
+
+        Words, recipes and literal prefixes, which are text, are left out, and so are tokens that stay themselves
+        in no shape that is left.
+        """
+        left = tuple(e for e in self.observed if e.is_shape and (e.groups >= min_groups or e.token < 0))
+        named = {item for entry in left for item in entry.context}
+        kept = tuple(token for token in self.kept if token in named)
+        return replace(self, words={}, recipes=[], observed=left, kept=kept)
+
+    @classmethod
     def learn(cls, texts: Iterable[tuple[str, str]], made_by: str = "") -> RecipePack:
         """Learn from pairs of a source, a project for example, and a text of it.
 
         Recipes that only one source writes are left out, unless there is only one source. The order of the texts
         does not matter.
         """
-        return cls(*learn(texts), made_by=made_by)
+        words, recipes = _tool("learn").learn(texts)
+        return cls(words, recipes, made_by=made_by)
 
     @classmethod
     def observe(
         cls,
-        groups: Iterable[Group],
+        groups: Iterable[tuple[str, str, Sequence[str]]],
         encode: Encode,
         token_texts: TokenTexts,
         *,
@@ -102,70 +231,8 @@ class RecipePack:
         Raises:
             ValueError: `agree` outside its domain.
         """
-        if not 0 < agree <= 1:
-            raise ValueError(f"agree: expected 0 < share <= 1, found {agree}")
-        found = observe(groups, encode, token_texts, agree, progress)
-        task = task or "+".join(dict.fromkeys(name for name in found.tasks if name))
-        return cls(
-            {},
-            [],
-            (0.0,) * NUM_BINS,
-            made_by,
-            task,
-            fingerprint(encode),
-            tuple(found.observed),
-            tuple(found.kept),
-        )
-
-    @classmethod
-    def load(cls, path: Path | str | None = None) -> RecipePack:
-        """Read a pack, plain or gzipped; None stands for the one that comes with the library.
-
-        A file is trusted with nothing: at most `MAX_BYTES` of it and of its text are read, whatever it says, and
-        a changed byte is refused.
-
-        Raises:
-            TypeError: no path.
-            PackError: the file is not a pack; the message says why.
-            OSError: the file cannot be read.
-        """
-        if path is not None and not isinstance(path, (str, Path)):
-            raise TypeError(f"path: expected a str or Path, found {type(path).__name__}")
-        return cls(*files.read_pack(SHIPPED if path is None else Path(path)))
-
-    def save(self, path: Path | str) -> None:
-        """Write the pack, gzipped if the name ends in ``.gz``; the same pack is the same bytes."""
-        files.write(Path(path), files.pack_data(self.content))
-
-    @property
-    def content(self) -> Content:
-        """All fields."""
-        return Content(*(getattr(self, field.name) for field in fields(self)))
-
-    @property
-    def content_hash(self) -> str:
-        """``"sha256:…"`` over all that its file holds besides."""
-        return str(files.pack_data(self.content)["content_hash"])
-
-    def calibrated(self, calibration: Sequence[float]) -> RecipePack:
-        """The same pack with another calibration."""
-        return replace(self, calibration=tuple(calibration))
-
-    def shapes_only(self, min_groups: int = 2) -> RecipePack:
-        """A pack to share: shapes alone, and only with tokens that `min_groups` groups agreed on.
-
-        Words, recipes and literal prefixes, which are text, are left out, and so are tokens that stay themselves
-        in no shape that is left.
-        """
-        left = tuple(e for e in self.observed if e.is_shape and (e.groups >= min_groups or e.token < 0))
-        named = {item for entry in left for item in entry.context}
-        return replace(
-            self,
-            words={},
-            recipes=[],
-            observed=left,
-            kept=tuple(token for token in self.kept if token in named),
-        )
+        found: RecipePack = _tool("observe").observe(groups, encode, token_texts, agree, progress)
+        return replace(found, task=task or found.task, made_by=made_by)
 
     def merge(self, *others: RecipePack | Misses) -> RecipePack:
         """One pack of several, and of what was counted where their tokens were refuted; see `recipes/README.md`.
@@ -173,11 +240,12 @@ class RecipePack:
         Raises:
             PackError: token ids of different tokenizers.
         """
-        return RecipePack(*merge([self.content, *(other.content for other in others)]))
+        merged: RecipePack = _tool("merge").merge([self, *others])
+        return merged
 
     def report(
         self,
-        outputs: Iterable[Output],
+        outputs: Iterable[tuple[str, str, str]],
         encode: Encode,
         token_texts: TokenTexts,
         num_draft_tokens: int = 16,
@@ -195,58 +263,212 @@ class RecipePack:
             progress: called as ``progress(task, 1)`` after each output.
         """
         recipes = self.tokenize(encode, token_texts)
-        return report(recipes, outputs, encode, num_draft_tokens, misses, progress)
-
-    def tokenize(self, encode: Encode, token_texts: TokenTexts | None = None) -> Recipes:
-        """The pack in the tokens of one model, as `gpu_align.Drafter` takes it.
-
-        Args:
-            encode: gives the token ids of each text, without special tokens.
-            token_texts: the text of each token id; needed where something was observed. It is asked for all ids
-                from 0 on until it raises an error or has no more texts.
-
-        A recipe is left out where the tokenizer joins the end of its context and its word into one token.
-
-        Raises:
-            PackError: the pack holds ids of another tokenizer.
-            TypeError: something was observed and there is no `token_texts`.
-        """
-        words = tokenize(self.words, self.recipes, self.calibration, encode)
-        if not self.observed:
-            return words
-        if (found := fingerprint(encode)) != self.tokenizer:
-            raise PackError(
-                f"tokenizer: expected {self.tokenizer}, as the pack was observed with, found {found}"
-            )
-        if token_texts is None:
-            raise TypeError("token_texts: expected a function, as the pack holds shapes, found None")
-        shape_of = all_classes(token_texts)
-        kept = np.array([token for token in self.kept if token < len(shape_of)], dtype=np.int64)
-        shape_of[kept] = kept
-        literal, shapes = self._runs(shape_of)
-        return _joined(words, Recipes.from_lists(literal), Recipes.from_lists(shapes, shape_of=shape_of))
-
-    def _runs(self, shape_of: npt.NDArray[np.int32]) -> tuple[list[Row], list[Row]]:
-        """Literal rows and those of shapes: each entry with the run that begins with its token."""
-        chains = Chains(self.observed, dict(enumerate(shape_of.tolist())))
-        rows: tuple[list[Row], list[Row]] = [], []
-        for entry in self.observed:
-            run = chains.run(entry.is_shape, entry.context) if entry.token >= 0 else ([], [])
-            rows[entry.is_shape].append((entry.context, *run))
-        return rows
+        found: Report = _tool("report").report(recipes, outputs, encode, num_draft_tokens, misses, progress)
+        return found
 
 
-#: A context in reading order, its continuation, and how likely each part of that is.
-Row = tuple[Sequence[int], Sequence[int], Sequence[float]]
+def _tool(name: str) -> Any:
+    """A module of `gpu_align.tools.recipes`. By name: the core imports no tool."""
+    return importlib.import_module(f"gpu_align.tools.recipes.{name}")
 
 
-def _joined(words: Recipes, literal: Recipes, shapes: Recipes) -> Recipes:
-    """All in one pack; of two literal contexts that are equal the observed one."""
-    known = {row.tobytes() for row in literal.context}
-    words = words.select(np.array([row.tobytes() not in known for row in words.context], dtype=np.bool_))
-    each = literal, words, shapes
-    context, token_ids, survival, is_shape = (
-        np.concatenate([getattr(part, name) for part in each])
-        for name in ("context", "token_ids", "survival", "is_shape")
+def read_file(path: Path, **parse: Callable[[dict[str, Any]], Any]) -> Any:
+    """Read a file of one of the kinds that `parse` names; of none of them, it is told that it is not the first.
+
+    Raises:
+        PackError: the file is none; the message says why.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        text = packed = file.read(MAX_BYTES + 1)
+    try:
+        if len(packed) <= MAX_BYTES and packed.startswith(_GZIP_MAGIC):
+            with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+                text = file.read(MAX_BYTES + 1)
+        if max(len(packed), len(text)) > MAX_BYTES:
+            raise PackError(f"expected at most {MAX_BYTES} bytes, found more")
+        data = json.loads(text)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise PackError(f"{path}: expected JSON, plain or gzipped ({_first_line(error)})") from error
+    kind = data.get("kind") if type(data) is dict else None
+    expected = kind if type(kind) is str and kind in parse else next(iter(parse))
+    what, formats = KINDS[expected]
+    try:
+        if type(data) is not dict:
+            raise PackError(f"expected an object, found {shown(data)}")
+        if data.get("kind", "pack") != expected:
+            raise PackError(f"found {shown(kind)}")
+        number = data.get("format")
+        if type(number) is not int or number not in formats:
+            raise PackError(f"found format {shown(number)}")
+        if number == FORMAT:
+            _check_hash(data, text)
+        return parse[expected](data)
+    except PackError as error:
+        numbers = " or ".join(map(str, formats))
+        raise PackError(f"{path}: expected {what} of format {numbers} ({error})") from error
+
+
+def write_file(path: Path, data: dict[str, Any]) -> None:
+    """Write the file at once or not at all; gzipped if its name ends in ``.gz``."""
+    content = _text(data)
+    if path.name.endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    passing = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        passing.write_bytes(content)
+        passing.replace(path)
+    finally:
+        passing.unlink(missing_ok=True)
+
+
+def with_hash(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The data of a file, with what stands before it."""
+    data = {"format": FORMAT, "kind": kind, **data}
+    return {"format": FORMAT, "kind": kind, "content_hash": _hash(data), **data}
+
+
+def _check_hash(data: dict[str, Any], text: bytes) -> None:
+    """Whether not a byte of the text differs from what was written."""
+    said = data.get("content_hash")
+    try:
+        found = _hash({key: value for key, value in data.items() if key != "content_hash"})
+        same = _text(data) == text
+    except (ValueError, RecursionError) as error:  # numbers and characters that are in no file of ours
+        raise PackError(f"content_hash: the file was changed ({_first_line(error)})") from error
+    if said != found or not same:
+        named = said if type(said) is str and len(said) == len(found) else shown(said)
+        raise PackError(f"content_hash: the file was changed: expected {named}, found {found}")
+
+
+def _hash(data: dict[str, Any]) -> str:
+    return f"sha256:{hashlib.sha256(_text(data, sort_keys=True)).hexdigest()}"
+
+
+def _text(data: dict[str, Any], sort_keys: bool = False) -> bytes:
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, sort_keys=sort_keys, allow_nan=False)
+    return text.encode()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def parse_pack(data: dict[str, Any]) -> RecipePack:
+    """A pack of format 1 or 2."""
+    words: dict[str, int] = {}
+    for i, entry in enumerate(list_of(data, "words")):
+        is_word = type(entry) is list and len(entry) == 2 and is_text(entry[0]) and entry[0]
+        expect(is_word, f"words[{i}]", "a word and a count", entry)
+        expect(entry[0] not in words, f"words[{i}]", "each word once", entry[0], "again")
+        words[entry[0]] = count_of(f"words[{i}]", entry[1])
+    names = list(words)
+    recipes = [_recipe(f"recipe {i}", names, entry) for i, entry in enumerate(list_of(data, "recipes"))]
+    calibration = list_of(data, "calibration")
+    is_offsets = len(calibration) == NUM_BINS and all(
+        type(number) in (int, float) and -1 <= number <= 1 for number in calibration
     )
-    return Recipes(context, token_ids, survival, is_shape, shape_of=shapes.shape_of, indents=words.indents)
+    expect(is_offsets, "calibration", f"{NUM_BINS} numbers from -1 to 1", calibration)
+    pack = RecipePack(words, recipes, tuple(map(float, calibration)), text_of(data, "made_by"))
+    if data["format"] == 1:
+        return pack
+    kept = list_of(data, "kept")
+    expect(all(is_token(token) for token in kept), "kept", "token ids", kept)
+    expect(all(a < b for a, b in pairwise(kept)), "kept", "each token once, ascending", kept)
+    observed: dict[tuple[bool, tuple[int, ...]], Observed] = {}
+    for i, entry in enumerate(list_of(data, "observed")):
+        one = _observed(f"observed[{i}]", entry)
+        key = one.is_shape, one.context
+        expect(key not in observed, f"observed[{i}]", "each context once", entry, "again")
+        observed[key] = one
+    tokenizer = text_of(data, "tokenizer")
+    if (observed or kept) and not tokenizer:
+        raise PackError(
+            "tokenizer: expected the fingerprint of the one that the token ids are of, found none"
+        )
+    task = text_of(data, "task")
+    return replace(pack, task=task, tokenizer=tokenizer, observed=tuple(observed.values()), kept=tuple(kept))
+
+
+def _recipe(name: str, names: Sequence[str], entry: Any) -> Recipe:
+    expect(type(entry) is list and len(entry) >= 2, name, "two counts and words", entry)
+    hits, seen, *numbers = entry
+    is_known = all(type(number) is int and 0 <= number < len(names) for number in numbers)
+    if not (is_known and 2 <= len(numbers) <= MAX_WORDS + 1):
+        raise PackError(
+            f"{name}: expected 2 to {MAX_WORDS + 1} numbers of the {len(names)} words, found {shown(numbers)}"
+        )
+    _check_hits(name, count_of(name, hits), seen)
+    *context, word = (names[number] for number in numbers)
+    return Recipe(tuple(context), word, hits, seen)
+
+
+def _observed(name: str, entry: Any) -> Observed:
+    is_entry = type(entry) is list and len(entry) >= 6
+    expect(is_entry, name, "a kind, a token, three counts and a context", entry)
+    kind, token, hits, seen, groups, *context = entry
+    expect(type(kind) is int and kind in (0, 1), name, "kind 0 or 1", kind)
+    expect(is_token(token, -1), name, "a token id or -1", token)
+    items_of(name, context, kind, least=1)
+    for number in (hits, groups):
+        count_of(name, number, least=0)
+    _check_hits(name, hits, seen)
+    return Observed(bool(kind), tuple(context), token, hits, seen, groups)
+
+
+def _check_hits(name: str, hits: int, seen: Any) -> None:
+    if hits > count_of(name, seen):
+        raise PackError(f"{name}: expected no more hits than it was seen, found {hits} of {seen}")
+
+
+def expect(is_right: Any, name: str, expected: str, found: Any, more: str = "") -> None:
+    """Refuse a value of a file that is not right."""
+    if not is_right:
+        raise PackError(f"{name}: expected {expected}, found {shown(found)}{more and ' ' + more}")
+
+
+def shown(found: Any) -> str:
+    """One short line, however large it is."""
+    text = _REPR.repr(found)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def items_of(name: str, context: Any, is_shape: int, least: int) -> tuple[int, ...]:
+    """A context: token ids, or items of a shape."""
+    is_known = type(context) is list and all(
+        is_token(item) or (type(item) is int and is_shape == 1 and item in _CLASSES) for item in context
+    )
+    what = "items of a shape" if is_shape else "token ids"
+    is_right = is_known and least <= len(context) <= MAX_CONTEXT
+    expect(is_right, name, f"{least} to {MAX_CONTEXT} {what}", context)
+    return tuple(context)
+
+
+def list_of(data: dict[str, Any], name: str) -> list[Any]:
+    """A field that is a list."""
+    found = data.get(name)
+    expect(type(found) is list, name, "a list", found)
+    return found  # type: ignore[return-value]
+
+
+def text_of(data: dict[str, Any], name: str) -> str:
+    """A field that is a text."""
+    found = data.get(name)
+    expect(is_text(found), name, "a text", found)
+    return str(found)
+
+
+def count_of(name: str, number: Any, least: int = 1) -> int:
+    """A count."""
+    expect(type(number) is int and least <= number <= MAX_COUNT, name, "a count", number)
+    return int(number)
+
+
+def is_token(found: Any, least: int = 0) -> bool:
+    """Whether it is a token id."""
+    return type(found) is int and least <= found < MAX_TOKEN
+
+
+def is_text(found: Any) -> bool:
+    """Whether it is a text that a tokenizer can read: JSON can write halves of characters."""
+    return type(found) is str and not _HALF.search(found)

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import shown
-from .pack import MAX_BYTES, PackError, RecipePack
+from .pack import MAX_BYTES, PackError, RecipePack, shown
 
 INDEX = "index.json"
 #: What may stand for a pack's name: the pack that comes with the library, and none.

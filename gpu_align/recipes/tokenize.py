@@ -1,11 +1,11 @@
-"""From words to the tokens of one model: counts of tokens, their probabilities, and continuations."""
+"""Recipes in the tokens of one model: continuations of words, runs of what was observed, shapes."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,22 +23,64 @@ from ..ops.constants import (
     SHAPE_WINDOW,
 )
 from ..ops.recipe_lookup import Recipes
-from .words import Recipe
 
 #: The weight of the shorter context's probability, in counts: it matters less the more often a context was seen.
 PRIOR = 2
 #: That probability where no shorter context is known; and its share of the rest where it expects another token.
 UNKNOWN, OTHER = 0.15, 0.2
-#: A continuation ends where all of it is less likely than this.
-LEAST = 0.1
-#: Tokens of a continuation, of which a look-up takes more.
+#: A continuation of words ends where all of it is less likely than `LEAST`, a run of entries where it is less
+#: likely than `LEAST_RUN`.
+LEAST, LEAST_RUN = 0.1, 0.5
+#: Tokens of a continuation of words, of which a look-up takes more.
 MAX_WORD_TOKENS = 8
+#: What an entry is believed: hits / (seen + `DOUBT`), as if it had been refuted that often already.
+DOUBT = 0.25
+#: A vocabulary has at most so many tokens; its texts are asked for in blocks.
+MAX_VOCABULARY, _BLOCK = 1 << 19, 1 << 12
+#: What two tokenizers would have to encode alike to be taken for one.
+_PROBES = (
+    "The quick brown fox jumps over the lazy dog, again and again; doesn't it?\n",
+    '{\n  "id": 1024,\n  "items": [{"name": "Zoë", "at": "2024-01-31T09:05:00Z"}, null, true]\n}\n',
+    "def main(argv: list[str]) -> int:\n    return len(argv) * 0x1F if argv else -1\n",
+    '\t<div class="a-b">naïve café ½ – 你好, мир! 😀</div>\r\n\n  # $x = \\frac{a_1}{b^2}$',
+    "antidisestablishmentarianism supercalifragilistic internationalization 3.14159265358979",
+)
 
 #: Tokens as a string, a character each: the garbage collector would walk through a million tuples again and again.
 #: No vocabulary has 1,114,112 tokens.
 Tokens = str
-#: Texts -> the token ids of each, without special tokens.
+#: Texts -> the token ids of each, without special tokens; and the text of each token id.
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
+TokenTexts = Callable[[Sequence[int]], Sequence[str]]
+IntArray = npt.NDArray[np.signedinteger[Any]]
+#: A context in reading order, its continuation, and how likely each part of that is.
+Row = tuple[Sequence[int], Sequence[int], Sequence[float]]
+
+
+class Recipe(NamedTuple):
+    """After `context`, `word` came `hits` times out of `seen`."""
+
+    context: tuple[str, ...]
+    word: str
+    hits: int
+    seen: int
+
+
+class Observed(NamedTuple):
+    """After `context`, `token` came `hits` times out of `seen`; in `groups` groups all samples agreed on it.
+
+    Attributes:
+        is_shape: whether the context is items of a shape instead of token ids.
+        context: 1 to `MAX_CONTEXT` of them, in reading order.
+        token: -1: nothing is drafted here, whatever a shorter context says.
+    """
+
+    is_shape: bool
+    context: tuple[int, ...]
+    token: int
+    hits: int
+    seen: int
+    groups: int
 
 
 def tokenize(
@@ -213,21 +255,93 @@ def _continue(
     return survival
 
 
-#: The text of each token id.
-TokenTexts = Callable[[Sequence[int]], Sequence[str]]
-IntArray = npt.NDArray[np.signedinteger[Any]]
+def observed_rows(entries: Sequence[Observed], shape_of: IntArray) -> tuple[list[Row], list[Row]]:
+    """Literal rows and those of shapes: each entry with the run that begins with its token."""
+    chains = Chains(entries, dict(enumerate(shape_of.tolist())))
+    rows: tuple[list[Row], list[Row]] = [], []
+    for entry in entries:
+        run = chains.run(entry.is_shape, entry.context) if entry.token >= 0 else ([], [])
+        rows[entry.is_shape].append((entry.context, *run))
+    return rows
 
-#: A vocabulary has at most so many tokens; its texts are asked for in blocks.
-MAX_VOCABULARY, _BLOCK = 1 << 19, 1 << 12
 
-#: What two tokenizers would have to encode alike to be taken for one.
-_PROBES = (
-    "The quick brown fox jumps over the lazy dog, again and again; doesn't it?\n",
-    '{\n  "id": 1024,\n  "items": [{"name": "Zoë", "at": "2024-01-31T09:05:00Z"}, null, true]\n}\n',
-    "def main(argv: list[str]) -> int:\n    return len(argv) * 0x1F if argv else -1\n",
-    '\t<div class="a-b">naïve café ½ – 你好, мир! 😀</div>\r\n\n  # $x = \\frac{a_1}{b^2}$',
-    "antidisestablishmentarianism supercalifragilistic internationalization 3.14159265358979",
-)
+class Run(NamedTuple):
+    """The tokens that a chain drafts, and for each the probability of everything up to it."""
+
+    tokens: list[int]
+    survival: list[float]
+
+
+class Chains:
+    """Looks entries up as a step does, in what is known of the tokens so far.
+
+    Args:
+        entries: each context once of each kind.
+        shape_of: the shape item of each token that the entries name.
+    """
+
+    def __init__(self, entries: Iterable[Observed], shape_of: Mapping[int, int]) -> None:
+        self._says: tuple[dict[tuple[int, ...], Observed], ...] = {}, {}
+        self._shape_of = shape_of
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: Observed) -> None:
+        """Look this one up, too, or instead of the one with its context."""
+        self._says[entry.is_shape][entry.context] = entry
+
+    def run(self, is_shape: bool, context: Sequence[int]) -> Run:
+        """What a draft behind this context is, if nothing else is known.
+
+        ::
+
+            while fewer than MAX_TOKENS and survival >= LEAST_RUN:
+                entry = the longest known literal context, else the longest known shape
+                stop if there is none or it says nothing
+                append its token to what is known
+        """
+        tokens, items = self._known(is_shape, context)
+        run, alive = Run([], []), 1.0
+        while len(run.tokens) < MAX_TOKENS:
+            entry = self._longest(False, tokens) or self._longest(True, items)
+            if entry is None or entry.token < 0:
+                break
+            alive *= likely(entry)
+            if alive < LEAST_RUN:
+                break
+            run.tokens.append(entry.token)
+            run.survival.append(alive)
+            tokens.append(entry.token)
+            self._extend(items, entry.token)
+        return run
+
+    def _longest(self, is_shape: bool, known: Sequence[int]) -> Observed | None:
+        says = self._says[is_shape]
+        contexts = (tuple(known[-length:]) for length in range(min(len(known), MAX_CONTEXT), 0, -1))
+        return next((says[context] for context in contexts if context in says), None)
+
+    def _known(self, is_shape: bool, context: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Token ids and shape items that this context tells, both in reading order."""
+        if is_shape:
+            free = next((i for i, item in enumerate(reversed(context)) if item < 0), len(context))
+            return list(context[len(context) - free :]), list(context)
+        items: list[int] = []
+        for token in context:
+            self._extend(items, token)
+        return list(context), items
+
+    def _extend(self, items: list[int], token: int) -> None:
+        """The shape with one more token: free tokens in a row are one item, the class of the last one."""
+        item = self._shape_of.get(token, SHAPE_STRING)
+        if item < 0 and items and SHAPE_START < items[-1] < 0:
+            items[-1] = item
+        else:
+            items.append(item)
+
+
+def likely(entry: Observed) -> float:
+    """The probability that the token of an entry is accepted."""
+    return entry.hits / (entry.seen + DOUBT)
 
 
 def fingerprint(encode: Encode) -> str:
@@ -251,36 +365,26 @@ def class_of(text: str) -> int:
     return SHAPE_IDENTIFIER if inner.replace("_", "a").isalnum() else SHAPE_STRING
 
 
-def classes_of(token_texts: TokenTexts, ids: Sequence[int]) -> npt.NDArray[np.int32]:
-    """The class of each id, whatever a pack keeps."""
-    return np.fromiter((class_of(text) for text in token_texts(ids)), dtype=np.int32, count=len(ids))
-
-
-def shape_of_tokens(token_texts: TokenTexts, vocab_size: int, kept: Iterable[int]) -> npt.NDArray[np.int32]:
+def shape_of_tokens(token_texts: TokenTexts, kept: Iterable[int]) -> npt.NDArray[np.int32]:
     """[V] int32: the shape item of each token: the id itself for those that are `kept`, else the token's class.
 
     Args:
-        token_texts: the text of each id; of a part of a character any text that is no word.
-        vocab_size: V.
+        token_texts: the text of each id; of a part of a character any text that is no word. V is found by asking:
+            up to an error, or to texts that are all empty or no text.
         kept: ids that stay themselves; those that are not below V are left out.
     """
-    shape_of = classes_of(token_texts, range(vocab_size))
-    stay = np.array([token for token in kept if token < vocab_size], dtype=np.int64)
-    shape_of[stay] = stay
-    return shape_of
-
-
-def all_classes(token_texts: TokenTexts) -> npt.NDArray[np.int32]:
-    """[V]: the class of each id, V found by asking: up to an error, or to texts that are all empty or no text."""
-    found: list[npt.NDArray[np.int32]] = []
+    found: list[int] = []
     for begin in range(0, MAX_VOCABULARY, _BLOCK):
         texts = _texts(token_texts, range(begin, begin + _BLOCK))
         if not any(text.strip("\ufffd") for text in texts):
             break
-        found.append(np.fromiter(map(class_of, texts), dtype=np.int32, count=len(texts)))
+        found += map(class_of, texts)
         if len(texts) < _BLOCK:
             break
-    return np.concatenate([np.zeros(0, dtype=np.int32), *found])
+    shape_of = np.array(found, dtype=np.int32)
+    stay = np.array([token for token in kept if token < len(shape_of)], dtype=np.int64)
+    shape_of[stay] = stay
+    return shape_of
 
 
 def _texts(token_texts: TokenTexts, ids: range) -> Sequence[str]:
@@ -310,7 +414,7 @@ def shape_of_output(output: Sequence[int], shape_of: IntArray) -> list[int]:
 
     Args:
         output: what the model has written; its last `SHAPE_WINDOW` tokens and the beginning are all that counts.
-        shape_of: [V], as `shape_of_tokens` makes it; ids that are not below V are strings.
+        shape_of: [V], of `shape_of_tokens`; ids that are not below V are strings.
     """
     items: list[int] = []
     previous_free = False

@@ -49,12 +49,12 @@ def take(log: MissLog, tokens: list[int], draft: list[int], source: int = Source
 
 def refuted(misses: Misses) -> list[tuple[tuple[int, ...], int, int]]:
     """Context, expected, said; of those that were refuted."""
-    counts = misses.content.counts
+    counts = misses.counts
     return sorted((m.literal, m.expected, m.said) for m in counts if m.said != m.expected)
 
 
 def num_accepted(misses: Misses) -> int:
-    return sum(count for m, count in misses.content.counts.items() if m.said == m.expected)
+    return sum(count for m, count in misses.counts.items() if m.said == m.expected)
 
 
 def test_a_refuted_token_is_counted_with_what_was_said(log: MissLog, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class WordTokenizer:
     unk_token_id: int | None = None
 
     def __init__(self) -> None:
-        from gpu_align.recipes.words import words_of
+        from gpu_align.tools.recipes.learn import words_of
 
         self._words_of = words_of
         self.ids: dict[str, int] = {}

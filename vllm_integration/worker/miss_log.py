@@ -192,7 +192,8 @@ class MissLog:
             if not self._dirty:
                 return
             with self._lock:
-                counted, self._dirty = Misses.of(self._misses.content), False
+                of = self._misses
+                counted, self._dirty = Misses(of.tokenizer, made_by=of.made_by, counts=of.counts), False
             counted.save(self._path)
             self._path.chmod(0o600)
 

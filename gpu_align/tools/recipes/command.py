@@ -19,9 +19,10 @@ from ... import __version__
 from ..console import check_outputs, counted, epilog, print_table, progress_bar, refuse, tokenizer_option
 
 if TYPE_CHECKING:
-    from ...recipes.chains import Observed
+    from ...recipes.misses import Misses
     from ...recipes.pack import RecipePack
-    from ...recipes.report import Report
+    from ...recipes.tokenize import Observed
+    from .report import Report
 
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -318,27 +319,23 @@ def merge_command(
     ] = False,
 ) -> None:
     """Merge packs, and the misses that servers counted, into one pack."""
-    from ...recipes.files import Content, read_either
-    from ...recipes.misses import Misses
-    from ...recipes.pack import PackError, RecipePack
+    from ...recipes.misses import parse_misses
+    from ...recipes.pack import PackError, RecipePack, parse_pack, read_file
+    from .merge import merge
 
     _check_pack("--out", out, parts)
-    packs, misses = [], []
+    read: list[RecipePack | Misses] = []
     for path in parts:
         try:
-            content = read_either(path)
+            read.append(read_file(path, pack=parse_pack, misses=parse_misses))
         except OSError as error:
             refuse(f"{path}: {error.strerror or error}")
         except PackError as error:
             refuse(str(error))
-        if isinstance(content, Content):
-            packs.append(RecipePack(*content))
-        else:
-            misses.append(Misses.of(content))
-    if not packs:
+    if not any(isinstance(part, RecipePack) for part in read):
         refuse("expected a pack among the files, found misses alone")
     try:
-        pack = packs[0].merge(*packs[1:], *misses)
+        pack = merge(read)
     except PackError as error:
         refuse(str(error))
     _save(pack.shapes_only() if shapes_only else pack, out)
@@ -392,7 +389,7 @@ def report_command(
 
 
 def _print_report(report: Report) -> None:
-    from ...recipes.report import PUBLISHED, PUBLISHED_ACCURACY, PUBLISHED_COVERAGE
+    from .report import PUBLISHED, PUBLISHED_ACCURACY, PUBLISHED_COVERAGE
 
     header = ["task", "drafter", "tokens", "drafted", "accepted", "coverage", "accuracy", "tokens a step"]
     rows = [

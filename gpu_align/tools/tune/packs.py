@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...ops.recipe_lookup import Recipes, RecipeTable
-from ...recipes.files import NUM_BINS
-from ...recipes.pack import RecipePack
+from ...recipes.pack import NUM_BINS, RecipePack
 from ..simulate.records import Record
 from ..simulate.tokenizers import TextTokenizer, load_tokenizer
 from .fit import NUM_DRAFT_TOKENS, rising

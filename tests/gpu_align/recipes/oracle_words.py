@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from gpu_align.recipes import Recipe
-from gpu_align.recipes.words import words_of
+from gpu_align.tools.recipes.learn import words_of
 
 Texts = Sequence[tuple[str, str]]
 

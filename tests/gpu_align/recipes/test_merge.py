@@ -139,7 +139,7 @@ class TestCountMisses:
     def test_up_to_the_first_that_is_refuted(self) -> None:
         misses = Misses("x")
         count_misses(misses, [9, 0, 1], 2, [3, 0, 3], [3, 1], self.SHAPE_OF)
-        rows = {miss.expected: (miss, count) for miss, count in misses.content.counts.items()}
+        rows = {miss.expected: (miss, count) for miss, count in misses.counts.items()}
         accepted, refuted = rows[3][0], rows[0][0]
         assert (accepted.literal, accepted.shape, accepted.said) == ((9, 0, 1), (-6, 0, -2), 3)
         assert (refuted.literal, refuted.shape, refuted.said) == ((9, 0, 1, 3), (-6, 0, -2, 3), 1)
@@ -149,7 +149,7 @@ class TestCountMisses:
     def test_accepted_tokens_may_be_left_out(self, accepted_count: int, total: int) -> None:
         misses = Misses("x")
         count_misses(misses, [0], 1, [1, 2], [1, 2, 3], self.SHAPE_OF, accepted_count)
-        assert sum(misses.content.counts.values()) == total
+        assert sum(misses.counts.values()) == total
         assert misses.num_refuted == 0
 
     def test_what_was_not_verified_is_not_counted(self) -> None:
@@ -163,4 +163,4 @@ class TestCountMisses:
         count_misses(misses, [], 0, [1], [2], None)
         assert len(misses) == 0  # nothing stands before it
         count_misses(misses, [5], 0, [1], [2], None)
-        assert [miss.shape for miss in misses.content.counts] == [()]
+        assert [miss.shape for miss in misses.counts] == [()]

@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from gpu_align import RecipePack
 from gpu_align.ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_START, SHAPE_STRING
 from gpu_align.recipes import Observed, shape_of_output, shape_of_tokens
-from gpu_align.recipes.align import columns
-from gpu_align.recipes.chains import Chains, likely
-from gpu_align.recipes.observe import CERTAIN, NEVER, _evidence, observe
-from gpu_align.recipes.positions import Positions, follow
+from gpu_align.recipes.tokenize import Chains, likely
+from gpu_align.tools.recipes.observe import CERTAIN, NEVER, Positions, columns, evidence_of, follow, observe
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 
@@ -155,7 +153,7 @@ class TestColumns:
 class TestShapes:
     def test_classes(self) -> None:
         texts = [" is_open", "042", "\n  ", "();", "x1", " 7", "é", "_", "", "a-b"]
-        found = shape_of_tokens(lambda ids: [texts[i] for i in ids], len(texts), [3, 7, 99])
+        found = shape_of_tokens(lambda ids: [texts[i] for i in ids], [3, 7, 99])
         assert found.tolist()[:3] == [SHAPE_IDENTIFIER, SHAPE_NUMBER, oracle.SHAPE_SPACE]
         expected = [i if i in (3, 7) else oracle.class_of(text) for i, text in enumerate(texts)]
         assert found.tolist() == expected
@@ -180,7 +178,7 @@ def counted(
     """What `follow` counts, as the oracle tells it, and the columns."""
     arrays = [[np.array(s, dtype=np.int32) for s in group] for group in samples]
     found = [columns(group, agree) for group in arrays]
-    evidence = _evidence(arrays, found)
+    evidence = evidence_of(arrays, found)
     positions = Positions(arrays)
     positions.set_shapes(np.array([item_of[t] for t in positions.tokens.tolist()], dtype=np.int64))
     told: dict[object, object] = {}
@@ -241,7 +239,7 @@ def test_entries_are_what_was_counted(seed: int, agree: float) -> None:
 
 
 def test_a_group_that_stands_alone_has_no_recurring_contexts() -> None:
-    evidence = _evidence([[np.array([1, 2], np.int32)] * 4], [np.zeros((0, 4), np.int64)])
+    evidence = evidence_of([[np.array([1, 2], np.int32)] * 4], [np.zeros((0, 4), np.int64)])
     assert evidence.recurring.tolist() == [NEVER]
 
 

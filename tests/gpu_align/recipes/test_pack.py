@@ -10,7 +10,7 @@ import pytest
 from gpu_align import RecipePack
 from gpu_align.recipes import PackError, Recipe
 from gpu_align.recipes.pack import MAX_BYTES, NUM_BINS, SHIPPED
-from gpu_align.recipes.words import words_of
+from gpu_align.tools.recipes.learn import words_of
 
 TEXTS = [
     ("one", "def a(self):\n    return self.a\n" * 3),

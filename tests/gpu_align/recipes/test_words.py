@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpu_align import RecipePack
-from gpu_align.recipes import learn as learning
-from gpu_align.recipes.words import Recipe
+from gpu_align.recipes import Recipe
+from gpu_align.tools.recipes import learn as learning
 from tests.gpu_align.recipes import oracle_words
 
 #: Few words, so that contexts come again and ties are frequent.

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from gpu_align import DrafterConfig, RecipePack
 from gpu_align.ops.draft import read_table
-from gpu_align.recipes.files import NUM_BINS
+from gpu_align.recipes.pack import NUM_BINS
 from gpu_align.recipes.registry import resolve_packs
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.cli import app

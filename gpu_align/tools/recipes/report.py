@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..config import DrafterConfig
-from ..drafter import Drafter
-from ..ops.draft import Source
-from ..ops.recipe_lookup import Recipes
-from .misses import Misses, count_misses
-from .tokenize import Encode
+from ...config import DrafterConfig
+from ...drafter import Drafter
+from ...ops.draft import Source
+from ...ops.recipe_lookup import Recipes
+from ...recipes.misses import Misses, count_misses
+from ...recipes.tokenize import Encode
 
 #: A task, a prompt, and what a model answered.
 Output = tuple[str, str, str]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from .chains import Observed
-from .files import Content, Miss, MissContent, PackError
+from ...recipes.misses import Miss, Misses
+from ...recipes.pack import PackError, RecipePack
+from ...recipes.tokenize import Observed, Recipe
 from .observe import CERTAIN, by_frequency
-from .words import Recipe
 
 #: A refuted context gets a token of its own where the model said the same so many times and nothing else.
 MIN_SAID = 2
@@ -16,40 +16,34 @@ MIN_SAID = 2
 Key = tuple[bool, tuple[int, ...]]
 
 
-def merge(parts: Sequence[Content | MissContent]) -> Content:
+def merge(parts: Sequence[RecipePack | Misses]) -> RecipePack:
     """See `RecipePack.merge`."""
-    packs = [part for part in parts if isinstance(part, Content)]
-    misses = [part for part in parts if isinstance(part, MissContent)]
-    tokenizer = _tokenizer(parts)
+    packs = [part for part in parts if isinstance(part, RecipePack)]
+    misses = [part for part in parts if isinstance(part, Misses)]
+    ids_of = [pack.tokenizer for pack in packs] + [part.tokenizer for part in misses]
+    tokenizers = list(dict.fromkeys(filter(None, ids_of)))
+    if len(tokenizers) > 1:
+        raise PackError(
+            f"tokenizer: expected token ids of one, found those of {tokenizers[0]} and {tokenizers[1]}"
+        )
+    counts = sum((part.counts for part in misses), Counter[Miss]())
     words, recipes = _merge_words(packs)
     observed = _merge_observed(packs)
-    counts: Counter[Miss] = Counter()
-    for part in misses:
-        counts.update(part.counts)
     if counts:
         observed = _resolve(observed, counts)
-    calibrated = next((pack for pack in packs if pack.words), packs[0])
-    return Content(
+    return RecipePack(
         words,
         recipes,
-        calibrated.calibration,
-        next((pack.made_by for pack in packs if pack.made_by), ""),
-        "+".join(dict.fromkeys(name for pack in packs for name in pack.task.split("+") if name)),
-        tokenizer,
-        tuple(sorted(observed.values(), key=by_frequency)),
-        tuple(sorted({token for pack in packs for token in pack.kept})),
+        calibration=next((pack for pack in packs if pack.words), packs[0]).calibration,
+        made_by=next((pack.made_by for pack in packs if pack.made_by), ""),
+        task="+".join(dict.fromkeys(name for pack in packs for name in pack.task.split("+") if name)),
+        tokenizer="".join(tokenizers),
+        observed=tuple(sorted(observed.values(), key=by_frequency)),
+        kept=tuple(sorted({token for pack in packs for token in pack.kept})),
     )
 
 
-def _tokenizer(parts: Iterable[Content | MissContent]) -> str:
-    """The one tokenizer that all ids are of."""
-    names = list(dict.fromkeys(part.tokenizer for part in parts if part.tokenizer))
-    if len(names) > 1:
-        raise PackError(f"tokenizer: expected token ids of one, found those of {names[0]} and {names[1]}")
-    return names[0] if names else ""
-
-
-def _merge_words(packs: Sequence[Content]) -> tuple[dict[str, int], list[Recipe]]:
+def _merge_words(packs: Sequence[RecipePack]) -> tuple[dict[str, int], list[Recipe]]:
     """Counts of equal words add up; of recipes with one context the one with more hits is kept."""
     if len(packs) == 1:
         return dict(packs[0].words), list(packs[0].recipes)
@@ -69,7 +63,7 @@ def _merge_words(packs: Sequence[Content]) -> tuple[dict[str, int], list[Recipe]
     return dict(ordered), recipes
 
 
-def _merge_observed(packs: Sequence[Content]) -> dict[Key, Observed]:
+def _merge_observed(packs: Sequence[RecipePack]) -> dict[Key, Observed]:
     """Counts of equal entries add up; where packs contradict each other the certain token stays, or none."""
     each: defaultdict[Key, list[Observed]] = defaultdict(list)
     for pack in packs:
