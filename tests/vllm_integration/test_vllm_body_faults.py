@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("plugin_on")
 
 @pytest.fixture(autouse=True)
 def _as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_told", set())
+    monkeypatch.setattr(faults.guard, "ended", set())
     monkeypatch.setattr(body_limit, "drafts_predictions", lambda _: True)
     monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", "20")
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)

@@ -16,6 +16,7 @@ from vllm_fakes import request_of
 from vllm_integration.config.settings import Settings
 from vllm_integration.scheduler import draft_budget as rule
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
+from vllm_integration.seams.install import Guard
 from vllm_integration.wire.reports import survival_levels
 
 K = 32
@@ -188,7 +189,12 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     request = request_of("a")
     request.num_tokens, request.spec_token_ids = 10, []
-    made.running, made.requests, made._ended, made._scored = [request], {"a": request}, set(), set()
+    made.running, made.requests, made.guard, made._scored = (
+        [request],
+        {"a": request},
+        Guard("any more"),
+        set(),
+    )
     made._use(Settings(fill_tokens=0, max_draft_tokens=1000))
     monkeypatch.setattr(sync.Scheduler, "update_from_output", lambda *_: {})
 

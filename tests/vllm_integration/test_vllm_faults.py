@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("plugin_on")
 
 @pytest.fixture(autouse=True)
 def _as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_told", set())
+    monkeypatch.setattr(faults.guard, "ended", set())
     for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
 
@@ -287,7 +287,7 @@ def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -
     ):
         plugin_log.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(faults, "_told", set())
+            patch.setattr(faults.guard, "ended", set())
             patch.setattr(usage_collector, "configured_here", lambda: True)
             break_at(patch, owner, name)
             for _ in range(3):

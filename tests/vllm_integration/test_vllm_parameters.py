@@ -12,7 +12,7 @@ from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
 from vllm_integration.config import engine_config
 from vllm_integration.frontend.input_processor import engine_of_request, process_inputs
-from vllm_integration.seams.install import wrapped_by
+from vllm_integration.seams.install import Guard, wrapped_by
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import parameters_v1, proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -290,7 +290,7 @@ def scheduler_of(name: str, monkeypatch: pytest.MonkeyPatch, running: list[Any])
     scheduler.vllm_config = config(K=4)
     scheduler.vllm_config.scheduler_config.max_num_batched_tokens = 2048
     scheduler.requests, scheduler.running, scheduler.num_spec_tokens = {}, running, 4
-    scheduler._ended, scheduler._scored = set(), set()
+    scheduler.guard, scheduler._scored = Guard("any more"), set()
     scheduler._use(Settings())
     for request in running:
         scheduler.add_request(request)

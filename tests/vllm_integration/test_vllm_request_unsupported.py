@@ -99,7 +99,7 @@ def test_a_client_that_goes_away_is_not_waited_for(app: Any) -> None:
 
 
 def test_a_fault_costs_no_answer(app: Any, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    monkeypatch.setattr(faults, "_told", set())
+    monkeypatch.setattr(faults.guard, "ended", set())
     monkeypatch.setattr(unsupported, "BodyScan", lambda: 1 / 0)
     for _ in range(2):
         assert ask(app, ENDPOINTS[0], b'{"prediction": 7}') == (200, b"17")

@@ -64,7 +64,7 @@ def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
     scheduler.vllm_config, scheduler.running = config(), list(running)
     scheduler.requests = {request.request_id: request for request in running}
-    scheduler._ended, scheduler._scored = set(), set()
+    scheduler.guard, scheduler._scored = compat.Guard("any more"), set()
     scheduler._use(Settings(fill_tokens=fill, max_draft_tokens=1000))
     scheduler.drafted_requests.rows_of(list(scheduler.requests), running)
     return scheduler
@@ -131,7 +131,7 @@ def step(reporter: DraftReporter, lengths: list[int], confidence: float, **more:
     req_ids = [f"r{i}" for i in rows]
     total_len = torch.arange(10, 14, dtype=torch.int32)
     reporter.copy(req_ids, rows, drafts_of(lengths, confidence), total_len, **more)
-    reporter.attach(output, reporter.step)
+    draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
     return reports.take(output)
 
 
@@ -192,7 +192,7 @@ def test_a_step_without_drafts_reports_nothing() -> None:
     step(reporter, [3], 1.0)
     output = SimpleNamespace()
     reporter.begin_step()
-    reporter.attach(output, reporter.step)
+    draft_reporter.when_it_leaves(output, lambda left: reporter.attach(left, reporter.step))
     assert reports.take(output) == DraftReport()
     assert not vars(output)
     reporter.attach(None, reporter.step)
@@ -245,7 +245,7 @@ def test_a_report_that_cannot_be_made_costs_the_drafts_and_not_the_output(
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
     reporter = DraftReporter(4, K, torch.device("cpu"))
     monkeypatch.setattr(draft_reporter._InFlight, "read", lambda self, now: 1 / 0)
-    assert step(reporter, [3], 1.0) == DraftReport([], off=True)
+    assert step(reporter, [3], 1.0) == DraftReport(off=True)
     assert "ZeroDivisionError" in str(compat.off_reason())
     assert len(plugin_log) == 1
 

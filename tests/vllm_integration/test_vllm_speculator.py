@@ -308,7 +308,7 @@ def test_a_failure_turns_the_plugin_off_and_serving_goes_on(speculator: Any, plu
 
 
 def test_strict_raises_instead(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculator, "settings", SimpleNamespace(strict=True, draft_without_prediction=False))
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     speculator.add_request("r0", 0, 0, params_of([5, 6]))
     speculator.drafter.propose = lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):

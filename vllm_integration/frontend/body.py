@@ -19,10 +19,10 @@ from typing import Any
 
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings
-from ..seams.install import is_installed, strict
+from ..seams.install import is_installed
 from ..wire import request as wire
 from . import prediction as limits
-from .prediction import tell, unless_it_fails
+from .prediction import guard
 
 #: Keys that bring a prediction.
 KEYS = (b"prediction", wire.KEY.encode())
@@ -115,7 +115,7 @@ ENDPOINTS = (
 #: Bytes that are looked at without letting others run.
 _SLICE = 65536
 #: What has failed, as the log says it.
-_LIMIT = "limit a request body"
+_LIMIT = "could not limit a request body"
 
 
 class BodyLimit:
@@ -136,7 +136,7 @@ class BodyLimit:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(ENDPOINTS):
             return await self._app(scope, receive, send)
-        body = unless_it_fails(_LIMIT, _to_be_read, scope)
+        body = guard.run(_LIMIT, _to_be_read, scope)
         if body is None:
             return await self._app(scope, receive, send)
         messages = await body.read(receive)
@@ -192,27 +192,20 @@ class _Body:
             for start in range(0, len(chunk), _SLICE):
                 if start:
                     await asyncio.sleep(0)
-                self._look_at(chunk[start : start + _SLICE])
+                if not self._has_failed:  # what has been refused by then stays refused
+                    self._has_failed = not guard.run(_LIMIT, self._look_at, chunk[start : start + _SLICE])
             self._is_whole = not message.get("more_body", False)
             messages.append(message)
             if self._is_refused:
                 messages.clear()
         return messages
 
-    def _look_at(self, part: bytes) -> None:
-        """Once this has failed, nothing more is looked at: what has been refused by then stays refused."""
-        if self._has_failed:
-            return
+    def _look_at(self, part: bytes) -> bool:
         scan, settings = self._scan, self._settings
-        try:
-            scan.feed(part)
-            is_over = scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
-            self._is_refused |= is_over and scan.brings_prediction
-        except Exception as error:
-            if strict():
-                raise
-            self._has_failed = True
-            tell(_LIMIT, error)
+        scan.feed(part)
+        is_over = scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
+        self._is_refused |= is_over and scan.brings_prediction
+        return True
 
     def exceeds(self) -> tuple[limits.Reason, str] | None:
         """The limit that the whole body is over, and what to tell the client; None if it is served."""
@@ -294,9 +287,7 @@ class RefusedPredictions:
         try:
             refused = await _brings_prediction(messages)
         except Exception as error:
-            if strict():
-                raise
-            tell("look for a prediction in a request body", error)
+            guard.fail("could not look for a prediction in a request body", error)
             refused = False
         if not refused:
             return await self._app(scope, replay(messages, receive), send)

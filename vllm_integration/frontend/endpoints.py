@@ -26,7 +26,7 @@ from pydantic_core import SchemaSerializer, core_schema
 
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
-from ..seams.install import seam, shown_id, strict
+from ..seams.install import seam, shown_id
 from ..wire import request as wire
 from . import prediction as limits
 from . import status
@@ -42,9 +42,10 @@ from .prediction import (
     check_known,
     checked_text,
     choices_of,
+    guard,
     parse_prediction,
+    serve_without_prediction,
     type_name,
-    unless_it_fails,
 )
 
 
@@ -122,15 +123,7 @@ async def serve(
     except ChoiceError as error:
         return self.create_error_response(str(error), param=error.parameter)
     except Exception as error:
-        if strict():
-            raise
-        # The prediction is a hint: failing to use it must not cost the client the answer. The message of the error
-        # is not shown, it might repeat the prediction.
-        logger.warning(
-            "Request %s is served without its prediction: %s",
-            shown_id(getattr(request, "request_id", "")),
-            type(error).__name__,
-        )
+        serve_without_prediction(f"Request {shown_id(getattr(request, 'request_id', ''))}", error)
         prediction = None
     if prediction is None:
         return await original(self, request, raw_request, *args, **kwargs)
@@ -161,9 +154,7 @@ async def serve_message(
         if raw_request is not None and drafts_predictions(self.engine_client.vllm_config):
             given = await _fields_of_body(await raw_request.body())
     except Exception as error:
-        if strict():
-            raise
-        logger.warning("A message is served without its prediction: %s", type(error).__name__)
+        serve_without_prediction("A message", error)
     token = _of_message.set(given)  # in the context of this request's own task
     try:
         return await original(self, request, raw_request, *args, **kwargs)
@@ -200,7 +191,7 @@ def to_chat_completion_request(original: Callable[..., Any], self: Any, *args: A
     request = original(self, *args, **kwargs)
     prediction = _of_every_conversation.get()
     if prediction is not None:
-        unless_it_fails("give a prediction to a conversation", attach, request, prediction)
+        guard.run("could not give a prediction to a conversation", attach, request, prediction)
     return request
 
 
@@ -316,7 +307,7 @@ def init_entrypoints_middleware(
     """
     from starlette.middleware import Middleware
 
-    unless_it_fails("keep predictions out of tracebacks", install)
+    guard.run("could not keep predictions out of tracebacks", install)
     app.user_middleware += [Middleware(BodyLimit), Middleware(RefusedPredictions)]
-    unless_it_fails("say what it is", status.announce, args, app, supported_tasks)
+    guard.run("could not say what it is", status.announce, args, app, supported_tasks)
     return original(args, app, supported_tasks, *more, **kwargs)

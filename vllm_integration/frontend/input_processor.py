@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -12,11 +11,19 @@ from typing import Any
 from ..config.engine_config import V1_SCHEDULER
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
-from ..seams.install import are_whole, seam, shown_id, strict
+from ..seams.install import are_whole, seam, shown_id
 from ..wire import request as wire
-from .prediction import KEYS, ChoiceError, Limits, PredictionError, check_known, choices_of, count_refused
+from .prediction import (
+    KEYS,
+    ChoiceError,
+    Limits,
+    PredictionError,
+    check_known,
+    choices_of,
+    count_refused,
+    serve_without_prediction,
+)
 
-logger = logging.getLogger("vllm.gpu_align")
 #: The configuration of the engine that a request goes to, while it is checked; None where it is not one of ours.
 engine_of_request: ContextVar[Any] = ContextVar("engine_of_request", default=None)
 
@@ -65,12 +72,9 @@ def process_inputs(
     try:
         params = _prepared(self, params)
     except Exception as error:
-        if strict() or _is_the_callers(error):
+        if _is_the_callers(error):
             raise
-        # The message is not shown, it might repeat the prediction.
-        logger.warning(
-            "Request %s is served without its prediction: %s", shown_id(request_id), type(error).__name__
-        )
+        serve_without_prediction(f"Request {shown_id(request_id)}", error)
         params = _without(params, wire.KEY, *KEYS)
     outer = engine_of_request.set(self.vllm_config)
     try:

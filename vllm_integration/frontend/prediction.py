@@ -11,34 +11,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, StrictStr, TypeAdapter, ValidationError
 
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
-from ..seams.install import shown_error, strict
+from ..seams.install import Guard, strict
 from ..wire import request as wire
 
 logger = logging.getLogger("vllm.gpu_align")
 
-#: What has failed in this process. A fault that returns with each output must not fill the log.
-_told: set[str] = set()
+#: Of this process. A fault that returns with each output must not fill the log.
+guard = Guard("(told once)", retries=True)
 
 
-def unless_it_fails(what: str, step: Callable[..., Any], *args: Any) -> Any:
-    """`step(*args)`; None where it fails, with one ERROR line the first time that this fails in the process.
-
-    The next call tries again. With `GPU_ALIGN_STRICT=1` the error is raised.
-    """
-    try:
-        return step(*args)
-    except Exception as error:
-        if strict():
-            raise
-        tell(what, error)
-        return None
-
-
-def tell(what: str, error: Exception) -> None:
-    """One ERROR line, the first time: gpu_align could not do `what`."""
-    if what not in _told:
-        _told.add(what)
-        logger.error("gpu_align could not %s (told once): %s", what, shown_error(error))
+def serve_without_prediction(what: str, error: Exception) -> None:
+    """Whatever else fails about a prediction: it is a hint, which must not cost the client the answer. The message
+    of the error is not shown, it might repeat the prediction."""
+    if strict():
+        raise error
+    logger.warning("%s is served without its prediction: %s", what, type(error).__name__)
 
 
 #: Which limit it was; or the field was "malformed", or of a request that cannot have one ("unsupported").
@@ -56,7 +43,7 @@ def count_refused(reason: Reason, action: Action = "refused") -> None:
     """Count a prediction that was cut or refused."""
     counts[reason, action] += 1
     for callback in on_count:
-        unless_it_fails("count a refused prediction", callback, reason, action)
+        guard.run("could not count a refused prediction", callback, reason, action)
 
 
 class PredictionError(ValueError):

@@ -27,7 +27,7 @@ from ..wire.reports import REFUSALS
 from ..wire.steps import HEADER, Messages, decode
 from ..wire.usage import PREDICTION, RequestUsage
 from . import metrics
-from .prediction import unless_it_fails
+from .prediction import guard
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -202,14 +202,14 @@ collector = Collector()
 def start(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """`OutputProcessor.__init__`: metrics are there from the start, at 0."""
     original(self, *args, **kwargs)
-    unless_it_fails("create metrics", metrics.create_if_expected)
+    guard.run("could not create metrics", metrics.create_if_expected)
 
 
 @seam("usage.add_request")
 def add_request(original: Callable[..., Any], self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """`OutputProcessor.add_request`, after which a request that is drafted for is followed."""
     result = original(self, request, *args, **kwargs)
-    unless_it_fails("follow a request", _follow, request)
+    guard.run("could not follow a request", _follow, request)
     return result
 
 
@@ -229,10 +229,10 @@ def process_outputs(
     when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
     tasks of the same event loop.
     """
-    messages = unless_it_fails("read what was verified", _take_messages, engine_core_outputs) or []
+    messages = guard.run("could not read what was verified", _take_messages, engine_core_outputs) or []
     result = original(self, engine_core_outputs, *args, **kwargs)
     if messages:
-        unless_it_fails("count what was verified", _count_messages, messages, self.request_states)
+        guard.run("could not count what was verified", _count_messages, messages, self.request_states)
     return result
 
 
@@ -243,7 +243,7 @@ def abort_requests(
     """`OutputProcessor.abort_requests`, after which what it aborted is no longer followed."""
     aborted = original(self, request_ids, *args, **kwargs)
     for req_id in aborted:
-        unless_it_fails("forget an aborted request", collector.end, req_id, True)
+        guard.run("could not forget an aborted request", collector.end, req_id, True)
     return aborted
 
 
@@ -305,7 +305,7 @@ def with_usage(result: Any, http_request_id: str) -> Any:
     """
     if hasattr(result, "__aiter__"):
         return _stream(result, http_request_id)
-    unless_it_fails("complete the usage of a response", _complete_result, result, http_request_id)
+    guard.run("could not complete the usage of a response", _complete_result, result, http_request_id)
     return result
 
 
@@ -318,12 +318,12 @@ def _complete_result(result: Any, http_request_id: str) -> None:
 async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
     try:
         async for event in events:
-            completed = unless_it_fails(
-                "complete the usage of a stream", _complete_event, event, http_request_id
+            completed = guard.run(
+                "could not complete the usage of a stream", _complete_event, event, http_request_id
             )
             yield event if completed is None else completed
     finally:
-        unless_it_fails("forget a request", collector.take, http_request_id)
+        guard.run("could not forget a request", collector.take, http_request_id)
         close = getattr(events, "aclose", None)
         if close is not None:  # the client may have gone away in the middle
             await close()

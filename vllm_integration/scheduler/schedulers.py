@@ -25,7 +25,7 @@ from gpu_align.memory import ResponseMemory
 
 from ..config.in_use import drafts_predictions
 from ..config.settings import SURE, SURE_LATE, Settings
-from ..seams.install import seam, shown_error, strict
+from ..seams.install import Guard, seam, strict
 from ..wire import reports
 from ..wire import request as wire
 from ..wire.reports import DraftReport
@@ -161,10 +161,10 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._ended: set[str] = set()
+        self.guard = Guard("any more")
         #: Requests that have `logprob_token_ids`.
         self._scored: set[str] = set()
-        self._unless_ended(_ALL, self._begin)
+        self.guard.run(_ALL, self._begin)
 
     def _begin(self) -> None:
         settings = Settings.from_env()
@@ -189,7 +189,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             logger.error("gpu_align cannot pass a prediction on: %s", type(error).__name__)
             without_prediction(request)
         if self._recall is not None:
-            self._unless_ended((_MEMORY,), self._recall.give, request)
+            self.guard.run(_MEMORY, self._recall.give, request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -213,12 +213,12 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.num_spec_tokens = placeholders
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        report = self._unless_ended(_ALL, reports.take, model_runner_output) or DraftReport()
-        begun = self._unless_ended((_USAGE,), self._begin_step, scheduler_output, model_runner_output, report)
-        self._unless_ended(_ALL, self._take, report, begun)
+        report = self.guard.run(_ALL, reports.take, model_runner_output) or DraftReport()
+        begun = self.guard.run(_USAGE, self._begin_step, scheduler_output, model_runner_output, report)
+        self.guard.run(_ALL, self._take, report, begun)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._unless_ended((_USAGE,), self._settle, begun, outputs)
-        self._unless_ended(_ALL, self._forget)
+        self.guard.run(_USAGE, self._settle, begun, outputs)
+        self.guard.run(_ALL, self._forget)
         return outputs
 
     def _update_request_with_output(
@@ -230,9 +230,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         )
         _, has_ended = updated
         if runs and has_ended and not self._caches_each_step:
-            self._unless_ended((_CACHE,), self._cache_tokens, request)
+            self.guard.run(_CACHE, self._cache_tokens, request)
         if has_ended and self._recall is not None and request.status in _ANSWERED:
-            self._unless_ended((_MEMORY,), self._recall.keep, request)
+            self.guard.run(_MEMORY, self._recall.keep, request)
         return updated
 
     def _cache_tokens(self, request: Any) -> None:
@@ -252,25 +252,11 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.drafted_requests.take(report, *known)
 
     def _settle(self, begun: Any, outputs: Any) -> None:
-        self.drafted_requests.off |= _DRAFTS in self._ended
+        self.drafted_requests.off |= self.guard.has_ended(_DRAFTS)
         self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
 
     def _forget(self) -> None:
         self.ledger.forget(self.drafted_requests.keep_only(self.requests))
-
-    def _unless_ended(self, parts: tuple[str, ...], step: Callable[..., Any], *args: Any) -> Any:
-        """`step(*args)`, which serves these parts; None where all of them have ended. If it fails, they end."""
-        if self._ended.issuperset(parts):
-            return None
-        try:
-            return step(*args)
-        except Exception as error:
-            if strict():
-                raise
-            ended = [part for part in parts if part not in self._ended]
-            logger.error("gpu_align %s any more: %s", " and ".join(ended), shown_error(error))
-            self._ended.update(parts)
-            return None
 
 
 class _WithDraftBudget(PredictedOutputsV1Scheduler):
@@ -304,7 +290,7 @@ class _WithDraftBudget(PredictedOutputsV1Scheduler):
 
     def _cut(self, *, exact: bool) -> None:
         """Cut the placeholders of all running requests to their slots; none where nobody drafts any more."""
-        if not self._unless_ended((_DRAFTS,), self._cut_to_slots, exact):
+        if not self.guard.run(_DRAFTS, self._cut_to_slots, exact):
             for request in self.running:
                 if request.spec_token_ids:
                     request.spec_token_ids = []

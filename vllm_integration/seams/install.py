@@ -63,7 +63,7 @@ def _one_line(text: str, longest: int) -> str:
     return head if len(text) <= longest else f"{head}… of {len(text)} characters"
 
 
-def when_imported(module: str, callback: Callable[[], None]) -> None:
+def when_imported(module: str, callback: Callable[[], object]) -> None:
     """Call `callback` as soon as `module` is imported; now, if it is already.
 
     vLLM runs plugins in every process, also in those that never need these modules: importing them here would
@@ -113,7 +113,7 @@ def _run_callbacks_after(loader: Any, fullname: str) -> None:
 
 
 _finder_lock = threading.RLock()
-_pending: dict[str, list[Callable[[], None]]] = {}
+_pending: dict[str, list[Callable[[], object]]] = {}
 _finder = _AfterImport()
 
 
@@ -155,6 +155,88 @@ def strict() -> bool:
     return os.environ.get("GPU_ALIGN_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
 
 
+class Guard:
+    """Runs steps of ours so that none of them costs anybody an answer.
+
+        guard = Guard("any more")
+        guard.run("counts no usage", step, *args)    # what the step returns; None once that has ended
+
+    Where a step fails, what it serves ends: one ERROR line says so, "gpu_align counts no usage any more: …", and
+    steps that serve nothing else do not run again. With `GPU_ALIGN_STRICT=1` the error is raised instead.
+
+    told: stands behind what ends in that line. spared: types of errors that are never raised. retries: steps do
+    run again, only the line is not repeated. then: called behind the line.
+    """
+
+    def __init__(
+        self,
+        told: str,
+        *,
+        spared: tuple[type[Exception], ...] = (),
+        retries: bool = False,
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._told, self._spared, self._retries, self._then = told, spared, retries, then
+        self.ended: set[str] = set()
+
+    def run(self, serves: str | tuple[str, ...], step: Callable[..., Any], *args: Any) -> Any:
+        if self.has_ended(serves):
+            return None
+        try:
+            return step(*args)
+        except Exception as error:
+            self.fail(serves, error)
+            return None
+
+    def has_ended(self, serves: str | tuple[str, ...]) -> bool:
+        return not self._retries and self.ended.issuperset(_each(serves))
+
+    def fail(self, serves: str | tuple[str, ...], error: Exception) -> None:
+        """Handle the failure of a step."""
+        if self.raises(error):
+            raise error
+        if ending := [each for each in _each(serves) if each not in self.ended]:
+            self.ended.update(ending)
+            self.end(" and ".join(ending), error)
+
+    def raises(self, error: Exception) -> bool:
+        """Whether going on would be wrong."""
+        return strict() and not isinstance(error, self._spared)
+
+    def end(self, what: str, error: Exception) -> None:
+        logger.error("gpu_align %s %s: %s", what, self._told, shown_error(error))
+        self._then()
+
+
+def _each(serves: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (serves,) if isinstance(serves, str) else serves
+
+
+class DraftingGuard(Guard):
+    """The same where drafting itself fails: the plugin is off in this process.
+
+    num_ranks: tensor-parallel ranks that verify the drafts which each made itself. A rank without drafts beside
+    others with them would compute another sequence, and the output would be wrong. A `TypeError` or `ValueError`
+    comes from arguments, which are the same on all ranks; others may come from the machine, and are raised.
+    """
+
+    def __init__(self, num_ranks: int = 1, *, then: Callable[[], object] = lambda: None) -> None:
+        super().__init__("", then=then)
+        self._num_ranks = num_ranks
+
+    def has_ended(self, serves: str | tuple[str, ...]) -> bool:
+        return off_reason() is not None
+
+    def raises(self, error: Exception) -> bool:
+        return strict() or (self._num_ranks > 1 and not isinstance(error, (TypeError, ValueError)))
+
+    def fail(self, serves: str | tuple[str, ...], error: Exception) -> None:
+        if self.raises(error):
+            raise error
+        turn_off(f"{serves}, {shown_error(error)}")
+        self._then()
+
+
 def seam(*names: str) -> Callable[[Function], Function]:
     """Declare `def wrapper(original, *args, **kwargs)` as what replaces the "wrap" seams of these names."""
 
@@ -182,16 +264,20 @@ def wrapped_by(wrapper: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     return wrap
 
 
+#: What a missing seam costs, by `Group.turns_off`. Of "plugin" and "caller" somebody else says it.
+_COSTS = {
+    "usage": "reports no usage",
+    "dump": "does not keep draft tokens out of vLLM's crash dump",
+    "parameters": "leaves min_p and logit_bias to vLLM, which refuses them",
+}
+
+
 def watch() -> None:
     """Have each group with a vLLM module installed when vLLM imports it. Imports nothing; again is harmless."""
     for name, group in GROUPS.items():
         if group.after and name not in _watched:
             _watched.add(name)
-            when_imported(group.after, functools.partial(_install_after_import, name))
-
-
-def _install_after_import(name: str) -> None:
-    install(name)
+            when_imported(group.after, functools.partial(install, name))
 
 
 def install(name: str) -> str:
@@ -211,12 +297,8 @@ def install(name: str) -> str:
         reason = shown_error(error)
         if group.turns_off == "plugin":
             turn_off(reason)
-        elif group.turns_off == "usage":
-            logger.error("gpu_align reports no usage: %s", reason)
-        elif group.turns_off == "dump":
-            logger.error("gpu_align does not keep draft tokens out of vLLM's crash dump: %s", reason)
-        elif group.turns_off == "parameters":
-            logger.error("gpu_align leaves min_p and logit_bias to vLLM, which refuses them: %s", reason)
+        elif group.turns_off in _COSTS:
+            logger.error("gpu_align %s: %s", _COSTS[group.turns_off], reason)
         return reason
     return ""
 

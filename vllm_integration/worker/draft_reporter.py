@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..seams.install import off_reason, shown_error, strict, turn_off
+from ..seams.install import DraftingGuard, off_reason
 from ..wire.reports import DraftReport, StepDrafts, attach, survival_levels
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
@@ -198,17 +198,8 @@ class DraftReporter:
                 self._in_flight.append(buffer)
 
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
-        """Attach to the output of `step` what has arrived from it or from earlier ones.
-
-        A failure turns drafting off; the output goes to the scheduler as it is.
-        """
-        try:
-            drafts, trimmed = self._arrived_by(step)
-        except Exception as error:
-            if strict():
-                raise
-            turn_off(f"drafts are not reported, {shown_error(error)}")
-            drafts, trimmed = [], {}
+        """Attach to the output of `step` what has arrived from it or from earlier ones."""
+        drafts, trimmed = self._arrived_by(step)
         report = DraftReport(drafts, trimmed, refused or {}, off=off_reason() is not None)
         attach(model_runner_output, report)
 
@@ -242,23 +233,20 @@ def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:
     try:
         return _async_output_class()(output, then)
     except Exception as error:
-        _no_report(error)
+        _guard.fail(_REPORTS, error)
         return output
+
+
+_guard, _REPORTS = DraftingGuard(), "drafts are not reported"
 
 
 def _tell(then: Callable[[Any], None], output: Any) -> None:
     try:
         then(output)
     except Exception as error:
-        _no_report(error)
+        _guard.fail(_REPORTS, error)
         with suppress(Exception):  # so that the scheduler grants no slots any more
             attach(output, DraftReport(off=True))
-
-
-def _no_report(error: Exception) -> None:
-    if strict():
-        raise error
-    turn_off(f"drafts are not reported, {shown_error(error)}")
 
 
 @functools.cache

@@ -7,7 +7,6 @@ of them.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -27,10 +26,9 @@ from gpu_align.ops.constants import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
 
 from ..config.settings import Settings
-from ..seams.install import shown_error, strict
+from ..seams.install import Guard
 
-logger = logging.getLogger("vllm.gpu_align")
-
+_COUNTS = "counts no recipe misses"
 #: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
 #: end a worker without warning, so this is also what can be lost.
 EVERY, IDLE = 30.0, 1.0
@@ -78,29 +76,25 @@ class MissLog:
         self._closed = threading.Event()
         self._dirty = False
         self._drafts = 0
-        self.on = True
-        self.guard(self._open)
+        self._guard = Guard(
+            f"any more (GPU_ALIGN_RECIPE_MISSES={str(path.parent)!r})",
+            spared=(OSError,),
+            then=self._requests.clear,
+        )
+        self.run(self._open)
         if self.on:
             threading.Thread(target=self._keep_writing, name="gpu_align-misses", daemon=True).start()
         # vLLM's workers are children of multiprocessing, which do not run what `atexit` knows.
         util.Finalize(None, self.close, exitpriority=10)
 
-    def guard(self, step: Callable[..., Any], *args: Any) -> None:
+    @property
+    def on(self) -> bool:
+        """Whether the log has not failed."""
+        return not self._guard.has_ended(_COUNTS)
+
+    def run(self, step: Callable[..., Any], *args: Any) -> None:
         """`step(*args)`, a step of the log; nothing once the log is off."""
-        if not self.on:
-            return
-        try:
-            step(*args)
-        except Exception as error:
-            if strict() and not isinstance(error, OSError):
-                raise
-            self.on = False
-            self._requests.clear()
-            logger.error(
-                "gpu_align counts no recipe misses any more (GPU_ALIGN_RECIPE_MISSES=%r): %s",
-                str(self._path.parent),
-                shown_error(error),
-            )
+        self._guard.run(_COUNTS, step, *args)
 
     def add(self, req_id: str, prompt_len: int) -> None:
         """A request that is drafted for arrives, or returns."""
@@ -129,18 +123,18 @@ class MissLog:
         [B, K] the drafts made behind them. tails: [B, tail_len] the last tokens of each; of shorter ones anything
         first.
         """
-        self.guard(self._take, req_ids, total_len, source, length, token_ids, tails)
+        self.run(self._take, req_ids, total_len, source, length, token_ids, tails)
 
     def close(self) -> None:
         """Write what has been counted, for the last time."""
         self._closed.set()
-        self.guard(self._write)
+        self.run(self._write)
 
     def _keep_writing(self) -> None:
         written, seen = time.monotonic(), self._drafts
         while self.on and not self._closed.wait(min(EVERY, IDLE)):
             if self._drafts == seen or time.monotonic() - written >= EVERY:
-                self.guard(self._write)
+                self.run(self._write)
                 written = time.monotonic()
             seen = self._drafts
 
@@ -245,7 +239,7 @@ class MissCopies:
 
     def copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
         """Behind the drafter. rows: [B] on the device."""
-        self.log.guard(self._copy, req_ids, rows, draft, req_states)
+        self.log.run(self._copy, req_ids, rows, draft, req_states)
 
     def _copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
         while self._in_flight and self._in_flight[0].arrived():
@@ -281,22 +275,17 @@ def open_miss_log(
         return None
     if int(parallel.rank) % int(parallel.tensor_parallel_size):
         return None
-    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
-    try:
+    directory = settings.recipe_misses
+
+    def make() -> MissLog:
+        path = Path(directory) / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
         misses = Misses(
             tokenizer=_fingerprint(vllm_config.model_config), shapes_only=settings.recipe_misses_shapes
         )
-        log = MissLog(Path(settings.recipe_misses) / name, misses, recipes, num_draft_tokens)
-    except Exception as error:
-        if strict():
-            raise
-        logger.error(
-            "gpu_align counts no recipe misses (GPU_ALIGN_RECIPE_MISSES=%r): %s",
-            settings.recipe_misses,
-            shown_error(error),
-        )
-        return None
-    return log if log.on else None
+        return MissLog(path, misses, recipes, num_draft_tokens)
+
+    log: MissLog | None = Guard(f"(GPU_ALIGN_RECIPE_MISSES={directory!r})").run(_COUNTS, make)
+    return log if log is not None and log.on else None
 
 
 def _fingerprint(model_config: Any) -> str:

@@ -19,7 +19,7 @@ import torch
 from gpu_align.step_log import SOURCES
 
 from ..config.settings import Settings
-from ..seams.install import install, off_reason, seam, shown_error, shown_id, turn_off, watch
+from ..seams.install import DraftingGuard, install, off_reason, seam, shown_error, shown_id, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from .draft_reporter import when_it_leaves
 from .miss_log import open_miss_log
@@ -40,6 +40,8 @@ from .startup import WarmUp, compiling, drafter_config, load_recipes
 from .step_log import open_debug_log
 
 logger = logging.getLogger("vllm.gpu_align")
+
+_DRAFTING = "drafting failed"
 
 
 class PredictedOutputs:
@@ -76,12 +78,13 @@ class PredictedOutputs:
         self.recipes = load_recipes(self.settings, vllm_config)
         self._misses = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
         self.drafter: Any = None
+        self.guard = DraftingGuard(then=self._forget)
         self._warm_up: WarmUp | None = None
         try:
             with compiling("the drafter's step"):
                 self.drafter = make_drafter(self, max_slots)
         except Exception as error:
-            self.give_up(error)
+            self.guard.fail(_DRAFTING, error)
         if self._log is not None and off_reason() is None:
             self._warm_up = warm_up_log(self.num_draft_tokens, self.max_model_len, self.recipes)
 
@@ -89,17 +92,12 @@ class PredictedOutputs:
         """Nothing to load. The model runner calls this on every drafter when it has loaded the model, so by then
         everything has to be compiled."""
         if self._warm_up is not None and self._log is not None:
-            self._log.guard(self._warm_up.finish)
+            self._log.run(self._warm_up.finish)
 
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """What `_update_states` has just made of the scheduler's output: called once a step, before the
         forward pass, and also when nothing is scheduled."""
-        if off_reason() is not None:
-            return
-        try:
-            self._observe(runner, scheduler_output)
-        except Exception as error:
-            self.give_up(error)
+        self.guard.run(_DRAFTING, self._observe, runner, scheduler_output)
 
     def propose(
         self,
@@ -115,12 +113,12 @@ class PredictedOutputs:
         num_tokens_no_spec: [≥ rows] tokens of each row, those just sampled included.
         token_ids_cpu: [≥ rows, max_model_len] the tokens themselves.
         """
-        if off_reason() is None and self._batch is not None:
-            try:
-                return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            except Exception as error:
-                self.give_up(error)
-        return [[] for _ in sampled_token_ids]
+        drafts: list[list[int]] | None = None
+        if self._batch is not None:
+            drafts = self.guard.run(
+                _DRAFTING, self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu
+            )
+        return [[] for _ in sampled_token_ids] if drafts is None else drafts
 
     def take_report(self) -> DraftReport:
         """What the last step proposed, for the scheduler's ledger; nothing when asked again."""
@@ -198,7 +196,7 @@ class PredictedOutputs:
             total_len = int(num_tokens_no_spec[row])
             state.prompt_len = int(self._batch.num_prompt_tokens[row])
             if self._log is not None:
-                self._log.guard(self._record, state, token_ids_cpu[row], sampled, total_len)
+                self._log.run(self._record, state, token_ids_cpu[row], sampled, total_len)
             state.settle(sampled, total_len)
             room = state.room(total_len, self.num_draft_tokens, self.max_model_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
@@ -231,7 +229,7 @@ class PredictedOutputs:
         )
         duration_us = (time.perf_counter_ns() - started) // 1000
         if self._misses is not None:
-            self._misses.guard(self._compare, states, draft)
+            self._misses.run(self._compare, states, draft)
         token_ids = draft.token_ids.tolist()
         confidence = draft.confidence.tolist()
         proposals = []
@@ -290,7 +288,7 @@ class PredictedOutputs:
                     state.prediction = None
             except Exception as error:
                 # A prediction that the drafter refuses, or memory that is not to be had.
-                if self.settings.strict and not isinstance(error, (TypeError, ValueError)):
+                if not isinstance(error, (TypeError, ValueError)) and self.guard.raises(error):
                     raise
                 logger.warning(
                     "Request %s is served without its prediction: %s",
@@ -305,11 +303,7 @@ class PredictedOutputs:
         state.synced = total_len
         return True
 
-    def give_up(self, error: Exception) -> None:
-        """Turn drafting off; raises the error when strict."""
-        if self.settings.strict:
-            raise error
-        turn_off(f"drafting failed, {shown_error(error)}")
+    def _forget(self) -> None:
         self.requests.clear()
         self._drafts = []
 
@@ -383,6 +377,6 @@ def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     try:
         report = proposer.take_report()
     except Exception as error:
-        proposer.give_up(error)
+        proposer.guard.fail(_DRAFTING, error)
         report = DraftReport(off=True)
     return when_it_leaves(output, lambda finished: attach(finished, report))

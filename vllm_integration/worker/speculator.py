@@ -20,7 +20,7 @@ from gpu_align import Drafter
 
 from ..config import engine_config as adaptive
 from ..config.settings import Settings
-from ..seams.install import install, off_reason, seam, shown_error, shown_id, turn_off
+from ..seams.install import DraftingGuard, install, off_reason, seam, shown_error, shown_id
 from ..wire.reports import DraftReport, attach
 from .draft_reporter import DraftReporter, when_it_leaves
 from .miss_log import MissCopies, open_miss_log
@@ -29,6 +29,8 @@ from .startup import WarmUp, compiling, drafter_config, load_recipes
 from .step_log import StepLog, open_step_log
 
 logger = logging.getLogger("vllm.gpu_align")
+
+_DRAFTING = "drafting failed"
 
 #: Requests of so many tokens, and those that return with output, are prepared beside their prefill.
 PREPARED_LEN = 512
@@ -44,8 +46,9 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
     Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's
     index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
     recipes about 400 bytes each.
-    A failure turns drafting off with one ERROR line, while the drafter is made too; but see
-    `_raise_if_others_go_on`. Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
+    A failure turns drafting off with one ERROR line, while the drafter is made too; but see `DraftingGuard`, for
+    on this runner each tensor-parallel rank verifies the drafts that it made itself. Raises `ValueError` when a
+    `GPU_ALIGN_*` variable cannot be read.
     """
 
     supports_mm_inputs = False
@@ -57,7 +60,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.req_states = req_states
         self.num_draft_tokens = int(speculative.num_speculative_tokens)
         self.vocab_size = int(vllm_config.model_config.get_vocab_size())
-        self._num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self.guard = DraftingGuard(int(vllm_config.parallel_config.tensor_parallel_size))
         max_slots, max_context_len = req_states.all_token_ids.gpu.shape
         self.capacity = self.settings.prediction_capacity(max_context_len)
         # What vLLM's adaptive verification trims by.
@@ -75,9 +78,11 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self.reporter: Any = None
         self.drafter: Any = None
         self._warm_up: WarmUp | None = None
-        self._unless_it_fails(self._make_drafter, vllm_config, device)
-        if off_reason() is None:
-            self._unless_it_fails(self._compile)
+        try:
+            self._make_drafter(vllm_config, device)
+        except Exception as error:
+            self.guard.fail(_DRAFTING, error)
+        self.guard.run(_DRAFTING, self._compile)
 
     def _make_drafter(self, vllm_config: Any, device: torch.device) -> None:
         """What only drafting needs; a server whose drafter cannot be made serves without drafts."""
@@ -106,28 +111,6 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         if misses is not None:
             self.misses = MissCopies(misses, max_slots, self.num_draft_tokens, device)
 
-    def _unless_it_fails(self, step: Callable[..., Any], *args: Any) -> None:
-        """`step(*args)`; if it fails, drafting is off."""
-        try:
-            step(*args)
-        except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._raise_if_others_go_on(error)
-        turn_off(f"drafting failed, {shown_error(error)}")
-
-    def _raise_if_others_go_on(self, error: Exception) -> None:
-        """Raise where turning off would be wrong: when strict, and where a failure may have hit this rank alone.
-
-        On this runner each tensor-parallel rank verifies the drafts that it made itself. A rank without drafts
-        beside others with them would compute another sequence, and the output would be wrong. A `TypeError` or
-        `ValueError` comes from arguments, which are the same on all ranks; others may come from the machine.
-        """
-        alone = self._num_ranks > 1 and not isinstance(error, (TypeError, ValueError))
-        if self.settings.strict or alone:
-            raise error
-
     @property
     def enable_adaptive_verification(self) -> bool:
         """Whether vLLM shall trim our drafts; by the time it asks, that may have been refused."""
@@ -150,8 +133,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     def observe_new(self, scheduler_output: Any) -> None:
         """The runner has given rows to the new requests of a step, and to those that resume."""
-        if off_reason() is None:
-            self._unless_it_fails(self._observe_new, scheduler_output)
+        self.guard.run(_DRAFTING, self._observe_new, scheduler_output)
 
     def _observe_new(self, scheduler_output: Any) -> None:
         states, long = self.req_states, []
@@ -166,13 +148,12 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     def observe_gone(self, req_id: str) -> None:
         """The runner is about to free the row of a request: finished, aborted or preempted."""
-        if off_reason() is None:
-            self._unless_it_fails(self._observe_gone, req_id)
+        self.guard.run(_DRAFTING, self._observe_gone, req_id)
 
     def _observe_gone(self, req_id: str) -> None:
         slot = self.req_states.req_id_to_index.get(req_id)
         if slot is not None:
-            self._remove_slot(slot)
+            self.remove_slot(slot)
 
     def add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
         """A request got row `slot`: upload its prediction, once.
@@ -180,11 +161,10 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         Also called when a preempted request returns, in whatever row and with more tokens than its prompt:
         the next step rebuilds what is known of it from its tokens.
         """
-        if off_reason() is None:
-            self._unless_it_fails(self._add_request, req_id, slot, prompt_len, sampling_params)
+        self.guard.run(_DRAFTING, self._add_request, req_id, slot, prompt_len, sampling_params)
 
     def _add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
-        self._remove_slot(slot)
+        self.remove_slot(slot)
         if sampling_params is None:
             return
         prediction = accept_prediction(
@@ -206,8 +186,8 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             )
         except Exception as error:
             # A prediction that the drafter refuses, or memory that is not to be had.
-            if not isinstance(error, (TypeError, ValueError)):
-                self._raise_if_others_go_on(error)
+            if not isinstance(error, (TypeError, ValueError)) and self.guard.raises(error):
+                raise
             logger.warning(
                 "Request %s is served without its prediction: %s", shown_id(req_id), shown_error(error)
             )
@@ -222,10 +202,6 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
-        if off_reason() is None:
-            self._unless_it_fails(self._remove_slot, slot)
-
-    def _remove_slot(self, slot: int) -> None:
         if self._occupied[slot]:
             self._occupied[slot] = False
             self.drafter.remove(slot)
@@ -260,12 +236,9 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
             run (and compile), no state changes.
         """
         num_reqs = int(input_batch.num_reqs)
-        drafts = None
-        if off_reason() is None:
-            try:
-                drafts = self._propose(input_batch, num_reqs, num_sampled, dummy_run)
-            except Exception as error:
-                self._give_up(error)
+        drafts: torch.Tensor | None = self.guard.run(
+            _DRAFTING, self._propose, input_batch, num_reqs, num_sampled, dummy_run
+        )
         return self._no_drafts(num_reqs) if drafts is None else drafts
 
     def _propose(

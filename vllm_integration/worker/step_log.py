@@ -18,7 +18,7 @@ from gpu_align.step_log import SOURCES
 
 from ..config import engine_config as adaptive
 from ..config.settings import Settings
-from ..seams.install import shown_error, strict
+from ..seams.install import Guard, shown_error
 from ..wire import request as wire
 from .requests import DEFAULT_TERMS, Proposal, RequestState, Terms, stop_rule
 from .startup import WarmUp
@@ -27,6 +27,7 @@ logger = logging.getLogger("vllm.gpu_align")
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 120
+_FILES = "writes no step logs"
 
 
 def safe_name(req_id: str) -> str:
@@ -70,36 +71,26 @@ class DebugLog:
         self._directory = directory
         self._is_live = live
         self._live: dict[str, _LiveFile] = {}
-        self.on = True
-        self.guard(self._open)
+        self._guard = Guard(f"any more (GPU_ALIGN_DEBUG_DIR={directory!r})", spared=(OSError,))
+        self.run(self._open)
 
-    def guard(self, step: Callable[..., Any], *args: Any) -> None:
-        """`step(*args)`, a step of the log; nothing once the log is off. If it fails, the log is off.
+    @property
+    def on(self) -> bool:
+        """Whether the log has not failed."""
+        return not self._guard.has_ended(_FILES)
 
-        With `GPU_ALIGN_STRICT=1` the error is raised, except one of the file system.
-        """
-        if not self.on:
-            return
-        try:
-            step(*args)
-        except Exception as error:
-            if strict() and not isinstance(error, OSError):
-                raise
-            self.on = False
-            logger.error(
-                "gpu_align writes no step logs any more (GPU_ALIGN_DEBUG_DIR=%r): %s",
-                self._directory,
-                shown_error(error),
-            )
+    def run(self, step: Callable[..., Any], *args: Any) -> None:
+        """`step(*args)`, a step of the log; nothing once the log is off. If it fails, the log is off."""
+        self._guard.run(_FILES, step, *args)
 
     def follow(self, state: RequestState) -> None:
         """Append the steps that a live file does not have yet; nothing where files are not live."""
         if self._is_live:
-            self.guard(self._follow, state)
+            self.run(self._follow, state)
 
     def write(self, state: RequestState) -> None:
         """Write the file of a request that has finished, whole or not at all; a live file is replaced by it."""
-        self.guard(self._write, state)
+        self.run(self._write, state)
 
     def _open(self) -> None:
         directory = Path(self._directory)
@@ -224,7 +215,7 @@ class StepLog:
 
     def finish_warm_up(self, warm_up: WarmUp) -> None:
         """Wait for what the log runs; a log that would have to wait for it with a request is off."""
-        self._files.guard(warm_up.finish)
+        self._files.run(warm_up.finish)
 
     def add(
         self,
@@ -235,22 +226,22 @@ class StepLog:
         terms: Terms = DEFAULT_TERMS,
     ) -> None:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
-        self._files.guard(self._add, req_id, prediction, prompt_len, sampling_params, terms)
+        self._files.run(self._add, req_id, prediction, prompt_len, sampling_params, terms)
 
     def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
         """Record what each request of the batch has just sampled; the arguments are those of `propose`.
 
         trimmed: whether the device may have kept fewer drafts than were scheduled.
         """
-        self._files.guard(self._settle, batch, num_sampled, req_states, trimmed)
+        self._files.run(self._settle, batch, num_sampled, req_states, trimmed)
 
     def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
         """Keep what the drafter proposes for the next step."""
-        self._files.guard(self._proposed, batch, draft, duration_us)
+        self._files.run(self._proposed, batch, draft, duration_us)
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Write the files of requests that have finished."""
-        self._files.guard(self._finish, req_ids)
+        self._files.run(self._finish, req_ids)
         if not self._files.on:
             self._requests.clear()
 
