@@ -26,6 +26,10 @@ INTERPRETED = DEVICE == "cpu"
 POISON = -123
 
 
+def distinct(n: int, start: int = 0) -> list[int]:
+    return list(range(start, start + n))
+
+
 def device_of(backend: str) -> str:
     return DEVICE if backend == "triton" else "cpu"
 

@@ -259,6 +259,7 @@ def test_backend():
         {"min_survival": 2},
         {"min_survival": float("nan")},
         {"min_survival_lost": -0.5},
+        {"min_survival_recipe": 1.5},
         {"min_match": 0},
         {"min_context_match": 65},
     ],

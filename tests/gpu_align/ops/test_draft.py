@@ -11,7 +11,7 @@ from gpu_align import Source
 from gpu_align.ops.constants import NUM_CLASSES, NUM_IN_SYNC, SURVIVAL_ONE
 from gpu_align.ops.draft import allocate_draft
 from gpu_align.tools.explain import look
-from tests.gpu_align.step_harness import BACKENDS, Request, edited, flat_curves
+from tests.gpu_align.step_harness import BACKENDS, Request, distinct, edited, flat_curves
 from tests.gpu_align.step_oracle import Oracle
 
 NOVEL = 999
@@ -22,10 +22,6 @@ MARGINS = (-3, -1, 0, 1, 2, 3, 5, 9, 17)
 PLACES = np.arange(NUM_CLASSES) // 3 % 8
 
 on_both = pytest.mark.parametrize("backend", BACKENDS)
-
-
-def distinct(n, start=0):
-    return list(range(start, start + n))
 
 
 class Lane(NamedTuple):
@@ -119,44 +115,6 @@ class TestCandidates:
         assert [lane.margin_bucket for lane in alone if lane] == [
             bucket(lane.matched, MARGINS) for lane in alone if lane
         ]
-
-    def test_without_a_rival_the_margin_is_the_match(self):
-        [found, *_] = lanes([1, 2, 3, 4], [2, 3], use_context=False)
-        # All others of the window match nothing.
-        assert found[:4] == (3, 2, 2, bucket(2, MARGINS))
-
-    def test_shortest_matches(self):
-        """They bound the lanes of the matches; the window asks for none."""
-        found = lanes(PREDICTION, OUTPUT, PROMPT, min_match=2, min_context_match=4)
-        assert [lane and lane[:2] for lane in found[:4]] == [(4, 2), (9, 2), None, None]
-        assert found[CONTEXT:] == [None] * 4
-        assert found[CURSOR + 2][:2] == (6, 1)
-
-    def test_the_context_can_be_left_out(self):
-        assert lanes(PREDICTION, OUTPUT, PROMPT, use_context=False)[CONTEXT:] == [None] * 4
-        assert lanes([], OUTPUT, PROMPT, use_context=False) == [None] * 27
-
-    def test_without_a_prediction(self):
-        found = lanes([], [5, 6, 5, 6, 5])
-        assert found[:CONTEXT] == [None] * CONTEXT
-        assert [lane and lane[:2] for lane in found[CONTEXT:]] == [(3, 3), (1, 1), None, None]
-
-    def test_of_the_context_the_latest_of_equal_matches(self):
-        found = lanes([], [1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 6, 9])
-        assert [lane[:2] for lane in found[CONTEXT:]] == [(10, 1), (8, 1), (6, 1), (4, 1)]
-
-    def test_matches_in_the_prediction_are_of_the_output_alone(self):
-        """And those in the context of prompt and output."""
-        found = lanes([1, 2, 3, 4], [3], prompt=[9, 1, 2, 3, 9, 1, 2])
-        assert found[0][:2] == (3, 1)
-        assert found[CONTEXT][:2] == (4, 4)
-
-    @pytest.mark.parametrize("matched", [1, 2, 4, 5, 6, 8, 9, 16, 24, 33, 48, 49, 63, 64, 70])
-    def test_lengths(self, matched):
-        text = [*distinct(5), *distinct(matched, 100), 500, 501]
-        found = lanes(text, [*distinct(5), 900, *distinct(matched, 100)], use_context=False)
-        lane = next(lane for lane in found if lane and lane.position == 5 + matched)
-        assert (lane.matched, lane.length_bucket) == (min(matched, 64), bucket(matched, LENGTHS))
 
     @pytest.mark.parametrize(
         ("num_output", "followed", "adherence"),
@@ -294,19 +252,6 @@ class TestChoice:
         tokens, source = self.draft(backend, text, [52, *output, 53, 51, 700], length_factor=2)
         assert (tokens, source) == ([53, 51, 700], Source.CONTEXT)
 
-    def test_where_nothing_matches_the_window_is_in_order(self, backend):
-        """Two behind the cursor comes first; where that is before the prediction, what comes next."""
-        for left, first in ((0, 0), (1, 0), (2, 0), (3, 1), (20, 18)):
-            tokens, source = self.draft(backend, distinct(40), [*distinct(left), NOVEL], length_factor=2)
-            assert (tokens, source) == (distinct(2, first), Source.PREDICTION)
-
-    def test_the_window_ends_sixteen_ahead(self, backend):
-        for ahead, seen in ((16, True), (17, False)):
-            text = distinct(60)
-            text[20 + ahead - 1] = 700
-            tokens, source = self.draft(backend, text, [*text[:20], 700], min_match=2, length_factor=2)
-            assert (tokens[0], source) == (text[20 + ahead] if seen else 18, Source.PREDICTION)
-
     def test_more_room_does_not_buy_a_doubtful_candidate(self, backend):
         """One token is left in the prediction, many in the context, which is a little less likely."""
         curves = HALF.copy()
@@ -337,10 +282,6 @@ class TestChoice:
             output = [*text[:9], *replaced, *text[9 + len(replaced) : 20]]
             tokens, source = self.draft(backend, text, output, curves=only(7), floor=2)
             assert (tokens, source) == ([], Source.NONE)
-
-    def test_at_the_end_of_the_prediction_a_whole_output_is_none(self, backend):
-        tokens, source = self.draft(backend, distinct(5), distinct(5), use_context=False)
-        assert (tokens, source) == ([3, 4], Source.PREDICTION)
 
     def test_length_grows_with_the_match(self, backend):
         for factor, expected in ((0, [0, 0, 0, 8]), (0.25, [0, 0, 1, 8]), (1.5, [3, 4, 7, 8])):
@@ -401,25 +342,6 @@ class TestWritten:
             request = Request(backend, [], curves=HALF)
             assert request.step([4, 5, 6, bad, 4, 5]) == ([6], Source.CONTEXT, [0.5])
             assert request.step([4, 5, 6, bad]) == ([], Source.NONE, [])
-
-    @pytest.mark.parametrize("room", [0, 1, 5, 8, 9])
-    def test_never_past_the_end_of_the_row(self, backend, room):
-        request = Request(backend, distinct(40), prompt=[1, 2], curves=HALF, capacity=12 + room)
-        tokens, source, _ = request.step(distinct(10))
-        assert tokens == distinct(min(room, 8), 10)
-        assert source == (Source.PREDICTION if room else Source.NONE)
-
-    def test_the_end_of_the_text_ends_the_draft(self, backend):
-        assert Request(backend, distinct(9), curves=HALF).step(distinct(6))[:2] == ([6, 7, 8], 1)
-        assert Request(backend, [], curves=HALF).step([1, 2, 3, 1, 2])[:2] == ([3, 1, 2], 2)
-
-    def test_nothing_to_draft_from(self, backend):
-        assert Request(backend, [], curves=HALF).step([1, 2, 3]) == ([], Source.NONE, [])
-        assert Request(backend, [], curves=HALF).step([]) == ([], Source.NONE, [])
-        assert Request(backend, [], prompt=[5], curves=HALF).step([]) == ([], Source.NONE, [])
-
-    def test_before_the_first_token(self, backend):
-        assert Request(backend, distinct(20), prompt=[9, 9], curves=HALF).step([])[:2] == (distinct(8), 1)
 
 
 def test_outputs_have_the_shapes_of_the_batch():

@@ -17,10 +17,9 @@ from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from tests.gpu_align.step_harness import BACKENDS, Request
 
 #: Words, line ends, and runs of one to six spaces and of one to three tabs.
-END, BLANK = 100, 101
+END, BLANK, VOCAB = 100, 101, 200
 SPACES = {n: 110 + n for n in range(1, 7)}
 TABS = {n: 120 + n for n in range(1, 4)}
-VOCAB = 200
 
 
 def table(vocab: int = VOCAB):
@@ -38,93 +37,64 @@ def lines(*rows):
     return [token for run, *words in rows for token in ([] if run is None else [run]) + words + [END]]
 
 
-def draft_of(backend, prediction, output, indents, prompt=(1,)):
+def block(by=0):
+    """Four lines, so much further in; a run inside a line stays."""
+    n, m = SPACES[2 + by], SPACES[3 + by]
+    return (n, 1, 2, 3), (m, 4, 5, 6), (n, 7, SPACES[2], 8), (n, 9)
+
+
+BEFORE = lines((None, 50), *block())
+FEW = lines((None, 50), (SPACES[2], 1, 2, 3), (SPACES[2], 4), (SPACES[3], 5))
+OUT = lines((None, 50), (SPACES[3], 1, 2, 3), (SPACES[3], 4), (SPACES[1], 5))
+#: An edit that is replayed is not moved again: its tokens are those of the output.
+WIDE = [(SPACES[2], 50, 3 * i, 3 * i + 1, 3 * i + 2) for i in range(1, 9)]
+MOVED = [(SPACES[4], *words) for _, *words in WIDE]
+
+#: Prediction, prompt, output, what is known of tokens, what is drafted first.
+ROWS = {
+    "further in": (BEFORE, [1], lines((None, 60), block(2)[0]), table(), lines(*block(2)[1:])),
+    "nothing is known": (BEFORE, [1], lines((None, 60), block(2)[0]), None, lines(*block()[1:])),
+    "further out": (BEFORE, [1], lines((None, 60), block(-1)[0]), table(), lines(*block(-1)[1:])),
+    # A draft ends before a run that no token is: six spaces are the most, one the least.
+    "too far in": (FEW, [1], lines((None, 60), (SPACES[6], 1, 2, 3)), table(), lines((SPACES[6], 4))),
+    "too far out": (OUT, [1], lines((None, 60), (SPACES[1], 1, 2, 3)), table(), lines((SPACES[1], 4))),
+    "from the context": ([], [1], [*BEFORE, *lines((None, 60), block(2)[0])], table(), lines(*block(2)[1:])),
+    # No shift is known.
+    "spaces became tabs": (BEFORE, [1], [60, END, TABS[2], 1, 2, 3, END], table(), lines(*block()[1:])),
+    "no line end before the run": (BEFORE, [1], [60, 61, SPACES[4], 1, 2, 3, END], table(), lines(*block()[1:])),
+    "a word in place of the run": (BEFORE, [1], [60, END, 61, 1, 2, 3, END], table(), lines(*block()[1:])),
+    # Where the match goes back to the beginning of the output, no line of the output is known.
+    "the prompt tells nothing": (BEFORE, [60, END, SPACES[4]], [1, 2, 3, END], table(), lines(*block()[1:])),
+    # What nothing is known of is no line end and no run.
+    "beyond the table": (
+        [150, 160, *lines((SPACES[2], 1, 2, 3), (SPACES[2], 4))], [1],
+        [151, 161, *lines((SPACES[4], 1, 2, 3))], table(130), lines((SPACES[2], 4)),
+    ),
+    "an edit that is replayed": (
+        lines((None, 60), *WIDE), [1], lines((None, 61), *MOVED[:5]), table(), lines(*MOVED[5:])[:16],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ROWS)
+def test_indentation(backend, name):
+    prediction, prompt, output, indents, expected = ROWS[name]
     recipes = None if indents is None else replace(Recipes.from_lists([]), indents=indents)
     request = Request(
         backend, prediction, prompt, K=16, vocab=VOCAB, capacity=256, recipes=recipes,
         length_factor=64, min_survival=0, min_survival_lost=0,
     )  # fmt: skip
-    return request.step(output).tokens
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    return request.param
-
-
-BLOCK = (SPACES[2], 1, 2, 3), (SPACES[3], 4, 5, 6), (SPACES[2], 7, SPACES[2], 8), (SPACES[2], 9)
-
-
-def test_a_block_further_in(backend):
-    """Every line is moved by as much as the one before, deeper ones too; a run inside a line stays."""
-    prediction = lines((None, 50), *BLOCK)
-    output = lines((None, 60), (SPACES[4], 1, 2, 3))
-    moved = lines((SPACES[5], 4, 5, 6), (SPACES[4], 7, SPACES[2], 8), (SPACES[4], 9))
-    assert draft_of(backend, prediction, output, table()) == moved
-    assert draft_of(backend, prediction, output, None) == lines(*BLOCK[1:])
-
-
-def test_a_block_further_out(backend):
-    prediction = lines((None, 50), *BLOCK)
-    output = lines((None, 60), (SPACES[1], 1, 2, 3))
-    moved = lines((SPACES[2], 4, 5, 6), (SPACES[1], 7, SPACES[2], 8), (SPACES[1], 9))
-    assert draft_of(backend, prediction, output, table()) == moved
-
-
-def test_a_draft_ends_before_a_run_that_no_token_is(backend):
-    """Six spaces are the most: the line that would need seven is not drafted, nor what follows."""
-    prediction = lines((None, 50), (SPACES[2], 1, 2, 3), (SPACES[2], 4), (SPACES[3], 5))
-    output = lines((None, 60), (SPACES[6], 1, 2, 3))
-    assert draft_of(backend, prediction, output, table()) == lines((SPACES[6], 4))
-    out = lines((None, 50), (SPACES[3], 1, 2, 3), (SPACES[3], 4), (SPACES[1], 5))
-    assert draft_of(backend, out, lines((None, 60), (SPACES[1], 1, 2, 3)), table()) == lines((SPACES[1], 4))
-
-
-def test_from_the_context(backend):
-    """The second copy of a block, further in than the first, without a prediction."""
-    output = lines((None, 50), *BLOCK, (None, 60), (SPACES[4], 1, 2, 3))
-    moved = lines((SPACES[5], 4, 5, 6), (SPACES[4], 7, SPACES[2], 8), (SPACES[4], 9))
-    assert draft_of(backend, [], output, table())[: len(moved)] == moved
-
-
-@pytest.mark.parametrize(
-    ("before", "here"),
-    [
-        pytest.param([60], TABS[2], id="spaces became tabs"),
-        pytest.param([60, 61], SPACES[4], id="no line end before the run"),
-        pytest.param([60, END], 61, id="a word in place of the run"),
-    ],
-)
-def test_no_shift_is_known(backend, before, here):
-    prediction = lines((None, 50), *BLOCK)
-    end = [END] if before == [60] else []
-    output = [*before, *end, here, 1, 2, 3, END]
-    assert draft_of(backend, prediction, output, table()) == lines(*BLOCK[1:])
-
-
-def test_the_prompt_tells_nothing(backend):
-    """Where the match goes back to the beginning of the output, no line of the output is known."""
-    prediction = lines((None, 50), *BLOCK)
-    drafted = draft_of(backend, prediction, [1, 2, 3, END], table(), prompt=[60, END, SPACES[4]])
-    assert drafted == lines(*BLOCK[1:])
-
-
-def test_tokens_beyond_the_table(backend):
-    """What nothing is known of is no line end and no run."""
-    prediction = [150, 160, *lines((SPACES[2], 1, 2, 3), (SPACES[2], 4))]
-    output = [151, 161, *lines((SPACES[4], 1, 2, 3))]
-    assert draft_of(backend, prediction, output, table(130)) == lines((SPACES[2], 4))
+    found = request.step(output).tokens
+    assert (found if prediction else found[: len(expected)]) == expected
 
 
 def test_what_tokens_do_to_lines():
     """Characters: one space, one tab, and the line end; of a real tokenizer runs of many lengths."""
     found = indents_of([], lambda texts: [list(text.encode()) for text in texts])
     assert (found[2], found[3], found[4]) == (32, 9, -1)
-    assert {int(t): int(found[NUM_RUNS + t]) for t in np.flatnonzero(found[NUM_RUNS:])} == {
-        32: 2,
-        9: 3,
-        10: -1,
-    }
+    known = {int(t): int(found[NUM_RUNS + t]) for t in np.flatnonzero(found[NUM_RUNS:])}
+    assert known == {32: 2, 9: 3, 10: -1}
     tekken = load_tokenizer("tekken")
     pack = RecipePack.load().tokenize(lambda texts: [tekken.encode(text) for text in texts])
     assert pack.indents is not None
@@ -147,15 +117,6 @@ def test_a_class_in_a_new_block():
         for recipes in (known, replace(known, indents=None))
     ]
     assert steps[0] <= steps[1] / 3, steps
-
-
-def test_an_edit_that_is_replayed_is_not_moved_again(backend):
-    """The two mechanisms meet: an edit's tokens are those of the output, and stand as far in as they should."""
-    rows = [(SPACES[2], 50, 3 * i, 3 * i + 1, 3 * i + 2) for i in range(1, 9)]
-    moved = [(SPACES[4], *words) for _, *words in rows]
-    drafted = draft_of(backend, lines((None, 60), *rows), lines((None, 61), *moved[:5]), table())
-    assert drafted == lines(*moved[5:])[: len(drafted)]
-    assert len(drafted) == 16
 
 
 def test_packs_join():

@@ -6,13 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_align import DrafterConfig
 from gpu_align.ops.constants import (
     ALL_PACKS,
     KEY_BITS,
-    MAX_CONTEXT,
-    MAX_TOKENS,
-    NO_KEY,
     RECIPE_WAYS,
     SHAPE_IDENTIFIER,
     SHAPE_NUMBER,
@@ -140,150 +136,110 @@ def test_the_longest_context_is_found(seed):
         assert find_recipe(arrays, context[:total], 0, ALL_PACKS) == expected
 
 
-def test_sizes():
-    assert (MAX_CONTEXT, MAX_TOKENS, NO_KEY) == (8, 16, -1)
+#: A longer context wins, also one that says that nothing is likely; a token that the model does not have ends one.
+FOUR = Recipes.from_lists(
+    [((4,), (10, 11), (0.9, 0.5)), ((3, 4), (12,), (0.8,)), ((5, 3, 4), (), ()), ((6,), (99_999,), (0.9,))]
+)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-class TestDrafted:
+@pytest.mark.parametrize(
+    ("output", "how", "drafted"),
+    [
+        ([1, 4], {}, [10, 11]), ([1, 2], {}, []), ([3, 4], {}, [12]), ([5, 3, 4], {}, []), ([6], {}, []),
+        ([4], {"K": 1}, [10]), ([4], {"min_survival_recipe": 0.6}, [10]), ([4], {"min_survival_recipe": 0.95}, []),
+        ([1, 1, 4], {"capacity": 4}, [10]), ([1, 1, 4], {"capacity": 3}, []), ([], {"prompt": [1, 4]}, [10, 11]),
+    ],
+)  # fmt: skip
+def test_drafted(backend, output, how, drafted):
     """Through a `Drafter`."""
+    tokens, source, confidence = Request(backend, [], recipes=FOUR, use_context=False, **how).step(output)
+    assert (tokens, source) == (drafted, 3 if drafted else 0)
+    if drafted == [10, 11]:
+        assert confidence == pytest.approx([0.9, 0.5 / 0.9], abs=1e-4)
 
-    RECIPES = Recipes.from_lists(
-        [
-            ((4,), (10, 11), (0.9, 0.5)),
-            ((3, 4), (12,), (0.8,)),
-            ((5, 3, 4), (), ()),
-            ((6,), (99_999,), (0.9,)),
-        ]
-    )
 
-    def drafted(self, backend, output, prediction=(), **how):
-        return Request(backend, list(prediction), recipes=self.RECIPES, use_context=False, **how).step(output)
-
-    def test_where_there_is_nothing_else(self, backend):
-        assert self.drafted(backend, [1, 4]) == ([10, 11], 3, pytest.approx([0.9, 0.5 / 0.9], abs=1e-4))
-        assert self.drafted(backend, [1, 2]) == ([], 0, [])
-
-    def test_a_longer_context_wins(self, backend):
-        assert self.drafted(backend, [3, 4])[0] == [12]
-
-    def test_a_context_that_says_nothing_is_likely(self, backend):
-        assert self.drafted(backend, [5, 3, 4])[:2] == ([], 0)
-
-    def test_no_more_than_k_and_the_threshold(self, backend):
-        assert self.drafted(backend, [4], K=1)[0] == [10]
-        assert self.drafted(backend, [4], min_survival_recipe=0.6)[0] == [10]
-        assert self.drafted(backend, [4], min_survival_recipe=0.95)[0] == []
-
-    def test_never_past_the_end_of_the_row(self, backend):
-        assert self.drafted(backend, [1, 1, 4], capacity=4)[0] == [10]
-        assert self.drafted(backend, [1, 1, 4], capacity=3)[:2] == ([], 0)
-
-    def test_a_token_that_the_model_does_not_have(self, backend):
-        assert self.drafted(backend, [6])[:2] == ([], 0)
-
-    def test_the_prediction_goes_first_where_it_promises_more(self, backend):
-        text = list(range(100, 120))
-        tokens, source, _ = self.drafted(backend, [*text[:5]], [*text[:4], 104, 4, 8, 9])
-        assert (tokens[:2], source) == ([4, 8], 1)
-
-    def test_in_a_tie_the_candidate_is_drafted(self, backend):
-        for survival, source in ((0.5, 1), (0.5 + 2**-16, 3)):
-            recipes = Recipes.from_lists([((4,), (10,), (survival,))])
-            curves = flat_curves(SURVIVAL_ONE // 2, K=1)
-            request = Request(backend, [7, 4, 9], K=1, curves=curves, recipes=recipes, use_context=False)
-            assert request.step([1, 4]).source == source
-
-    def test_in_the_prompt_too(self, backend):
-        assert Request(backend, [], [1, 4], recipes=self.RECIPES, use_context=False).step([])[0] == [10, 11]
-
-    def test_what_is_refused(self, backend):
-        with pytest.raises(ValueError, match=r"min_survival_recipe: expected 0 <= p <= 1, found 1.5"):
-            DrafterConfig(min_survival_recipe=1.5)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_promises_more_is_drafted(backend):
+    """The prediction here; in a tie, too."""
+    request = Request(backend, [*range(100, 105), 4, 8, 9], recipes=FOUR, use_context=False)
+    tokens, source, _ = request.step([*range(100, 105)])
+    assert (tokens[:2], source) == ([4, 8], 1)
+    for survival, source in ((0.5, 1), (0.5 + 2**-16, 3)):
+        recipes = Recipes.from_lists([((4,), (10,), (survival,))])
+        curves = flat_curves(SURVIVAL_ONE // 2, K=1)
+        request = Request(backend, [7, 4, 9], K=1, curves=curves, recipes=recipes, use_context=False)
+        assert request.step([1, 4]).source == source
 
 
 NAME, COLON, COMMA, QUOTE = 1, 2, 3, 4  # stay themselves in a shape
 SHAPE_OF = np.array([SHAPE_SPACE, 1, 2, 3, 4, *[SHAPE_IDENTIFIER] * 5, *[SHAPE_NUMBER] * 5], dtype=np.int32)
 
 
+#: Tokens 5 to 9 are identifiers, 10 to 14 numbers, those beyond are not known.
+SHAPES = Recipes.from_lists(
+    [
+        ((NAME, COLON, SHAPE_IDENTIFIER, COMMA), (20, 21, 22), (0.9, 0.9, 0.9)),
+        ((SHAPE_NUMBER, COMMA), (23,), (0.8,)),
+        ((SHAPE_STRING, COMMA), (24,), (0.7,)),
+        ((SHAPE_START,), (NAME, COLON), (1.0, 1.0)),
+        ((SHAPE_START, NAME), (COLON,), (0.95,)),
+        ((COMMA, COMMA), (25,), (0.9,)),
+        ((NAME, COMMA, COMMA), (), ()),
+    ],
+    shape_of=SHAPE_OF,
+)
+WORDS = Recipes.from_lists([((COMMA,), (30,), (0.6,)), ((9,), (31,), (0.6,))])
+WORDS_FIRST, SHAPES_FIRST = (
+    Recipes.join(packs) for packs in ({"words": WORDS, "shapes": SHAPES}, {"shapes": SHAPES, "words": WORDS})
+)
+ONE_PACK = replace(WORDS_FIRST, packs=np.ones(len(WORDS_FIRST), dtype=np.int32), names=("both",))
+#: Nothing is in front of the beginning.
+STARTS = Recipes.from_lists(
+    [((SHAPE_START, SHAPE_START, NAME), (40,), (0.9,)), ((SHAPE_START, COLON), (41,), (0.9,))],
+    shape_of=SHAPE_OF,
+)
+#: The same numbers as a context and as a shape are two keys.
+LITERAL = Recipes.from_lists([((COMMA, COMMA), (31,), (0.6,))])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-class TestShapes:
-    """Through a `Drafter`: tokens 5 to 9 are identifiers, 10 to 14 numbers, those beyond are not known."""
+@pytest.mark.parametrize(
+    ("recipes", "packs", "output", "drafted"),
+    [
+        # A run of free tokens is one item; its last token says which.
+        *(
+            (SHAPES, None, [NAME, COLON, *value, COMMA], [20, 21, 22])
+            for value in ([5], [6, 7, 8], [10, 5], [*range(5, 10)] * 5)
+        ),
+        (SHAPES, None, [NAME, COLON, 5, 10, COMMA], [23]),
+        (SHAPES, None, [NAME, COLON, 10, 999, COMMA], [24]),
+        (SHAPES, None, [NAME, COLON, 10, 0, COMMA], []),
+        # 28 free tokens, name, colon and comma are 31; with 30 of them the name is out of sight.
+        (SHAPES, None, [NAME, COLON, *[5] * 29, COMMA], [20, 21, 22]),
+        (SHAPES, None, [NAME, COLON, *[5] * 30, COMMA], []),
+        # The beginning of the output: of the prompt nothing is seen.
+        (SHAPES, None, [], [NAME, COLON]), (SHAPES, None, [NAME], [COLON]), (SHAPES, None, [5, NAME], []),
+        # A longer shape may say that nothing is likely.
+        (SHAPES, None, [COLON, COMMA, COMMA], [25]), (SHAPES, None, [NAME, COMMA, COMMA], []),
+        # A literal context wins, but not that of a later pack; of one pack, too.
+        (WORDS_FIRST, None, [NAME, COLON, 5, COMMA], [30]),
+        (WORDS_FIRST, ["shapes"], [NAME, COLON, 5, COMMA], [20, 21, 22]),
+        (SHAPES_FIRST, None, [NAME, COLON, 5, COMMA], [20, 21, 22]),
+        (SHAPES_FIRST, None, [NAME, COLON, 9], [31]),
+        (ONE_PACK, None, [NAME, COLON, 5, COMMA], [30]), (ONE_PACK, None, [5, NAME], []),
+        (STARTS, None, [NAME], []), (STARTS, None, [COLON], [41]),
+        (LITERAL, None, [COLON, COMMA, COMMA], [31]),
+    ],
+)  # fmt: skip
+def test_shapes(backend, recipes, packs, output, drafted):
+    request = Request(backend, [], [QUOTE, NAME], recipes=recipes, packs=packs, use_context=False)
+    assert request.step(output)[:2] == (drafted, 3 if drafted else 0)
 
-    RECIPES = Recipes.from_lists(
-        [
-            ((NAME, COLON, SHAPE_IDENTIFIER, COMMA), (20, 21, 22), (0.9, 0.9, 0.9)),
-            ((SHAPE_NUMBER, COMMA), (23,), (0.8,)),
-            ((SHAPE_STRING, COMMA), (24,), (0.7,)),
-            ((SHAPE_START,), (NAME, COLON), (1.0, 1.0)),
-            ((SHAPE_START, NAME), (COLON,), (0.95,)),
-            ((COMMA, COMMA), (25,), (0.9,)),
-            ((NAME, COMMA, COMMA), (), ()),
-        ],
-        shape_of=SHAPE_OF,
-    )
 
-    def drafted(self, backend, output, recipes=None, **how):
-        request = Request(
-            backend, [], [QUOTE, NAME], recipes=recipes or self.RECIPES, use_context=False, **how
-        )
-        return request.step(output)[:2]
-
-    @pytest.mark.parametrize("value", [[5], [6, 7, 8], [10, 5], [*range(5, 10)] * 5])
-    def test_a_run_of_free_tokens_is_one_item(self, backend, value):
-        assert self.drafted(backend, [NAME, COLON, *value, COMMA]) == ([20, 21, 22], 3)
-
-    def test_its_last_token_says_which(self, backend):
-        assert self.drafted(backend, [NAME, COLON, 5, 10, COMMA]) == ([23], 3)
-        assert self.drafted(backend, [NAME, COLON, 10, 999, COMMA]) == ([24], 3)
-        assert self.drafted(backend, [NAME, COLON, 10, 0, COMMA]) == ([], 0)
-
-    def test_what_is_longer_than_the_window(self, backend):
-        """28 free tokens, name, colon and comma are 31; with 30 of them the name is out of sight."""
-        for num, drafted in ((29, [20, 21, 22]), (30, [])):
-            assert self.drafted(backend, [NAME, COLON, *[5] * num, COMMA])[0] == drafted
-
-    def test_the_beginning_of_the_output(self, backend):
-        """Of the prompt nothing is seen."""
-        assert self.drafted(backend, []) == ([NAME, COLON], 3)
-        assert self.drafted(backend, [NAME]) == ([COLON], 3)
-        assert self.drafted(backend, [5, NAME]) == ([], 0)
-
-    def test_a_longer_shape_may_say_that_nothing_is_likely(self, backend):
-        assert self.drafted(backend, [COLON, COMMA, COMMA]) == ([25], 3)
-        assert self.drafted(backend, [NAME, COMMA, COMMA]) == ([], 0)
-
-    def test_a_literal_context_wins(self, backend):
-        words = Recipes.from_lists([((COMMA,), (30,), (0.6,))])
-        both = Recipes.join({"words": words, "shapes": self.RECIPES})
-        assert self.drafted(backend, [NAME, COLON, 5, COMMA], both) == ([30], 3)
-        assert self.drafted(backend, [NAME, COLON, 5, COMMA], both, packs=["shapes"]) == ([20, 21, 22], 3)
-
-    def test_but_not_that_of_a_later_pack(self, backend):
-        words = Recipes.from_lists([((COMMA,), (30,), (0.6,)), ((9,), (31,), (0.6,))])
-        both = Recipes.join({"shapes": self.RECIPES, "words": words})
-        assert self.drafted(backend, [NAME, COLON, 5, COMMA], both) == ([20, 21, 22], 3)
-        assert self.drafted(backend, [NAME, COLON, 9], both) == ([31], 3)
-
-    def test_of_one_pack_too(self, backend):
-        words = Recipes.from_lists([((COMMA,), (30,), (0.6,))])
-        joined = Recipes.join({"words": words, "shapes": self.RECIPES})
-        one = replace(joined, packs=np.ones(len(joined), dtype=np.int32), names=("both",))
-        assert self.drafted(backend, [NAME, COLON, 5, COMMA], one) == ([30], 3)
-        assert self.drafted(backend, [5, NAME], one) == ([], 0)
-
-    def test_nothing_is_in_front_of_the_beginning(self, backend):
-        lists = [((SHAPE_START, SHAPE_START, NAME), (40,), (0.9,)), ((SHAPE_START, COLON), (41,), (0.9,))]
-        recipes = Recipes.from_lists(lists, shape_of=SHAPE_OF)
-        assert self.drafted(backend, [NAME], recipes) == ([], 0)
-        assert self.drafted(backend, [COLON], recipes) == ([41], 3)
-
-    def test_a_context_is_no_shape(self, backend):
-        """The same numbers as a context and as a shape are two keys."""
-        words = Recipes.from_lists([((COMMA, COMMA), (31,), (0.6,))])
-        assert self.drafted(backend, [COLON, COMMA, COMMA], words) == ([31], 3)
-        keys = keys_of(np.array([[3, 3, *[-1] * 6]] * 2), np.array([False, True]))
-        assert keys[0] != keys[1]
+def test_a_context_is_no_shape():
+    keys = keys_of(np.array([[3, 3, *[-1] * 6]] * 2), np.array([False, True]))
+    assert keys[0] != keys[1]
 
 
 PACKS = {
@@ -350,16 +306,10 @@ class TestJoin:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-class TestMemory:
-    """A text of earlier answers in place of a prediction."""
-
-    ANSWERS = (*range(100, 160), *range(200, 260))
-
-    def test_its_beginning_is_not_drafted(self, backend):
-        assert Request(backend, self.ANSWERS).step([]).source == 1
-        assert Request(backend, self.ANSWERS, memory=True).step([]) == ([], 0, [])
-
-    def test_what_the_output_has_matched_is(self, backend):
-        request = Request(backend, self.ANSWERS, memory=True, K=16)
-        tokens, source, _ = request.step([*range(200, 220)])
-        assert (tokens, source) == ([*range(220, 236)], 4)
+def test_a_memory_in_place_of_a_prediction(backend):
+    """A text of earlier answers: its beginning is not drafted, what the output has matched is."""
+    answers = (*range(100, 160), *range(200, 260))
+    assert Request(backend, answers).step([]).source == 1
+    assert Request(backend, answers, memory=True).step([]) == ([], 0, [])
+    request = Request(backend, answers, memory=True, K=16)
+    assert request.step([*range(200, 220)])[:2] == ([*range(220, 236)], 4)
