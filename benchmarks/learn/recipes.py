@@ -30,9 +30,10 @@ from gpu_align import RecipePack, Source
 from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.ops.recipe_lookup import RecipeTable
 from gpu_align.ops.reference.recipe_lookup import find_recipe
+from gpu_align.predictors import PredictorLoop
 from gpu_align.recipes.pack import NUM_BINS, SHIPPED
 from gpu_align.simulate import Record, load_tokenizer
-from gpu_align.tools.simulate.policies import DrafterPolicy
+from gpu_align.tools.simulate.policies import our_drafter
 from gpu_align.tools.tune.fit import rising
 
 #: Parts of the split, by package, of which each is replayed with what the others taught.
@@ -90,34 +91,23 @@ def learn(texts: Texts) -> RecipePack:
 def observe(part: tuple[RecipePack, list[Record]]) -> npt.NDArray[np.float64]:
     """[3, NUM_BINS]: drafts from recipes that were reached, by what the counts promise; that in sum; accepted."""
     pack, records = part
-    policy = DrafterPolicy.for_records(records, NUM_DRAFT_TOKENS, recipes=pack.tokenize(_encode))
+    ours = our_drafter(records, recipes=pack.tokenize(_encode))
+    loop = PredictorLoop(ours, num_draft_tokens=NUM_DRAFT_TOKENS, strict=True)
     counted = RecipeTable.build(
         pack.calibrated([0.0] * NUM_BINS).tokenize(_encode), NUM_DRAFT_TOKENS, "cpu"
     ).numpy()
     counts = np.zeros((3, NUM_BINS))
     for record in records:
-        policy.start(record.prompt, record.prediction, NUM_DRAFT_TOKENS)
+        loop.start(record.prompt, record.prediction)
         tokens = np.array([*record.prompt, *record.output])
-        done = 1
-        policy.extend(record.output[:1])
-        while done < len(record.output):
-            draft = policy.propose()[: len(record.output) - done]
-            accepted = 0
-            recipe = None
-            if policy.source == Source.RECIPE:
-                before = tokens[: len(record.prompt) + done]
-                recipe = find_recipe(counted, before, len(record.prompt), ALL_PACKS)
-            for token in draft:
-                right = token == record.output[done + accepted]
-                if recipe is not None:
-                    p = float(counted.confidence[recipe, accepted])
-                    counts[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += 1, p, right
-                if not right:
-                    break
-                accepted += 1
-            step = record.output[done : done + accepted + 1]
-            policy.extend(step)
-            done += len(step)
+        for step in loop.follow(record.output):
+            if step.source != Source.RECIPE:
+                continue
+            before = tokens[: len(record.prompt) + step.start]
+            recipe = find_recipe(counted, before, len(record.prompt), ALL_PACKS)
+            for k in range(min(step.accepted + 1, len(step.draft))):
+                p = float(counted.confidence[recipe, k])
+                counts[:, min(int(p * NUM_BINS), NUM_BINS - 1)] += 1, p, k < step.accepted
     return counts
 
 

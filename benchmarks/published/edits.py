@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.published import texts
-from gpu_align.policies import Policy
+from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import Record, replay
 from gpu_align.tools.simulate.policies import OURS, make_policies
 from gpu_align.tools.simulate.replay import PairResult
@@ -63,7 +63,7 @@ def record_of(name: str, prediction: str, output: str) -> Record:
     return Record(name, [], encode(prediction), encode(output), TOKENIZER)
 
 
-def drafters(names: Iterable[str], records: Sequence[Record]) -> dict[str, Policy]:
+def drafters(names: Iterable[str], records: Sequence[Record]) -> dict[str, TokenPredictor]:
     """Each by its name; the lookahead of OpenAI's stays 16."""
     return dict(zip(names, make_policies(list(names), records, K), strict=True))
 

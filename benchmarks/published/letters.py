@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpu_align.policies import OpenAI
+from gpu_align.predictors.base import count_accepted
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import replay_batched
 
@@ -145,9 +146,7 @@ def usage_of(draft: Sequence[int], output: Sequence[int], rule: Rule = RULE) -> 
     done = steps = 0
     while done < len(output):
         offered = policy.propose()
-        end = done
-        while end < min(done + len(offered), len(output)) and offered[end - done] == output[end]:
-            end += 1
+        end = done + count_accepted(offered, output[done:])
         whole = end - done == LOOKAHEAD
         tokens = output[done : end if whole and rule.discards_own else end + 1]
         policy.extend(tokens)

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.published import texts
 from gpu_align.predictors import InputLookupTokenPredictor, PredictedOutputTokenPredictor, TokenPredictor
-from gpu_align.predictors.loop import PredictorLoop
+from gpu_align.simulate import Record, replay
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
 TOKENIZER = "tekken"
@@ -51,23 +51,10 @@ def tasks() -> dict[str, tuple[str, str]]:
     }
 
 
-def run(predictor: TokenPredictor, prompt: list[int], output: list[int], vocab_size: int) -> dict[str, int]:
+def run(predictor: TokenPredictor, prompt: list[int], output: list[int]) -> dict[str, int]:
     """One generation whose output is known; the prefill gives the first token."""
-    loop = PredictorLoop(predictor, num_draft_tokens=K, vocab_size=vocab_size, strict=True, timeout=None)
-    loop.start(prompt)
-    loop.push(output[:1])
-    done = steps = 1
-    while done < len(output):
-        draft = loop.draft(len(output) - done)
-        end = done
-        while end < done + len(draft) and draft[end - done] == output[end]:
-            end += 1
-        loop.push(output[done : end + 1])
-        done = min(end + 1, len(output))
-        steps += 1
-    loop.stop()
-    counts = loop.predictions
-    return {"steps": steps, "validated": counts.validated, "refuted": counts.refuted}
+    found = replay(predictor, Record("", prompt, [], output), K)
+    return {"steps": found.steps, "validated": found.accepted, "refuted": found.rejected}
 
 
 def measure() -> dict[str, Any]:
@@ -76,9 +63,6 @@ def measure() -> dict[str, Any]:
     found: dict[str, Any] = {"num_draft_tokens": K, "tasks": {}}
     for name, pair in tasks().items():
         prompt, output = (tokenizer.encode(text) for text in pair)
-        runs = {
-            label: run(make(prompt), prompt, output, tokenizer.vocab_size)
-            for label, make in PREDICTORS.items()
-        }
+        runs = {label: run(make(prompt), prompt, output) for label, make in PREDICTORS.items()}
         found["tasks"][name] = {"prompt_tokens": len(prompt), "output_tokens": len(output), "runs": runs}
     return found

@@ -11,6 +11,7 @@ from rapidfuzz.distance import LCSseq
 
 from benchmarks.corpus.edits import one_line_edit
 from benchmarks.quality.runs import Entry
+from gpu_align.predictors import PredictorLoop
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import OURS, make_policies
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
@@ -125,25 +126,17 @@ def resumption(records: Sequence[Record], num_draft_tokens: int) -> Resumption:
     if not records:
         return seen
     [policy] = make_policies([OURS], records, num_draft_tokens)
+    loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True)
     for record in records:
         pending = reentries(record.prediction, record.output)
-        policy.start(record.prompt, record.prediction, num_draft_tokens)
-        policy.extend(record.output[:1])
-        done, length = 1, len(record.output)
-        while done < length:
-            draft = policy.propose()
-            while pending and pending[0][0] + 2 <= done:
+        loop.start(record.prompt, record.prediction)
+        for step in loop.follow(record.output):
+            while pending and pending[0][0] + 2 <= step.start:
                 start, size = pending.pop(0)
-                if done < start + size:
+                if step.start < start + size:
                     seen.edits += 1
-                    seen.drafted += bool(draft)
-                    seen.right += bool(draft) and draft[0] == record.output[done]
-            taken = 0
-            while taken < min(len(draft), length - done) and draft[taken] == record.output[done + taken]:
-                taken += 1
-            fresh = record.output[done : done + taken + 1]
-            policy.extend(fresh)
-            done += len(fresh)
+                    seen.drafted += bool(step.draft)
+                    seen.right += step.accepted > 0
     return seen
 
 

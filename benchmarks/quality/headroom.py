@@ -23,10 +23,10 @@ from benchmarks.quality.inputs import make_ready
 from benchmarks.quality.kinds import LABELS, labels_of
 from benchmarks.quality.knowledge import knowledge
 from benchmarks.quality.runs import Entry, Knowledge, read_entries
-from gpu_align.policies import Policy
+from gpu_align.predictors import PredictorLoop, TokenPredictor
 from gpu_align.simulate import Record, make_policies
 from gpu_align.tools.simulate.bounds import bound
-from gpu_align.tools.simulate.policies import OURS, SWEEP, DrafterPolicy, config_of
+from gpu_align.tools.simulate.policies import OURS, SWEEP, config_of, our_drafter
 
 PEER = "suffix_decoding_16_deep"
 #: The longest drafts of the curve.
@@ -36,7 +36,7 @@ Steps = dict[str, int]
 
 
 def drafts_of(
-    policies: Sequence[Policy], num_draft_tokens: int
+    policies: Sequence[TokenPredictor], num_draft_tokens: int
 ) -> Callable[[Record], Callable[[int], Iterable[Sequence[int]]]]:
     """What these policies draft, side by side, as the candidates of `gpu_align.tools.simulate.bounds.bound`.
 
@@ -44,23 +44,26 @@ def drafts_of(
     """
 
     def begin(record: Record) -> Callable[[int], Iterable[Sequence[int]]]:
-        for policy in policies:
-            policy.start(record.prompt, record.prediction, num_draft_tokens)
+        loops = [
+            PredictorLoop(p, num_draft_tokens=num_draft_tokens, strict=True, timeout=None) for p in policies
+        ]
+        for loop in loops:
+            loop.start(record.prompt, record.prediction)
         seen = 0
 
         def drafts(done: int) -> Iterable[Sequence[int]]:
             nonlocal seen
-            for policy in policies:
-                policy.extend(record.output[seen:done])
+            for loop in loops:
+                loop.push(record.output[seen:done])
             seen = done
-            return [policy.propose() for policy in policies]
+            return [loop.draft() for loop in loops]
 
         return drafts
 
     return begin
 
 
-def steps_of(record: Record, ours: Policy, peer: Policy, num_draft_tokens: int) -> Steps:
+def steps_of(record: Record, ours: TokenPredictor, peer: TokenPredictor, num_draft_tokens: int) -> Steps:
     """Verification steps with `ours`, with `peer`, and with the better of both at each step."""
     sides = ([ours], [peer], [ours, peer])
     return {
@@ -99,7 +102,7 @@ def _work(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> list[Step
     found: list[Steps] = []
     for entry in entries:
         recipes = known[entry.tokens].recipes
-        ours = DrafterPolicy.for_records([entry.record], K, config_of(SETTING), recipes=recipes)
+        ours = our_drafter([entry.record], config_of(SETTING), recipes)
         [peer] = make_policies([PEER], [entry.record], K)
         found.append(steps_of(entry.record, ours, peer, K))
     return found

@@ -17,8 +17,8 @@ from benchmarks.corpus.sources import FIVE
 from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align import Recipes
 from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
+from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import NO_PACK, SWEEP, Record, Reliability, replay
-from gpu_align.tools.policies.base import Policy
 from gpu_align.tools.simulate.bounds import bound, everywhere, perfect_choice
 from gpu_align.tools.simulate.policies import OURS, config_of, make_policies, setting_name
 from gpu_align.tools.simulate.replay import PairResult
@@ -185,7 +185,7 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
     return pairs
 
 
-def _policy(run: Run, records: Sequence[Record], known: Knowledge) -> Policy:
+def _policy(run: Run, records: Sequence[Record], known: Knowledge) -> TokenPredictor:
     """A drafter of somebody else's."""
     if run.policy in RECIPE_POLICIES:
         if known.recipes is None:

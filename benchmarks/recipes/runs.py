@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
+from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import Record, load_tokenizer, replay
-from gpu_align.tools.policies.base import Policy
 from gpu_align.tools.simulate.policies import replay_batched
 from gpu_align.tools.simulate.replay import PairResult
 
@@ -98,7 +98,7 @@ class Drafters(NamedTuple):
     """Everything that drafts for one task, by name."""
 
     ours: dict[str, Callable[[Sequence[Record]], list[PairResult]]]
-    peers: dict[str, Callable[[], Policy]]
+    peers: dict[str, Callable[[], TokenPredictor]]
 
 
 def ours(recipes: Recipes | None, alone: bool = False) -> Callable[[Sequence[Record]], list[PairResult]]:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import torch
 
 import gpu_align
+from gpu_align.predictors import PredictedOutputTokenPredictor, PredictorOptions
+from gpu_align.predictors.base import count_accepted
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import sizes_for
 
@@ -166,39 +168,20 @@ def _rows(
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16], npt.NDArray[np.uint16]]:
     """``(length, matched, survival)`` of one record."""
     torch.set_num_threads(1)
-    output = np.array(record.output, dtype=np.int32)
-    num_prompt, num_output = len(record.prompt), len(output)
+    num_output = len(record.output)
     # Room behind the end: a draft that runs past it is as long as the drafter made it.
-    token_ids = torch.zeros((1, num_prompt + num_output + num_draft_tokens), dtype=torch.int32)
-    drafter = gpu_align.Drafter(
-        max_slots=1,
-        max_context_len=token_ids.shape[1],
-        max_prediction_len=max(1, len(record.prediction)),
-        num_draft_tokens=num_draft_tokens,
-        vocab_size=sizes_for([record], _RECIPES).vocab_size,
-        device="cpu",
-        recipes=_RECIPES,
-        config=_CONFIG,
-    )
-    drafter.add(0, record.prediction, num_prompt)
-    row = token_ids.numpy()[0]
-    row[:num_prompt] = record.prompt
-    total_len = torch.zeros(1, dtype=torch.int32)
-    slots, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    sizes = sizes_for([record], _RECIPES)
+    room = sizes._replace(max_context_len=sizes.max_context_len + num_draft_tokens)
+    ours = PredictedOutputTokenPredictor(config=_CONFIG, recipes=_RECIPES, **room._asdict())
+    ours.reset(record.prompt, PredictorOptions(num_draft_tokens, prediction=tuple(record.prediction)))
 
     lengths, matched = np.zeros((2, num_output - 1), dtype=np.int16)
     survival = np.zeros((num_output - 1, num_draft_tokens), dtype=np.uint16)
     for p in range(1, num_output):
-        row[num_prompt + p - 1] = output[p - 1]
-        total_len[0] = num_prompt + p
-        draft = drafter.propose(token_ids, total_len, slots, one)
-        n = int(draft.length[0])
-        if not n:
-            continue
-        truth = output[p : p + n]
-        wrong = draft.token_ids.numpy()[0, : len(truth)] != truth
-        lengths[p - 1] = n
-        matched[p - 1] = int(wrong.argmax()) if wrong.any() else len(truth)
-        estimate = np.cumprod(draft.confidence.numpy()[0, :n].astype(np.float64))
-        survival[p - 1, :n] = np.maximum(np.rint(estimate * ONE), 1)
+        ours.push_tokens(record.output[p - 1 : p])
+        draft = ours.predict_tokens()
+        lengths[p - 1] = len(draft)
+        matched[p - 1] = count_accepted(draft, record.output[p : p + len(draft)])
+        estimate = np.cumprod(np.array(ours.confidence))
+        survival[p - 1, : len(draft)] = np.maximum(np.rint(estimate * ONE), 1)
     return lengths, matched, survival

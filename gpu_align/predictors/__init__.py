@@ -1,15 +1,19 @@
 """Predictors of the next tokens of one sequence, after node-llama-cpp, and the loop's side of them.
 
-`TokenPredictor` is the interface; `InputLookupTokenPredictor`, `DraftModelTokenPredictor`,
-`PredictedOutputTokenPredictor` and `FirstOf` implement it. They run in `gpu_align.hf.generate`, in
-``gpu-align simulate --policy module:Class`` and in any loop that uses `PredictorLoop`.
+`TokenPredictor` is the interface. Predictors run in `gpu_align.hf.generate`, in ``gpu-align simulate --policy
+module:Class`` and in any loop that uses `PredictorLoop`. Those that need torch load it when their name is used.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .base import DisposedError, FirstOf, PredictorOptions, TokenPredictor, VocabularyError
-from .draft_model import BackgroundTokenPredictor, DraftModelTokenPredictor
 from .input_lookup import InputLookupTokenPredictor
 from .loop import Predictions, PredictorLoop
-from .predicted_output import PredictedOutputTokenPredictor, encode_prediction
+
+if TYPE_CHECKING:
+    from .draft_model import BackgroundTokenPredictor, DraftModelTokenPredictor
+    from .predicted_output import PredictedOutputTokenPredictor, encode_prediction
 
 __all__ = [
     "BackgroundTokenPredictor",
@@ -25,3 +29,17 @@ __all__ = [
     "VocabularyError",
     "encode_prediction",
 ]
+
+
+_MODULES = {
+    "BackgroundTokenPredictor": "draft_model",
+    "DraftModelTokenPredictor": "draft_model",
+    "PredictedOutputTokenPredictor": "predicted_output",
+    "encode_prediction": "predicted_output",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

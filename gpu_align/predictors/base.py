@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,25 @@ class DisposedError(RuntimeError):
 
 class VocabularyError(ValueError):
     """A predictor's tokens are not those of the model that it is to predict for."""
+
+
+def count_accepted(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens of a draft, from the first, are what was written: the length of the common prefix."""
+    most = min(len(draft), len(tokens))
+    if list(draft[:most]) == list(tokens[:most]):
+        return most
+    return next(i for i in range(most) if draft[i] != tokens[i])
+
+
+def check_count(name: str, value: int, minimum: int = 1) -> int:
+    """An int of at least `minimum`, or an error that names the argument."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+    if count < minimum:
+        raise ValueError(f"{name}: expected an integer >= {minimum}, got {count}")
+    return count
 
 
 @dataclass(frozen=True)
@@ -54,9 +74,12 @@ class TokenPredictor(ABC):
         predictor.dispose()                            # nothing may follow
 
     `PredictorLoop` is the loop's side of it: it checks drafts, counts validated and refuted tokens and goes on
-    without drafts where a predictor fails. A predictor counts nothing.
+    without drafts where a predictor fails. A predictor counts nothing. It may have two more attributes about its
+    last draft: ``source``, a `gpu_align.Source`, and ``confidence``, for each token the estimated probability that
+    it is accepted if those before it are.
 
     Attributes:
+        name: in reports; where it is empty, the class is named.
         min_prediction_tokens: of a predictor that predicts in the background, how many tokens `predict_tokens`
             waits for; 0 never waits.
         state_tokens: prompt and output so far, kept by `reset` and `push_tokens`. Read only.
@@ -67,6 +90,7 @@ class TokenPredictor(ABC):
     Source: ``src/evaluator/LlamaContext/TokenPredictor.ts`` of https://github.com/withcatai/node-llama-cpp.
     """
 
+    name: str = ""
     min_prediction_tokens: int = 0
     state_tokens: list[int]
     input_tokens: list[int]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import MissingExtraError
-from .base import PredictorOptions, TokenPredictor, VocabularyError
+from .base import PredictorOptions, TokenPredictor, VocabularyError, count_accepted
 
 
 class BackgroundTokenPredictor(TokenPredictor):
@@ -259,7 +259,7 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
 
     @torch.no_grad()
     def continue_from(self, tokens: list[int]) -> Iterator[int]:
-        kept = _common_prefix(self._cached, tokens[:-1])
+        kept = count_accepted(self._cached, tokens[:-1])
         if self._cache is None or kept == 0:
             self._cache, self._cached, kept = self._new_cache(), [], 0
         elif kept < len(self._cached):
@@ -292,10 +292,3 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
                 f"draft model: expected a vocabulary of {options.vocab_size} tokens, as the target has, "
                 f"found {self._vocab_size}"
             )
-
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    most = min(len(a), len(b))
-    if a[:most] == b[:most]:
-        return most
-    return next(i for i in range(most) if a[i] != b[i])

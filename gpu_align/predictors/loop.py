@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from .base import DisposedError, PredictorOptions, TokenPredictor
+from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 
 Result = TypeVar("Result")
 
@@ -89,6 +91,34 @@ class Predictions:
 
     validated: int = 0
     refuted: int = 0
+
+
+class VerifiedStep(NamedTuple):
+    """One verification step of an output that is known.
+
+    Attributes:
+        start, end: it gave ``output[start:end]``.
+        draft: the tokens that it verified, none of them behind the end of the output.
+        accepted: how many of them, from the first, the output has. One more token is the model's own, unless the
+            output ends before it.
+        source, confidence: of the draft, where the predictor tells them.
+        ns: what drafting took, `push_tokens` and `predict_tokens` together.
+    """
+
+    start: int
+    end: int
+    draft: Sequence[int]
+    accepted: int
+    source: int | None = None
+    confidence: Sequence[float] | None = None
+    ns: int = 0
+
+    @classmethod
+    def verify(cls, output: Sequence[int], start: int, draft: Sequence[int], *told: Any) -> VerifiedStep:
+        """Accept of `draft` what stands in `output` at `start`. told: source, confidence, ns."""
+        draft = draft[: len(output) - start]
+        accepted = count_accepted(draft, output[start : start + len(draft)])
+        return cls(start, min(start + accepted + 1, len(output)), draft, accepted, *told)
 
 
 class PredictorLoop:
@@ -189,9 +219,7 @@ class PredictorLoop:
 
     def push(self, tokens: Sequence[int]) -> None:
         """Take the tokens of one step, in order: what was accepted of the last draft, then the model's own."""
-        matched = 0
-        while matched < min(len(tokens), len(self._draft)) and tokens[matched] == self._draft[matched]:
-            matched += 1
+        matched = count_accepted(self._draft, tokens)
         self.predictions.validated += matched
         if matched < len(tokens):  # else the output ended there: the rest was not put to the test
             self.predictions.refuted += len(self._draft) - matched
@@ -199,6 +227,25 @@ class PredictorLoop:
         new = [int(token) for token in tokens]
         if new:
             self._try("push_tokens", lambda: self.predictor.push_tokens(new))
+
+    def follow(self, output: Sequence[int], draft_in_prefill: bool = False) -> Iterator[VerifiedStep]:
+        """After `start`: let a known output play the model, and yield each step once it is verified.
+
+        The prefill gives ``output[:1]`` and is no such step; with `draft_in_prefill` it verifies a draft like any
+        other. The predictor sees a token only after the step that gave it, and never those of the last step.
+        """
+        position = 0 if draft_in_prefill else 1
+        fresh = output[:position]
+        while position < len(output):
+            began = time.perf_counter_ns()
+            self.push(fresh)
+            draft = self.draft(len(output) - position)
+            ns = time.perf_counter_ns() - began
+            told = (getattr(self.predictor, name, None) for name in ("source", "confidence"))
+            step = VerifiedStep.verify(output, position, draft, *told, ns)
+            yield step
+            position = step.end
+            fresh = output[step.start : position]
 
     def stop(self) -> None:
         """End the sequence. The predictor may be started again, by this loop or another."""
@@ -233,16 +280,15 @@ class PredictorLoop:
 
     def _checked(self, tokens: Iterable[int], most: int) -> list[int]:
         """The first `most` of them as plain ints."""
-        checked: list[int] = []
-        for token in tokens:
-            if len(checked) == most:
-                break
-            try:
-                checked.append(operator.index(token))
-            except TypeError:
-                raise TypeError(f"draft: expected token ids, found {type(token).__name__}") from None
-        for position, token in enumerate(checked):
-            if token < 0 or (self.vocab_size is not None and token >= self.vocab_size):
-                below = "" if self.vocab_size is None else f" < {self.vocab_size}"
-                raise ValueError(f"draft[{position}]: expected 0 <= id{below}, found {token}")
+        taken = list(itertools.islice(tokens, most))
+        try:
+            checked = list(map(operator.index, taken))
+        except TypeError:
+            bad = next(token for token in taken if not hasattr(token, "__index__"))
+            raise TypeError(f"draft: expected token ids, found {type(bad).__name__}") from None
+        below = float("inf") if self.vocab_size is None else self.vocab_size
+        if checked and not (min(checked) >= 0 and max(checked) < below):
+            position = next(i for i, token in enumerate(checked) if not 0 <= token < below)
+            upper = "" if self.vocab_size is None else f" < {self.vocab_size}"
+            raise ValueError(f"draft[{position}]: expected 0 <= id{upper}, found {checked[position]}")
         return checked

@@ -10,12 +10,9 @@ import torch
 
 from ..config import DrafterConfig
 from ..drafter import Drafter
+from ..ops.draft import Draft
 from ..ops.recipe_lookup import Recipes
 from .base import PredictorOptions, TokenPredictor
-
-#: Where neither the loop nor the tokens say more.
-_UNKNOWN_VOCAB = 2**31 - 1
-_SMALLEST_ROW = 1024
 
 
 class PredictedOutputTokenPredictor(TokenPredictor):
@@ -31,6 +28,9 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         config: the drafter's settings.
         recipes: the drafter's.
         device: where the drafter runs. On the CPU a step takes some 10 µs where Numba is installed.
+        max_context_len: tokens of prompt and output that the drafter has room for at first; it grows.
+        max_prediction_len: the same of the prediction.
+        vocab_size: where the loop does not know it: a draft ends before an id that is not below it.
 
     Raises:
         TypeError: a prediction of another type.
@@ -45,12 +45,31 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         config: DrafterConfig | None = None,
         recipes: Recipes | None = None,
         device: torch.device | str = "cpu",
+        max_context_len: int = 1024,
+        max_prediction_len: int = 1024,
+        vocab_size: int = 2**31 - 1,
     ) -> None:
         self.prediction = prediction
         self.tokenizer = tokenizer
         self._settings: dict[str, Any] = {"config": config, "recipes": recipes, "device": device}
+        self._vocab_size = vocab_size
+        #: Of the drafter, as it is called with them.
+        self._sizes = {"max_context_len": max_context_len, "max_prediction_len": max_prediction_len}
         self._drafter: Drafter | None = None
-        self._drafter_size: tuple[int, ...] = ()
+        self._draft: Draft | None = None
+
+    @property
+    def source(self) -> int:
+        """The `gpu_align.Source` of the last draft."""
+        return 0 if self._draft is None else int(self._draft.source[0])
+
+    @property
+    def confidence(self) -> list[float]:
+        """The drafter's confidence in each token of the last draft."""
+        if self._draft is None:
+            return []
+        told: list[float] = self._draft.confidence[0, : int(self._draft.length[0])].tolist()
+        return told
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
         super().reset(state_tokens, options)
@@ -60,65 +79,60 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             tokenizer = self.tokenizer if self.tokenizer is not None else options.tokenizer
             self._ids = encode_prediction(self.prediction, tokenizer)
         self._prompt_len = len(self.state_tokens)
-        self._make_room(options.max_len or self._prompt_len + 1)
+        self._begin(options.max_len or self._prompt_len + 1)
 
     def push_tokens(self, tokens: Sequence[int]) -> None:
         super().push_tokens(tokens)
-        if self._drafter is None:
-            raise RuntimeError(f"{type(self).__name__}: reset() must be called before push_tokens()")
+        self._started("push_tokens")
         if len(self.state_tokens) > self._token_ids.shape[1]:
             # A draft depends on the tokens alone: a larger drafter goes on where the smaller one was.
-            self._make_room(2 * len(self.state_tokens))
-            return
-        self._write(tokens)
+            self._begin(2 * len(self.state_tokens))
+        else:
+            self._write(tokens)
 
     def predict_tokens(self) -> list[int]:
         self._check_disposed()
-        if self._drafter is None:
-            raise RuntimeError(f"{type(self).__name__}: reset() must be called before predict_tokens()")
-        draft = self._drafter.propose(self._token_ids, self._total_len, self._slots, self._num_sampled)
+        drafter = self._started("predict_tokens")
+        draft = drafter.propose(self._token_ids, self._total_len, self._slots, self._num_sampled)
+        self._draft = draft
         tokens: list[int] = draft.token_ids[0, : int(draft.length[0])].tolist()
         return tokens
 
     def dispose(self) -> None:
         super().dispose()
-        self._drafter = None
+        self._drafter = self._draft = None
         self._ids = []
 
-    def _make_room(self, max_len: int) -> None:
+    def _started(self, called: str) -> Drafter:
+        if self._drafter is None:
+            raise RuntimeError(f"{type(self).__name__}: reset() must be called before {called}()")
+        return self._drafter
+
+    def _begin(self, max_len: int) -> None:
         """Begin the sequence in a drafter that holds so many tokens, and write the tokens so far."""
-        options = self.options
-        vocab_size = options.vocab_size or _UNKNOWN_VOCAB
-        needed = max_len, max(len(self._ids), 1)
-        *room, vocab, drafts = self._drafter_size or (0, 0, 0, 0)
-        fits = all(n <= r for n, r in zip(needed, room, strict=True))
-        if not fits or (vocab, drafts) != (vocab_size, options.num_draft_tokens):
-            sizes = [max(n, r, _SMALLEST_ROW) for n, r in zip(needed, room, strict=True)]
-            self._drafter_size = (*sizes, vocab_size, options.num_draft_tokens)
-            self._drafter = Drafter(
-                max_slots=1,
-                max_context_len=sizes[0],
-                max_prediction_len=sizes[1],
-                num_draft_tokens=options.num_draft_tokens,
-                vocab_size=vocab_size,
-                **self._settings,
-            )
-            device = self._drafter.device
-            self._token_ids = torch.zeros((1, sizes[0]), dtype=torch.int32, device=device)
+        sizes = {
+            "max_context_len": max(max_len, self._sizes["max_context_len"]),
+            "max_prediction_len": max(len(self._ids), self._sizes["max_prediction_len"]),
+            "vocab_size": self.options.vocab_size or self._vocab_size,
+            "num_draft_tokens": self.options.num_draft_tokens,
+        }
+        if self._drafter is None or sizes != self._sizes:
+            settings: dict[str, Any] = {**sizes, **self._settings}
+            self._drafter = Drafter(max_slots=1, **settings)
+            self._sizes, device = sizes, self._drafter.device
+            self._token_ids = torch.zeros((1, sizes["max_context_len"]), dtype=torch.int32, device=device)
             self._total_len = torch.zeros(1, dtype=torch.int32, device=device)
             self._slots = torch.zeros(1, dtype=torch.int64, device=device)
             self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)
-        assert self._drafter is not None
         self._drafter.add(0, self._ids, self._prompt_len)
+        self._draft = None
         self._length = 0
-        self._total_len.zero_()
         self._write(self.state_tokens)
         self._num_sampled.fill_(1)  # drafts are wanted in the prefill step, too
 
     def _write(self, tokens: Sequence[int]) -> None:
         end = self._length + len(tokens)
-        new = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
-        self._token_ids[0, self._length : end].copy_(new)
+        self._token_ids[0, self._length : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
         self._length = end
         self._total_len.fill_(end)
         self._num_sampled.fill_(max(len(tokens), 1))

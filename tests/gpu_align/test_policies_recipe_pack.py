@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gpu_align import DrafterConfig, Recipes, Source
 from gpu_align.policies import RECIPE_POLICIES, RecipeLookup
+from gpu_align.predictors import PredictorOptions
 from gpu_align.simulate import Record
-from gpu_align.tools.simulate.policies import DrafterPolicy
+from gpu_align.tools.simulate.policies import our_drafter
 from tests.gpu_align.test_policies import replay
 
 Row = tuple[list[int], list[int], list[float]]
@@ -131,8 +132,8 @@ def test_our_drafter_drafts_the_same_where_it_has_nothing_else() -> None:
     for tokens in ([1], [7, 1], [5, 7, 1], [8], [3]):
         record = Record("a", [], [], [*tokens, *[6] * 8])
         config = DrafterConfig(use_context=False)
-        ours = DrafterPolicy.for_records([record], 8, config, recipes=recipes)
-        ours.start([], [], 8)
-        ours.extend(tokens)
-        assert ours.propose() == draft_after(tokens)
+        ours = our_drafter([record], config, recipes)
+        ours.reset([], PredictorOptions(8))
+        ours.push_tokens(tokens)
+        assert ours.predict_tokens() == draft_after(tokens)
         assert ours.source == (Source.RECIPE if draft_after(tokens) else Source.NONE)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align.policies import StaticText, guess_line_end, line_end_test
-from gpu_align.tools.policies.static_text import GUESSED_LINE_LENGTH, Aligner, _last_match_difflib
+from gpu_align.tools.policies.static_text import GUESSED_LINE_LENGTH, Aligner, last_match_difflib
 
 pytest.importorskip("rapidfuzz")
-from gpu_align.tools.policies.static_text import _last_match_rapidfuzz
+from gpu_align.tools.policies.static_text import last_match_rapidfuzz
 
 BOTH = pytest.mark.parametrize("aligner", ["rapidfuzz", "difflib"])
 
@@ -123,7 +123,7 @@ def lcs_table(a: list[int], b: list[int]) -> list[list[int]]:
 @settings(max_examples=400, deadline=None)
 @given(a=LINES, b=LINES.filter(bool))
 def test_rapidfuzz_match_belongs_to_a_longest_common_subsequence(a: list[int], b: list[int]) -> None:
-    at = _last_match_rapidfuzz(a, b)
+    at = last_match_rapidfuzz(a, b)
     table = lcs_table(a, b)
     best = table[len(a)][len(b)]
     possible = [i for i in range(len(a)) if a[i] == b[-1] and table[i][len(b) - 1] + 1 == best]
@@ -153,15 +153,15 @@ def test_aligners_agree_without_repeated_or_moved_lines(
             output.insert(at, 1000 + serial)
     completed = output[:length]
     if completed:
-        assert _last_match_difflib(predicted, completed) == _last_match_rapidfuzz(predicted, completed)
+        assert last_match_difflib(predicted, completed) == last_match_rapidfuzz(predicted, completed)
 
 
 def test_aligners_differ_where_a_block_moved() -> None:
     """The documented difference: difflib takes the longest block, which here is not part of an LCS."""
     predicted = [1, 2, 3, 7, 8, 4, 5, 6]
     completed = [7, 8, 1, 9, 2, 9, 3]
-    assert _last_match_rapidfuzz(predicted, completed) == 2
-    assert _last_match_difflib(predicted, completed) is None
+    assert last_match_rapidfuzz(predicted, completed) == 2
+    assert last_match_difflib(predicted, completed) is None
 
 
 def test_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

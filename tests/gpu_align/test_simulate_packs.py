@@ -25,8 +25,7 @@ from gpu_align.simulate import (
 )
 from gpu_align.tools.cli import app
 from gpu_align.tools.html import Origin
-from gpu_align.tools.simulate import packs
-from gpu_align.tools.simulate.policies import replay_batched, sizes_for
+from gpu_align.tools.simulate.policies import replay_batched, sizes_for, tokenized_pack
 from tests.gpu_align.test_simulate_records import lines
 
 TEXT = "alpha beta gamma delta\n"
@@ -39,7 +38,7 @@ def encoded(text: str, identifier: str = "a") -> Record:
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    packs._tokenized.cache_clear()
+    tokenized_pack.cache_clear()
 
 
 @pytest.fixture

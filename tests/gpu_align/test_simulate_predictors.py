@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_align.predictors import InputLookupTokenPredictor
-from gpu_align.simulate import PredictorPolicy, Record, import_policy, make_policies, replay
+from gpu_align.simulate import Record, import_policy, make_policies, replay
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECORDS = [Record("a", prompt=[1, 2, 3], prediction=[4, 5, 6, 7, 8, 9], output=[4, 5, 6, 7, 1, 9])]
@@ -82,7 +82,7 @@ def test_options_of_a_predictor(arguments: str) -> None:
     [policy] = make_policies([path], RECORDS, 8)
     assert policy.name == path
     given = ((2, 4), (1, 6)) if arguments else ()
-    other = PredictorPolicy(InputLookupTokenPredictor(*given), "x")
+    other = InputLookupTokenPredictor(*given)
     ours, theirs = replay(policy, RECORDS[0], 8), replay(other, RECORDS[0], 8)
     assert (ours.steps, ours.accepted, ours.rejected) == (theirs.steps, theirs.accepted, theirs.rejected)
 
@@ -115,8 +115,6 @@ def test_bad_import_paths(path: str, message: str) -> None:
 def test_a_predictor_that_fails_ends_the_replay() -> None:
     """Its figures would not be its own."""
     policy = import_policy("gpu_align.predictors:InputLookupTokenPredictor")
-    with pytest.raises(RuntimeError, match=r"start\(\) must be called"):
-        policy.propose()
-    policy._predictor.dispose()  # type: ignore[attr-defined]
+    policy.dispose()
     with pytest.raises(RuntimeError, match="disposed"):
         replay(policy, RECORDS[0], 8)

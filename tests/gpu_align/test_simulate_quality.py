@@ -9,6 +9,7 @@ import pytest
 
 from gpu_align import DrafterConfig
 from gpu_align.policies import OPTIONAL_POLICIES
+from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import (
     SWEEP,
     Record,
@@ -93,16 +94,13 @@ def test_reliability_counts_by_hand() -> None:
 
 
 def test_reliability_stops_at_the_first_wrong_token() -> None:
-    class Sure:
-        name = "sure"
+    class Sure(TokenPredictor):
         confidence = (0.9, 0.8, 0.7, 0.6)
 
-        def start(self, *_: object) -> None: ...
-        def extend(self, _: object) -> None: ...
-        def propose(self) -> list[int]:
+        def predict_tokens(self) -> list[int]:
             return [2, 9, 9, 9]
 
-    pair = replay(Sure(), Record("a", [], [], [1, 2, 3, 5, 5]), 4)  # type: ignore[arg-type]
+    pair = replay(Sure(), Record("a", [], [], [1, 2, 3, 5, 5]), 4)
     # [2, 9…]: 0.9 right, 0.8 wrong, the others not tested; then [2, …] against 5, 5: 0.9 wrong, one token left.
     assert pair.reliability.drafts[[90, 80, 70, 60]].tolist() == [3, 1, 0, 0]
     assert pair.reliability.accepted.sum() == 1

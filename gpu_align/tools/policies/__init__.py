@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .base import Policy
 from .lookup import (
@@ -16,7 +17,6 @@ from .lookup import (
     InputLookup,
     PromptLookup,
     RecipeLookup,
-    RecipeRows,
     SuffixDecoding,
     prompt_lookup_transformers,
     prompt_lookup_vllm,
@@ -24,6 +24,9 @@ from .lookup import (
     suffix_decoding_available,
 )
 from .static_text import Cursor, Myers, OpenAI, StaticText, guess_line_end, line_end_test
+
+if TYPE_CHECKING:
+    from ...ops.recipe_lookup import Recipes
 
 #: Command-line name -> a new policy with its published defaults.
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -56,7 +59,7 @@ OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 #: The same for policies that draft from recipes, which are tokens of one tokenizer.
-RECIPE_POLICIES: dict[str, Callable[[RecipeRows], Policy]] = {"recipe_pack": RecipeLookup}
+RECIPE_POLICIES: dict[str, Callable[[Recipes], Policy]] = {"recipe_pack": RecipeLookup}
 
 
 __all__ = [
@@ -71,7 +74,6 @@ __all__ = [
     "Policy",
     "PromptLookup",
     "RecipeLookup",
-    "RecipeRows",
     "StaticText",
     "SuffixDecoding",
     "guess_line_end",

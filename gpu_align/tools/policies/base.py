@@ -1,16 +1,15 @@
-"""What a single-sequence drafter looks like to the simulator."""
+"""What published drafters share: checks of what they are given, and a cursor in the prediction."""
 
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from ...predictors.base import PredictorOptions, TokenPredictor, check_count
 
-class Policy(ABC):
-    """One drafter for one sequence: the loop that the simulator, or any engine, runs.
 
-    ::
+class Policy(TokenPredictor):
+    """A published drafter: a `TokenPredictor` over plain lists, which may also be run by itself::
 
         policy.start(prompt, prediction, num_draft_tokens)
         while not finished:
@@ -18,17 +17,24 @@ class Policy(ABC):
             tokens = verify(draft)            # accepted prefix of the draft, then one token of the model
             policy.extend(tokens)             # 1 <= len(tokens) <= len(draft) + 1
 
-    A policy sees a token only after ``extend`` gave it; `propose` may be called before the first
-    ``extend`` (drafting in the prefill step).
+    `propose` changes no state and may be called before the first `extend`: drafting in the prefill step. `reset`,
+    `predict_tokens` and `push_tokens` call these three. A subclass writes `_begin`, `_draft` and `_advance`, and
+    finds what was given in `_prompt`, `_prediction` and `_output`; or it writes the three itself.
 
-    A policy may have two more attributes about its last draft: ``source``, a `gpu_align.Source`, and
-    ``confidence``, for each token the estimated probability that it is accepted if those before it are.
+    Args:
+        name: on the command line and in reports; that of the class by default.
+
+    Errors: `start` and `extend` raise ``TypeError`` for anything that is not a sequence of integers and
+    ``ValueError`` for a negative token id, ``num_draft_tokens < 1`` or an empty ``extend``. `propose` and
+    `extend` raise ``RuntimeError`` before the first `start`. `predict_tokens` raises ``ValueError`` for a draft of
+    more than K tokens.
     """
 
-    #: The name used on the command line and in reports.
-    name: str
+    _num_draft_tokens = 0
 
-    @abstractmethod
+    def __init__(self, name: str = "") -> None:
+        self.name = name or self.name
+
     def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
         """Forget everything and begin a new sequence.
 
@@ -37,46 +43,19 @@ class Policy(ABC):
             prediction: token ids of the predicted output; may be empty.
             num_draft_tokens: K, the most tokens `propose` may return; ``K >= 1``.
         """
-
-    @abstractmethod
-    def propose(self) -> list[int]:
-        """Draft tokens for the next verification step: 0 to K token ids. Changes no state."""
-
-    @abstractmethod
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that one verification step produced, in order."""
-
-
-class SequencePolicy(Policy):
-    """A policy over plain lists: subclasses write `_begin`, `_draft` and `_advance`.
-
-    Attributes:
-        name: the name on the command line and in reports.
-
-    Errors: `start` and `extend` raise ``TypeError`` for anything that is not a sequence of integers and
-    ``ValueError`` for a negative token id, ``num_draft_tokens < 1`` or an empty ``extend``. `propose` and
-    `extend` raise ``RuntimeError`` before the first `start`.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._prompt: list[int] = []
-        self._prediction: list[int] = []
-        self._output: list[int] = []
-        self._num_draft_tokens = 0
-
-    def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
         self._prompt = check_tokens("prompt", prompt)
         self._prediction = check_tokens("prediction", prediction)
         self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
-        self._output = []
+        self._output: list[int] = []
         self._begin()
 
     def propose(self) -> list[int]:
+        """Draft tokens for the next verification step: 0 to K token ids. Changes no state."""
         self._check_started()
         return self._draft()[: self._num_draft_tokens]
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Take the tokens that one verification step produced, in order."""
         self._check_started()
         checked = check_tokens("tokens", tokens)
         if not checked:
@@ -84,24 +63,39 @@ class SequencePolicy(Policy):
         self._output.extend(checked)
         self._advance(checked)
 
+    def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
+        super().reset(state_tokens, options)
+        self.start(list(state_tokens), list(options.prediction), options.num_draft_tokens)
+
+    def predict_tokens(self) -> list[int]:
+        self._check_disposed()
+        draft, most = self.propose(), self.options.num_draft_tokens
+        if len(draft) > most:
+            raise ValueError(
+                f"policy {self.name!r}: expected at most {most} draft tokens, found {len(draft)}"
+            )
+        return draft
+
+    def push_tokens(self, tokens: Sequence[int]) -> None:
+        super().push_tokens(tokens)
+        self.extend(list(tokens))
+
     def _check_started(self) -> None:
         if self._num_draft_tokens == 0:
             raise RuntimeError(f"policy {self.name!r}: start() must be called before propose() and extend()")
 
-    @abstractmethod
     def _begin(self) -> None:
         """Reset the subclass's state; prompt, prediction and K are set, the output is empty."""
 
-    @abstractmethod
     def _draft(self) -> list[int]:
         """Draft tokens in order; `propose` cuts them to K."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _advance(self, tokens: list[int]) -> None:
         """Take one step's tokens; `self._output` ends in them already."""
 
 
-class CursorPolicy(SequencePolicy):
+class CursorPolicy(Policy):
     """A policy that drafts from one position in the prediction: a subclass moves `_cursor` in `_advance`.
 
     ::
@@ -119,12 +113,11 @@ class CursorPolicy(SequencePolicy):
             return []
         return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
 
-
-def follow(text: list[int], cursor: int | None, tokens: list[int]) -> int | None:
-    """The cursor behind `tokens` where they are what stands in `text` at `cursor`, else None."""
-    if cursor is None or text[cursor : cursor + len(tokens)] != tokens:
-        return None
-    return cursor + len(tokens)
+    def _follow(self, tokens: list[int]) -> None:
+        """Move the cursor behind `tokens` where they are what the prediction has there, else lose it."""
+        if self._cursor is not None:
+            end = self._cursor + len(tokens)
+            self._cursor = end if self._prediction[self._cursor : end] == tokens else None
 
 
 def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
@@ -134,26 +127,12 @@ def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
     try:
         checked = list(map(operator.index, tokens))
     except TypeError:
-        raise TypeError(f"{name}: expected a sequence of token ids, got {_describe(tokens)}") from None
+        found = type(tokens).__name__
+        if isinstance(tokens, Sequence):
+            bad = next((token for token in tokens if not hasattr(token, "__index__")), None)
+            found = f"an element of type {type(bad).__name__}"
+        raise TypeError(f"{name}: expected a sequence of token ids, got {found}") from None
     if checked and min(checked) < 0:
         at = next(i for i, token in enumerate(checked) if token < 0)
         raise ValueError(f"{name}: expected token ids >= 0, got {checked[at]} at index {at}")
     return checked
-
-
-def check_count(name: str, value: int, minimum: int = 1) -> int:
-    """An int of at least `minimum`, or an error that names the argument."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
-    if count < minimum:
-        raise ValueError(f"{name}: expected an integer >= {minimum}, got {count}")
-    return count
-
-
-def _describe(tokens: object) -> str:
-    if not isinstance(tokens, Sequence):
-        return type(tokens).__name__
-    bad = next((token for token in tokens if not hasattr(token, "__index__")), None)
-    return f"an element of type {type(bad).__name__}"

@@ -1,22 +1,27 @@
-"""Prompt lookup: draft what followed an earlier occurrence of the last few tokens."""
+"""Drafters that look the last tokens up: in the texts, in a suffix tree, or in a table of recipes."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import MissingExtraError
-from .base import SequencePolicy, check_count, follow
+from ...predictors.base import check_count
+from ...predictors.input_lookup import InputLookupTokenPredictor
+from .base import Policy
+
+if TYPE_CHECKING:
+    from ...ops.recipe_lookup import Recipes
 
 Tie = Literal["latest", "earliest"]
 
 
-class PromptLookup(SequencePolicy):
+class PromptLookup(Policy):
     """N-gram lookup over prompt, prediction and output as one text.
 
     ::
@@ -29,8 +34,7 @@ class PromptLookup(SequencePolicy):
                 return text[e : e + min(prediction_max, K)]
         return []
 
-    An occurrence may overlap the pattern, and a draft may run from the prediction on into the output, as
-    in any text. The policy has no notion of a cursor: order counts only through the tie rule.
+    An occurrence may overlap the pattern, and a draft may run from the prediction on into the output.
 
     Args:
         pattern_min: shortest pattern that is looked up; ``>= 1``.
@@ -40,8 +44,7 @@ class PromptLookup(SequencePolicy):
         tie: which of several occurrences of that pattern is taken.
         name: the name in reports.
 
-    Cost: ``pattern_max - pattern_min + 1`` dictionary entries a token, whatever the length of the text;
-    the result is that of the scan above.
+    Cost: ``pattern_max - pattern_min + 1`` dictionary entries a token, whatever the length of the text.
 
     Source: A. Saxena, "Prompt Lookup Decoding", https://github.com/apoorvumang/prompt-lookup-decoding.
     """
@@ -59,9 +62,9 @@ class PromptLookup(SequencePolicy):
         self._pattern_min = check_count("pattern_min", pattern_min)
         self._pattern_max = check_count("pattern_max", pattern_max, minimum=self._pattern_min)
         self._prediction_min = check_count("prediction_min", prediction_min)
-        self._prediction_max: int | None = None
-        if prediction_max is not None:
-            self._prediction_max = check_count("prediction_max", prediction_max, minimum=self._prediction_min)
+        if prediction_max is None:
+            prediction_max = sys.maxsize
+        self._prediction_max = check_count("prediction_max", prediction_max, minimum=self._prediction_min)
         if tie not in ("latest", "earliest"):
             raise ValueError(f"tie: expected 'latest' or 'earliest', got {tie!r}")
         self._keep_first = tie == "earliest"
@@ -86,9 +89,7 @@ class PromptLookup(SequencePolicy):
 
     def _draft(self) -> list[int]:
         text = self._text
-        length = self._num_draft_tokens
-        if self._prediction_max is not None:
-            length = min(length, self._prediction_max)
+        length = min(self._num_draft_tokens, self._prediction_max)
         for n in range(min(self._pattern_max, len(text)), self._pattern_min - 1, -1):
             end = self._ends.get(tuple(text[-n:]))
             if end is not None:
@@ -128,32 +129,20 @@ def prompt_lookup_transformers() -> PromptLookup:
     return PromptLookup(1, 2, prediction_max=10, tie="earliest", name="prompt_lookup_transformers")
 
 
-class InputLookup(SequencePolicy):
+class InputLookup(Policy):
     """Longest-suffix lookup in the input, and then along the match as long as it holds.
 
-    The input is ``prompt + prediction`` and never grows; the state is the input followed by the output::
-
-        if the last match still holds:                       # all tokens since then continued it
-            return input[end : end + prediction_max]         # unless the input is used up
-        length(e) = min(pattern_max, longest common suffix of input[:e] and the state)
-        end = the smallest e <= len(input) - prediction_min + 1 with the largest length(e)
-        return input[end : end + prediction_max] if length(end) >= pattern_min else []
-
-    A draft of fewer than ``prediction_min`` tokens is not made. The bound on e is one larger than it should
-    be, as in the original: a match at the very end of the input can win and then have nothing to offer.
+    An `InputLookupTokenPredictor`, whose docstring has the rule: the input is ``prompt + prediction`` and never
+    grows, the state is the input followed by the output.
 
     Args:
         pattern_min: shortest suffix that counts as a match; ``>= 1``.
         pattern_max: longest suffix that is told apart; ``None`` compares without limit. The original
-            documents 0 as "no limit" and as its default, but its constructor raises it to ``pattern_min``,
-            so that what runs by default is 1. The default here is what runs.
+            documents no limit as its default, but its constructor raises it to ``pattern_min``, so that what runs
+            by default is 1. The default here is what runs.
         prediction_min: fewest tokens a new match must be able to draft; ``>= 1``.
         prediction_max: most tokens drafted a step; raised to ``pattern_min``, as in the original.
-
-    The match is set by `propose` and followed by `extend`, so tokens of a step that was not preceded by
-    `propose` (a plain prefill) start no match, as in the original.
-
-    Cost: O(occurrences of the token in the input) a token.
+        name: the name in reports.
 
     Source: https://github.com/withcatai/node-llama-cpp,
     ``src/evaluator/LlamaContext/tokenPredictors/InputLookupTokenPredictor.ts``.
@@ -168,72 +157,27 @@ class InputLookup(SequencePolicy):
         name: str = "input_lookup_node_llama_cpp",
     ) -> None:
         super().__init__(name)
-        self._pattern_min = check_count("pattern_min", pattern_min)
-        self._pattern_max: int | None = None
-        if pattern_max is not None:
-            self._pattern_max = check_count("pattern_max", pattern_max, minimum=self._pattern_min)
-        self._prediction_min = check_count("prediction_min", prediction_min)
-        self._prediction_max = max(self._pattern_min, check_count("prediction_max", prediction_max))
+        shortest = check_count("pattern_min", pattern_min)
+        longest = sys.maxsize if pattern_max is None else check_count("pattern_max", pattern_max, shortest)
+        self._lookup = InputLookupTokenPredictor((shortest, longest), (prediction_min, prediction_max))
 
     def _begin(self) -> None:
-        self._input = self._prompt + self._prediction
-        self._positions: dict[int, list[int]] = {}
-        for position, token in enumerate(self._input):
-            self._positions.setdefault(token, []).append(position)
-        # End position in the input -> length of the common suffix of input[:end] and the state, where > 0.
-        self._lengths = {end: n for end, n in enumerate(_suffix_lengths(self._input)) if n > 0}
-        self._match_end: int | None = None
+        text = self._prompt + self._prediction
+        self._lookup.update_input_tokens(text)
+        self._lookup.reset(text, self.options)
 
     def _draft(self) -> list[int]:
-        if self._match_end is None or self._match_end >= len(self._input):
-            self._match_end = self._find()
-        if self._match_end is None:
-            return []
-        return self._input[self._match_end : self._match_end + self._prediction_max]
-
-    def _find(self) -> int | None:
-        """Where the best match ends, or None if there is none or nothing follows it."""
-        last_end = len(self._input) - self._prediction_min + 1
-        best, best_length = -1, self._pattern_min - 1
-        for end, common in self._lengths.items():  # ascending ends, so that a tie keeps the earliest
-            length = common if self._pattern_max is None else min(common, self._pattern_max)
-            if length > best_length and end <= last_end:
-                best, best_length = end, length
-        if best < 0 or min(self._prediction_max, len(self._input) - best) < self._prediction_min:
-            return None
-        return best
+        return self._lookup.predict_tokens()
 
     def _advance(self, tokens: list[int]) -> None:
-        self._match_end = follow(self._input, self._match_end, tokens)
-        for token in tokens:
-            before = self._lengths
-            self._lengths = {end + 1: before.get(end, 0) + 1 for end in self._positions.get(token, ())}
-
-
-def _suffix_lengths(tokens: list[int]) -> list[int]:
-    """For every end e in 0..N, the longest common suffix of ``tokens[:e]`` and ``tokens``. O(N).
-
-    The Z-function of the reversed sequence (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1.3).
-    """
-    n = len(tokens)
-    reverse = tokens[::-1]
-    z = [n] + [0] * n
-    left = right = 0
-    for i in range(1, n):
-        length = min(right - i, z[i - left]) if i < right else 0
-        while i + length < n and reverse[length] == reverse[i + length]:
-            length += 1
-        z[i] = length
-        if i + length > right:
-            left, right = i, i + length
-    return z[::-1]
+        self._lookup.push_tokens(tokens)
 
 
 #: The id of the request that is being drafted for.
 _REQUEST = 0
 
 
-class SuffixDecoding(SequencePolicy):
+class SuffixDecoding(Policy):
     """Drafts from a suffix tree over prompt, prediction and output; the tree is Arctic's own code.
 
     ::
@@ -359,23 +303,7 @@ def _cache(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
     return module.SuffixDecodingCache(max_tree_depth, max_cached_requests=max_cached_requests)
 
 
-class RecipeRows(Protocol):
-    """`gpu_align.Recipes`, without what it imports."""
-
-    @property
-    def context(self) -> npt.NDArray[np.signedinteger[Any]]:
-        """[R, tokens]: the last tokens that a recipe applies after, the very last one first; -1 behind them."""
-
-    @property
-    def token_ids(self) -> npt.NDArray[np.signedinteger[Any]]:
-        """[R, tokens]: the continuation; -1 behind it."""
-
-    @property
-    def survival(self) -> npt.NDArray[np.floating[Any]]:
-        """[R, tokens]: probability that the first k of them are all accepted."""
-
-
-class RecipeLookup(SequencePolicy):
+class RecipeLookup(Policy):
     """A lookup table and nothing else: the prediction is not used.
 
     ::
@@ -400,7 +328,7 @@ class RecipeLookup(SequencePolicy):
     collected from what a model writes and are not published; ours are learned from texts.
     """
 
-    def __init__(self, recipes: RecipeRows, min_survival: float = 0.2, name: str = "recipe_pack") -> None:
+    def __init__(self, recipes: Recipes, min_survival: float = 0.2, name: str = "recipe_pack") -> None:
         super().__init__(name)
         if not 0 <= min_survival <= 1:
             raise ValueError(f"min_survival: expected 0 <= p <= 1, got {min_survival}")

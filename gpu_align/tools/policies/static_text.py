@@ -1,4 +1,4 @@
-"""Cascade's static text: a cursor, and line-level alignment at completed lines after a divergence."""
+"""Drafters with a cursor in the prediction: how each finds it again is what they differ in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .base import CursorPolicy, SequencePolicy, check_count, follow
+from ...predictors.base import check_count, count_accepted
+from .base import CursorPolicy, Policy
 
 
 class Cursor(CursorPolicy):
@@ -23,8 +24,7 @@ class Cursor(CursorPolicy):
                     cursor += 1 for each new token that equals prediction[cursor]
                     at the first that does not: stop drafting for the rest of the sequence
 
-    The cursor starts at 0, so the policy can draft in the prefill step. A token beyond the end of the
-    prediction counts as a mismatch. O(1) a token.
+    A token beyond the end of the prediction counts as a mismatch. O(1) a token.
 
     Example: prediction ``[5, 6, 7, 8]``, output ``[5, 6, 9, 8]``, K = 2. Step 1 drafts ``5 6`` and gets
     ``5 6 9``; from then on every draft is empty, although ``8`` matches again.
@@ -33,11 +33,10 @@ class Cursor(CursorPolicy):
     Predicted Outputs API", 2025) and a static draft without realignment behave like it.
     """
 
-    def __init__(self, name: str = "cursor") -> None:
-        super().__init__(name)
+    name = "cursor"
 
     def _advance(self, tokens: list[int]) -> None:
-        self._cursor = follow(self._prediction, self._cursor, tokens)
+        self._follow(tokens)
 
 
 Aligner = Literal["auto", "rapidfuzz", "difflib"]
@@ -66,17 +65,14 @@ class StaticText(CursorPolicy):
         ends_line: says of a token id whether its text contains a newline, see `line_end_test`; asked once
             for each distinct token. ``None``, when no tokenizer is known, stands for `guess_line_end`.
         aligner: ``"rapidfuzz"`` (longest common subsequence of lines), ``"difflib"`` (longest matching
-            blocks, from the standard library) or ``"auto"``: RapidFuzz where it is installed.
+            blocks, from the standard library) or ``"auto"``: RapidFuzz where it is installed. They differ where
+            lines repeat or blocks moved.
         name: the name in reports.
 
     Attributes:
         aligner: ``"rapidfuzz"`` or ``"difflib"``, the one in use.
 
     Errors: ``ImportError`` for ``aligner="rapidfuzz"`` without RapidFuzz, ``ValueError`` for another name.
-
-    The two aligners agree where the longest common subsequence is also made of longest common blocks; on
-    texts with moved blocks difflib prefers one long block to several short ones, and may then place the
-    last line elsewhere or not at all.
 
     Cost: O(1) a token while aligned. An attempt costs O(P·L / 64) with RapidFuzz for P prediction and L
     output lines, O(P·L) or worse with difflib.
@@ -100,12 +96,13 @@ class StaticText(CursorPolicy):
         if aligner == "rapidfuzz" and not installed:
             raise ImportError('aligner="rapidfuzz" needs RapidFuzz: pip install rapidfuzz')
         self.aligner = "rapidfuzz" if installed and aligner != "difflib" else "difflib"
-        self._align = _last_match_rapidfuzz if self.aligner == "rapidfuzz" else _last_match_difflib
+        self._align = last_match_rapidfuzz if self.aligner == "rapidfuzz" else last_match_difflib
         self._ends_line = guess_line_end if ends_line is None else ends_line
         self._is_end: dict[int, bool] = {}
 
     def _begin(self) -> None:
         super()._begin()
+        # A small int for each distinct line: both aligners then compare lines exactly, and fast.
         self._line_ids: dict[tuple[int, ...], int] = {}
         self._lines: list[list[int]] = [[]]
         self._line_starts = [0]
@@ -125,7 +122,6 @@ class StaticText(CursorPolicy):
         return self._is_end[token]
 
     def _line_id(self, line: list[int]) -> int:
-        """A small int for each distinct line: both aligners then compare lines exactly, and fast."""
         return self._line_ids.setdefault(tuple(line), len(self._line_ids))
 
     def _advance(self, tokens: list[int]) -> None:
@@ -135,7 +131,7 @@ class StaticText(CursorPolicy):
                 self._completed_ids.append(self._line_id(self._current))
                 self._current = []
                 self._may_attempt = True
-        self._cursor = follow(self._prediction, self._cursor, tokens)
+        self._follow(tokens)
         if self._cursor is None and self._completed_ids and self._may_attempt:
             self._cursor = self._attempt()
             self._may_attempt = False
@@ -163,14 +159,14 @@ def line_end_test(token_bytes: Callable[[int], bytes]) -> Callable[[int], bool]:
 def guess_line_end(token: int) -> bool:
     """Stands in for `line_end_test` when nothing is known of the tokenizer.
 
-    Cuts where the content says so, not where lines end: one token id in `GUESSED_LINE_LENGTH`, chosen by
-    the high bits of ``token * 2654435761 mod 2**32`` (Knuth's multiplicative hash), ends a "line". Equal
-    stretches of prediction and output are then cut alike, which is all that the alignment needs.
+    One token id in `GUESSED_LINE_LENGTH`, chosen by the high bits of ``token * 2654435761 mod 2**32`` (Knuth's
+    multiplicative hash), ends a "line". Equal stretches of prediction and output are then cut alike, which is all
+    that the alignment needs.
     """
     return ((token * 2654435761) & 0xFFFFFFFF) * GUESSED_LINE_LENGTH < 1 << 32
 
 
-def _last_match_rapidfuzz(predicted: list[int], completed: list[int]) -> int | None:
+def last_match_rapidfuzz(predicted: list[int], completed: list[int]) -> int | None:
     """The prediction line that a longest common subsequence matches to the last completed line, or None."""
     from rapidfuzz.distance import LCSseq
 
@@ -180,7 +176,7 @@ def _last_match_rapidfuzz(predicted: list[int], completed: list[int]) -> int | N
     return None
 
 
-def _last_match_difflib(predicted: list[int], completed: list[int]) -> int | None:
+def last_match_difflib(predicted: list[int], completed: list[int]) -> int | None:
     """The same question to difflib, whose blocks are the longest first and not always an LCS."""
     matcher = difflib.SequenceMatcher(None, predicted, completed, autojunk=False)
     for block in matcher.get_matching_blocks():
@@ -189,7 +185,7 @@ def _last_match_difflib(predicted: list[int], completed: list[int]) -> int | Non
     return None
 
 
-class OpenAI(SequencePolicy):
+class OpenAI(Policy):
     """Short lookahead, and a long wait after each divergence.
 
     ::
@@ -207,16 +203,15 @@ class OpenAI(SequencePolicy):
         lookahead: most tokens drafted a step (16 in the service); one divergence rejects at most so many.
         resume_after: matching tokens needed to draft again (32 in the service).
         resume_delay: tokens that then still pass without a draft, each of which must continue the match. The
-            published rule has none. The published counts of drafts with one token added, missing or replaced
-            (accepted 21, 22 and 21, rejected 11) are those of a delay of 3, see docs/published.md.
+            published rule has none; its counts are those of a delay of 3, see docs/published.md.
 
     Attributes:
         accepted: drafted tokens that the model confirmed, since `start`.
         rejected: drafted tokens that it did not, since `start`.
 
-    Both counters look at the last draft that `propose` returned; a step that was not preceded by `propose`
-    counts nothing. Tokens that the model adds after a fully accepted draft are in neither: a correct draft
-    of 58 tokens verified from the first one is 16 + 1 + 16 + 1 + 16 + 1 + 7, accepted 55 and 3 "extra".
+    Both look at the last draft that `propose` returned. Tokens that the model adds after a fully accepted draft
+    are in neither: a correct draft of 58 tokens verified from the first one is 16 + 1 + 16 + 1 + 16 + 1 + 7,
+    accepted 55 and 3 "extra".
 
     Cost: O(1) a token while aligned; O(resume_after) while diverged, after indexing the prediction once.
 
@@ -251,14 +246,11 @@ class OpenAI(SequencePolicy):
         return list(draft)
 
     def _advance(self, tokens: list[int]) -> None:
-        matched = 0
-        while matched < min(len(tokens), len(self._offered)) and tokens[matched] == self._offered[matched]:
-            matched += 1
+        matched = count_accepted(self._offered, tokens)
         self.accepted += matched
         self.rejected += len(self._offered) - matched
         self._offered = []
-        first = len(self._output) - len(tokens)
-        for position in range(first, len(self._output)):
+        for position in range(len(self._output) - len(tokens), len(self._output)):
             self._pass(position)
 
     def _pass(self, position: int) -> None:
@@ -305,10 +297,8 @@ class MyersFrontier:
         edits == min(dist(a[:x], b) for x in range(len(a) + 1))
         ends() == [x for x in range(len(a) + 1) if dist(a[:x], b) == edits]
 
-    Only the last layer of paths is kept. No path of an earlier layer had come to the end of ``b``, so
-    those are final, and growing ``b`` only lengthens the diagonals of the last layer that had.
-    All appends together take O((len(a) + len(b)) · edits) comparisons and O(edits) memory, vectorised
-    over the diagonals of a layer.
+    Only the last layer of paths is kept. No path of an earlier layer had come to the end of ``b``, so those are
+    final. All appends together take O((len(a) + len(b)) · edits) comparisons and O(edits) memory.
 
     Source: E. W. Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1 (1986).
     """
@@ -373,11 +363,9 @@ class Myers(CursorPolicy):
                  and prediction[x - 1] == output[-1]               # the script ends in a match
         draft  = prediction[cursor : cursor + K], or nothing if there is no such x
 
-    Before any output the cursor is 0. While the output follows the prediction, d = 0 and the cursor is
-    simply the next position; "realigning" is the same rule when d > 0. Coming back after an insertion or a
-    substitution needs one matching token. After a deletion of L tokens the script must pay L edits for the
-    jump, so it takes about L generated tokens until the jump is cheaper than calling all of them inserted:
-    the weakness of an edit distance for this purpose.
+    Before any output the cursor is 0. Coming back after an insertion or a substitution needs one matching token.
+    After a deletion of L tokens the script must pay L edits for the jump, so it takes about L generated tokens
+    until the jump is cheaper than calling all of them inserted: the weakness of an edit distance for this purpose.
 
     Cost: see `MyersFrontier`. A step that follows the prediction takes a few microseconds; an unrelated
     output of 8,000 tokens takes about a second in all.
@@ -388,8 +376,7 @@ class Myers(CursorPolicy):
     no shortest one ends in a match; see ``docs/developer/policies.md`` for the differences.
     """
 
-    def __init__(self, name: str = "myers") -> None:
-        super().__init__(name)
+    name = "myers"
 
     def _begin(self) -> None:
         super()._begin()

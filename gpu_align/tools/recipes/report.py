@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from ...config import DrafterConfig
-from ...drafter import Drafter
 from ...ops.draft import Source
 from ...ops.recipe_lookup import Recipes
+from ...predictors.loop import PredictorLoop
 from ...recipes.misses import Misses, count_misses
 from ...recipes.tokenize import Encode
+from ..simulate.policies import our_drafter
+from ..simulate.records import Record
 
 #: A task, a prompt, and what a model answered.
 Output = tuple[str, str, str]
@@ -92,12 +92,6 @@ class Report:
         }
 
 
-class _Text(NamedTuple):
-    task: str
-    prompt: Sequence[int]
-    output: Sequence[int]
-
-
 def report(
     recipes: Recipes,
     outputs: Iterable[Output],
@@ -107,77 +101,31 @@ def report(
     progress: Callable[[str, int], None] | None = None,
 ) -> Report:
     """See `RecipePack.report`."""
-    texts = []
+    records = []
     for task, prompt, output in outputs:
         before, after = encode([prompt, output])
         if len(after):
-            texts.append(_Text(task, [int(t) for t in before], [int(t) for t in after]))
+            records.append(Record(task, [int(t) for t in before], [], [int(t) for t in after]))
     found = Report(num_draft_tokens)
     for use_context, tasks in ((False, found.tasks), (True, found.with_context)):
-        replay = _Replay(recipes, texts, num_draft_tokens, use_context)
-        for text in texts:
-            replay.run(text, tasks.setdefault(text.task, TaskReport()), None if use_context else misses)
-            if progress is not None and use_context:
-                progress(text.task, 1)
-    return found
-
-
-class _Replay:
-    """A drafter with one slot, and the tensors of an engine."""
-
-    def __init__(
-        self, recipes: Recipes, texts: Sequence[_Text], num_draft_tokens: int, use_context: bool
-    ) -> None:
-        length = max((len(text.prompt) + len(text.output) for text in texts), default=1)
-        ids = [max((*text.prompt, *text.output)) for text in texts]
-        ids += [int(recipes.token_ids.max())] if len(recipes) else []
-        self._recipes = recipes
-        self._drafter = Drafter(
-            max_slots=1,
-            max_context_len=length,
-            max_prediction_len=1,
-            num_draft_tokens=num_draft_tokens,
-            vocab_size=max(ids, default=0) + 1,
-            device="cpu",
-            config=DrafterConfig(use_context=use_context),
-            recipes=recipes,
-        )
-        self._token_ids = torch.zeros((1, length), dtype=torch.int32)
-        self._total_len = torch.zeros(1, dtype=torch.int32)
-        self._slots = torch.zeros(1, dtype=torch.int64)
-
-    def run(self, text: _Text, counts: TaskReport, misses: Misses | None) -> None:
-        """Replay one output: the prefill gives its first token, each step those accepted and one more."""
-        self._drafter.add(0, [], len(text.prompt))
-        counts.tokens += len(text.output)
-        counts.steps += 1
-        position = 1
-        for draft, source in self._drafts(text):
-            draft = draft[: len(text.output) - position]
-            wrote = text.output[position : position + len(draft)]
-            accepted = next((k for k, token in enumerate(draft) if token != wrote[k]), len(draft))
-            if source == Source.RECIPE:
-                counts.drafted += min(accepted + 1, len(draft))
-                counts.accepted += accepted
-                if misses is not None:
-                    before = [*text.prompt, *text.output[:position]]
-                    count_misses(misses, before, position, draft, wrote, self._recipes.shape_of)
-            else:
-                counts.other += accepted
+        drafter = our_drafter(records, DrafterConfig(use_context=use_context), recipes)
+        loop = PredictorLoop(drafter, num_draft_tokens=num_draft_tokens, strict=True)
+        for record in records:
+            counts = tasks.setdefault(record.id, TaskReport())
+            counts.tokens += len(record.output)
             counts.steps += 1
-            position = min(position + accepted + 1, len(text.output))
-            self._position = position
-
-    def _drafts(self, text: _Text) -> Iterator[tuple[list[int], int]]:
-        """A draft and its source for each step."""
-        begin, written = len(text.prompt), 0
-        row = self._token_ids.numpy()[0]
-        row[:begin] = text.prompt
-        self._position = 1
-        while self._position < len(text.output):
-            row[begin + written : begin + self._position] = text.output[written : self._position]
-            sampled = torch.tensor([self._position - written], dtype=torch.int32)
-            written = self._position
-            self._total_len[0] = begin + written
-            draft = self._drafter.propose(self._token_ids, self._total_len, self._slots, sampled)
-            yield draft.token_ids[0, : int(draft.length[0])].tolist(), int(draft.source[0])
+            loop.start(record.prompt)
+            for step in loop.follow(record.output):
+                counts.steps += 1
+                if step.source != Source.RECIPE:
+                    counts.other += step.accepted
+                    continue
+                counts.drafted += min(step.accepted + 1, len(step.draft))
+                counts.accepted += step.accepted
+                if misses is not None and not use_context:
+                    before = [*record.prompt, *record.output[: step.start]]
+                    wrote = record.output[step.start : step.start + len(step.draft)]
+                    count_misses(misses, before, step.start, step.draft, wrote, recipes.shape_of)
+            if progress is not None and use_context:
+                progress(record.id, 1)
+    return found

@@ -12,18 +12,20 @@ of the output follows; `replay` has the loop. From Python::
 """
 
 from .bounds import bound, everywhere, perfect_choice
-from .packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
 from .policies import (
+    NO_PACK,
     OURS,
+    SHIPPED_PACK,
     SWEEP,
-    PredictorPolicy,
     config_of,
     import_policy,
     is_import_path,
     make_policies,
     policy_names,
+    recipes_for,
     runnable_policy_names,
     setting_name,
+    tokenizer_of,
 )
 from .records import EditError, Record, RecordError, read_records, records_of_files, records_of_git
 from .replay import Decile, PairResult, PolicyResult, Reliability, replay, simulate
@@ -39,7 +41,6 @@ __all__ = [
     "EditError",
     "PairResult",
     "PolicyResult",
-    "PredictorPolicy",
     "Record",
     "RecordError",
     "Reliability",

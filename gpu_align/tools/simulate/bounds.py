@@ -10,7 +10,7 @@ A draft here is a copy from one position. A drafter that replays edits inside of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from ...ops.jit import Entry
 from ...ops.recipe_lookup import RecipeTable
 from ...ops.reference.draft import Candidates
 from ...ops.state import StepArrays
+from ...predictors.base import count_accepted
+from ...predictors.loop import VerifiedStep
 from ..explain import StepView, View
 from .records import Record
-from .replay import Drafted, PairResult, verification_steps
+from .replay import PairResult
 
 IntArray = NDArray[np.int64]
 
@@ -109,7 +111,7 @@ def _count_right(
 
 #: ``candidates(record)`` is called once a record; what it returns is called with the number of output tokens so
 #: far, which only grows, and gives the continuations to choose from.
-Continuations = Callable[[Record], Callable[[int], Iterable[Sequence[int] | IntArray]]]
+Continuations = Callable[[Record], Callable[[int], Iterable[Sequence[int]]]]
 
 
 def bound(
@@ -131,33 +133,41 @@ def bound(
         candidates: what there is to choose from.
         draft_in_prefill: let the prefill step verify drafts.
     """
-    output = np.asarray(record.output)
-    steps = verification_steps(record, num_draft_tokens, draft_in_prefill)
+    result = PairResult.begin(record, draft_in_prefill)
     at = candidates(record)
-    position = 0
-    try:
-        position += len(next(steps))
-        while True:
-            truth = output[position : position + num_draft_tokens]
-            right = max((_equal(candidate, truth) for candidate in at(position)), default=0)
-            position += len(steps.send(Drafted(truth[:right].tolist())))
-    except StopIteration as finished:
-        result: PairResult = finished.value
-        return result
+    position = 0 if draft_in_prefill else 1
+    while position < len(record.output):
+        truth = record.output[position : position + num_draft_tokens]
+        right = max((count_accepted(candidate, truth) for candidate in at(position)), default=0)
+        step = VerifiedStep.verify(record.output, position, truth[:right])
+        result.count(step)
+        position = step.end
+    return result
 
 
-def everywhere(record: Record) -> Callable[[int], Iterable[IntArray]]:
+def everywhere(record: Record) -> Callable[[int], Iterable[Sequence[int]]]:
     """Every position in prediction, prompt and output so far; looks ahead, and gives the best of each text."""
     prediction = np.asarray(record.prediction, np.int64)
     context = np.asarray([*record.prompt, *record.output], np.int64)
 
-    def best(done: int) -> list[IntArray]:
+    def best(done: int) -> list[list[int]]:
         now = len(record.prompt) + done
-        truth = context[now:]
-        texts = prediction, context[:now]
-        return [text[start:] for text in texts if (start := _longest_at(text, truth)) is not None]
+        return [_longest_in(text, context[now:]) for text in (prediction, context[:now])]
 
     return best
+
+
+def _longest_in(text: IntArray, truth: IntArray) -> list[int]:
+    """The longest prefix of `truth` that occurs in `text`."""
+    starts, length = np.arange(len(text)), 0
+    while length < len(truth):
+        longer = starts[starts + length < len(text)]
+        longer = longer[text[longer + length] == truth[length]]
+        if not len(longer):
+            break
+        starts, length = longer, length + 1
+    found: list[int] = truth[:length].tolist()
+    return found
 
 
 def perfect_choice(
@@ -184,55 +194,18 @@ def perfect_choice(
         draft_in_prefill: let the prefill step verify drafts.
         batch_size: records that are replayed side by side; the results do not depend on it.
     """
-    results: list[PairResult] = []
     width = max((len(r.prompt) + len(r.output) for r in records), default=1)
+    results = [PairResult.begin(record, draft_in_prefill) for record in records]
     for first in range(0, len(records), batch_size):
         part = records[first : first + batch_size]
         batch = CandidateReplay(part, num_draft_tokens, config, width)
-        steps = [verification_steps(record, num_draft_tokens, draft_in_prefill) for record in part]
-        results += _choose_perfectly(batch, steps)
+        done = np.minimum(0 if draft_in_prefill else 1, batch.num_output)
+        while (slots := np.flatnonzero(done < batch.num_output)).size:
+            found = batch.look(slots, done[slots]).candidates
+            right = batch.right(found, slots, done[slots]).max(axis=1)
+            for slot, start, length in zip(slots.tolist(), done[slots].tolist(), right.tolist(), strict=True):
+                output = part[slot].output
+                step = VerifiedStep.verify(output, start, output[start : start + length])
+                results[first + slot].count(step)
+                done[slot] = step.end
     return results
-
-
-def _choose_perfectly(
-    batch: CandidateReplay, steps: Sequence[Generator[list[int], Drafted, PairResult]]
-) -> list[PairResult]:
-    results: dict[int, PairResult] = {}
-    done = np.zeros(len(steps), dtype=np.int64)
-
-    def advance(slot: int, draft: list[int] | None) -> None:
-        try:
-            done[slot] += len(next(steps[slot]) if draft is None else steps[slot].send(Drafted(draft)))
-        except StopIteration as finished:
-            results[slot] = finished.value
-
-    for slot in range(len(steps)):
-        advance(slot, None)
-    while len(results) < len(steps):
-        slots = np.array([slot for slot in range(len(steps)) if slot not in results])
-        found = batch.look(slots, done[slots]).candidates
-        right = batch.right(found, slots, done[slots]).max(axis=1)
-        for slot, start, length in zip(slots, batch.num_prompt[slots] + done[slots], right, strict=True):
-            advance(int(slot), batch.token_ids[slot, start : start + length].tolist())
-    return [results[slot] for slot in range(len(steps))]
-
-
-def _equal(candidate: Sequence[int] | IntArray, truth: IntArray) -> int:
-    """Length of the longest common prefix."""
-    found = np.asarray(candidate[: len(truth)])
-    wrong = found != truth[: len(found)]
-    return int(wrong.argmax()) if wrong.any() else len(found)
-
-
-def _longest_at(text: IntArray, truth: IntArray) -> int | None:
-    """A start in `text` of the longest prefix of `truth` that occurs in it; None where no token does."""
-    starts: IntArray = np.flatnonzero(text == truth[0]) if len(truth) else np.zeros(0, np.int64)
-    if not len(starts):
-        return None
-    for length in range(1, len(truth)):
-        longer = starts[starts + length < len(text)]
-        longer = longer[text[longer + length] == truth[length]]
-        if not len(longer):
-            break
-        starts = longer
-    return int(starts[0])

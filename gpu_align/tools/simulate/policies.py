@@ -1,168 +1,109 @@
-"""The policies the simulator can run, by name."""
+"""The policies the simulator can run, by name; the recipes that ours drafts from; ours in batches."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-import numpy as np
 import torch
 
-import gpu_align
-
 from ...config import DrafterConfig
-from ...predictors.base import TokenPredictor
-from ...predictors.loop import PredictorLoop
+from ...drafter import Drafter
+from ...ops.recipe_lookup import Recipes
+from ...predictors.base import PredictorOptions, TokenPredictor
+from ...predictors.loop import VerifiedStep
+from ...predictors.predicted_output import PredictedOutputTokenPredictor
+from ...recipes.pack import RecipePack
 from ..policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
-from ..policies.base import Policy
 from ..policies.lookup import suffix_decoding_available
 from ..policies.static_text import StaticText
-from .packs import NO_PACK, SHIPPED_PACK, recipes_for, tokenizer_of
 from .records import Record
-from .replay import Drafted, PairResult, PolicyResult, verification_steps
+from .replay import PairResult, PolicyResult
 from .tokenizers import line_ending_ids, load_tokenizer
 
+#: What may stand for a file's name: the pack that comes with the library, or no pack.
+SHIPPED_PACK, NO_PACK = "base", "off"
 
-class DrafterPolicy(Policy):
-    """One slot of a `Drafter` on the CPU; one `Drafter` serves any number of sequences in turn.
+
+def tokenizer_of(records: Sequence[Record]) -> str | None:
+    """The tokenizer that all of `records` name, None where one names another or none."""
+    names = {record.tokenizer for record in records}
+    return names.pop() if len(names) == 1 else None
+
+
+def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes | None:
+    """The recipes of a pack in the records' tokens; None where their tokenizer is not known.
+
+    A pack is tokenized once for each tokenizer, which takes a few seconds.
 
     Args:
-        max_context_len: the longest prompt plus output, tokens.
-        max_prediction_len: the longest prediction, tokens.
-        vocab_size: ids are below it.
-        num_draft_tokens: K; `start` must be called with the same.
-        config: the drafter's settings; the defaults if None.
-        name: the name in reports.
-        recipes: the drafter's.
+        records: what is to be drafted.
+        pack: a file of `RecipePack.save`, ``"base"``: the one that comes with the library, or ``"off"``.
+
+    Raises:
+        PackError: the file is not a pack.
+        OSError: the file cannot be read.
+        ValueError: the tokenizer cannot be loaded.
     """
-
-    def __init__(
-        self,
-        max_context_len: int,
-        max_prediction_len: int,
-        vocab_size: int,
-        num_draft_tokens: int,
-        config: gpu_align.DrafterConfig | None = None,
-        name: str = "gpu_align",
-        recipes: gpu_align.Recipes | None = None,
-    ) -> None:
-        self.name = name
-        self._num_draft_tokens = num_draft_tokens
-        self._drafter = gpu_align.Drafter(
-            max_slots=1,
-            max_context_len=max_context_len,
-            max_prediction_len=max_prediction_len,
-            num_draft_tokens=num_draft_tokens,
-            vocab_size=vocab_size,
-            device="cpu",
-            config=config,
-            recipes=recipes,
-        )
-        self._token_ids = torch.zeros((1, max_context_len), dtype=torch.int32)
-        self._total_len = torch.zeros(1, dtype=torch.int32)
-        self._slots = torch.zeros(1, dtype=torch.int64)
-        self._num_sampled = torch.ones(1, dtype=torch.int32)
-        # The same memory as NumPy sees it: writing a few tokens there costs less than through torch.
-        self._row = self._token_ids.numpy()[0]
-        self._length = 0
-        self._source = 0
-        self._confidence: list[float] = []
-
-    @classmethod
-    def for_records(
-        cls,
-        records: Sequence[Record],
-        num_draft_tokens: int,
-        config: gpu_align.DrafterConfig | None = None,
-        name: str = "gpu_align",
-        recipes: gpu_align.Recipes | None = None,
-    ) -> DrafterPolicy:
-        """A policy large enough for every one of `records`."""
-        return cls(*sizes_for(records, recipes), num_draft_tokens, config, name, recipes)
-
-    @property
-    def source(self) -> int:
-        """The `gpu_align.Source` of the last draft."""
-        return self._source
-
-    @property
-    def confidence(self) -> list[float]:
-        """The drafter's confidence in each token of the last draft."""
-        return self._confidence
-
-    def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
-        if num_draft_tokens != self._num_draft_tokens:
-            raise ValueError(
-                f"num_draft_tokens: expected {self._num_draft_tokens}, as at construction, "
-                f"found {num_draft_tokens}"
-            )
-        self._length = 0
-        self._source = 0
-        self._confidence = []
-        self._drafter.add(0, prediction=list(prediction), prompt_len=len(prompt))
-        self._append(prompt)
-        # Drafting in the prefill step: nothing is sampled yet, but drafts are wanted.
-        self._num_sampled[0] = 1
-
-    def propose(self) -> list[int]:
-        draft = self._drafter.propose(self._token_ids, self._total_len, self._slots, self._num_sampled)
-        length = int(draft.length[0])
-        self._source = int(draft.source[0])
-        self._confidence = draft.confidence[0, :length].tolist()
-        tokens: list[int] = draft.token_ids[0, :length].tolist()
-        return tokens
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._append(tokens)
-        self._num_sampled[0] = len(tokens)
-
-    def _append(self, tokens: Sequence[int]) -> None:
-        end = self._length + len(tokens)
-        if end > len(self._row):
-            raise ValueError(
-                f"tokens: expected at most {len(self._row)} in all, as at construction, found {end}"
-            )
-        self._row[self._length : end] = np.asarray(tokens, dtype=np.int32)
-        self._length = end
-        self._total_len[0] = end
+    name = tokenizer_of(records)
+    return None if name is None or pack == NO_PACK else tokenized_pack(pack, name)
 
 
-class _Sizes(NamedTuple):
+@lru_cache(maxsize=8)
+def tokenized_pack(pack: str, tokenizer: str) -> Recipes:
+    """`recipes_for` the tokens of this tokenizer."""
+    encode = load_tokenizer(tokenizer).encode
+    loaded = RecipePack.load(None if pack == SHIPPED_PACK else pack)
+    return loaded.tokenize(lambda texts: [encode(text) for text in texts])
+
+
+class Sizes(NamedTuple):
+    """Of a `Drafter`, and of a `PredictedOutputTokenPredictor`."""
+
     max_context_len: int
     max_prediction_len: int
     vocab_size: int
 
 
-def sizes_for(records: Sequence[Record], recipes: gpu_align.Recipes | None = None) -> _Sizes:
-    """The sizes of a `Drafter` that can hold any one of `records`, and draft all of `recipes`."""
+def sizes_for(records: Sequence[Record], recipes: Recipes | None = None) -> Sizes:
+    """The sizes of a drafter that can hold any one of `records`, and draft all of `recipes`."""
     texts = [tokens for r in records for tokens in (r.prompt, r.prediction, r.output)]
     # A draft ends before an id that is out of the vocabulary: with recipes that the records use no token of, what
     # is drafted for one record would depend on the others.
     if recipes is not None and len(recipes):
         texts.append([int(recipes.token_ids.max())])
-    return _Sizes(
+    return Sizes(
         max_context_len=max((len(r.prompt) + len(r.output) for r in records), default=1),
         max_prediction_len=max((len(r.prediction) for r in records), default=0) or 1,
         vocab_size=max((max(tokens) for tokens in texts if tokens), default=0) + 1,
     )
 
 
+def our_drafter(
+    records: Sequence[Record], config: DrafterConfig | None = None, recipes: Recipes | None = None
+) -> PredictedOutputTokenPredictor:
+    """Ours, large enough for every one of `records`: what it remembers of a text depends on its size."""
+    sizes = sizes_for(records, recipes)._asdict()
+    return PredictedOutputTokenPredictor(config=config, recipes=recipes, **sizes)
+
+
 def replay_batched(
     records: Sequence[Record],
     num_draft_tokens: int,
-    config: gpu_align.DrafterConfig | None = None,
+    config: DrafterConfig | None = None,
     draft_in_prefill: bool = False,
     name: str = "gpu_align",
     batch_size: int = 64,
-    recipes: gpu_align.Recipes | None = None,
+    recipes: Recipes | None = None,
     memory: bool = False,
     related: Sequence[bool] = (),
 ) -> PolicyResult:
-    """What `simulate` finds for a `DrafterPolicy`, with up to `batch_size` records drafted for in one call.
+    """What `simulate` finds for `our_drafter`, with up to `batch_size` records drafted for in one call.
 
     The counts are the same, as a draft depends on nothing outside its own request; it takes less time, because a
     call's fixed costs are shared. A step's time is its share of the call.
@@ -179,94 +120,50 @@ def replay_batched(
         related: of which records these are answers to requests like it; none if empty.
     """
     sizes = sizes_for(records, recipes)
-    drafter = gpu_align.Drafter(
-        max_slots=batch_size,
-        **sizes._asdict(),
-        num_draft_tokens=num_draft_tokens,
-        device="cpu",
-        config=config,
-        recipes=recipes,
-    )
+    drafter = Drafter(
+        max_slots=batch_size, **sizes._asdict(), num_draft_tokens=num_draft_tokens, device="cpu",
+        config=config, recipes=recipes,
+    )  # fmt: skip
     token_ids = torch.zeros((batch_size, sizes.max_context_len), dtype=torch.int32)
     total_len = torch.zeros(batch_size, dtype=torch.int32)
     rows, lengths = token_ids.numpy(), total_len.numpy()
-    results: list[PairResult | None] = [None] * len(records)
-    # Longest first: the last calls then still have a full batch.
+    results = [PairResult.begin(record, draft_in_prefill) for record in records]
+    # Longest first: the last calls then still have a full batch. What the prefill ends is not drafted for.
+    prefilled = 0 if draft_in_prefill else 1
     waiting = sorted(range(len(records)), key=lambda i: len(records[i].output))
-    running: dict[int, tuple[int, Generator[list[int], Drafted, PairResult]]] = {}
-    free = list(range(batch_size))
+    waiting = [i for i in waiting if len(records[i].output) > prefilled]
+    running: dict[int, int] = {}  # slot -> record
 
     def append(slot: int, tokens: Sequence[int]) -> None:
         rows[slot, lengths[slot] : lengths[slot] + len(tokens)] = tokens
         lengths[slot] += len(tokens)
 
-    def advance(slot: int, drafted: Drafted | None) -> None:
-        index, steps = running[slot]
-        try:
-            append(slot, next(steps) if drafted is None else steps.send(drafted))
-        except StopIteration as finished:
-            results[index] = finished.value
-            del running[slot]
-            free.append(slot)
-
     while waiting or running:
-        while waiting and free:
-            slot, index = free.pop(), waiting.pop()
+        for slot in [slot for slot in range(batch_size) if slot not in running][: len(waiting)]:
+            running[slot] = index = waiting.pop()
             record = records[index]
             is_related = bool(related) and related[index]
             drafter.add(slot, record.prediction, len(record.prompt), memory=memory, related=is_related)
             lengths[slot] = 0
-            append(slot, record.prompt)
-            running[slot] = index, verification_steps(record, num_draft_tokens, draft_in_prefill, name)
-            advance(slot, None)
-        if not running:
-            continue
+            append(slot, [*record.prompt, *record.output[:prefilled]])
         slots = sorted(running)
         began = time.perf_counter_ns()
         draft = drafter.propose(
             token_ids, total_len, torch.tensor(slots), torch.ones(len(slots), dtype=torch.int32)
         )
-        drafted = draft.length.tolist(), draft.source.tolist()
+        drafted = zip(slots, draft.length.tolist(), draft.source.tolist(), strict=True)
         ns = (time.perf_counter_ns() - began) // len(slots)
         tokens, confidence = draft.token_ids.numpy(), draft.confidence.numpy()
-        for b, (slot, length, source) in enumerate(zip(slots, *drafted, strict=True)):
-            advance(slot, Drafted(tokens[b, :length].tolist(), source, confidence[b, :length].tolist(), ns))
-    return PolicyResult(name, [result for result in results if result is not None])
-
-
-class PredictorPolicy(Policy):
-    """Replays a predictor. Its input tokens are the prompt, then the prediction; its state begins with the prompt.
-
-    An error of the predictor is raised: a figure without its drafts would mislead.
-
-    Args:
-        predictor: what drafts; it is reset for every record.
-        name: in reports.
-    """
-
-    def __init__(self, predictor: TokenPredictor, name: str) -> None:
-        self.name = name
-        self._predictor = predictor
-        self._loop: PredictorLoop | None = None
-
-    def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
-        if self._loop is not None:
-            self._loop.stop()
-        self._loop = PredictorLoop(
-            self._predictor, num_draft_tokens=num_draft_tokens, strict=True, timeout=None
-        )
-        self._loop.start(prompt, prediction)
-
-    def propose(self) -> list[int]:
-        return self._started().draft()
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._started().push(tokens)
-
-    def _started(self) -> PredictorLoop:
-        if self._loop is None:
-            raise RuntimeError(f"policy {self.name!r}: start() must be called before propose() and extend()")
-        return self._loop
+        for b, (slot, length, source) in enumerate(drafted):
+            record = records[running[slot]]
+            told = source, confidence[b, :length].tolist(), ns
+            start = int(lengths[slot]) - len(record.prompt)
+            step = VerifiedStep.verify(record.output, start, tokens[b, :length].tolist(), *told)
+            results[running[slot]].count(step)
+            append(slot, record.output[start : step.end])
+            if step.end == len(record.output):
+                del running[slot]
+    return PolicyResult(name, results)
 
 
 def is_import_path(name: str) -> bool:
@@ -274,12 +171,11 @@ def is_import_path(name: str) -> bool:
     return ":" in name
 
 
-def import_policy(path: str) -> Policy:
+def import_policy(path: str) -> TokenPredictor:
     """The policy at ``module:name`` or ``module:name?argument=value&...``.
 
-    What has this name, a class or a function, is called with the arguments and returns a `Policy` or a
-    `TokenPredictor`. A value is a Python literal where it reads as one, else text:
-    ``?max_tokens=8&model=org/name``.
+    What has this name, a class or a function, is called with the arguments and returns a `TokenPredictor`. A value
+    is a Python literal where it reads as one, else text: ``?max_tokens=8&model=org/name``.
 
     Raises:
         ValueError: no such module or name, arguments that it does not take, or another result.
@@ -300,8 +196,6 @@ def import_policy(path: str) -> Policy:
     except (TypeError, ValueError) as error:
         raise ValueError(f"policy {path!r}: {error}") from error
     if isinstance(policy, TokenPredictor):
-        return PredictorPolicy(policy, path)
-    if isinstance(policy, Policy):
         policy.name = path
         return policy
     raise ValueError(f"policy {path!r}: expected a TokenPredictor or a Policy, found {type(policy).__name__}")
@@ -363,7 +257,7 @@ def make_policies(
     num_draft_tokens: int,
     settings: Sequence[Mapping[str, Any]] = ({},),
     recipes: str = SHIPPED_PACK,
-) -> list[Policy]:
+) -> list[TokenPredictor]:
     """One policy for each of `names`, large enough for `records`; ours once for each of `settings`.
 
     Each setting holds fields of `DrafterConfig`, like those of `SWEEP`; an empty one is the default.
@@ -373,7 +267,7 @@ def make_policies(
     guesses, and ``recipe_pack``, which drafts from recipes alone, cannot run.
 
     Args:
-        names: each one of `policy_names`, or ``module:name?argument=value`` of a `TokenPredictor` or `Policy`.
+        names: each one of `policy_names`, or ``module:name?argument=value`` of a `TokenPredictor`.
         records: what they are to draft for.
         num_draft_tokens: K, at least 1.
         settings: of our drafter.
@@ -386,14 +280,15 @@ def make_policies(
         MissingExtraError: a policy's package is not installed.
     """
     factories = {**POLICIES, **OPTIONAL_POLICIES}
-    policies: list[Policy] = []
+    policies: list[TokenPredictor] = []
     for name in names:
         if name == OURS:
             known = recipes_for(records, recipes)
-            pack = NO_PACK if known is None else recipes
             for setting in settings:
-                named = config_of(setting), setting_name(setting, pack)
-                policies.append(DrafterPolicy.for_records(records, num_draft_tokens, *named, known))
+                ours = our_drafter(records, config_of(setting), known)
+                ours.name = setting_name(setting, NO_PACK if known is None else recipes)
+                ours.reset([], PredictorOptions(num_draft_tokens))  # so that a bad setting is refused here
+                policies.append(ours)
         elif name == "static_text":
             policies.append(StaticText(ends_line=_ends_line(records)))
         elif name in RECIPE_POLICIES:

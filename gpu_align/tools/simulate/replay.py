@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...predictors.base import TokenPredictor
+from ...predictors.loop import PredictorLoop, VerifiedStep
 from ..html import Origin
-from ..policies.base import Policy
 from .records import Record
 
 #: Bins of equal width; ten of them make a decile.
@@ -124,15 +124,6 @@ class Reliability:
         return float(np.quantile(gaps.max(axis=1), quantile)) if counted.any() else 0.0
 
 
-class Drafted(NamedTuple):
-    """One draft, its source and confidence where the policy tells them, and its drafting time, ns."""
-
-    tokens: Sequence[int]
-    source: int | None = None
-    confidence: Sequence[float] | None = None
-    ns: int = 0
-
-
 @dataclass
 class PairResult:
     """What one policy did on one record.
@@ -143,7 +134,7 @@ class PairResult:
         steps: forward passes of the model, prefill included.
         accepted: draft tokens that were equal to the output.
         rejected: draft tokens that were not, up to the last output token.
-        propose_ns: a step's drafting time, `extend` and `propose` together, [steps with a draft call].
+        propose_ns: a step's drafting time, [steps with a draft call].
         origins: [L] uint8, an `Origin` a token.
         step_of: [L] int32, the step, from 0, that produced each token.
         rejected_from: rejected draft tokens by `gpu_align.Source`, of a policy that tells its source.
@@ -161,26 +152,51 @@ class PairResult:
     rejected_from: Counter[int] = field(default_factory=Counter)
     reliability: Reliability = field(default_factory=Reliability, repr=False)
 
+    @classmethod
+    def begin(cls, record: Record, draft_in_prefill: bool = False) -> PairResult:
+        """Before the first step that verifies: the prefill has given a token, unless it verifies drafts, too."""
+        length = len(record.output)
+        origins = np.full(length, Origin.GENERATED, dtype=np.uint8)
+        step_of = np.zeros(length, dtype=np.int32)
+        return cls(record.id, length, int(not draft_in_prefill), 0, 0, [], origins, step_of)
+
+    def count(self, step: VerifiedStep) -> None:
+        """Take the next step."""
+        accepted, wrong = step.accepted, len(step.draft) - step.accepted
+        self.step_of[step.start : step.end] = self.steps
+        self.steps += 1
+        self.accepted += accepted
+        self.rejected += wrong
+        self.propose_ns.append(step.ns)
+        origin = Origin.ACCEPTED if step.source is None else step.source
+        self.origins[step.start : step.start + accepted] = origin
+        if step.source is not None and wrong:
+            self.rejected_from[step.source] += wrong
+        if step.confidence is not None:
+            # The tokens behind the first wrong one were not put to the test.
+            self.reliability.add(step.confidence[: min(accepted + 1, len(step.draft))], accepted)
+
 
 def replay(
-    policy: Policy, record: Record, num_draft_tokens: int, draft_in_prefill: bool = False
+    policy: TokenPredictor, record: Record, num_draft_tokens: int, draft_in_prefill: bool = False
 ) -> PairResult:
-    """Run one policy over one record.
+    """Run one policy over one record; `PredictorLoop.follow` is the loop.
 
     ::
 
-        policy.start(prompt, prediction, K)
+        policy.update_input_tokens(prompt + prediction)
+        policy.reset(prompt, options)                      # K and the prediction are in the options
         if draft_in_prefill: position, steps = 0, 0        # the prefill verifies drafts like any step
         else:                position, steps = 1, 1        # the prefill yields output[0] and no more
-                             policy.extend(output[:1])
+                             policy.push_tokens(output[:1])
         while position < L:
-            draft = policy.propose()[: L - position]       # past the end, nothing is verified
+            draft = policy.predict_tokens()[: min(K, L - position)]    # past the end, nothing is verified
             n = length of the longest common prefix of draft and output[position:]
             accepted += n
             rejected += len(draft) - n
             position += n, and one more for the model's own token if position + n < L
             steps += 1
-            policy.extend(the tokens of this step)
+            policy.push_tokens(the tokens of this step)
 
     The engine stops at the last output token: draft tokens behind it are neither accepted nor rejected, and a
     step whose draft reaches it adds no token of its own. So ``accepted + (steps that added a token) == L``,
@@ -194,93 +210,21 @@ def replay(
     The policy gets copies: it cannot see a token that is not generated yet.
 
     Args:
-        policy: the drafter; it is restarted.
+        policy: the drafter; it is reset. An error of it is raised: a figure without its drafts would mislead.
         record: what to replay.
         num_draft_tokens: K, at least 1.
         draft_in_prefill: let the prefill step verify drafts, as a hosted service can.
 
     Raises:
-        ValueError: ``num_draft_tokens < 1``, or the policy drafted more than K tokens.
+        ValueError: ``num_draft_tokens < 1``, or a `gpu_align.policies.Policy` drafted more than K tokens.
     """
-    steps = verification_steps(record, num_draft_tokens, draft_in_prefill, policy.name)
-    policy.start(list(record.prompt), list(record.prediction), num_draft_tokens)
-    try:
-        fresh = next(steps)  # tokens of the last step, not yet given to the policy
-        while True:
-            began = time.perf_counter_ns()
-            if fresh:
-                policy.extend(fresh)
-            draft = policy.propose()
-            ns = time.perf_counter_ns() - began
-            told = getattr(policy, "source", None), getattr(policy, "confidence", None)
-            fresh = steps.send(Drafted(draft, *told, ns))
-    except StopIteration as finished:
-        result: PairResult = finished.value
-        return result
-
-
-def verification_steps(
-    record: Record, num_draft_tokens: int, draft_in_prefill: bool = False, name: str = ""
-) -> Generator[list[int], Drafted, PairResult]:
-    """The loop of `replay` without the policy: yields the tokens of a step, and takes the next `Drafted`.
-
-    It first yields what the prefill gave (nothing with `draft_in_prefill`). A caller that runs several of these
-    side by side can draft for all of them at once.
-
-    Args:
-        record: what to replay.
-        num_draft_tokens: K, at least 1.
-        draft_in_prefill: let the prefill step verify drafts.
-        name: the policy's, for errors.
-
-    Returns:
-        The `PairResult`, once the output has ended.
-
-    Raises:
-        ValueError: ``num_draft_tokens < 1``, or a draft of more than K tokens.
-    """
-    if num_draft_tokens < 1:
-        raise ValueError(f"num_draft_tokens: expected at least 1, found {num_draft_tokens}")
-    output, length = record.output, len(record.output)
-    origins = np.full(length, Origin.GENERATED, dtype=np.uint8)
-    result = PairResult(record.id, length, 0, 0, 0, [], origins, np.zeros(length, dtype=np.int32))
-    position, steps = (0, 0) if draft_in_prefill else (1, 1)
-    fresh = output[:position]
-    while position < length:
-        drafted = yield fresh
-        if len(drafted.tokens) > num_draft_tokens:
-            raise ValueError(
-                f"policy {name!r}: expected at most {num_draft_tokens} draft tokens, "
-                f"found {len(drafted.tokens)}"
-            )
-        draft = drafted.tokens[: length - position]
-        matched = _common_prefix(draft, output[position : position + len(draft)])
-        wrong = len(draft) - matched
-        if drafted.source is not None and wrong:
-            result.rejected_from[drafted.source] += wrong
-        if drafted.confidence is not None:
-            # The tokens behind the first wrong one were not put to the test.
-            result.reliability.add(drafted.confidence[: min(matched + 1, len(draft))], matched)
-        if matched:
-            origins[position : position + matched] = (
-                Origin.ACCEPTED if drafted.source is None else drafted.source
-            )
-        result.propose_ns.append(drafted.ns)
-        result.accepted += matched
-        result.rejected += wrong
-        end = min(position + matched + 1, length)
-        result.step_of[position:end] = steps
-        fresh = output[position:end]
-        position = end
-        steps += 1
-    result.steps = steps
+    loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True, timeout=None)
+    loop.start(record.prompt, record.prediction)
+    result = PairResult.begin(record, draft_in_prefill)
+    for step in loop.follow(record.output, draft_in_prefill):
+        result.count(step)
+    loop.stop()
     return result
-
-
-def _common_prefix(draft: Sequence[int], truth: Sequence[int]) -> int:
-    if list(draft) == truth:
-        return len(truth)
-    return next(i for i, (guess, token) in enumerate(zip(draft, truth, strict=True)) if guess != token)
 
 
 @dataclass
@@ -344,7 +288,7 @@ Progress = Callable[[str, int], None]
 
 def simulate(
     records: Sequence[Record],
-    policies: Sequence[Policy],
+    policies: Sequence[TokenPredictor],
     num_draft_tokens: int,
     draft_in_prefill: bool = False,
     progress: Progress | None = None,
@@ -353,17 +297,17 @@ def simulate(
 
     Args:
         records: what to replay.
-        policies: each is restarted for every record.
+        policies: each is reset for every record.
         num_draft_tokens: K, at least 1.
         draft_in_prefill: let the prefill step verify drafts.
         progress: told after each record.
     """
     results = []
     for policy in policies:
-        pairs = []
+        found = PolicyResult(policy.name or type(policy).__name__, [])
         for record in records:
-            pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill))
+            found.pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill))
             if progress is not None:
-                progress(policy.name, len(record.output))
-        results.append(PolicyResult(policy.name, pairs))
+                progress(found.name, len(record.output))
+        results.append(found)
     return results

@@ -150,9 +150,9 @@ def test_the_tasks_of_cascade_are_those_of_the_results() -> None:
 def test_lookup_counts_validated_and_refuted_tokens() -> None:
     predictor = InputLookupTokenPredictor((2, 0), (1, 2))
     # 5 matches no pattern of two; after 5, 6 the draft is 7, 8, of which the model writes the first.
-    assert lookup.run(predictor, [5, 6, 7, 8], [5, 6, 7, 9], 10) == {"steps": 3, "validated": 1, "refuted": 1}
+    assert lookup.run(predictor, [5, 6, 7, 8], [5, 6, 7, 9]) == {"steps": 3, "validated": 1, "refuted": 1}
     # A draft is cut where the output ends.
-    assert lookup.run(predictor, [5, 6, 7, 8], [5, 6, 7], 10) == {"steps": 3, "validated": 1, "refuted": 0}
+    assert lookup.run(predictor, [5, 6, 7, 8], [5, 6, 7]) == {"steps": 3, "validated": 1, "refuted": 0}
 
 
 def test_the_pages_are_made_from_the_results() -> None:

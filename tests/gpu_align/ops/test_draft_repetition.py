@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_align.simulate import Record, replay
-from gpu_align.tools.simulate.policies import DrafterPolicy
+from gpu_align.tools.simulate.policies import our_drafter
 from tests.gpu_align.step_harness import BACKENDS, Request
 
 K, VOCAB = 16, 200
@@ -44,5 +44,5 @@ def test_a_repetition_ends_where_the_row_of_the_engine_ends(backend):
 def test_a_row_of_zeros_takes_a_step_for_each_k():
     """Without going round, a draft would hold one token of it."""
     record = Record("zeros", [1, 2, 3], [], [4, 5, *[7] * 680, 6], None)
-    pair = replay(DrafterPolicy.for_records([record], K), record, K)
+    pair = replay(our_drafter([record]), record, K)
     assert pair.steps < 60

@@ -17,8 +17,8 @@ from gpu_align.predictors import (
     PredictorOptions,
     TokenPredictor,
 )
-from gpu_align.simulate import PredictorPolicy, Record, replay
-from gpu_align.tools.simulate.policies import DrafterPolicy
+from gpu_align.simulate import Record, replay
+from gpu_align.tools.simulate.policies import our_drafter
 
 
 class Says(TokenPredictor):
@@ -65,7 +65,7 @@ def test_input_lookup_drafts_what_the_policy_drafts(
         policy = InputLookup(pattern[0], max(pattern), *length)
         predictor = InputLookupTokenPredictor(pattern, length)
         for in_prefill in (False, True):
-            ours = replay(PredictorPolicy(predictor, "x"), bare, 16, in_prefill)
+            ours = replay(predictor, bare, 16, in_prefill)
             theirs = replay(policy, bare, 16, in_prefill)
             assert (ours.steps, ours.accepted, ours.rejected) == (
                 theirs.steps, theirs.accepted, theirs.rejected,
@@ -94,12 +94,12 @@ def test_predicted_output_drafts_what_the_drafter_drafts() -> None:
     shared = PredictedOutputTokenPredictor()  # one for all: it grows and is reset
     for _ in range(12):
         given = record(rng)
-        policy = DrafterPolicy.for_records([given], 8)
+        policy = our_drafter([given])
         for in_prefill in (False, True):
             theirs = replay(policy, given, 8, in_prefill)
             own = PredictedOutputTokenPredictor(given.prediction)
             for predictor in (shared, own):
-                ours = replay(PredictorPolicy(predictor, "x"), given, 8, in_prefill)
+                ours = replay(predictor, given, 8, in_prefill)
                 assert (ours.steps, ours.accepted, ours.rejected) == (
                     theirs.steps, theirs.accepted, theirs.rejected,
                 )  # fmt: skip
