@@ -2,7 +2,7 @@
 
 A step log says what happened in each verification step of one request. The vLLM plugin writes one YAML file a
 request; `gpu-align report` and the demo read it. `docs/metrics.md` describes every field. Only what writes
-or reads a file needs PyYAML.
+or reads a file needs PyYAML. A field stands once, in its class: the reader goes by name and annotation.
 
 A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. It is the
 same YAML, so that one reader reads both; of a live file whose writer was killed it reads the whole lines.
@@ -10,9 +10,9 @@ same YAML, so that one reader reads both; of a live file whose writer was killed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ MAX_PREFIX = 128
 _LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
 _LIVE_HEAD = f"format: {FORMAT}\nlive: true\n"
 
+TokenId = int
 #: Token ids -> text.
 Decode = Callable[[list[int]], str]
 
@@ -47,7 +48,7 @@ class StepLogError(ValueError):
 class Line:
     """Tokens of one line: up to the one whose text has the newline. `text` is None where it is not known."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     text: str | None = None
 
 
@@ -79,12 +80,12 @@ class Step:
     step: int
     position: int
     source: str
-    proposed: list[int]
+    proposed: list[TokenId]
     confidence: list[float]
     duration_us: int
     verified: int
     accepted: int
-    new: list[int]
+    new: list[TokenId]
     cursor_before: int | None = None
     cursor_after: int | None = None
     candidate: dict[str, Any] | None = None
@@ -264,24 +265,21 @@ def _header(log: StepLog) -> dict[str, Any]:
 
 
 def _prediction(log: StepLog) -> dict[str, Any]:
-    lines = log.prediction_lines
-    return {} if lines is None else {"prediction_lines": [_bare(vars(line)) for line in lines]}
+    return {} if log.prediction_lines is None else {"prediction_lines": list(map(_row, log.prediction_lines))}
 
 
-def _row(step: Step) -> dict[str, Any]:
-    row = {name: value for name, value in vars(step).items() if value is not None or name not in _TEXT_FIELDS}
-    if step.new_lines is not None:
-        row["new_lines"] = [_bare(vars(line)) for line in step.new_lines]
-    if step.prefix is not None:
-        row["prefix"] = _bare(vars(step.prefix))
+def _row(part: Step | Line) -> dict[str, Any]:
+    """What the file has of it: all but the texts and lines that are not known."""
+    row = {name: value for name, value in vars(part).items() if value is not None or name in _NULL_FIELDS}
+    if "new_lines" in row:
+        row["new_lines"] = list(map(_row, row["new_lines"]))
+    if "prefix" in row:
+        row["prefix"] = _row(row["prefix"])
     return row
 
 
-_TEXT_FIELDS = ("proposed_text", "accepted_text", "own_text", "new_lines", "prefix")
-
-
-def _bare(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+#: What a file has even where it is None.
+_NULL_FIELDS = ("cursor_before", "cursor_after", "candidate")
 
 
 def _yaml(document: Any, *, on_one_line: bool = False) -> str:
@@ -342,86 +340,64 @@ def read_step_log(path: Path) -> StepLog:
         ) from None
     except RecursionError:
         raise StepLogError("expected a step log, found YAML nested too deeply") from None
-    return _log(document)
-
-
-def _log(document: Any) -> StepLog:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise StepLogError(f"format: expected {FORMAT!r}, found {str(found)[:40]!r}")
-    field = partial(_field, "", document)
     is_live = document.get("live") is True
-    rows = [] if is_live and document.get("steps", 0) is None else field("steps", list)
-    counts = {name: field(name, int) for name in ("num_draft_tokens", "prompt_tokens", "prediction_tokens")}
-    lines = field("prediction_lines", list) if document.get("prediction_lines") is not None else None
-    return StepLog(
-        field("request_id", str),
-        **counts,
-        steps=[_step(f"steps[{index}]", row) for index, row in enumerate(rows)],
-        prediction_lines=None if lines is None else _lines("prediction_lines", lines),
-        finished=not is_live,
-    )
+    if is_live and document.get("steps", 0) is None:
+        document["steps"] = []
+    log: StepLog = _read(StepLog, "", {**document, "finished": None})
+    return replace(log, finished=not is_live)
 
 
-def _lines(where: str, rows: Iterable[Any]) -> list[Line]:
-    return [_line(f"{where}[{index}]", row) for index, row in enumerate(rows)]
-
-
-def _line(where: str, row: Any) -> Line:
-    tokens = _field(where, row, "tokens", list)
-    _check_tokens(f"{where}.tokens", tokens)
-    return Line(tokens, _field(where, row, "text", str) if row.get("text") is not None else None)
-
-
-def _check_tokens(where: str, tokens: list[Any]) -> None:
-    for index, token in enumerate(tokens):
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise StepLogError(f"{where}[{index}]: expected a token id, found {str(token)[:20]!r}")
-
-
-def _step(where: str, row: Any) -> Step:
-    field = partial(_field, where, row)
-    names = ("step", "position", "duration_us", "verified", "accepted")
-    values = {name: field(name, int) for name in names}
-    values |= {name: field(name, list) for name in ("proposed", "confidence", "new")}
-    for name in ("proposed", "new"):
-        _check_tokens(f"{where}.{name}", values[name])
-    for index, number in enumerate(values["confidence"]):
-        if not isinstance(number, (int, float)):
-            raise StepLogError(f"{where}.confidence[{index}]: expected a number, found {str(number)[:20]!r}")
-    source = field("source", str)
-    if source not in SOURCES:
-        raise StepLogError(f"{where}.source: expected one of {', '.join(SOURCES)}, found {source[:20]!r}")
-    optional = {"cursor_before": int, "cursor_after": int, "candidate": dict, "others": int}
-    optional |= dict.fromkeys(("proposed_text", "accepted_text", "own_text"), str)
-    optional |= {"new_lines": list, "prefix": dict}
-    values |= {name: field(name, kind) for name, kind in optional.items() if row.get(name) is not None}
-    if "new_lines" in values:
-        values["new_lines"] = _lines(f"{where}.new_lines", values["new_lines"])
-    if "prefix" in values:
-        values["prefix"] = _line(f"{where}.prefix", values["prefix"])
-    step = Step(source=source, **values)
-    if not step.accepted <= step.verified <= len(step.proposed):
-        raise StepLogError(
-            f"{where}: expected accepted <= verified <= proposed tokens, found "
-            f"{step.accepted}, {step.verified}, {len(step.proposed)}"
-        )
-    if step.accepted > len(step.new):
-        raise StepLogError(
-            f"{where}.new: expected at least the {step.accepted} accepted tokens, found {len(step.new)}"
-        )
-    return step
-
-
-def _field(where: str, row: Any, name: str, kind: type[Any]) -> Any:
-    place = f"{where}.{name}" if where else name
+def _read(cls: type[Any], where: str, row: Any) -> Any:
+    """`cls` from a mapping with its fields; one with a default may lack, or be null."""
     if not isinstance(row, dict):
         raise StepLogError(f"{where}: expected a mapping, found {type(row).__name__}")
-    if name not in row:
-        raise StepLogError(f"{place}: expected, but missing; is the file whole?")
-    value = row[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise StepLogError(f"{place}: expected {kind.__name__}, found {type(value).__name__}")
+    values = {}
+    for field in fields(cls):
+        place = f"{where}.{field.name}" if where else field.name
+        if field.default is not MISSING and row.get(field.name) is None:
+            continue
+        if field.name not in row:
+            raise StepLogError(f"{place}: expected, but missing; is the file whole?")
+        values[field.name] = _value(place, row[field.name], str(field.type).removesuffix(" | None"))
+    if cls is Step:
+        _check_step(where, values)
+    return cls(**values)
+
+
+def _value(place: str, value: Any, kind: str) -> Any:
+    """The value of a field with this annotation."""
+    if kind in ("Line", "Step"):
+        return _read(Step if kind == "Step" else Line, place, value)
+    if kind == "TokenId":
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise StepLogError(f"{place}: expected a token id, found {str(value)[:20]!r}")
+        return value
+    if kind == "float":
+        if not isinstance(value, (int, float)):
+            raise StepLogError(f"{place}: expected a number, found {str(value)[:20]!r}")
+        return value
+    expected: type[Any] = {"int": int, "str": str, "dict[str, Any]": dict}.get(kind, list)
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise StepLogError(f"{place}: expected {expected.__name__}, found {type(value).__name__}")
     if isinstance(value, int) and value < 0:
         raise StepLogError(f"{place}: expected 0 or more, found {value}")
+    if isinstance(value, list):
+        item = kind.removeprefix("list[").removesuffix("]")
+        return [_value(f"{place}[{index}]", one, item) for index, one in enumerate(value)]
     return value
+
+
+def _check_step(where: str, values: dict[str, Any]) -> None:
+    source, accepted, verified = values["source"], values["accepted"], values["verified"]
+    proposed, new = len(values["proposed"]), len(values["new"])
+    if source not in SOURCES:
+        raise StepLogError(f"{where}.source: expected one of {', '.join(SOURCES)}, found {source[:20]!r}")
+    if not accepted <= verified <= proposed:
+        raise StepLogError(
+            f"{where}: expected accepted <= verified <= proposed tokens, found {accepted}, {verified}, {proposed}"
+        )
+    if accepted > new:
+        raise StepLogError(f"{where}.new: expected at least the {accepted} accepted tokens, found {new}")
