@@ -6,8 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +61,7 @@ class Registry:
         Raises:
             PackError: there is none.
         """
-        versioned = _VERSIONED.fullmatch(name)
-        task, version = (versioned[1], int(versioned[2])) if versioned else (name, None)
+        task, version = _split(name)
         found = [pack for pack in self.packs if pack.task == task and version in (None, pack.version)]
         if not found:
             have = ", ".join(f"{pack.task}@{pack.version}" for pack in self.packs) or "none"
@@ -106,24 +104,23 @@ class Registry:
         """
         path = Path(pack_path)
         pack = RecipePack.load(path)
-        named = _VERSIONED.fullmatch(stem(path))
-        task = pack.task or (named[1] if named else stem(path))
+        named, wanted = _split(stem(path))
+        task = pack.task or named
         if not _NAME.fullmatch(task):
             raise PackError(f"task: expected letters, digits and any of _ . + -, found {shown(task)}")
-        same = [p for p in self.packs if (p.task, p.content_hash) == (task, pack.content_hash)]
-        if same:
-            listed = same[0]
-        else:
+        same = (p for p in self.packs if (p.task, p.content_hash) == (task, pack.content_hash))
+        listed = next(same, None)
+        if listed is None:
             taken = {p.version for p in self.packs if p.task == task}
-            wanted = int(named[2]) if named and path.parent == self.folder else 0
-            version = wanted if wanted and wanted not in taken else max(taken, default=0) + 1
+            if not wanted or wanted in taken or path.parent != self.folder:
+                wanted = max(taken, default=0) + 1
             file = path.name
             if path.parent.resolve() != self.folder.resolve():
-                file = f"{task}@{version}{next((e for e in _ENDINGS if path.name.endswith(e)), '.json')}"
+                file = f"{task}@{wanted}{next((e for e in _ENDINGS if path.name.endswith(e)), '.json')}"
                 shutil.copyfile(path, self.folder / file)
-            listed = Listed(task, version, file, pack.content_hash)
+            listed = Listed(task, wanted, file, pack.content_hash)
         if coverage is not None:
-            listed = Listed(listed.task, listed.version, listed.file, listed.content_hash, coverage)
+            listed = replace(listed, coverage=coverage)
         self.packs = [p for p in self.packs if (p.task, p.version) != (task, listed.version)] + [listed]
         self._save()
         return listed
@@ -133,17 +130,14 @@ class Registry:
 
         A file named ``task@version`` keeps its version; what the index knew of packs that are still there stays.
         """
-        files = sorted(path for path in self.folder.iterdir() if path.name.endswith(_ENDINGS))
         known = {pack.file: pack for pack in self.packs}
+        files = [p for p in self.folder.iterdir() if p.name.endswith(_ENDINGS) and p.name != INDEX]
         self.packs = []
         wrong = []
         for path in sorted(files, key=lambda path: (path.name not in known, path.name)):
-            if path.name == INDEX:
-                continue
             before = known.get(path.name)
             try:
-                content_hash = RecipePack.load(path).content_hash
-                if before is not None and before.content_hash == content_hash:
+                if before is not None and before.content_hash == RecipePack.load(path).content_hash:
                     self.packs.append(before)
                 else:
                     self.add(path)
@@ -176,8 +170,8 @@ def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, Re
     """
     found: dict[str, RecipePack] = {}
     index = None if registry is None else Registry(registry)
-    for wanted in filter(None, (part.strip() for part in spec.split(","))):
-        if wanted == OFF:
+    for wanted in (part.strip() for part in spec.split(",")):
+        if wanted in ("", OFF):
             continue
         if wanted == BASE:
             name, pack = BASE, RecipePack.load()
@@ -190,6 +184,12 @@ def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, Re
             raise PackError(f"{wanted}: expected packs of different names, found {shown(name)} twice")
         found[name] = pack
     return found
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """Of ``task@version`` the two; of another name itself, and no version."""
+    versioned = _VERSIONED.fullmatch(name)
+    return (versioned[1], int(versioned[2])) if versioned else (name, None)
 
 
 def stem(path: Path) -> str:
@@ -215,12 +215,8 @@ def _read_index(path: Path) -> list[Listed]:
 
 
 def _listed(entry: Any) -> Listed:
-    fields: Sequence[Any] = (
-        [entry.get(name) for name in ("task", "version", "file", "content_hash", "coverage")]
-        if type(entry) is dict
-        else [None] * 5
-    )
-    task, version, file, content_hash, coverage = fields
+    found: Any = entry if type(entry) is dict else {}
+    task, version, file, content_hash, coverage = (found.get(field.name) for field in fields(Listed))
     is_pack = (
         type(task) is str and _NAME.fullmatch(task) and type(version) is int and 1 <= version < 10**9
         and type(file) is str and file == Path(file).name and file not in ("", ".", "..")

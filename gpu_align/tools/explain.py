@@ -96,12 +96,7 @@ class StepView:
         self._settings = StepSettings.of(config, 1 << 31)
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
-        """Bring requests up to date and say what there is to draft from.
-
-        Args:
-            slots: [R] int64.
-            totals: [R] int64: tokens of each so far.
-        """
+        """Bring requests up to date and say what there is to draft from. totals: [R], tokens of each so far."""
         return look(self.state, self.tables, self._recipes, self.token_ids, slots, totals, self._settings)
 
 
@@ -120,18 +115,9 @@ def look(
     def zeros(*shape: int) -> IntArray:
         return np.zeros((len(slots), *shape), dtype=np.int64)
 
-    view = View(
-        cursor=zeros(),
-        candidates=allocate_candidates(len(slots)),
-        num=zeros(NUM_CANDIDATES),
-        expected=zeros(NUM_CANDIDATES),
-        lane=zeros(),
-        num_chosen=zeros(),
-        recipe=zeros(),
-        draft=zeros(K),
-        length=zeros(),
-        edits=zeros(),
-    )
+    widths = {"num": (NUM_CANDIDATES,), "expected": (NUM_CANDIDATES,), "draft": (K,)}
+    arrays = {name: zeros(*widths.get(name, ())) for name in View._fields if name != "candidates"}
+    view = View(candidates=allocate_candidates(len(slots)), **arrays)
     _look(state, tables, recipes, view, settings, token_ids, slots, totals)
     return view
 
@@ -156,12 +142,8 @@ def _look(
         request = load_request(state, slots[r], token_ids[slots[r], : totals[r]])
         update_state(request)
         choice = choose_draft(request, tables, recipes, found, settings)
-        view.cursor[r], view.lane[r], view.num_chosen[r], view.recipe[r] = (
-            choice.cursor,
-            choice.lane,
-            choice.num,
-            choice.recipe,
-        )
+        view.cursor[r], view.lane[r] = choice.cursor, choice.lane
+        view.num_chosen[r], view.recipe[r] = choice.num, choice.recipe
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
                 view.num[r, i_c], view.expected[r, i_c] = worth(
@@ -185,6 +167,8 @@ _WORSE = {
     c.ALIGNMENT_LARGE: f"at most {c.LARGE_DEFICIT} worse by the alignment",
     c.ALIGNMENT_FAR: f"more than {c.LARGE_DEFICIT} worse by the alignment",
 }
+#: All explainers of a drafter share one table: it takes a while to make.
+_table_of = lru_cache(maxsize=4)(RecipeTable.build)
 #: Candidates that were not chosen: this many of the best are told.
 _NUM_OTHERS = 3
 
@@ -224,12 +208,6 @@ class Explanation:
     others: tuple[Choice, ...]
 
 
-@lru_cache(maxsize=4)
-def _table_of(recipes: Recipes | None, num_draft_tokens: int, min_survival: float) -> RecipeArrays:
-    """All explainers of a drafter share one table: it takes a while to make."""
-    return RecipeTable.build(recipes, num_draft_tokens, "cpu", min_survival).numpy()
-
-
 def warm_up(
     num_draft_tokens: int,
     config: DrafterConfig | None = None,
@@ -238,8 +216,7 @@ def warm_up(
     max_context_len: int,
 ) -> None:
     """Compile, or load, what an `Explainer` of these arguments runs, and make its tables: none does it later."""
-    explainer = Explainer([0], 0, num_draft_tokens, config, recipes=recipes, max_context_len=max_context_len)
-    explainer.at([0])
+    Explainer([0], 0, num_draft_tokens, config, recipes=recipes, max_context_len=max_context_len).at([0])
 
 
 class Explainer:
@@ -281,7 +258,7 @@ class Explainer:
         self._prompt_len = prompt_len
         self._text = "memory" if is_memory else "prediction"
         self._recipes = recipes
-        self._recipe_table = _table_of(recipes, num_draft_tokens, config.min_survival_recipe)
+        self._recipe_table = _table_of(recipes, num_draft_tokens, "cpu", config.min_survival_recipe).numpy()
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
             recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
@@ -307,31 +284,24 @@ class Explainer:
         ranked = sorted(lanes.values(), key=lambda i: (-expected[i], i))
         others = [i for i in ranked if expected[i] > 0 and i != lane][:_NUM_OTHERS]
         num_output = max(len(tokens) - self._prompt_len, 0)
-
-        def told(lane: int, num: int, edits: int = 0) -> Choice:
-            return self._describe(view, lane, num, num_output, edits)
-
         chosen = None
         if recipe >= 0:
             chosen = self._describe_recipe(recipe)
         elif lane is not None:
-            chosen = told(lane, int(view.num_chosen[0]), int(view.edits[0]))
-        return Explanation(
-            int(view.cursor[0]),
-            chosen,
-            tuple(told(i, int(view.num[0, i])) for i in others),
-        )
+            chosen = self._describe(view, lane, int(view.num_chosen[0]), num_output, int(view.edits[0]))
+        other = (self._describe(view, i, int(view.num[0, i]), num_output) for i in others)
+        return Explanation(int(view.cursor[0]), chosen, tuple(other))
 
     def _describe_recipe(self, recipe: int) -> Choice:
         assert self._recipes is not None
         matched = int((self._recipes.context[recipe] != -1).sum())
-        words = f"the last {matched} tokens" if matched > 1 else "the last token"
+        words = _last(matched)
         if self._recipes.is_shape[recipe]:
             words = f"texts of which the last {matched} items have this shape"
         expected = round(float(self._recipe_table.expected_accepted[recipe]) / c.SURVIVAL_ONE, 2)
         return Choice("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
 
-    def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int) -> Choice:
+    def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Choice:
         found = view.candidates
         class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
         if not _wraps_around(view, lane):
@@ -348,9 +318,8 @@ class Explainer:
         found = view.candidates
         position, cursor = int(found.position[0, lane]), int(view.cursor[0])
         matched, class_id = int(found.matched[0, lane]), int(found.class_id[0, lane])
-        words = f"the last {matched} tokens" if matched > 1 else "the last token"
         if IS_CONTEXT[lane]:
-            yield f"{words} occurred before, in the prompt or the output"
+            yield f"{_last(matched)} occurred before, in the prompt or the output"
             if _wraps_around(view, lane):
                 yield f"they repeat themselves with period {int(found.remaining[0, lane])}"
             return
@@ -358,14 +327,11 @@ class Explainer:
         if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
             yield "the output so far is the beginning of the prediction"
             return
-        ahead = position - cursor
-        where = (
-            "at the cursor"
-            if not ahead
-            else f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'} the cursor"
-        )
+        ahead, where = position - cursor, "at the cursor"
+        if ahead:
+            where = f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'} the cursor"
         if matched:
-            yield f"{words} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
+            yield f"{_last(matched)} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
         else:
             yield f"{where}, where the last token does not occur"
         bucket, adherence = class_id // c.NUM_ADHERENCES % c.NUM_ALIGNMENTS, class_id % c.NUM_ADHERENCES
@@ -376,6 +342,10 @@ class Explainer:
             yield f"the output follows little of the {self._text}"
         if edits:
             yield f"{edits} edit{'s' if edits > 1 else ''} as before"
+
+
+def _last(matched: int) -> str:
+    return f"the last {matched} tokens" if matched > 1 else "the last token"
 
 
 def _wraps_around(view: View, lane: int) -> bool:

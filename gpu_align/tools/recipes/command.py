@@ -1,8 +1,9 @@
-"""Reads a model's samples and outputs: JSON lines, plain or gzipped."""
+"""``gpu-align recipes``: its commands, the texts that they learn from, and the samples and outputs of a model."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import hashlib
 import json
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from ...recipes.tokenize import Observed
     from .report import Report
 
-
 _GZIP_MAGIC = b"\x1f\x8b"
+_ENDINGS = (".json", ".json.gz")
+#: Of a pack: the one that comes with the library.
+_SHIPPED = "base"
 
 
 def read_samples(path: Path) -> Iterator[tuple[str, str, list[str]]]:
@@ -57,20 +60,19 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             for number, raw in enumerate(lines, start=1):
                 raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-                if raw.strip():
-                    yield number, _object(number, raw)
+                if not raw.strip():
+                    continue
+                try:
+                    line = json.loads(raw)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(
+                        f"line {number}: expected JSON ({str(error).splitlines()[0]})"
+                    ) from error
+                if type(line) is not dict:
+                    raise ValueError(f"line {number}: expected an object, found {_kind(line)}")
+                yield number, line
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"line {number + 1}: broken gzip ({error})") from error
-
-
-def _object(number: int, raw: bytes) -> dict[str, Any]:
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"line {number}: expected JSON ({str(error).splitlines()[0]})") from error
-    if type(line) is not dict:
-        raise ValueError(f"line {number}: expected an object, found {_kind(line)}")
-    return line
 
 
 def _text(number: int, line: dict[str, Any], name: str, default: str | None = None) -> str:
@@ -81,14 +83,9 @@ def _text(number: int, line: dict[str, Any], name: str, default: str | None = No
 
 
 def _is_text(found: Any) -> bool:
-    """Whether it is a text that a tokenizer can read: JSON can write halves of characters."""
-    if type(found) is not str:
-        return False
-    try:
-        found.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    from ...recipes.pack import is_text
+
+    return is_text(found)
 
 
 def _kind(found: Any) -> str:
@@ -180,9 +177,6 @@ def _inside(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
 recipes_app = typer.Typer(
     help="Recipe packs: what usually follows what.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-_ENDINGS = (".json", ".json.gz")
-#: Of a pack: the one that comes with the library.
-_SHIPPED = "base"
 
 
 class _Tokens(NamedTuple):
@@ -207,6 +201,17 @@ def _load_tokenizer(name: str) -> _Tokens:
     return _Tokens(lambda given: [loaded.encode(text) for text in given], texts)
 
 
+@contextlib.contextmanager
+def _refusing(path: Path, named: str = "") -> Iterator[None]:
+    """What is wrong with a file is one line. named: stands before what names no file."""
+    try:
+        yield
+    except OSError as error:
+        refuse(f"{path}: {error.strerror or error}")
+    except ValueError as error:
+        refuse(f"{named}{error}")
+
+
 def _check_pack(option: str, out: Path, sources: Sequence[Path]) -> None:
     if not out.name.endswith(_ENDINGS):
         # Two files in the wrong order would otherwise cost one of them.
@@ -215,10 +220,8 @@ def _check_pack(option: str, out: Path, sources: Sequence[Path]) -> None:
 
 
 def _save(pack: RecipePack, out: Path) -> None:
-    try:
+    with _refusing(out):
         pack.save(out)
-    except OSError as error:
-        refuse(f"{out}: {error.strerror or error}")
     parts = []
     if pack.words or not pack.observed:
         parts += [f"{len(pack.words):,} words", f"{len(pack.recipes):,} recipes"]
@@ -228,14 +231,10 @@ def _save(pack: RecipePack, out: Path) -> None:
 
 
 def _load(path: Path) -> RecipePack:
-    from ...recipes.pack import PackError, RecipePack
+    from ...recipes.pack import RecipePack
 
-    try:
+    with _refusing(path):
         return RecipePack.load(None if str(path) == _SHIPPED else path)
-    except OSError as error:
-        refuse(f"{path}: {error.strerror or error}")
-    except PackError as error:
-        refuse(str(error))
 
 
 @recipes_app.command("learn", epilog=epilog("recipes learn"))
@@ -289,7 +288,7 @@ def observe_command(
     if not 0 < agree <= 1:
         refuse(f"--agree: expected 0 < share <= 1, found {agree}")
     _check_pack("--out", out, [samples])
-    groups = list(_read(samples, read_samples))
+    groups = _read(samples, read_samples)
     tokens = _load_tokenizer(tokenizer)
     with progress_bar("observing", len(groups)) as advance:
         pack = RecipePack.observe(
@@ -320,24 +319,18 @@ def merge_command(
 ) -> None:
     """Merge packs, and the misses that servers counted, into one pack."""
     from ...recipes.misses import parse_misses
-    from ...recipes.pack import PackError, RecipePack, parse_pack, read_file
+    from ...recipes.pack import RecipePack, parse_pack, read_file
     from .merge import merge
 
     _check_pack("--out", out, parts)
     read: list[RecipePack | Misses] = []
     for path in parts:
-        try:
+        with _refusing(path):
             read.append(read_file(path, pack=parse_pack, misses=parse_misses))
-        except OSError as error:
-            refuse(f"{path}: {error.strerror or error}")
-        except PackError as error:
-            refuse(str(error))
     if not any(isinstance(part, RecipePack) for part in read):
         refuse("expected a pack among the files, found misses alone")
-    try:
+    with _refusing(out):
         pack = merge(read)
-    except PackError as error:
-        refuse(str(error))
     _save(pack.shapes_only() if shapes_only else pack, out)
 
 
@@ -363,20 +356,16 @@ def report_command(
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
     from ...recipes.misses import Misses
-    from ...recipes.pack import PackError
 
     check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
     loaded = _load(pack)
-    texts = list(_read(outputs, read_outputs))
+    texts = _read(outputs, read_outputs)
     tokens = _load_tokenizer(tokenizer)
     misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
-    try:
-        with progress_bar("replaying", len(texts)) as advance:
-            found = loaded.report(
-                texts, tokens.encode, tokens.texts, num_draft_tokens, misses=misses, progress=advance
-            )
-    except PackError as error:
-        refuse(f"{pack}: {error}")
+    with _refusing(pack, f"{pack}: "), progress_bar("replaying", len(texts)) as advance:
+        found = loaded.report(
+            texts, tokens.encode, tokens.texts, num_draft_tokens, misses=misses, progress=advance
+        )
     _print_report(found)
     if json_out is not None:
         about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
@@ -448,13 +437,8 @@ def show_command(
 def _shown(entry: Observed, texts: Callable[[Sequence[int]], list[str]]) -> list[str]:
     from ...ops import constants
 
-    classes = {
-        constants.SHAPE_IDENTIFIER: "‹identifier›",
-        constants.SHAPE_NUMBER: "‹number›",
-        constants.SHAPE_SPACE: "‹space›",
-        constants.SHAPE_STRING: "‹string›",
-        constants.SHAPE_START: "‹start›",
-    }
+    names = ("IDENTIFIER", "NUMBER", "SPACE", "STRING", "START")
+    classes = {getattr(constants, f"SHAPE_{name}"): f"‹{name.lower()}›" for name in names}
 
     def one(item: int) -> str:
         if item < 0:
@@ -476,16 +460,11 @@ def index_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of packs")],
 ) -> None:
     """Write the index of a folder of packs, from which a server takes them by name and version."""
-    from ...recipes.pack import PackError
     from ...recipes.registry import INDEX, Registry
 
-    try:
+    with _refusing(folder):
         registry = Registry(folder)
         wrong = registry.update()
-    except OSError as error:
-        refuse(f"{folder}: {error.strerror or error}")
-    except PackError as error:
-        refuse(str(error))
     for _, why in wrong:
         typer.echo(f"warning: {why}", err=True)
     for pack in registry.packs:
@@ -493,13 +472,9 @@ def index_command(
     typer.echo(f"wrote {folder / INDEX}: {counted(len(registry.packs), 'pack')}")
 
 
-def _read(path: Path, read: Callable[[Path], Iterator[Any]]) -> Iterator[Any]:
-    try:
+def _read(path: Path, read: Callable[[Path], Iterator[Any]]) -> list[Any]:
+    with _refusing(path, f"{path}: "):
         found = list(read(path))
-    except OSError as error:
-        refuse(f"{path}: {error.strerror or error}")
-    except ValueError as error:
-        refuse(f"{path}: {error}")
     if not found:
         refuse(f"{path}: expected lines of JSON, found none")
-    return iter(found)
+    return found

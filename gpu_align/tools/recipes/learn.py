@@ -65,10 +65,9 @@ def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe
     expected, likely = np.full(1, -1), np.zeros(1)
     spelled = np.zeros((1, 0), np.int64)
     for n in range(1, MAX_WORDS + 1):
-        # The word n before; none where the text has fewer.
-        first = _shifted(stream, n)
-        positions = np.flatnonzero((context >= 0) & (first >= 0))
-        pairs = context[positions] * len(spellings) + first[positions]
+        # Where a text has n words before, and the first of them.
+        positions = np.flatnonzero((context >= 0) & (stream.before >= n))
+        pairs = context[positions] * len(spellings) + stream.word[positions - n]
         unique, number = np.unique(pairs, return_inverse=True)
         shorter, added = np.divmod(unique, max(len(spellings), 1))
         spelled = np.concatenate([added[:, None], spelled[shorter]], axis=1)
@@ -130,14 +129,6 @@ def _read(texts: Iterable[tuple[str, str]]) -> tuple[list[str], _Stream]:
     return spellings, _Stream(rank[columns[0]], columns[1], columns[2], len(sources) == 1)
 
 
-def _shifted(stream: _Stream, n: int) -> IntArray:
-    """The word n before each one, -1 where the text has fewer."""
-    shifted = np.full(len(stream.word), -1)
-    shifted[n:] = stream.word[:-n] if n else stream.word
-    shifted[stream.before < n] = -1
-    return shifted
-
-
 def _likeliest(context: IntArray, word: IntArray, source: IntArray, num_contexts: int) -> _Likeliest:
     """What follows each of `num_contexts`. context, word, source: [W], of each word that has a context."""
     order = np.lexsort((word, context))
@@ -155,14 +146,9 @@ def _likeliest(context: IntArray, word: IntArray, source: IntArray, num_contexts
 
 def _named_words(spellings: list[str], stream: _Stream, recipes: list[Recipe]) -> dict[str, int]:
     """Words with their counts, the most frequent first: those of recipes, and those that are seen often."""
-    counts = np.bincount(stream.word, minlength=len(spellings))
-    several = np.full(len(spellings), stream.is_one)
-    if len(stream.word) and not stream.is_one:
-        order = np.argsort(stream.word, kind="stable")
-        begins = np.flatnonzero(np.diff(stream.word[order], prepend=-1))
-        source = stream.source[order]
-        several = np.minimum.reduceat(source, begins) != np.maximum.reduceat(source, begins)
+    # As what follows nothing in particular: each word is a context of its own.
+    found = _likeliest(stream.word, np.zeros_like(stream.word), stream.source, len(spellings))
+    often = (found.seen >= MIN_SEEN) & (found.in_several | stream.is_one)
     named = {word for recipe in recipes for word in (*recipe.context, recipe.word)}
-    often = (counts >= MIN_SEEN) & several
-    ranked = np.lexsort((np.arange(len(spellings)), -counts))
-    return {spellings[w]: int(counts[w]) for w in ranked if often[w] or spellings[w] in named}
+    ranked = np.argsort(-found.seen, kind="stable")
+    return {spellings[w]: int(found.seen[w]) for w in ranked if often[w] or spellings[w] in named}

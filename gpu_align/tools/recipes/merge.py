@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from ...recipes.misses import Miss, Misses
 from ...recipes.pack import PackError, RecipePack
@@ -13,7 +14,14 @@ from .observe import CERTAIN, by_frequency
 #: A refuted context gets a token of its own where the model said the same so many times and nothing else.
 MIN_SAID = 2
 
+#: Whether a context is a shape, and it.
 Key = tuple[bool, tuple[int, ...]]
+K = TypeVar("K", int, str)
+
+
+def _most(counts: Counter[K]) -> K:
+    """What was counted most often; of equal ones the smallest."""
+    return min(counts, key=lambda key: (-counts[key], key))
 
 
 def merge(parts: Sequence[RecipePack | Misses]) -> RecipePack:
@@ -57,7 +65,7 @@ def _merge_words(packs: Sequence[RecipePack]) -> tuple[dict[str, int], list[Reci
             seen[recipe.context] += recipe.seen
     recipes = []
     for context in sorted(hits, key=lambda context: (len(context), context)):
-        word = min(hits[context], key=lambda word: (-hits[context][word], word))
+        word = _most(hits[context])
         recipes.append(Recipe(context, word, hits[context][word], seen[context]))
     ordered = sorted(words.items(), key=lambda item: (-item[1], item[0]))
     return dict(ordered), recipes
@@ -80,7 +88,7 @@ def _merge_observed(packs: Sequence[RecipePack]) -> dict[Key, Observed]:
             hits[entry.token] += entry.hits
             groups[entry.token] += entry.groups
         seen = sum(entry.seen for entry in entries)
-        token = min(hits, key=lambda token: (-hits[token], token))
+        token = _most(hits)
         if token >= 0 and hits[token] < CERTAIN * seen:
             token = -1
         merged[key] = Observed(*key, token, hits[token], seen, groups[token])
@@ -105,13 +113,12 @@ def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> di
     entries = dict(observed)
     said: defaultdict[Key, Counter[int]] = defaultdict(Counter)
     for miss, count in counts.items():
-        said[False, miss.literal][miss.said] += count
-        said[True, miss.shape][miss.said] += count
-        for key in (*_suffixes(False, miss.literal), *_suffixes(True, miss.shape)):
-            entry = entries.get(key)
-            if entry is not None:
-                right = count if entry.token == miss.said else 0
-                entries[key] = entry._replace(hits=entry.hits + right, seen=entry.seen + count)
+        for behind in ((False, miss.literal), (True, miss.shape)):
+            said[behind][miss.said] += count
+            for key in _suffixes(behind):
+                if entry := entries.get(key):
+                    right = count if entry.token == miss.said else 0
+                    entries[key] = entry._replace(hits=entry.hits + right, seen=entry.seen + count)
     refuted = sorted(miss for miss in counts if miss.said != miss.expected)
     ways = {miss: _ways(miss, entries) for miss in refuted}
     entries = _without_uncertain(entries)
@@ -136,7 +143,7 @@ def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> di
 
 def _said_at(key: Key, said: Counter[int]) -> Observed:
     """What was said behind a context, if it is certain, else an entry that says nothing."""
-    token = min(said, key=lambda token: (-said[token], token))
+    token = _most(said)
     hits, seen = said[token], said.total()
     if hits < max(MIN_SAID, CERTAIN * seen):
         token, hits = -1, 0
@@ -157,28 +164,21 @@ def _settle(entries: dict[Key, Observed], miss: Miss, entry: Observed, start: Ke
 
 def _ways(miss: Miss, entries: Mapping[Key, Observed]) -> list[tuple[Key, Key]]:
     """The contexts that may settle a refuted token, each with that of its draft's beginning, in this order."""
-    by_literal = any(
-        key in entries for part in (miss.literal, miss.literal_start) for key in _suffixes(False, part)
-    )
     shape = ((True, miss.shape), (True, miss.shape_start))
     literal = ((False, miss.literal), (False, miss.literal_start))
+    by_literal = any(suffix in entries for key in literal for suffix in _suffixes(key))
     ways = [literal] if by_literal and miss.literal else [shape, literal]
     return [way for way in ways if way[0][1]] or [shape]
 
 
 def _without_uncertain(entries: dict[Key, Observed]) -> dict[Key, Observed]:
     """Those that are certain, and for those that are not any more one that takes the shorter ones back."""
-    kept = {
-        key: entry for key, entry in entries.items() if entry.token < 0 or entry.hits >= CERTAIN * entry.seen
-    }
-    for (is_shape, context), entry in entries.items():
-        if (is_shape, context) in kept:
-            continue
-        shorter = (kept.get((is_shape, context[i:])) for i in range(1, len(context)))
-        if any(other is not None and other.token >= 0 for other in shorter):
-            kept[is_shape, context] = _silenced(entry)
+    kept = {k: entry for k, entry in entries.items() if entry.token < 0 or entry.hits >= CERTAIN * entry.seen}
+    for key, entry in entries.items():
+        if key not in kept and any(other in kept and kept[other].token >= 0 for other in _suffixes(key)):
+            kept[key] = _silenced(entry)
     return kept
 
 
-def _suffixes(is_shape: bool, context: tuple[int, ...]) -> Iterator[Key]:
-    return ((is_shape, context[i:]) for i in range(len(context)))
+def _suffixes(key: Key) -> Iterator[Key]:
+    return ((key[0], key[1][i:]) for i in range(len(key[1])))

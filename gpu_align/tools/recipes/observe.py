@@ -114,16 +114,12 @@ def columns(samples: Sequence[IntArray], agree: float = 1.0) -> IntArray:
     if k < 2 or (agree == 1.0 and not all(map(len, samples))):
         return np.zeros((0, k), dtype=np.int64)
     rows = [torch.from_numpy(np.array(sample[:MAX_ALIGNED], dtype=np.int32)) for sample in samples]
-    tokens, lengths = (
-        pad_sequence(rows, batch_first=True),
-        torch.tensor(list(map(len, rows)), dtype=torch.int32),
-    )
+    lengths = torch.tensor(list(map(len, rows)), dtype=torch.int32)
     pivot = 0
     if agree < 1:
-        total = [
-            int(lcs_length(tokens[s].repeat(k, 1), lengths[s].repeat(k), tokens, lengths).sum())
-            for s in range(k)
-        ]
+        tokens = pad_sequence(rows, batch_first=True)
+        each = (lcs_length(tokens[s].repeat(k, 1), lengths[s].repeat(k), tokens, lengths) for s in range(k))
+        total = [int(common.sum()) for common in each]
         pivot = total.index(max(total))
     place = np.full((len(rows[pivot]), k), -1, dtype=np.int64)
     place[:, pivot] = np.arange(len(place))
