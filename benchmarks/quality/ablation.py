@@ -95,7 +95,7 @@ def as_json(rows: Mapping[str, Row], one_in: int) -> dict[str, Any]:
     baseline = rows.get(BASELINE)
     order = [name for name in MECHANISMS if name in rows] + [name for name in rows if name not in MECHANISMS]
     for row in rows.values():
-        row["lines"] = count_lines(without(row["mechanism"]).names)
+        row["lines"] = count_lines(without(row["mechanism"]))
         if baseline is not None:
             found = {group: change(row, baseline, group) for group in GROUPS}
             row["change"] = {group: c if c is None else round(c, 5) for group, c in found.items()}
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
         "--only",
         nargs="*",
         metavar="NAME",
-        help="measure these rows, and keep the others of the JSON file; A+B takes away both",
+        help="measure these rows, keep the others of the JSON file, count lines anew; A+B takes away both",
     )
     parser.add_argument(
         "--tables",
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := [part for name in names for part in name.split("+") if part not in MECHANISMS]:
         print(f"error: expected names of {', '.join(MECHANISMS)}; found {unknown[0]}", file=sys.stderr)
         return 2
-    if code := make_corpora({"test": options.corpus, "tune": options.tune}):
+    if names and (code := make_corpora({"test": options.corpus, "tune": options.tune})):
         return code
     rows: dict[str, Row] = {}
     if options.only is not None and options.json.is_file():
@@ -201,7 +201,7 @@ def _print(rows: Sequence[Row]) -> None:
         table.add_row(
             f"{row['mechanism']}: {row['instead']}",
             *("–" if changes[group] is None else f"{changes[group]:+.2%}" for group in GROUPS),
-            str(row["lines"] or "–"),
+            str(row["lines"]["all"] or "–"),
             f"{default.tokens_per_step:.2f}",
             f"{default.rejected_per_accepted:.3f}",
             f"{perfect['least_steps']} of {perfect['records']}",

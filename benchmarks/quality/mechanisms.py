@@ -14,9 +14,16 @@ from typing import Any
 
 from benchmarks.quality.overrides import Overrides
 
-ROOT = Path(__file__).parents[2] / "gpu_align"
-#: What of the library is the drafter: not its simulator, policies, reports and commands.
-DRAFTER = ("ops", "recipes", "drafter.py", "config.py")
+ROOT = Path(__file__).parents[2]
+#: Where lines are counted: what drafts; all that is installed; and what tests and measures it.
+DRAFTER = ("gpu_align/ops", "gpu_align/recipes", "gpu_align/drafter.py", "gpu_align/config.py")
+SCOPES = {
+    "drafter": DRAFTER,
+    "installed": ("gpu_align", "vllm_integration"),
+    "all": ("gpu_align", "vllm_integration", "tests", "benchmarks"),
+}
+#: The same for names that mean something else outside of the drafter and the tests of its operations.
+LOCAL_SCOPES = {"drafter": DRAFTER, "installed": DRAFTER, "all": (*DRAFTER, "tests/gpu_align/ops")}
 
 _CONSTANTS = "gpu_align.ops.constants"
 _DRAFT = "gpu_align.ops.reference.draft"
@@ -35,6 +42,7 @@ class Mechanism:
         config: fields of `DrafterConfig`, when learning and when drafting.
         recipes: whether recipes are drafted from.
         names: a regular expression of what only this mechanism has a name for; "" where it is a number alone.
+        local: whether these names mean something else outside of the drafter and the tests of its operations.
     """
 
     instead: str
@@ -42,6 +50,7 @@ class Mechanism:
     config: Mapping[str, Any] = field(default_factory=dict)
     recipes: bool = True
     names: str = ""
+    local: bool = False
 
 
 def no_exact_prefix(alignment: Any, num_output: int) -> bool:
@@ -103,7 +112,10 @@ MECHANISMS: dict[str, Mechanism] = {
         names=r"margin|MARGIN|runner_up|leader|reach\b",
     ),
     "four best matches": Mechanism(
-        "the best one of each source", {_CONSTANTS: {"NUM_MATCHES": 1}}, names="NUM_MATCHES|_enter|best_matches"
+        "the best one of each source",
+        {_CONSTANTS: {"NUM_MATCHES": 1}},
+        names="NUM_MATCHES|_enter|best_matches",
+        local=True,
     ),
     "alignment buckets": Mechanism(
         "one bucket for all of the prediction",
@@ -122,16 +134,19 @@ MECHANISMS: dict[str, Mechanism] = {
         "no edit is replayed",
         {_CONSTANTS: {"MAX_REPLAYS": 0}},
         names="edit(?!_script)|EDIT|Edit|REPLAY|replay|AT_START|DIVERGED_AT|diverged_at|has_key|common_end",
+        local=True,
     ),
     "trust in edits": Mechanism(
         "any remembered edit is replayed",
         {_DRAFT: {"repeats_edits": always_trusted}},
         names="repeats_edits|EDIT_REPEATS|b_repeats|_is_replayed|m_replayed|trusted",
+        local=True,
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
         {_LCS: {"extend_row": no_lcs_row}},
         names=r"extend_row|lcs_row|_row\(|standing|\bscore\b|MATCH_WEIGHT|WORD|b_words|holds|WINDOW",
+        local=True,
     ),
     "LCS window of 256": Mechanism("of 64 tokens", {_CONSTANTS: {"WINDOW": 64}}),
     "cursor window": Mechanism(
@@ -157,7 +172,11 @@ MECHANISMS: dict[str, Mechanism] = {
         {_DRAFT: {"repeats": no_repetition}},
         names=r"(?<!_)repeats\(matched|period",
     ),
-    "recipes": Mechanism("no recipes, no draft is moved", recipes=False, names="recipe|RECIPE|Recipe"),
+    "recipes": Mechanism(
+        "no recipes, no draft is moved",
+        recipes=False,
+        names="recipe|RECIPE|Recipe|[Mm]isses|miss_log|packs?[.]py",
+    ),
 }  # fmt: skip
 
 
@@ -174,31 +193,37 @@ def without(name: str) -> Mechanism:
         {key: value for part in parts for key, value in part.config.items()},
         all(part.recipes for part in parts),
         "|".join(part.names for part in parts if part.names),
+        any(part.local for part in parts),
     )
 
 
-def count_lines(names: str) -> int:
-    """Code lines of the drafter that have to do with `names`, kernels, references and host code together.
+def count_lines(mechanism: Mechanism) -> dict[str, int]:
+    """Code lines that go with a mechanism in each of `SCOPES`: kernels, references, host code, commands, tests.
 
     ::
 
-        every line of a function or class whose name contains one of them,
+        every line of a file, a function or a class whose name contains one of the mechanism's names,
         and of all other code each line that contains one of them
 
-    Blank lines, comments and docstrings are no code. "" is 0.
+    Blank lines, comments and docstrings are no code. A mechanism without names has 0.
     """
-    if not names:
-        return 0
-    return sum(_count(path.read_text(encoding="utf-8"), re.compile(names)) for path in _sources())
+    names, counts = re.compile(mechanism.names or "(?!)"), {}
+    for scope, parts in (LOCAL_SCOPES if mechanism.local else SCOPES).items():
+        paths = {path for part in parts for path in _python_files(ROOT / part)}
+        counts[scope] = sum(
+            _count(
+                path.read_text(encoding="utf-8"), names, whole=bool(names.search(str(path.relative_to(ROOT))))
+            )
+            for path in paths
+        )
+    return counts
 
 
-def _sources() -> Iterable[Path]:
-    for part in DRAFTER:
-        path = ROOT / part
-        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def _python_files(path: Path) -> Iterable[Path]:
+    return path.rglob("*.py") if path.is_dir() else [path]
 
 
-def _count(source: str, names: re.Pattern[str]) -> int:
+def _count(source: str, names: re.Pattern[str], whole: bool = False) -> int:
     tree = ast.parse(source)
     docstrings, inside = set(), set()
     for node in ast.walk(tree):
@@ -215,5 +240,5 @@ def _count(source: str, names: re.Pattern[str]) -> int:
     for number, line in enumerate(source.splitlines(), 1):
         code = line.partition("#")[0].strip()
         if code and number not in docstrings:
-            count += number in inside or names.search(code) is not None
+            count += whole or number in inside or names.search(code) is not None
     return count

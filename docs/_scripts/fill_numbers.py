@@ -241,11 +241,12 @@ def ablation(numbers: dict[str, Any]) -> str:
             changes = [" at ".join(_ratios(row["settings"][0][group])) for group in ("test", "five")]
         perfect, unrelated = row["perfect"], row["unrelated"]
         share = unrelated["rejected_from_prediction"] / unrelated["output_tokens"]
-        cells = [row["lines"] or "–", f"{perfect['least_steps']}/{perfect['records']}", f"{share:.3f}"]
+        lines = [f"{count:,}" if count else "–" for count in row["lines"].values()]
+        cells = [*lines, f"{perfect['least_steps']}/{perfect['records']}", f"{share:.3f}"]
         rows.append(["nothing" if baseline else row["mechanism"], row["instead"], *changes, *cells])
     first = stored["rows"][0]["settings"][0]["test"]
     every = "" if stored["one_in"] == 1 else f" (every {stored['one_in']}th of the corpus, of both splits)"
-    heads = ["without", "instead", "test split", "five packages", "code lines", "perfect", "unrelated"]
+    heads = ["without", "instead", "test split", "five packages", "drafter", "installed", "in all"]
     return (
         tables.table(heads, rows, "llrrrrr") + f"\n\nTest split: {first['records']} outputs{every}, K = {K}."
     )

@@ -79,7 +79,11 @@ def test_every_mechanism_takes_something_away() -> None:
     for name, missing in MECHANISMS.items():
         if name != BASELINE:
             assert missing.overrides or missing.config or not missing.recipes, name
-            assert (count_lines(missing.names) > 0) == bool(missing.names), name
+            counts = count_lines(missing)
+            assert (counts["drafter"] > 0) == bool(missing.names), name
+            assert counts["drafter"] <= counts["installed"] <= counts["all"], name
+    recipes = count_lines(MECHANISMS["recipes"])
+    assert recipes["all"] > 2 * recipes["drafter"]  # with learning, commands, plugin and tests
 
 
 def test_all_overrides_together_are_found_in_the_library() -> None:
@@ -107,7 +111,8 @@ def other(x):
     return x  # row
 '''
     assert mechanisms._count(source, re.compile("row")) == 3
-    assert count_lines("") == 0
+    assert mechanisms._count(source, re.compile("row"), whole=True) == 5
+    assert set(count_lines(MECHANISMS[BASELINE]).values()) == {0}
 
 
 def test_several_mechanisms_at_once() -> None:
@@ -202,7 +207,7 @@ def test_rows_of_the_file_are_kept_and_shown(tmp_path: Path, capsys: pytest.Capt
     stored = json.loads(path.read_text())["rows"]
     assert [row["mechanism"] for row in stored] == [BASELINE, "margin"]
     assert stored[1]["change"] == {"test": -0.2, "five": -0.2}
-    assert stored[1]["lines"] == count_lines(MECHANISMS["margin"].names)
+    assert stored[1]["lines"] == count_lines(MECHANISMS["margin"])
     assert "-20.00%" in capsys.readouterr().out
     assert ablation.main([*files, "--only", "luck"]) == 2
     assert "found luck" in capsys.readouterr().err
