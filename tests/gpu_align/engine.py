@@ -21,11 +21,9 @@ class Engine:
         poison(self.drafter)
         self.token_ids = torch.zeros((max_slots, T), dtype=torch.int32, device=self.device)
         self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
-        self.prompt_len = [0] * max_slots
 
     def add(self, slot, prediction, prompt, output=(), **key):
         held = self.drafter.add(slot, prediction, len(prompt), **key)
-        self.prompt_len[slot] = len(prompt)
         self.total_len[slot] = 0
         self.write(slot, [*prompt, *output])
         return held
@@ -35,16 +33,14 @@ class Engine:
         self.token_ids[slot, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         self.total_len[slot] = start + len(tokens)
 
-    def propose(self, slots, num_sampled=None):
+    def inputs(self, slots):
+        """What `propose` and `capture` take."""
+        slots = torch.tensor(slots, dtype=torch.int64, device=self.device)
+        return self.token_ids, self.total_len, slots, torch.ones_like(slots, dtype=torch.int32)
+
+    def propose(self, slots):
         """[(tokens, length, confidence, source)] in batch order."""
-        sampled = [1] * len(slots) if num_sampled is None else num_sampled
-        draft = self.drafter.propose(
-            self.token_ids,
-            self.total_len,
-            torch.tensor(slots, dtype=torch.int64, device=self.device),
-            torch.tensor(sampled, dtype=torch.int32, device=self.device),
-        )
-        return list(zip(*(t.tolist() for t in draft), strict=True))
+        return list(zip(*(t.tolist() for t in self.drafter.propose(*self.inputs(slots))), strict=True))
 
     def generate(self, slot, output):
         """Verification steps that writing `output` takes: the prefill, then drafts. Returns what each offered."""
@@ -61,10 +57,6 @@ class Engine:
             self.write(slot, step)
             done += len(step)
         return offered
-
-
-def distinct(n, start=0):
-    return list(range(start, start + n))
 
 
 def snapshot(drafter):

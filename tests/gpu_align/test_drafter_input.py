@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpu_align import Drafter, DrafterConfig, RecipePack, Recipes
-from tests.gpu_align.engine import Engine, distinct, same, snapshot
-from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, device_of
+from tests.gpu_align.engine import Engine, same, snapshot
+from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, device_of, distinct
 
 
 class Half:
@@ -17,25 +17,23 @@ class Half:
 
 def make(backend="reference", **change):
     sizes = {
-        "max_slots": 2,
-        "max_context_len": 8,
-        "max_prediction_len": 4,
-        "num_draft_tokens": 3,
-        "vocab_size": 9,
+        "max_slots": 2, "max_context_len": 8, "max_prediction_len": 4, "num_draft_tokens": 3, "vocab_size": 9,
         "device": device_of(backend),
-    }
+    }  # fmt: skip
     return Drafter(**{**sizes, **change}, backend=backend)
+
+
+def int32(*shape, **where):
+    return torch.zeros(shape, dtype=torch.int32, **where)
 
 
 def inputs(backend):
     """What a step of `make`'s drafter takes: one request, nothing in its row."""
     device = device_of(backend)
     return {
-        "token_ids": torch.zeros((2, 8), dtype=torch.int32, device=device),
-        "total_len": torch.zeros(2, dtype=torch.int32, device=device),
-        "slots": torch.zeros(1, dtype=torch.int64, device=device),
-        "num_sampled": torch.ones(1, dtype=torch.int32, device=device),
-    }
+        "token_ids": int32(2, 8, device=device), "total_len": int32(2, device=device),
+        "slots": int32(1, device=device).long(), "num_sampled": int32(1, device=device) + 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -67,11 +65,7 @@ class TestBadInput:
             ((0, torch.tensor([0, 1]).to_sparse(), 0), TypeError, ["prediction", "sparse"]),
             ((0, torch.tensor([3, 9]), 0), ValueError, ["prediction[1]", "9"]),
             # The one device besides the CPU that is on every machine.
-            (
-                (0, torch.zeros(2, dtype=torch.int64, device="meta"), 0),
-                ValueError,
-                ["prediction", "CPU", "meta"],
-            ),
+            ((0, int32(2, device="meta"), 0), ValueError, ["prediction", "CPU", "meta"]),
             ((0, [1], 9), ValueError, ["prompt_len", "8", "9"]),
             ((0, [1], -1), ValueError, ["prompt_len", "-1"]),
             ((0, [1], 2.0), TypeError, ["prompt_len", "int", "float"]),
@@ -98,28 +92,13 @@ class TestBadInput:
         ("change", "error", "words"),
         [
             ({"token_ids": torch.zeros((2, 8))}, TypeError, ["token_ids", "int32", "float32"]),
-            (
-                {"token_ids": torch.zeros((2, 7), dtype=torch.int32)},
-                ValueError,
-                ["token_ids", "[2, 8]", "[2, 7]"],
-            ),
-            ({"token_ids": torch.zeros((8, 2), dtype=torch.int32).T}, ValueError, ["token_ids", "stride"]),
-            (
-                {"token_ids": torch.zeros((2, 8), dtype=torch.int32, device="meta")},
-                ValueError,
-                ["cpu", "meta"],
-            ),
+            ({"token_ids": int32(2, 7)}, ValueError, ["token_ids", "[2, 8]", "[2, 7]"]),
+            ({"token_ids": int32(8, 2).T}, ValueError, ["token_ids", "stride"]),
+            ({"token_ids": int32(2, 8, device="meta")}, ValueError, ["cpu", "meta"]),
             ({"total_len": torch.zeros(2)}, TypeError, ["total_len", "float32"]),
-            ({"slots": torch.zeros(1, dtype=torch.int32)}, TypeError, ["slots", "int64", "int32"]),
-            ({"num_sampled": torch.zeros(2, dtype=torch.int32)}, ValueError, ["num_sampled", "[1]", "[2]"]),
-            (
-                {
-                    "slots": torch.zeros(3, dtype=torch.int64),
-                    "num_sampled": torch.zeros(3, dtype=torch.int32),
-                },
-                ValueError,
-                ["slots", "at most 2", "3"],
-            ),
+            ({"slots": int32(1)}, TypeError, ["slots", "int64", "int32"]),
+            ({"num_sampled": int32(2)}, ValueError, ["num_sampled", "[1]", "[2]"]),
+            ({"slots": int32(3).long(), "num_sampled": int32(3)}, ValueError, ["slots", "at most 2", "3"]),
             ({"num_sampled": [1]}, TypeError, ["num_sampled", "list"]),
         ],
     )
@@ -213,35 +192,34 @@ class TestBadInput:
         [
             ({"config": {"min_match": 2}}, TypeError, "config: expected a DrafterConfig, found dict"),
             ({"config": Half()}, TypeError, "config: expected a DrafterConfig, found Half"),
-            (
-                {"recipes": RecipePack({}, [])},
-                TypeError,
-                "recipes: expected Recipes, found RecipePack; call its tokenize(encode)",
-            ),
+            ({"recipes": RecipePack({}, [])}, TypeError,
+             "recipes: expected Recipes, found RecipePack; call its tokenize(encode)"),
             ({"recipes": []}, TypeError, "recipes: expected Recipes, found list"),
             ({"device": None}, TypeError, "device: expected a str or torch.device, found NoneType"),
-            ({"device": "gpu"}, ValueError, "device: expected 'cpu' or 'cuda', found 'gpu'"),
-            ({"device": ""}, ValueError, "device: expected 'cpu' or 'cuda', found ''"),
-            ({"device": "meta"}, ValueError, "device: expected 'cpu' or 'cuda', found 'meta'"),
+            *(({"device": device}, ValueError, f"device: expected 'cpu' or 'cuda', found '{device}'")
+              for device in ("gpu", "", "meta")),
         ],
-    )
+    )  # fmt: skip
     def test_the_rest_of_the_arguments(self, backend, change, error, message):
         with pytest.raises(error, match=f"^{re.escape(message)}$"):
             make(backend, **change)
 
-    @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])
-    def test_a_gpu_that_is_not_there(self, backend, device, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        expected = f"device: expected 'cpu', for PyTorch sees no GPU, found '{device}'"
+    @pytest.mark.parametrize(
+        ("num_gpus", "device", "expected"),
+        [
+            *(
+                (0, device, "'cpu', for PyTorch sees no GPU")
+                for device in ("cuda", "cuda:0", torch.device("cuda"))
+            ),
+            (2, "cuda:2", "'cpu' or one of 2 GPUs"),
+        ],
+    )
+    def test_a_gpu_that_is_not_there(self, backend, num_gpus, device, expected, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        expected = f"device: expected {expected}, found '{device}'"
         with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
             make(backend, device=device)
-
-    def test_a_gpu_that_is_one_too_many(self, backend, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        expected = "device: expected 'cpu' or one of 2 GPUs, found 'cuda:2'"
-        with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
-            make(backend, device="cuda:2")
 
 
 def test_backend():
@@ -250,39 +228,26 @@ def test_backend():
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("name", "values", "error", "found"),
     [
-        {"length_factor": -1},
-        {"length_factor": 0.3},
-        {"length_factor": float("nan")},
-        {"length_factor": float("inf")},
-        {"min_survival": 2},
-        {"min_survival": float("nan")},
-        {"min_survival_lost": -0.5},
-        {"min_survival_recipe": 1.5},
-        {"min_match": 0},
-        {"min_context_match": 65},
+        ("length_factor", [-1, 0.3, float("nan"), float("inf")], ValueError, "expected .*, found"),
+        ("min_survival", [2, float("nan")], ValueError, "expected .*, found"),
+        ("min_survival_lost", [-0.5], ValueError, "expected .*, found"),
+        ("min_survival_recipe", [1.5], ValueError, "expected 0 <= p <= 1, found 1.5"),
+        ("min_match", [0], ValueError, "expected .*, found"),
+        ("min_context_match", [65], ValueError, "expected .*, found"),
+        ("length_factor", ["8"], TypeError, "expected a number, found str$"),
+        ("min_survival", [True], TypeError, "expected a number, found bool$"),
+        ("min_survival_recipe", [None], TypeError, "expected a number, found NoneType$"),
+        ("min_match", [2.0], TypeError, "expected an int, found float$"),
+        ("use_context", ["no"], TypeError, "expected a bool, found str$"),
+        ("survival_table", [5], TypeError, "expected a str or Path, found int$"),
     ],
 )
-def test_config(setting):
-    with pytest.raises(ValueError, match=f"^{next(iter(setting))}: expected .*, found"):
-        DrafterConfig(**setting)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"length_factor": "8"}, "length_factor: expected a number, found str"),
-        ({"min_survival": True}, "min_survival: expected a number, found bool"),
-        ({"min_survival_recipe": None}, "min_survival_recipe: expected a number, found NoneType"),
-        ({"min_match": 2.0}, "min_match: expected an int, found float"),
-        ({"use_context": "no"}, "use_context: expected a bool, found str"),
-        ({"survival_table": 5}, "survival_table: expected a str or Path, found int"),
-    ],
-)
-def test_types_in_a_config(setting, message):
-    with pytest.raises(TypeError, match=f"^{message}$"):
-        DrafterConfig(**setting)
+def test_config(name, values, error, found):
+    for value in values:
+        with pytest.raises(error, match=f"^{name}: {found}"):
+            DrafterConfig(**{name: value})
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"])
@@ -300,16 +265,12 @@ def test_predictions_may_be_arrays_and_tensors(backend, dtype):
             break
 
 
-def test_a_tensor_of_every_other_element():
-    engine = Engine("reference")
-    engine.add(0, torch.arange(0, 40)[::2], [])
-    assert engine.propose([0])[0][0] == list(range(0, 32, 2))
-
-
 @pytest.mark.parametrize("empty", [[], (), np.array([]), np.zeros(0, dtype=str), torch.tensor([])])
 def test_an_empty_prediction_is_one_of_any_kind(empty):
-    drafter = make()
-    assert drafter.add(0, empty, 0)
+    engine = Engine("reference")
+    assert engine.drafter.add(0, empty, 0)
+    engine.add(0, torch.arange(0, 40)[::2], [])
+    assert engine.propose([0])[0][0] == list(range(0, 32, 2))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

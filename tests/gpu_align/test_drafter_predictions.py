@@ -12,8 +12,8 @@ from gpu_align import Source
 from gpu_align.ops.constants import PAGE
 from gpu_align.ops.kernels.slots import _set_slot_kernel
 from gpu_align.ops.kernels.suffix_match import _index_kernel, _index_keys_kernel
-from tests.gpu_align.engine import Engine, distinct, snapshot
-from tests.gpu_align.step_harness import BACKENDS, standing_of
+from tests.gpu_align.engine import Engine, snapshot
+from tests.gpu_align.step_harness import BACKENDS, distinct
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -103,18 +103,6 @@ class TestPredictions:
                 assert engine.add(0, distinct(100, start), [], distinct(5, start))
                 assert engine.propose([0])[0][0] == distinct(16, start + 5)
         assert engine.drafter.prediction_stats.evicted == 5
-
-    def test_remove_then_add(self, backend):
-        engine = Engine(backend)
-        engine.add(0, distinct(60), [7, 8], [0, 1, 2, 500, 2, 3])
-        engine.propose([0])
-        engine.drafter.remove(0)
-        engine.drafter.remove(0)  # a free slot stays free
-        engine.add(0, distinct(60, 200), [7], [200, 201])
-        fresh = Engine(backend)
-        fresh.add(0, distinct(60, 200), [7], [200, 201])
-        assert engine.propose([0]) == fresh.propose([0])
-        assert standing_of(engine.drafter, 0) == standing_of(fresh.drafter, 0)
 
     def test_an_upload_that_fails_leaves_the_slot_vacant(self, backend, monkeypatch):
         engine = Engine(backend)

@@ -5,58 +5,36 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
-from gpu_align import Drafter, ResponseMemory, Source
+from gpu_align import ResponseMemory, Source
 from gpu_align.memory import ALIKE, MOST_COMPARED
+from tests.gpu_align.engine import Engine
+
+#: Room, what is remembered of which tenant, and what is recalled: of whom, how much of it at most.
+RECALLED = {
+    "the newest first": (100, [("a", [1, 2]), ("a", [3]), ("a", [4, 5, 6])], {("a", 100): [4, 5, 6, 3, 1, 2]}),
+    "each answer is whole": (
+        100, [("a", [9]), ("a", [1, 2]), ("a", [3, 4])],
+        {("a", 1): [], ("a", 3): [3, 4], ("a", 4): [3, 4, 1, 2], ("a", 5): [3, 4, 1, 2, 9], ("b", 9): []},
+    ),
+    "one given again is held once": (4, [("a", [1, 2]), ("a", [3]), ("a", [1, 2])], {("a", 9): [1, 2, 3]}),
+    "and is the newest": (4, [("a", [1, 2]), ("a", [3]), ("a", [1, 2]), ("a", [4, 5])], {("a", 9): [4, 5, 1, 2]}),
+    "the oldest of all tenants goes": (
+        4, [("a", [1, 2]), ("b", [3, 4]), ("b", [5])], {("a", 9): [], ("b", 9): [5, 3, 4]},
+    ),
+}  # fmt: skip
 
 
-def test_the_newest_answer_comes_first():
-    memory = ResponseMemory(100)
-    for answer in ([1, 2], [3], [4, 5, 6]):
-        assert memory.remember("a", answer)
-    assert memory.recall("a", 100).tolist() == [4, 5, 6, 3, 1, 2]
+@pytest.mark.parametrize("name", RECALLED)
+def test_what_is_recalled(name):
+    room, answers, recalled = RECALLED[name]
+    memory = ResponseMemory(room)
+    assert all(memory.remember(*answer) for answer in answers)
+    assert {asked: memory.recall(*asked).tolist() for asked in recalled} == recalled
     assert memory.recall("a", 100).dtype == np.int32
-
-
-def test_each_answer_is_whole():
-    memory = ResponseMemory(100)
-    for answer in ([9], [1, 2], [3, 4]):
-        memory.remember("a", answer)
-    assert [memory.recall("a", n).tolist() for n in (1, 3, 4, 5)] == [
-        [],
-        [3, 4],
-        [3, 4, 1, 2],
-        [3, 4, 1, 2, 9],
-    ]
-
-
-def test_an_answer_given_again_is_held_once_as_the_newest():
-    memory = ResponseMemory(4)
-    for answer in ([1, 2], [3], [1, 2]):
-        memory.remember("a", answer)
-    assert memory.recall("a", 9).tolist() == [1, 2, 3]
-    assert (memory.stats().num_tokens, memory.stats().num_answers) == (3, 2)
-    memory.remember("a", [4, 5])  # the oldest is now [3]
-    assert memory.recall("a", 9).tolist() == [4, 5, 1, 2]
-
-
-def test_the_oldest_of_all_tenants_goes_first():
-    memory = ResponseMemory(4)
-    memory.remember("a", [1, 2])
-    memory.remember("b", [3, 4])
-    memory.remember("b", [5])
-    assert memory.recall("a", 9).tolist() == []
-    assert memory.recall("b", 9).tolist() == [5, 3, 4]
-    assert memory.stats().num_tenants == 1
-
-
-def test_what_is_not_kept():
-    memory = ResponseMemory(3)
-    assert not memory.remember("a", [])
-    assert not memory.remember("a", [1, 2, 3, 4])
-    assert memory.remember("a", [1, 2, 3])
-    assert memory.recall("b", 9).tolist() == []
+    held = [(tenant, tokens) for (tenant, most), tokens in recalled.items() if most >= 9 and tokens]
+    if len(held) == len({tenant for tenant, _ in answers}):
+        assert memory.stats().num_tokens == sum(len(tokens) for _, tokens in held)
 
 
 def test_what_is_refused_and_shown():
@@ -64,8 +42,12 @@ def test_what_is_refused_and_shown():
         ResponseMemory(0)
     with pytest.raises(TypeError, match="max_tokens"):
         ResponseMemory("many")
-    memory = ResponseMemory(10)
-    memory.remember("a secret tenant", [4711])
+    memory = ResponseMemory(3)
+    assert not memory.remember("a", [])
+    assert not memory.remember("a", [1, 2, 3, 4])
+    assert memory.remember("a", [1, 2, 3])
+    assert memory.remember("a secret tenant", [4711])
+    assert (memory.stats().num_tenants, memory.stats().num_answers) == (1, 1)
     assert "4711" not in repr(memory)
     assert "secret" not in repr(memory)
 
@@ -147,26 +129,12 @@ def test_more_is_drafted_from_related_answers():
     """Three tokens of a long output have matched: more follows where the answers are related than where not."""
     lengths = {}
     for related in (False, True):
-        drafter = Drafter(
-            max_slots=1,
-            max_context_len=256,
-            max_prediction_len=64,
-            num_draft_tokens=4,
-            vocab_size=1000,
-            device="cpu",
-        )
-        drafter.add(0, list(range(10, 60)), 0, memory=True, related=related)
-        tokens = torch.zeros((1, 256), dtype=torch.int32)
-        tokens[0, :100] = torch.tensor([*range(500, 597), 20, 21, 22])
-        draft = drafter.propose(
-            tokens,
-            torch.tensor([100], dtype=torch.int32),
-            torch.tensor([0]),
-            torch.ones(1, dtype=torch.int32),
-        )
+        engine = Engine("reference", max_slots=1, N=64, K=4)
+        engine.add(0, range(10, 60), [], [*range(500, 597), 20, 21, 22], memory=True, related=related)
+        draft = engine.drafter.propose(*engine.inputs([0]))
         lengths[related] = int(draft.length[0])
         if lengths[related]:
             assert int(draft.source[0]) == Source.MEMORY
             assert draft.token_ids[0, : lengths[related]].tolist() == list(range(23, 23 + lengths[related]))
-        assert drafter.export_slot(0).related == related
+        assert engine.drafter.export_slot(0).related == related
     assert lengths[True] > lengths[False]

@@ -10,8 +10,8 @@ import torch
 from gpu_align.drafter import Preparation
 from gpu_align.ops import constants as c
 from gpu_align.ops.draft import Draft
-from tests.gpu_align.engine import Engine, distinct, same, snapshot
-from tests.gpu_align.step_harness import BACKENDS, INTERPRETED
+from tests.gpu_align.engine import Engine, same, snapshot
+from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, distinct
 
 
 def texts(rng):
