@@ -209,8 +209,8 @@ def take_snapshot(state: StepState, slot: int, names: tuple[str, ...]) -> SlotSn
         prediction=state.prediction_tokens[base : base + meta[c.PREDICTION_LEN]].cpu().numpy().copy(),
         prompt_len=meta[c.OUTPUT_START],
         recipes=None if packs == c.ALL_PACKS else tuple(n for i, n in enumerate(names) if packs >> i & 1),
-        memory=meta[c.ADHERENCE_PRIOR] > 0,
-        related=meta[c.ADHERENCE_PRIOR] == c.RELATED_PRIOR,
+        memory=meta[c.TEXT_KIND] != c.TEXT_PREDICTION,
+        related=meta[c.TEXT_KIND] == c.TEXT_RELATED_MEMORY,
         **rows,
     )
 
@@ -457,7 +457,7 @@ class Drafter:
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
         occupy_slot(
             self._state, slot, base, num_tokens, prompt_len, self.config.use_context, self._backend,
-            recipe_packs=packs, is_memory=memory, is_related=related,
+            recipe_packs=packs, text_kind=c.text_kind(memory, related),
         )  # fmt: skip
         return extent is not None
 

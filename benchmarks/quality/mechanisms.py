@@ -78,12 +78,12 @@ def no_shift(text: Any, position: int, matched: int, context: Any, indents: Any)
 
 
 def no_repetition(matched: int, period: int) -> bool:
-    """In place of `repeats`."""
+    """In place of `wraps_around`."""
     return False
 
 
 def always_trusted(alignment: Any) -> bool:
-    """In place of `repeats_edits`."""
+    """In place of `trusts_edits`."""
     return True
 
 
@@ -114,7 +114,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "four best matches": Mechanism(
         "the best one of each source",
         {_CONSTANTS: {"NUM_MATCHES": 1}},
-        names="NUM_MATCHES|_enter|best_matches",
+        names="NUM_MATCHES|enter|best_matches",
         local=True,
     ),
     "alignment buckets": Mechanism(
@@ -138,14 +138,14 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "trust in edits": Mechanism(
         "any remembered edit is replayed",
-        {_DRAFT: {"repeats_edits": always_trusted}},
-        names="repeats_edits|EDIT_REPEATS|b_repeats|_is_replayed|m_replayed|trusted",
+        {_DRAFT: {"trusts_edits": always_trusted}},
+        names="trusts_edits|SEEN_BEFORE|seen_before|trusted",
         local=True,
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
         {_LCS: {"extend_row": no_lcs_row}},
-        names=r"extend_row|lcs_row|_row\(|standing|\bscore\b|MATCH_WEIGHT|WORD|b_words|holds|WINDOW",
+        names=r"extend_row|lcs_row|_row\(|cursor_score|\bscore\b|MATCH_WEIGHT|WORD|b_words|holds|WINDOW",
         local=True,
     ),
     "LCS window of 256": Mechanism("of 64 tokens", {_CONSTANTS: {"WINDOW": 64}}),
@@ -169,8 +169,8 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "repetition": Mechanism(
         "a draft ends with the context",
-        {_DRAFT: {"repeats": no_repetition}},
-        names=r"(?<!_)repeats\(matched|period",
+        {_DRAFT: {"wraps_around": no_repetition}},
+        names=r"wraps_around|period",
     ),
     "recipes": Mechanism(
         "no recipes, no draft is moved",

@@ -163,7 +163,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # Triton on settings that it will change
     device = NoDevice()
     driver.set_active(device)
-    from gpu_align.ops.kernels.step import _step_kernel
+    from gpu_align.ops.kernels.step import step_kernel
     from gpu_align.ops.step import StepLaunch
 
     drafter = Drafter(
@@ -198,7 +198,7 @@ def main() -> None:
         drafter._step = launcher()
         drafter.propose(*call)
     theirs = device.launches[len(ours) :]
-    kernels = list(_step_kernel.device_caches[0][0].values())
+    kernels = list(step_kernel.device_caches[0][0].values())
     assert len(kernels) == 1, f"expected one kernel for all calls, found {len(kernels)}"
     assert len(ours) == len(theirs) == len(calls)
     for number, pair in enumerate(zip(ours, theirs, strict=True)):

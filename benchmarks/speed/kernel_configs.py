@@ -114,16 +114,16 @@ _MATCH = {"MAX_LENGTH": 64, "BLOCK_N": 1024}
 
 #: ``operation.kernel`` → how its launcher calls it.
 CONFIGS: dict[str, list[Config]] = {
-    "lcs._lcs_code_kernel": _lcs_code(),
-    "lcs._lcs_wavefront_kernel": _lcs_wavefront(),
-    "lcs._lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
-    "suffix_match._index_keys_kernel": _index("index keys", "prediction_tokens_ptr"),
-    "suffix_match._index_kernel": _index("index", "order_ptr", "positions_ptr", "offsets_ptr"),
-    "suffix_match._suffix_match_kernel": [
+    "lcs.lcs_code_kernel": _lcs_code(),
+    "lcs.lcs_wavefront_kernel": _lcs_wavefront(),
+    "lcs.lcs_walk_kernel": [Config("walk", {"BLOCK_B": 1, "BLOCK_O": 256}, 1)],
+    "suffix_match.index_keys_kernel": _index("index keys", "prediction_tokens_ptr"),
+    "suffix_match.index_kernel": _index("index", "order_ptr", "positions_ptr", "offsets_ptr"),
+    "suffix_match.suffix_match_kernel": [
         Config("match prediction", {**_MATCH, "HAS_ANCHOR": True}, 4),
         Config("match context", {**_MATCH, "HAS_ANCHOR": False}, 4),
     ],
-    "draft_budget._limit_drafts_kernel": [
+    "draft_budget.limit_drafts_kernel": [
         Config(
             f"budget {batch}",
             {"BLOCK_B": batch, "SEARCHES": 7},
@@ -132,8 +132,8 @@ CONFIGS: dict[str, list[Config]] = {
         )
         for batch in (64, 1024)
     ],
-    "slots._set_slot_kernel": [
+    "slots.set_slot_kernel": [
         Config("set slot", {}, 1, unaligned=frozenset({"slot_meta_ptr", "align_state_ptr"}))
     ],
-    "step._step_kernel": [_step(K, knows) for knows in ("", " with shapes") for K in (16, 64, 256)],
+    "step.step_kernel": [_step(K, knows) for knows in ("", " with shapes") for K in (16, 64, 256)],
 }

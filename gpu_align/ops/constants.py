@@ -21,13 +21,14 @@ A *position* lies between two tokens: position p of a text is behind its first p
 
 #: Columns of ``slot_meta``: the prediction's offset in the arena, its length, the shift of its index (32 less its
 #: `index_bits`), where the request's output begins, where the context begins that may be drafted from, a bit for
-#: each recipe pack that the request uses, and its adherence prior: 0 of a prediction, `MEMORY_PRIOR`
-#: or `RELATED_PRIOR` of a memory.
+#: each recipe pack that the request uses, and what its prediction is, one of the text kinds below.
 (
-    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START, RECIPE_PACKS,
-    ADHERENCE_PRIOR,
+    PREDICTION_BASE, PREDICTION_LEN, PREDICTION_SHIFT, OUTPUT_START, CONTEXT_START, RECIPE_PACKS, TEXT_KIND,
 ) = range(7)  # fmt: skip
 SLOT_META = 8
+#: Text kinds of a prediction: a client's, earlier answers, earlier answers to requests like this one, whose drafts
+#: the second half of the tables limits.
+TEXT_PREDICTION, TEXT_MEMORY, TEXT_RELATED_MEMORY = range(3)
 #: `OUTPUT_START` of a slot without a request, `CONTEXT_START` where the context is not drafted from.
 VACANT = 2**31 - 1
 
@@ -55,7 +56,7 @@ MAX_EDITS, MAX_EDIT_LEN, MAX_REPLAYS = 16, 16, 2
 #: Columns of ``edits``: the key, which is the tokens before, at and behind the edit's position (the one before is
 #: `NO_EDIT` where there is no edit any more), the output position of the first new token, the number of old and of
 #: new tokens, and 1 where an edit with the same key was remembered when this one was made.
-EDIT_BEFORE, EDIT_AT, EDIT_BEHIND, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_REPEATS = range(7)
+EDIT_BEFORE, EDIT_AT, EDIT_BEHIND, EDIT_START, EDIT_OLD, EDIT_NEW, EDIT_SEEN_BEFORE = range(7)
 EDIT = 8
 #: `EDIT_BEFORE` at the beginning of the prediction, and of an entry without an edit.
 AT_START, NO_EDIT = -1, -2
@@ -101,10 +102,8 @@ BACKWARD_DEFICIT, NO_SCORE = 2, 99
 #: Adherence: the share of the output that was in sync: below 1/`LOST_SHARE`, below 1/`LOOSE_SHARE`, above.
 LOST_SHARE, LOOSE_SHARE = 8, 2
 ADHERENCE_LOST, ADHERENCE_LOOSE, ADHERENCE_CLOSE, NUM_ADHERENCES = range(4)
-#: Adherence prior of a text of earlier answers: so many output tokens count as out of sync before the first.
+#: Output tokens that count as out of sync before the first, where the text is a memory.
 MEMORY_PRIOR = 32
-#: The same where they are answers to requests like this one: the second half of the tables limits the drafts.
-RELATED_PRIOR = 31
 NUM_CLASSES = NUM_LENGTHS * NUM_MARGINS * NUM_ALIGNMENTS * NUM_ADHERENCES
 #: Probabilities are integers over this, so that kernel and reference add them up to the same bits.
 SURVIVAL_ONE = 1 << 16
@@ -156,3 +155,8 @@ def whole_pages(num_tokens: int) -> int:
 
 #: Operations of an edit script.
 KEEP, DELETE, INSERT = 1, 2, 3
+
+
+def text_kind(memory: bool, related: bool) -> int:
+    """The text kind of what `Drafter.add` calls a memory and related."""
+    return (TEXT_RELATED_MEMORY if related else TEXT_MEMORY) if memory else TEXT_PREDICTION

@@ -42,14 +42,14 @@ def limit_drafts_inplace(
         limit_drafts_reference(draft, last, int(budget[0]))
         return
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-    from .kernels.draft_budget import _limit_drafts_kernel
+    from .kernels.draft_budget import limit_drafts_kernel
 
     sizes = {
         "BLOCK_B": max(32, 1 << (batch_size - 1).bit_length()),
         "SEARCHES": num_draft_tokens.bit_length(),
     }
     launch(
-        _limit_drafts_kernel, 1, *draft, survival, token_ids, token_ids.stride(0), total_len, slots, budget,
+        limit_drafts_kernel, 1, *draft, survival, token_ids, token_ids.stride(0), total_len, slots, budget,
         batch_size, num_draft_tokens, token_ids.shape[1], vocab_size,
         variant=tuple(sizes.values()), num_warps=min(max(sizes["BLOCK_B"] // 64, 1), 16), **sizes,
     )  # fmt: skip

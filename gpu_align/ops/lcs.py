@@ -133,7 +133,7 @@ def choose_block_words(prediction_len: int, block_words: int | None) -> int:
     return max(block_words, 2)
 
 
-# Tokens that a program of _lcs_code_kernel looks up at once.
+# Tokens that a program of lcs_code_kernel looks up at once.
 _MAX_BLOCK_TOKENS = 4096
 # The interpreter pays by the operation, not by its width.
 _INTERPRETER_REQUESTS = 64
@@ -388,9 +388,9 @@ def _launch_wavefront(
     carry: torch.Tensor | None,
     workspace: LcsWorkspace | None,
 ) -> None:
-    """Launch `_lcs_code_kernel` and `_lcs_wavefront_kernel`; `carry` is needed where a prediction spans panels."""
+    """Launch `lcs_code_kernel` and `lcs_wavefront_kernel`; `carry` is needed where a prediction spans panels."""
     # Imported here: a kernel module reads TRITON_INTERPRET when it is loaded, and the CPU path needs none.
-    from .kernels.lcs import _lcs_code_kernel, _lcs_wavefront_kernel
+    from .kernels.lcs import lcs_code_kernel, lcs_wavefront_kernel
 
     B, M = context.shape
     N = prediction.shape[1]
@@ -400,7 +400,7 @@ def _launch_wavefront(
     table, codes, planes = workspace
     num_planes = planes.shape[2]
     block_tokens = min(1 << num_planes, _MAX_BLOCK_TOKENS)
-    _lcs_code_kernel[(triton.cdiv(B, block_requests), planes.shape[1])](
+    lcs_code_kernel[(triton.cdiv(B, block_requests), planes.shape[1])](
         context,
         context.stride(0),
         context_len,
@@ -422,7 +422,7 @@ def _launch_wavefront(
         num_warps=_code_warps(block_tokens),
     )
     lanes = planes.shape[3] // 2
-    _lcs_wavefront_kernel[(triton.cdiv(B, block_requests),)](
+    lcs_wavefront_kernel[(triton.cdiv(B, block_requests),)](
         codes,
         codes.stride(0),
         planes,
@@ -456,13 +456,13 @@ def _launch_walk(
     op: torch.Tensor,
     length: torch.Tensor,
 ) -> None:
-    """Launch `_lcs_walk_kernel` on what the wavefront left in `history` and `length`."""
-    from .kernels.lcs import _lcs_walk_kernel
+    """Launch `lcs_walk_kernel` on what the wavefront left in `history` and `length`."""
+    from .kernels.lcs import lcs_walk_kernel
 
     B, M = history.shape[:2]
     block_requests = _block_requests(B, history)
     if B:
-        _lcs_walk_kernel[(triton.cdiv(B, block_requests),)](
+        lcs_walk_kernel[(triton.cdiv(B, block_requests),)](
             history,
             history.stride(0),
             history.stride(1),
@@ -486,7 +486,7 @@ def _block_requests(B: int, t: torch.Tensor) -> int:
 
 
 def _code_warps(block_tokens: int) -> int:
-    """Return the warps of `_lcs_code_kernel`: a thread has four tokens, so that their searches overlap.
+    """Return the warps of `lcs_code_kernel`: a thread has four tokens, so that their searches overlap.
 
     1024 threads are the most: on AMD a warp has 64.
     """

@@ -33,8 +33,7 @@ def occupy_slot(
     backend: Backend = "auto",
     *,
     recipe_packs: int = c.ALL_PACKS,
-    is_memory: bool = False,
-    is_related: bool = False,
+    text_kind: int = c.TEXT_PREDICTION,
 ) -> None:
     """Give a slot to a request; the next step starts over.
 
@@ -47,13 +46,11 @@ def occupy_slot(
         use_context: whether the request's own context may be drafted from.
         backend: "auto" runs a kernel on CUDA tensors and the reference on CPU tensors.
         recipe_packs: bit i: it uses recipe pack i.
-        is_memory: whether the prediction is a text of earlier answers.
-        is_related: of a memory: whether they are answers to requests like this one.
+        text_kind: what the prediction is, see `constants`.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
     context_start = 0 if use_context else c.VACANT
-    prior = (c.RELATED_PRIOR if is_related else c.MEMORY_PRIOR) if is_memory else 0
-    meta = SlotMeta(base, num_tokens, shift, prompt_len, context_start, recipe_packs, prior)
+    meta = SlotMeta(base, num_tokens, shift, prompt_len, context_start, recipe_packs, text_kind)
     _set_slot(state, slot, meta, backend)
 
 
@@ -75,8 +72,7 @@ def state_of(
     use_context: bool,
     *,
     recipe_packs: int = c.ALL_PACKS,
-    is_memory: bool = False,
-    is_related: bool = False,
+    text_kind: int = c.TEXT_PREDICTION,
 ) -> StepState:
     """State on the CPU in which slot i holds request i: its prediction and the length of its prompt."""
     capacities = [c.whole_pages(len(prediction)) for prediction in predictions]
@@ -87,7 +83,7 @@ def state_of(
             store_prediction(state, base, np.array(prediction, dtype=np.int32))
         occupy_slot(
             state, slot, base, len(prediction), prompt_len, use_context,
-            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
+            recipe_packs=recipe_packs, text_kind=text_kind,
         )  # fmt: skip
         base += capacities[slot]
     return state
@@ -102,9 +98,9 @@ def _set_slot(state: StepState, slot: int, meta: SlotMeta, backend: Backend) -> 
 
 def _launch_set_slot(state: StepState, slot: int, meta: SlotMeta, num_programs: int = 1) -> None:
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-    from .kernels.slots import _set_slot_kernel
+    from .kernels.slots import set_slot_kernel
 
-    launch(_set_slot_kernel, num_programs, state.slot_meta, state.align_state, slot, *meta, num_warps=1)
+    launch(set_slot_kernel, num_programs, state.slot_meta, state.align_state, slot, *meta, num_warps=1)
 
 
 def _upload(tokens: npt.NDArray[np.int32], out: torch.Tensor) -> None:

@@ -57,7 +57,7 @@ class SlotMeta(NamedTuple):
     output_start: int = c.VACANT
     context_start: int = c.VACANT
     recipe_packs: int = 0
-    adherence_prior: int = 0
+    text_kind: int = c.TEXT_PREDICTION
 
 
 def allocate_state(
@@ -94,3 +94,19 @@ class StepSettings(NamedTuple):
         """The settings that a drafter's configuration says."""
         quarters = length_quarters(config.length_factor)
         return cls(quarters, config.min_match, config.min_context_match, vocab_size)
+
+
+class DraftChoice(NamedTuple):
+    """What a step drafts from: the best candidate, or a recipe in its place."""
+
+    #: Of the candidate; from `FIRST_CONTEXT` on its position is one of the context.
+    lane: Any
+    position: Any
+    #: Tokens before it that agree.
+    matched: Any
+    class_id: Any
+    #: Drafts that it is good for; 0 where there is none.
+    num: Any
+    #: The recipe that is drafted instead, or -1, and its drafts.
+    recipe: Any
+    num_recipe: Any

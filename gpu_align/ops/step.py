@@ -11,6 +11,9 @@ from .draft import Draft, SurvivalTables
 from .recipe_lookup import RecipeTable
 from .state import StepSettings, StepState
 
+#: Arguments of the kernel that each call brings, in its order.
+_CALL = ("token_ids_ptr", "stride_token_ids_s", "total_len_ptr", "slots_ptr", "num_sampled_ptr")
+
 
 class Step(Protocol):
     """A step of one `Drafter`, bound to what the drafter keeps."""
@@ -47,21 +50,44 @@ class StepLaunch:
         out: Draft,
         settings: StepSettings,
     ) -> None:
-        buckets, K = state.context_index.shape[1], out.token_ids.shape[1]
-        self._state = *state, state.context_index.stride(0), 33 - buckets.bit_length()
-        self._rest = (
-            *tables[:3],
-            *recipes[:2],
-            *recipes[4:],
-            recipes.shift,
-            len(recipes.shape_of),
-            recipes.num_indents,
-            *out,
-            *settings,
-        )
-        # Lanes of a warp at least: of fewer the compiler makes worse code.
-        block = max(32, 1 << (K - 1).bit_length())
-        self._sizes = {"K": K, "BLOCK_K": block, "HAS_SHAPES": recipes.has_shapes}
+        # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
+        from .kernels.step import step_kernel
+
+        K = out.token_ids.shape[1]
+        bound = {
+            **{f"{name}_ptr": tensor for name, tensor in state._asdict().items()},
+            "stride_context_index_s": state.context_index.stride(0),
+            "context_shift": 33 - state.context_index.shape[1].bit_length(),
+            "max_draft_len_ptr": tables.max_draft_len,
+            "expected_ptr": tables.expected_drafted,
+            "confidence_ptr": tables.confidence,
+            "recipe_keys_ptr": recipes.keys,
+            "recipe_ways_ptr": recipes.ways,
+            "recipe_tokens_ptr": recipes.token_ids,
+            "recipe_confidence_ptr": recipes.confidence,
+            "shape_of_ptr": recipes.shape_of,
+            "indents_ptr": recipes.indents,
+            "recipe_shift": recipes.shift,
+            "num_shapes": len(recipes.shape_of),
+            "num_indents": recipes.num_indents,
+            "draft_ptr": out.token_ids,
+            "draft_length_ptr": out.length,
+            "draft_confidence_ptr": out.confidence,
+            "draft_source_ptr": out.source,
+            **settings._asdict(),
+            "K": K,
+            # Lanes of a warp at least: of fewer the compiler makes worse code.
+            "BLOCK_K": max(32, 1 << (K - 1).bit_length()),
+            "HAS_SHAPES": recipes.has_shapes,
+        }
+        names = step_kernel.arg_names
+        self._kernel = step_kernel
+        # In the kernel's order, with places for what a call brings: `_CALL` behind the first, T behind the second.
+        self._before = tuple(bound[name] for name in names[: names.index(_CALL[0])])
+        rest = names[names.index(_CALL[-1]) + 1 :]
+        end = rest.index("max_context_len")
+        self._after = tuple(bound[name] for name in rest[:end])
+        self._sizes = {name: bound[name] for name in rest[end + 1 :]}
         #: What Triton compiled; under its interpreter always None.
         self._compiled: Any = None
 
@@ -79,17 +105,12 @@ class StepLaunch:
         if slots.shape[0] == 0:
             return
         grid = slots.shape[0], 1, 1
-        args = (
-            *self._state, token_ids, token_ids.stride(0), total_len, slots, num_sampled, *self._rest,
-            token_ids.shape[1],
-        )  # fmt: skip
+        call = token_ids, token_ids.stride(0), total_len, slots, num_sampled
+        args = *self._before, *call, *self._after, token_ids.shape[1]
         if self._compiled is not None:
             self._compiled[grid](*args, *self._sizes.values())
             return
-        # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-        from .kernels.step import _step_kernel
-
-        self._compiled = _step_kernel[grid](*args, **self._sizes, **compile_options(self._sizes["K"]))
+        self._compiled = self._kernel[grid](*args, **self._sizes, **compile_options(self._sizes["K"]))
 
 
 def compile_options(K: int) -> dict[str, int]:

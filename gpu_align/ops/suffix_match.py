@@ -57,19 +57,19 @@ def _launch_index(
     bits: int,
 ) -> None:
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-    from .kernels.suffix_match import _index_kernel, _index_keys_kernel
+    from .kernels.suffix_match import index_kernel, index_keys_kernel
 
     num_keys, num_buckets = num_tokens - 1, 1 << bits
     # A radix sort makes one pass for every 8 bits of the type.
     dtype = torch.int16 if bits < 16 else torch.int32
     keys = torch.empty(num_keys, dtype=dtype, device=prediction_tokens.device)
     launch(
-        _index_keys_kernel, -(-num_keys // BLOCK), prediction_tokens, keys, base, num_keys, 32 - bits,
+        index_keys_kernel, -(-num_keys // BLOCK), prediction_tokens, keys, base, num_keys, 32 - bits,
         variant=dtype, num_warps=4, BLOCK=BLOCK,
     )  # fmt: skip
     keys, order = torch.sort(keys, stable=True)
     launch(
-        _index_kernel, -(-max(num_keys, num_buckets + 1) // BLOCK),
+        index_kernel, -(-max(num_keys, num_buckets + 1) // BLOCK),
         keys, order, positions, offsets, base, num_keys, num_buckets, 1 << num_keys.bit_length() >> 1,
         variant=dtype, num_warps=4, BLOCK=BLOCK,
     )  # fmt: skip
@@ -240,11 +240,11 @@ def launch_suffix_match(
 ) -> None:
     """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `suffix_match`."""
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-    from .kernels.suffix_match import _suffix_match_kernel
+    from .kernels.suffix_match import suffix_match_kernel
 
     if slots.shape[0] == 0:
         return
-    _suffix_match_kernel[(slots.shape[0],)](
+    suffix_match_kernel[(slots.shape[0],)](
         context, context.stride(0), context_start, context_len,
         text, text.stride(0), text_len,
         slots if anchor is None else anchor, slots, active,

@@ -16,8 +16,8 @@ from ..ops.constants import ALL_PACKS, NUM_CANDIDATES
 from ..ops.draft import SurvivalTables, TableArrays
 from ..ops.jit import Entry
 from ..ops.recipe_lookup import RecipeArrays, Recipes, RecipeTable
-from ..ops.reference.draft import IS_CONTEXT, Candidates, allocate_candidates, first_row_of, repeats, worth
-from ..ops.reference.step import choose_draft, load_request, update_state, write_draft
+from ..ops.reference.draft import IS_CONTEXT, CandidateArrays, allocate_candidates, worth, wraps_around
+from ..ops.reference.step import choose_draft, first_row_of, load_request, update_state, write_draft
 from ..ops.slots import state_of
 from ..ops.state import StepArrays, StepSettings
 
@@ -30,7 +30,7 @@ class View(NamedTuple):
     #: [R]: where the output stands in the prediction.
     cursor: IntArray
     #: [R, C] each.
-    candidates: Candidates
+    candidates: CandidateArrays
     #: [R, C] each: drafts of a candidate, however many tokens of its text remain, and how many of them are
     #: expected to be accepted; 0 where there is none.
     num: IntArray
@@ -58,8 +58,7 @@ class StepView:
         recipes: of the drafter, for K.
         tables: what a choice is made by, for K; those of `config` if None.
         recipe_packs: bit i: the requests use recipe pack i.
-        is_memory: whether the predictions are texts of earlier answers.
-        is_related: of these: whether they are answers to requests like these.
+        text_kind: what the predictions are, see `gpu_align.ops.constants`.
 
     Attributes:
         token_ids: [R, T] int32, for the caller to write prompts and outputs in.
@@ -77,8 +76,7 @@ class StepView:
         recipes: RecipeArrays,
         tables: SurvivalTables | None = None,
         recipe_packs: int = ALL_PACKS,
-        is_memory: bool = False,
-        is_related: bool = False,
+        text_kind: int = c.TEXT_PREDICTION,
     ) -> None:
         config = config if config is not None else DrafterConfig()
         if tables is None:
@@ -88,7 +86,7 @@ class StepView:
         self.tables = tables.numpy()
         self.state = state_of(
             predictions, prompt_lens, max_context_len, config.use_context,
-            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
+            recipe_packs=recipe_packs, text_kind=text_kind,
         ).numpy()  # fmt: skip
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
@@ -135,15 +133,14 @@ def _look(
 ) -> None:
     every = view.candidates
     for r in range(len(slots)):
-        found = Candidates(
+        found = CandidateArrays(
             every.position[r], every.remaining[r], every.matched[r], every.key[r], every.token[r],
             every.margin[r], every.class_id[r],
         )  # fmt: skip
         request = load_request(state, slots[r], token_ids[slots[r], : totals[r]])
-        update_state(request)
-        choice = choose_draft(request, tables, recipes, found, settings)
-        view.cursor[r], view.lane[r] = choice.cursor, choice.lane
-        view.num_chosen[r], view.recipe[r] = choice.num, choice.recipe
+        view.cursor[r], top = update_state(request)
+        choice = choose_draft(request, view.cursor[r], top, recipes, tables, settings, found)
+        view.lane[r], view.num_chosen[r], view.recipe[r] = choice.lane, choice.num, choice.recipe
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
                 view.num[r, i_c], view.expected[r, i_c] = worth(
@@ -151,12 +148,9 @@ def _look(
                     found.class_id[i_c],
                     tables,
                     settings.length_quarters,
-                    first_row_of(request.prior),
+                    first_row_of(request.text_kind),
                 )
-        position, matched = found.position[choice.lane], found.matched[choice.lane]
-        view.length[r], view.edits[r] = write_draft(
-            request, recipes, choice, position, matched, view.draft[r]
-        )
+        view.length[r], view.edits[r] = write_draft(request, recipes, choice, view.draft[r])
 
 
 #: What an alignment bucket says of a candidate in the prediction.
@@ -261,7 +255,7 @@ class Explainer:
         self._recipe_table = _table_of(recipes, num_draft_tokens, "cpu", config.min_survival_recipe).numpy()
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
-            recipe_packs=recipe_packs, is_memory=is_memory, is_related=is_related,
+            recipe_packs=recipe_packs, text_kind=c.text_kind(is_memory, is_related),
         )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:
@@ -351,4 +345,4 @@ def _last(matched: int) -> str:
 def _wraps_around(view: View, lane: int) -> bool:
     """Whether drafts of a candidate go on with what the output repeats."""
     found = view.candidates
-    return bool(IS_CONTEXT[lane]) and repeats(int(found.matched[0, lane]), int(found.remaining[0, lane]))
+    return bool(IS_CONTEXT[lane]) and wraps_around(int(found.matched[0, lane]), int(found.remaining[0, lane]))

@@ -59,7 +59,7 @@ def use_tables(drafter: Drafter, tables: SurvivalTables, backend: str) -> None:
     )
 
 
-def request_in(drafter_state: StepState, slot: int, tokens: Sequence[int]) -> reference.Request:
+def request_in(drafter_state: StepState, slot: int, tokens: Sequence[int]) -> reference.RequestArrays:
     """A request as the reference sees it. In plain Python: what is compiled returns no arrays."""
     load = getattr(reference.load_request, "py_func", reference.load_request)
     return load(drafter_state.numpy(), slot, np.array(tokens, dtype=np.int32))

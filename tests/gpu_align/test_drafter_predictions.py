@@ -10,8 +10,8 @@ import torch
 from benchmarks.speed.host_cost import Operations
 from gpu_align import Source
 from gpu_align.ops.constants import PAGE
-from gpu_align.ops.kernels.slots import _set_slot_kernel
-from gpu_align.ops.kernels.suffix_match import _index_kernel, _index_keys_kernel
+from gpu_align.ops.kernels.slots import set_slot_kernel
+from gpu_align.ops.kernels.suffix_match import index_kernel, index_keys_kernel
 from tests.gpu_align.engine import Engine, snapshot
 from tests.gpu_align.step_harness import BACKENDS, distinct
 
@@ -159,7 +159,7 @@ class TestWhatAddWrites:
         drafter = Engine("triton").drafter
         with Operations() as operations:
             drafter.add(0, distinct(60), 0)
-        assert [kernel for kernel, _ in launched] == [_index_keys_kernel, _index_kernel, _set_slot_kernel]
+        assert [kernel for kernel, _ in launched] == [index_keys_kernel, index_kernel, set_slot_kernel]
         # On a GPU the pages are filled by a copy from pinned memory, `empty` and `copy_`, without `detach`.
         assert set(operations.names) <= {f"aten::{name}" for name in OPERATIONS}
         assert len(operations.names) <= len(OPERATIONS)
@@ -167,17 +167,17 @@ class TestWhatAddWrites:
             launched.clear()
             with Operations() as operations:
                 call()
-            assert (launched, operations.names) == ([(_set_slot_kernel, None)], [])
+            assert (launched, operations.names) == ([(set_slot_kernel, None)], [])
 
     def test_warming_up_loads_every_kernel_of_an_add(self, launched):
         engine = Engine("triton", N=131_072)
         engine.drafter.warm_up(engine.token_ids, engine.total_len)
         of_an_index = [
             (kernel, dtype)
-            for kernel in (_index_keys_kernel, _index_kernel)
+            for kernel in (index_keys_kernel, index_kernel)
             for dtype in (torch.int16, torch.int32)
         ]
-        assert set(launched) == {*of_an_index, (_set_slot_kernel, None)}
+        assert set(launched) == {*of_an_index, (set_slot_kernel, None)}
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_the_caller_may_change_its_tokens(self, backend):

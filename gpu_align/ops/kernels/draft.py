@@ -51,8 +51,8 @@ from .constexprs import (
     SMALL_DEFICIT,
     WINDOW,
 )
-from .realign import _has_key
-from .suffix_match import _best_matches, _find_matches, _load_back_clamped, _load_ways, _match_lengths
+from .realign import has_key
+from .suffix_match import best_matches, find_matches, load_back_clamped, load_ways, match_length
 
 
 class Candidates(NamedTuple):
@@ -63,7 +63,7 @@ class Candidates(NamedTuple):
     b_token: Any  # [LANES] int32: what it expects next
 
 
-class Tables(NamedTuple):
+class TablePointers(NamedTuple):
     """The survival tables for K."""
 
     p_max_draft_len: Any  # [NUM_CLASSES] int32, of this slot
@@ -72,13 +72,13 @@ class Tables(NamedTuple):
 
 
 @triton.jit
-def _at(b_values, lane):
+def at_lane(b_values, lane):
     """One lane's value."""
     return tl.sum(tl.where(tl.arange(0, LANES) == lane, b_values, 0), axis=0)
 
 
 @triton.jit
-def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_context_match):
+def candidates(prediction, context, bucket, cursor, num_common, min_match, min_context_match):
     """All candidates of a request that stands at `cursor`, with `num_common` tokens before it that agree."""
     o_c = tl.arange(0, LANES)
     o_near = cursor + o_c - AT_CURSOR
@@ -87,15 +87,15 @@ def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_
     b_most = tl.where(m_near, tl.maximum(tl.minimum(tl.minimum(o_near, num_output), MAX_MATCH), 0), 0)
     b_known = tl.where((o_c == AT_CURSOR) & (num_common >= b_most), b_most, 0)
     p_last = context.p_tokens + context.total
-    o_way = _load_ways(context)  # before what takes long
-    last = _load_back_clamped(p_last - 1, context.total - 1, 16)
-    b_near = b_known + _match_lengths(
+    o_way = load_ways(context)  # before what takes long
+    last = load_back_clamped(p_last - 1, context.total - 1, 16)
+    b_near = b_known + match_length(
         prediction.p_tokens, o_near, b_most - b_known, p_last, num_output, last, 16
     )
-    b_key = _find_matches(
+    b_key = find_matches(
         prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way
     )
-    b_position, b_matched = _best_matches(b_key, cursor)
+    b_position, b_matched = best_matches(b_key, cursor)
     b_matched += b_near
     b_position = tl.where(m_near, o_near, b_position)
     m_live = b_position >= 0
@@ -106,7 +106,7 @@ def _candidates(prediction, context, bucket, cursor, num_common, min_match, min_
 
 
 @triton.jit
-def _adherence(num_in_sync, num_output):
+def adherence_of(num_in_sync, num_output):
     """Bucket of the share of the output that was in sync with the prediction."""
     is_loose = num_in_sync * LOOSE_SHARE < num_output
     adherence = tl.where(is_loose, ADHERENCE_LOOSE, ADHERENCE_CLOSE)
@@ -114,7 +114,7 @@ def _adherence(num_in_sync, num_output):
 
 
 @triton.jit
-def _margins(found, adherence):
+def margins(found, adherence):
     """Matched tokens ahead of the longest match that expects another token next, [LANES] int32.
 
     A prediction that the output hardly adheres to is ignored.
@@ -125,7 +125,7 @@ def _margins(found, adherence):
     b_reach = tl.where(m_considered, found.b_matched, -1)
     reach = tl.max(b_reach, axis=0)
     leader = tl.min(tl.where(b_reach == reach, o_c, LANES), axis=0)
-    m_agrees = found.b_token == _at(found.b_token, leader)
+    m_agrees = found.b_token == at_lane(found.b_token, leader)
     runner_up = tl.max(tl.where(m_agrees, 0, tl.where(m_considered, found.b_matched, 0)), axis=0)
     # Where nothing is considered, nothing is ahead of anything.
     b_margin = found.b_matched - tl.where(m_agrees, runner_up, tl.maximum(reach, 0))
@@ -133,7 +133,7 @@ def _margins(found, adherence):
 
 
 @triton.jit
-def _score_deficits(b_position, alignment, p_row, num_window, top):
+def score_deficit(b_position, alignment, p_row, num_window, top):
     """How much worse than the cursor the alignment finds each position, [LANES] int32.
 
     In sync: the tokens skipped, and `BACKWARD_DEFICIT` to go back. Diverged: what ``MATCH_WEIGHT * H[j] - j`` is
@@ -151,7 +151,7 @@ def _score_deficits(b_position, alignment, p_row, num_window, top):
 
 
 @triton.jit
-def _alignment_buckets(b_position, cursor, b_deficit):
+def alignment_bucket(b_position, cursor, b_deficit):
     """Alignment bucket of every candidate, [LANES] int32."""
     b_ahead = b_position - cursor
     b_near = tl.where(b_deficit <= MEDIUM_DEFICIT, ALIGNMENT_MEDIUM, ALIGNMENT_NEAR)
@@ -164,7 +164,7 @@ def _alignment_buckets(b_position, cursor, b_deficit):
 
 
 @triton.jit
-def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
+def bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
     """How many of the ``NUM - 1`` edges each value has reached, [LANES] int32."""
     b_number = tl.zeros_like(b_value)
     for i in tl.static_range(NUM - 1):
@@ -173,20 +173,20 @@ def _bucket_number(b_value, EDGES: tl.constexpr, NUM: tl.constexpr):
 
 
 @triton.jit
-def _classes(prediction, found, alignment, p_row, top, num_output):
+def classes(prediction, found, alignment, p_row, top, num_output):
     """Class of every candidate, [LANES] int32. num_output: with the adherence prior."""
-    adherence = _adherence(alignment.num_in_sync, num_output)
+    adherence = adherence_of(alignment.num_in_sync, num_output)
     num_window = tl.minimum(prediction.length - alignment.anchor, WINDOW)
-    b_deficit = _score_deficits(found.b_position, alignment, p_row, num_window, top)
-    b_margin = _margins(found, adherence)
-    b_bucket = _alignment_buckets(found.b_position, alignment.cursor, b_deficit)
-    b_class = _bucket_number(found.b_matched, LENGTH_EDGES, NUM_LENGTHS) * NUM_MARGINS
-    b_class += _bucket_number(b_margin, MARGIN_EDGES, NUM_MARGINS)
+    b_deficit = score_deficit(found.b_position, alignment, p_row, num_window, top)
+    b_margin = margins(found, adherence)
+    b_bucket = alignment_bucket(found.b_position, alignment.cursor, b_deficit)
+    b_class = bucket_number(found.b_matched, LENGTH_EDGES, NUM_LENGTHS) * NUM_MARGINS
+    b_class += bucket_number(b_margin, MARGIN_EDGES, NUM_MARGINS)
     return (b_class * NUM_ALIGNMENTS + b_bucket) * NUM_ADHERENCES + adherence
 
 
 @triton.jit
-def _is_exact_prefix(alignment, num_output):
+def is_exact_prefix(alignment, num_output):
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
 
     With an adherence prior in `num_output` it never is: the beginning of a memory says nothing.
@@ -196,7 +196,7 @@ def _is_exact_prefix(alignment, num_output):
 
 
 @triton.jit
-def _choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.constexpr):
+def choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.constexpr):
     """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
 
     num and expected are 0 where no candidate is. Expected drafts are below ``K * 2**16``, K at most 256: with the
@@ -214,28 +214,26 @@ def _choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.cons
     b_expected = tl.where(m_exact, EXACT_PREFIX, b_expected)
     top = tl.max(tl.where(m_live, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
     lane = -(top % LANES) + (LANES - 1)
-    return lane, tl.where(top >= LANES, _at(b_num, lane), 0), top // LANES
+    return lane, tl.where(top >= LANES, at_lane(b_num, lane), 0), top // LANES
 
 
 @triton.jit
-def _is_replayed(edits):
-    """Which edits are made again, [MAX_EDITS]: those that repeat one; the others where of the remembered edits at
-    least as many repeat one as have become invalid."""
+def trusts_edits(edits):
+    """Whether of the remembered edits at least as many were seen before as have become invalid."""
     m_valid = edits.b_before != NO_EDIT
     invalid = tl.minimum(edits.count, MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
-    repeating = tl.sum(tl.where(m_valid, edits.b_repeats, 0), axis=0)
-    return (edits.b_repeats > 0) | (repeating >= invalid)
+    return tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
 
 
 @triton.jit
-def _compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constexpr):
+def compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constexpr):
     """``(offset [BLOCK_K], from_context [BLOCK_K], num)``: where each draft is read, and how many there are.
 
     ::
 
         while len(draft) < num and position < prediction.length:
             edit = the latest with the key of `position` and position + old <= prediction.length,
-                   if `_is_replayed`
+                   if the edit was seen before, or `trusts_edits`
             if there is none, or MAX_REPLAYS were replayed:
                 draft += [prediction[position]]; position += 1
             else:
@@ -251,13 +249,13 @@ def _compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constex
     since = 0
     clear = 0
     replays = tl.where(edits.count > 0, 0, MAX_REPLAYS)
-    m_replayed = _is_replayed(edits)
+    m_trusted = (edits.b_seen_before > 0) | trusts_edits(edits)
     while (replays < MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, EDIT_LOOKUPS)
         o_position = position + o_look - since
-        m_edit = _has_key(prediction, edits, o_position, o_look < num)
+        m_edit = has_key(prediction, edits, o_position, o_look < num)
         m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
-        m_edit = m_edit & m_replayed[None, :]
+        m_edit = m_edit & m_trusted[None, :]
         # The first position with an edit, and of its edits the latest: `age` 0 is that of the last lane written.
         b_age = (edits.count - 1 - o_way) & (MAX_EDITS - 1)
         b_key = tl.where(m_edit, (o_look * MAX_EDITS)[:, None] + b_age[None, :], NOWHERE)
@@ -278,13 +276,13 @@ def _compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constex
 
 
 @triton.jit
-def _line_layout(recipes, b_token):
+def line_layout(recipes, b_token):
     """What each token does to a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
     return tl.load(recipes.p_indents + NUM_RUNS + tl.minimum(tl.maximum(b_token, 0), recipes.num_indents - 1))
 
 
 @triton.jit
-def _indentation_shift(prediction, context, recipes, position, matched, in_context):
+def indentation_shift(prediction, context, recipes, position, matched, in_context):
     """How much further than the text that is copied the output is indented, in numbers of runs; 0 where nothing
     says so.
 
@@ -300,25 +298,25 @@ def _indentation_shift(prediction, context, recipes, position, matched, in_conte
     if (recipes.num_indents > 0) & (matched < MAX_MATCH) & (i >= 1) & (j > context.output_start):
         p_text = tl.where(in_context, context.p_tokens, prediction.p_tokens) + i
         p_output = context.p_tokens + j
-        run = _line_layout(recipes, tl.load(p_text))
-        run_output = _line_layout(recipes, tl.load(p_output))
-        is_line = _line_layout(recipes, tl.load(p_text - 1)) == LINE_END
-        is_line = is_line & (_line_layout(recipes, tl.load(p_output - 1)) == LINE_END)
+        run = line_layout(recipes, tl.load(p_text))
+        run_output = line_layout(recipes, tl.load(p_output))
+        is_line = line_layout(recipes, tl.load(p_text - 1)) == LINE_END
+        is_line = is_line & (line_layout(recipes, tl.load(p_output - 1)) == LINE_END)
         wider = run_output - run
         shift = tl.where(is_line & (run > 0) & (run_output > 0) & (wider % 2 == 0), wider, 0)
     return shift
 
 
 @triton.jit
-def _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied):
+def shifted(recipes, p_source, o_source, b_tokens, shift, m_copied):
     """The drafts with each run behind a line end as much wider, -1 where there is no such run, [BLOCK_K] int32.
 
     m_copied: which drafts this is about.
     """
     m_inside = m_copied & (o_source > 0)
     b_before = tl.load(p_source - 1, mask=m_inside, other=0)
-    b_run = _line_layout(recipes, b_tokens)
-    m_run = m_inside & (b_run > 0) & (_line_layout(recipes, b_before) == LINE_END)
+    b_run = line_layout(recipes, b_tokens)
+    m_run = m_inside & (b_run > 0) & (line_layout(recipes, b_before) == LINE_END)
     b_wider = b_run + shift
     m_there = m_run & (b_wider >= 2) & (b_wider < NUM_RUNS)
     return tl.where(m_run, tl.load(recipes.p_indents + b_wider, mask=m_there, other=-1), b_tokens)

@@ -7,7 +7,7 @@ from .constexprs import SOURCE_NONE, SURVIVAL_ONE
 
 
 @triton.jit
-def _count(p_units, b_length, units, SEARCHES: tl.constexpr):
+def count_with(p_units, b_length, units, SEARCHES: tl.constexpr):
     """How many drafts of each request have so many units, [BLOCK_B] int32: units never rise along a draft."""
     b_low = tl.zeros_like(b_length)
     b_high = b_length
@@ -21,7 +21,7 @@ def _count(p_units, b_length, units, SEARCHES: tl.constexpr):
 
 
 @triton.jit
-def _last_tokens(token_ids_ptr, stride_token_ids_s, p_slots, total_len_ptr, max_context_len, vocab_size, m_b):
+def last_tokens(token_ids_ptr, stride_token_ids_s, p_slots, total_len_ptr, max_context_len, vocab_size, m_b):
     """What drafts are padded with, [BLOCK_B] int32: the last token, 0 if it is not in the vocabulary."""
     i_slot = tl.load(p_slots, mask=m_b, other=0)
     b_total = tl.minimum(tl.load(total_len_ptr + i_slot, mask=m_b, other=0), max_context_len)
@@ -37,7 +37,7 @@ def _last_tokens(token_ids_ptr, stride_token_ids_s, p_slots, total_len_ptr, max_
         "num_draft_tokens", "max_context_len", "vocab_size",
     ]
 )  # fmt: skip
-def _limit_drafts_kernel(
+def limit_drafts_kernel(
     draft_ptr,  # [B, K] int64, written
     draft_length_ptr,  # [B] int32, written
     draft_confidence_ptr,  # [B, K] float32, written
@@ -78,16 +78,16 @@ def _limit_drafts_kernel(
     threshold = SURVIVAL_ONE + 1
     while low < threshold:
         middle = (low + threshold) // 2
-        fits = tl.sum(_count(p_units, b_length, middle, SEARCHES), axis=0) <= budget
+        fits = tl.sum(count_with(p_units, b_length, middle, SEARCHES), axis=0) <= budget
         low = tl.where(fits, low, middle + 1)
         threshold = tl.where(fits, middle, threshold)
-    b_kept = _count(p_units, b_length, threshold, SEARCHES)
-    b_tied = _count(p_units, b_length, threshold - 1, SEARCHES) - b_kept
+    b_kept = count_with(p_units, b_length, threshold, SEARCHES)
+    b_tied = count_with(p_units, b_length, threshold - 1, SEARCHES) - b_kept
     b_before = tl.cumsum(b_tied, axis=0) - b_tied
     rest = budget - tl.sum(b_kept, axis=0)
     b_kept += tl.minimum(tl.maximum(rest - b_before, 0), b_tied)
 
-    b_last = _last_tokens(
+    b_last = last_tokens(
         token_ids_ptr, stride_token_ids_s, slots_ptr + o_b, total_len_ptr, max_context_len, vocab_size, m_b
     )
     tl.store(draft_length_ptr + o_b, b_kept, mask=m_b)

@@ -6,10 +6,10 @@ it is (1) or makes it one longer (0). One token of the context turns V into the 
     M = the bits j with prediction[j] == token
     V = (V + (V & M)) | (V & ~M)          # one addition over the whole row, carries run from word to word
 
-`_extend_row` does this for the `WINDOW` tokens of a step's row, all words at once. The kernels do it for whole
+`extend_row` does this for the `WINDOW` tokens of a step's row, all words at once. The kernels do it for whole
 predictions as a wavefront: one program a request, one lane a word of 64 tokens.
 
-M is not found by comparing 64 tokens. `_lcs_code_kernel` numbers the tokens of a panel of the prediction, so that
+M is not found by comparing 64 tokens. `lcs_code_kernel` numbers the tokens of a panel of the prediction, so that
 equal ones, and only they, have the same number, and stores the numbers as bit planes: bit j of plane i is one bit
 of the number of token j. M is then one logic operation a plane: it has the bits where all planes agree with the
 bits of the context token's number.
@@ -32,50 +32,50 @@ import triton.language as tl
 
 from .constexprs import HASH, WINDOW, WORD
 
-_WORDS = tl.constexpr(WINDOW // WORD)
+ROW_WORDS = tl.constexpr(WINDOW // WORD)
 #: A bit for each word.
-_EVERY_WORD = tl.constexpr((1 << _WORDS.value) - 1)
+_EVERY_WORD = tl.constexpr((1 << ROW_WORDS.value) - 1)
 
 
 @triton.jit
-def _row_offsets():
+def row_offsets():
     """[WORD, words]: which token of the window each bit stands for. A sum over bits is then one within lanes."""
-    return tl.arange(0, WORD)[:, None] + tl.arange(0, _WORDS)[None, :] * WORD
+    return tl.arange(0, WORD)[:, None] + tl.arange(0, ROW_WORDS)[None, :] * WORD
 
 
 @triton.jit
-def _load_row(p_row):
+def load_row(p_row):
     """The words of a stored row, [words] int32. ``row[j]``: LCS length with the window's first j + 1 tokens."""
-    o_j = _row_offsets()
+    o_j = row_offsets()
     b_common = tl.load(p_row + o_j).to(tl.int32)
     b_before = tl.load(p_row + o_j - 1, mask=o_j > 0, other=0).to(tl.int32)
     return tl.sum((1 - (b_common - b_before)) << tl.arange(0, WORD)[:, None], axis=0)
 
 
 @triton.jit
-def _row_lengths(b_words):
-    """LCS lengths with the window up to each of its tokens, [WORD, words] int32: the opposite of `_load_row`."""
+def row_lengths(b_words):
+    """LCS lengths with the window up to each of its tokens, [WORD, words] int32: the opposite of `load_row`."""
     b_rise = (~b_words[None, :] >> tl.arange(0, WORD)[:, None]) & 1
     b_total = tl.sum(b_rise, axis=0)
     return (tl.cumsum(b_total, axis=0) - b_total)[None, :] + tl.cumsum(b_rise, axis=0)
 
 
 @triton.jit
-def _load_window(p_tokens, num_tokens, anchor):
+def load_window(p_tokens, num_tokens, anchor):
     """The window behind `anchor`, and the bit of each of its tokens in its word, both [WORD, words] int32.
 
     Where it ends beyond the tokens, of which there is one at least, the bit is 0.
     """
     # Offsets from the prediction's beginning: those from the anchor took 96 → 127 registers in a step for sm_80.
-    o_position = anchor + _row_offsets()
+    o_position = anchor + row_offsets()
     b_window = tl.load(p_tokens + tl.minimum(o_position, num_tokens - 1))
     b_bit = (o_position < num_tokens).to(tl.int32) << tl.arange(0, WORD)[:, None]
     return b_window, b_bit
 
 
 @triton.jit
-def _extend_row(b_words, b_window, b_bit, token):
-    """The words after one more token, [words] int32; the window as `_load_window` returns it.
+def extend_row(b_words, b_window, b_bit, token):
+    """The words after one more token, [words] int32; the window as `load_window` returns it.
 
     ::
 
@@ -86,17 +86,17 @@ def _extend_row(b_words, b_window, b_bit, token):
     b_both = b_words & b_match
     b_sum = tl.add(b_words, b_both, sanitize_overflow=False)
     # The carries of all words by one small addition: a carry out of word w runs on through words of ones only.
-    o_w = tl.arange(0, _WORDS)
+    o_w = tl.arange(0, ROW_WORDS)
     b_out = ((b_both | (b_words & ~b_sum)) >> 31) & 1
-    both = tl.sum(((b_sum == -1).to(tl.int32) + (b_out << _WORDS)) << o_w, axis=0)
+    both = tl.sum(((b_sum == -1).to(tl.int32) + (b_out << ROW_WORDS)) << o_w, axis=0)
     ones = both & _EVERY_WORD
-    carries = (ones + 2 * (both >> _WORDS)) ^ ones
+    carries = (ones + 2 * (both >> ROW_WORDS)) ^ ones
     b_sum = tl.add(b_sum, (carries >> o_w) & 1, sanitize_overflow=False)
     return b_sum | (b_words & ~b_match)
 
 
 @triton.jit
-def _load_planes(p_planes, m_b, stride, PLANES: tl.constexpr):
+def load_planes(p_planes, m_b, stride, PLANES: tl.constexpr):
     """The planes of every lane's half word, a tuple of [LANES] int32: one-dimensional loads, held in registers."""
     planes = ()
     for i in tl.static_range(PLANES):
@@ -105,19 +105,19 @@ def _load_planes(p_planes, m_b, stride, PLANES: tl.constexpr):
 
 
 @triton.jit
-def _load_clamped(ptr, o_b, m_b, limit):
+def load_clamped(ptr, o_b, m_b, limit):
     """Return lengths, 0 for masked ones: whatever a caller's tensor holds, no address leaves its row."""
     return tl.minimum(tl.maximum(tl.load(ptr + o_b, mask=m_b, other=0), 0), limit)
 
 
 @triton.jit
-def _first_slot(b_token, PLANES: tl.constexpr):
+def first_slot(b_token, PLANES: tl.constexpr):
     """Where the search for a token begins, 0 ≤ slot < 2 << PLANES, int32."""
     return (((b_token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> (31 - PLANES)).to(tl.int32)
 
 
 @triton.jit
-def _count_ones(b_word):
+def count_ones(b_word):
     """The bits of each int64 that are 1, int32: neighbouring fields of 2**i bits, each a count, become one."""
     for i in tl.static_range(6):
         # Every other field: 0x5555…, 0x3333…, 0x0f0f…
@@ -138,7 +138,7 @@ def _count_ones(b_word):
         "N",
     ]
 )
-def _lcs_code_kernel(
+def lcs_code_kernel(
     context_ptr,  # [B, M] int32
     stride_context_b,
     context_len_ptr,  # [B] int32
@@ -181,8 +181,8 @@ def _lcs_code_kernel(
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_lane // BLOCK_T
     m_b = o_b < B
     i_panel = tl.program_id(1)
-    b_m = _load_clamped(context_len_ptr, o_b, m_b, M)
-    b_n = tl.minimum(_load_clamped(prediction_len_ptr, o_b, m_b, N) - (i_panel << PLANES), 1 << PLANES)
+    b_m = load_clamped(context_len_ptr, o_b, m_b, M)
+    b_n = tl.minimum(load_clamped(prediction_len_ptr, o_b, m_b, N) - (i_panel << PLANES), 1 << PLANES)
     p_prediction = prediction_ptr + o_b * stride_prediction_b + (i_panel << PLANES)
     p_table = table_ptr + o_b * stride_table_b + i_panel * SLOTS
     for i_slot in range(0, SLOTS, BLOCK_T):
@@ -199,7 +199,7 @@ def _lcs_code_kernel(
         b_code = i_n + o_t
         m_open = b_code < b_n
         b_token = tl.load(p_prediction + b_code, mask=m_open, other=0)
-        b_slot = _first_slot(b_token, PLANES)
+        b_slot = first_slot(b_token, PLANES)
         b_asks = b_code
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
             tl.atomic_min(p_table + b_slot, claim + b_asks, mask=m_open, sem="relaxed")
@@ -223,7 +223,7 @@ def _lcs_code_kernel(
     for i_t in range(0, tl.max(b_m, axis=0), BLOCK_T):
         m_open = i_t + o_t < b_m
         b_token = tl.load(context_ptr + o_b * stride_context_b + i_t + o_t, mask=m_open, other=0)
-        b_slot = _first_slot(b_token, PLANES)
+        b_slot = first_slot(b_token, PLANES)
         b_code = tl.full([BLOCK_B * BLOCK_T], -1, tl.int32)
         while tl.max(m_open.to(tl.int32), axis=0) > 0:
             b_has = tl.load(p_table + b_slot, mask=m_open, other=EMPTY)
@@ -250,7 +250,7 @@ def _lcs_code_kernel(
         "two",
     ]
 )
-def _lcs_wavefront_kernel(
+def lcs_wavefront_kernel(
     chunk_ptr,  # [B, panels, chunks] int64: the codes of four tokens, 16 bits each
     stride_chunk_b,
     planes_ptr,  # [B, panels, PLANES, words of 32 tokens] int32
@@ -290,8 +290,8 @@ def _lcs_wavefront_kernel(
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + o_lane // BLOCK_W
     o_w = o_lane % BLOCK_W
     m_b = o_b < B
-    b_m = _load_clamped(context_len_ptr, o_b, m_b, M)
-    b_n = _load_clamped(prediction_len_ptr, o_b, m_b, N)
+    b_m = load_clamped(context_len_ptr, o_b, m_b, M)
+    b_n = load_clamped(prediction_len_ptr, o_b, m_b, N)
     b_chunks = (b_m + 3) // 4
     words = (tl.max(b_n, axis=0) + 63) // 64
     o_before = tl.maximum(o_lane - 1, 0)
@@ -302,8 +302,8 @@ def _lcs_wavefront_kernel(
         i_panel = i_word // BLOCK_W
         o_word = i_word + o_w
         p_planes = planes_ptr + o_b * stride_planes_b + i_panel * (PLANES * 2 * BLOCK_W) + 2 * o_w
-        low = _load_planes(p_planes, m_b, 2 * BLOCK_W, PLANES)
-        high = _load_planes(p_planes + 1, m_b, 2 * BLOCK_W, PLANES)
+        low = load_planes(p_planes, m_b, 2 * BLOCK_W, PLANES)
+        high = load_planes(p_planes + 1, m_b, 2 * BLOCK_W, PLANES)
         b_v = b_ones
         b_carries = tl.zeros([BLOCK_B * BLOCK_W], tl.int32)
         o_c = -o_w
@@ -355,7 +355,7 @@ def _lcs_wavefront_kernel(
             tl.debug_barrier()  # the next panel reads, in other threads, the carries written here
         b_end = tl.minimum(tl.maximum(b_n - o_word * 64, 0), 64).to(tl.int64)
         b_v |= tl.where(b_end < 64, b_ones << (b_end & 63), 0)
-        b_count = _count_ones(~b_v)
+        b_count = count_ones(~b_v)
         b_counts = tl.reshape(b_count, [BLOCK_B, BLOCK_W])
         if row_ptr is not None:
             b_row = b_length + tl.reshape(tl.cumsum(b_counts, axis=1), [BLOCK_B * BLOCK_W]) - b_count
@@ -375,7 +375,7 @@ def _lcs_wavefront_kernel(
 
 
 @triton.jit(do_not_specialize=["stride_history_b", "stride_history_m", "stride_op_b", "B", "M", "N"])
-def _lcs_walk_kernel(
+def lcs_walk_kernel(
     history_ptr,  # [B, M, W] int32: V after every token
     stride_history_b,
     stride_history_m,
@@ -401,8 +401,8 @@ def _lcs_walk_kernel(
     """
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     m_b = o_b < B
-    b_i = _load_clamped(context_len_ptr, o_b, m_b, M)
-    b_j = _load_clamped(prediction_len_ptr, o_b, m_b, N)
+    b_i = load_clamped(context_len_ptr, o_b, m_b, M)
+    b_j = load_clamped(prediction_len_ptr, o_b, m_b, N)
     b_o = b_i + b_j - tl.load(length_ptr + o_b, mask=m_b, other=0)
     tl.store(length_ptr + o_b, b_o, mask=m_b)
     p_op = op_ptr + o_b * stride_op_b

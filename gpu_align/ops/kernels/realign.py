@@ -17,7 +17,7 @@ from .constexprs import (
     EDIT_LOOKUPS,
     EDIT_NEW,
     EDIT_OLD,
-    EDIT_REPEATS,
+    EDIT_SEEN_BEFORE,
     EDIT_START,
     GLOBAL_EVERY,
     GLOBAL_MATCH,
@@ -38,10 +38,10 @@ from .constexprs import (
     SEEN,
     WINDOW,
 )
-from .lcs import _WORDS, _extend_row, _load_row, _load_window, _row_lengths, _row_offsets
-from .suffix_match import _load_back, _load_back_clamped, _load_bucket, _nearest, _position_of, _rank
+from .lcs import ROW_WORDS, extend_row, load_row, load_window, row_lengths, row_offsets
+from .suffix_match import load_back, load_back_clamped, load_bucket, nearest, position_of, rank_of
 
-#: Keys of one score in `_standing`: j is 0 to `WINDOW`.
+#: Keys of one score in `cursor_score`: j is 0 to `WINDOW`.
 _J_KEYS = tl.constexpr(2 * WINDOW.value)
 
 
@@ -67,12 +67,12 @@ class Edits(NamedTuple):
     b_start: Any  # output position of its first new token
     b_old: Any  # old tokens
     b_new: Any  # new tokens
-    b_repeats: Any  # 1: an edit with the same key was remembered when it was made
+    b_seen_before: Any  # 1: an edit with the same key was remembered when this one was made
     is_changed: Any  # whether a lane has changed since they were loaded
 
 
 @triton.jit
-def _load_key(prediction, o_position, m_position):
+def load_key(prediction, o_position, m_position):
     """Tokens before, at and behind each position: the key of an edit."""
     before = tl.load(prediction.p_tokens + o_position - 1, mask=m_position & (o_position > 0), other=AT_START)
     at = tl.load(prediction.p_tokens + o_position, mask=m_position, other=0)
@@ -80,16 +80,16 @@ def _load_key(prediction, o_position, m_position):
 
 
 @triton.jit
-def _has_key(prediction, edits, o_position, m_position):
+def has_key(prediction, edits, o_position, m_position):
     """Whether each position has the key of each edit, [positions, MAX_EDITS]."""
     m_position = m_position & (o_position + 1 < prediction.length)
-    before, at, behind = _load_key(prediction, o_position, m_position)
+    before, at, behind = load_key(prediction, o_position, m_position)
     m_same = (before[:, None] == edits.b_before[None, :]) & (at[:, None] == edits.b_at[None, :])
     return m_same & (behind[:, None] == edits.b_behind[None, :]) & m_position[:, None]
 
 
 @triton.jit
-def _run(prediction, cursor, p_output, done, num_output):
+def run_length(prediction, cursor, p_output, done, num_output):
     """How many of the next `RUN` tokens of output and prediction agree."""
     o_i = tl.arange(0, RUN)
     m_i = o_i < tl.minimum(num_output - done, prediction.length - cursor)
@@ -99,30 +99,30 @@ def _run(prediction, cursor, p_output, done, num_output):
 
 
 @triton.jit
-def _invalidate_edits(edits, prediction, cursor, run):
+def invalidate_edits(edits, prediction, cursor, run):
     """The edits without those whose key the output has just passed unedited, `run` positions from the cursor."""
     b_before = edits.b_before
     for i in range(0, run, EDIT_LOOKUPS):
         o_i = i + tl.arange(0, EDIT_LOOKUPS)
-        m_edit = _has_key(prediction, edits, cursor + o_i, o_i < run)
+        m_edit = has_key(prediction, edits, cursor + o_i, o_i < run)
         b_before = tl.where(tl.max(m_edit.to(tl.int32), axis=0) > 0, NO_EDIT, b_before)
     is_changed = edits.is_changed | tl.max((b_before != edits.b_before).to(tl.int32), axis=0)
     return Edits(
         edits.count, b_before, edits.b_at, edits.b_behind, edits.b_start, edits.b_old, edits.b_new,
-        edits.b_repeats, is_changed,
+        edits.b_seen_before, is_changed,
     )  # fmt: skip
 
 
 @triton.jit
-def _load_before(prediction, o_position, MATCH: tl.constexpr):
+def load_before(prediction, o_position, MATCH: tl.constexpr):
     """The MATCH tokens before each position, from the last on: a tuple of [lanes]; any if it has fewer."""
     m_position = (o_position >= MATCH) & (o_position <= prediction.length)
-    # No load has a mask, see `_match_lengths`. A page of the arena is longer than MATCH.
-    return _load_back(prediction.p_tokens + tl.where(m_position, o_position, MATCH) - 1, MATCH)
+    # No load has a mask, see `match_length`. A page of the arena is longer than MATCH.
+    return load_back(prediction.p_tokens + tl.where(m_position, o_position, MATCH) - 1, MATCH)
 
 
 @triton.jit
-def _ends_like(prediction, o_position, before, last, done, MATCH: tl.constexpr):
+def ends_like(prediction, o_position, before, last, done, MATCH: tl.constexpr):
     """Whether the last MATCH tokens of the output are those before each position, [lanes]."""
     m_agree = (o_position >= MATCH) & (o_position <= prediction.length) & (done >= MATCH)
     for i in tl.static_range(MATCH):
@@ -131,7 +131,7 @@ def _ends_like(prediction, o_position, before, last, done, MATCH: tl.constexpr):
 
 
 @triton.jit
-def _resync(prediction, anchor, near, recent, p_output, done):
+def resync(prediction, anchor, near, recent, p_output, done):
     """The position at which the output is in sync again, or `NOWHERE`.
 
     ::
@@ -139,28 +139,28 @@ def _resync(prediction, anchor, near, recent, p_output, done):
         for position in range(anchor, anchor + LOCAL_RANGE):                                  # local
             if the last LOCAL_MATCH tokens of the output are those before it: return position
         if done % GLOBAL_EVERY == 0:                                                          # global
-            return the position of _nearest(its bucket) with the lowest rank before which the last GLOBAL_MATCH are
+            return the position of nearest(its bucket) with the lowest rank before which the last GLOBAL_MATCH are
 
-    near: `_load_before` of the local positions. recent: the last `LOCAL_MATCH` tokens of the output, likewise.
+    near: `load_before` of the local positions. recent: the last `LOCAL_MATCH` tokens of the output, likewise.
     """
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
-    m_local = _ends_like(prediction, o_local, near, recent, done, LOCAL_MATCH)
+    m_local = ends_like(prediction, o_local, near, recent, done, LOCAL_MATCH)
     position = tl.min(tl.where(m_local, o_local, NOWHERE), axis=0)
     if (position == NOWHERE) & (done % GLOBAL_EVERY == 0):
-        begin, end = _nearest(prediction, _load_bucket(prediction, recent[0]), anchor)
+        begin, end = nearest(prediction, load_bucket(prediction, recent[0]), anchor)
         o_entry = begin + tl.arange(0, NEAREST)
         o_global = tl.load(prediction.p_positions + o_entry, mask=o_entry < end, other=0)
         # `GLOBAL_EVERY` tokens or more are there: no address needs a clamp.
-        last = _load_back(p_output + done - 1, GLOBAL_MATCH)
-        before = _load_before(prediction, o_global, GLOBAL_MATCH)
-        m_global = _ends_like(prediction, o_global, before, last, done, GLOBAL_MATCH)
-        rank = tl.min(tl.where(m_global, _rank(o_global, anchor), NOWHERE), axis=0)
-        position = tl.where(rank == NOWHERE, NOWHERE, _position_of(rank, anchor))
+        last = load_back(p_output + done - 1, GLOBAL_MATCH)
+        before = load_before(prediction, o_global, GLOBAL_MATCH)
+        m_global = ends_like(prediction, o_global, before, last, done, GLOBAL_MATCH)
+        rank = tl.min(tl.where(m_global, rank_of(o_global, anchor), NOWHERE), axis=0)
+        position = tl.where(rank == NOWHERE, NOWHERE, position_of(rank, anchor))
     return position
 
 
 @triton.jit
-def _common_end(prediction, alignment, position, p_output, done):
+def common_end(prediction, alignment, position, p_output, done):
     """Length of the common end, up to `RUN`, of ``prediction[anchor:position]`` and ``output[diverged_at:]``."""
     o_k = tl.arange(0, RUN)
     m_k = o_k < tl.minimum(position - alignment.anchor, done - alignment.diverged_at)
@@ -170,16 +170,16 @@ def _common_end(prediction, alignment, position, p_output, done):
 
 
 @triton.jit
-def _record_edit(edits, prediction, alignment, old, new):
+def record_edit(edits, prediction, alignment, old, new):
     """The edits with one more: `old` tokens from the anchor on became `new` tokens from `diverged_at` on.
 
     Nothing is recorded where the position has no key or a side is too long.
     """
-    has_key = alignment.anchor + 1 < prediction.length
-    if has_key & (old >= 0) & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
-        before, at, behind = _load_key(prediction, alignment.anchor, has_key)
+    m_key = alignment.anchor + 1 < prediction.length
+    if m_key & (old >= 0) & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
+        before, at, behind = load_key(prediction, alignment.anchor, m_key)
         m_same = (edits.b_before == before) & (edits.b_at == at) & (edits.b_behind == behind)
-        repeats = tl.max(m_same.to(tl.int32), axis=0)
+        seen_before = tl.max(m_same.to(tl.int32), axis=0)
         m_way = tl.arange(0, MAX_EDITS) == edits.count % MAX_EDITS
         edits = Edits(
             edits.count + 1,
@@ -189,20 +189,46 @@ def _record_edit(edits, prediction, alignment, old, new):
             tl.where(m_way, alignment.diverged_at, edits.b_start),
             tl.where(m_way, old, edits.b_old),
             tl.where(m_way, new, edits.b_new),
-            tl.where(m_way, repeats, edits.b_repeats),
+            tl.where(m_way, seen_before, edits.b_seen_before),
             1,
         )
     return edits
 
 
 @triton.jit
-def _is_fresh(context, seen):
+def in_sync_at(a, cursor, num_in_sync, num_common):
+    """The alignment in sync at a cursor; it keeps where the output diverged last."""
+    return Alignment(1, cursor, a.anchor, a.diverged_at, num_in_sync, num_common, a.b_words)
+
+
+@triton.jit
+def diverge(a, done):
+    """The alignment diverged at its cursor, behind `done` output tokens, with a row of zeros."""
+    return Alignment(
+        0, a.cursor, a.cursor, done, a.num_in_sync, a.num_common, tl.full([ROW_WORDS], -1, tl.int32)
+    )
+
+
+@triton.jit
+def at_cursor(a, cursor):
+    """The alignment with another cursor."""
+    return Alignment(a.in_sync, cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, a.b_words)
+
+
+@triton.jit
+def with_row(a, b_words):
+    """The alignment with another LCS row."""
+    return Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
+
+
+@triton.jit
+def starts_over(context, seen):
     """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
     return (seen < 0) | (context.total < seen)
 
 
 @triton.jit
-def _fold(prediction, p_output, done, num_output, a, edits):
+def process_tokens(prediction, p_output, done, num_output, a, edits):
     """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it.
 
     ::
@@ -219,61 +245,57 @@ def _fold(prediction, p_output, done, num_output, a, edits):
     """
     while done < num_output:
         if a.in_sync > 0:
-            run = _run(prediction, a.cursor, p_output, done, num_output)
+            run = run_length(prediction, a.cursor, p_output, done, num_output)
             if edits.count > 0:
-                edits = _invalidate_edits(edits, prediction, a.cursor, run)
+                edits = invalidate_edits(edits, prediction, a.cursor, run)
             done += run
             common = tl.minimum(a.num_common + run, MAX_MATCH)
-            a = Alignment(
-                a.in_sync, a.cursor + run, a.anchor, a.diverged_at, a.num_in_sync + run, common, a.b_words
-            )
+            a = in_sync_at(a, a.cursor + run, a.num_in_sync + run, common)
             if (run < RUN) & (done < num_output):
-                a = Alignment(
-                    0, a.cursor, a.cursor, done, a.num_in_sync, common, tl.full([_WORDS], -1, tl.int32)
-                )
+                a = diverge(a, done)
         if a.in_sync == 0:
             b_words = a.b_words
             position = tl.full([], NOWHERE, tl.int32)
             # What is behind the anchor stays what it is until the output is in sync again.
-            b_window, b_bit = _load_window(prediction.p_tokens, prediction.length, a.anchor)
-            near = _load_before(prediction, a.anchor + tl.arange(0, LOCAL_RANGE), LOCAL_MATCH)
+            b_window, b_bit = load_window(prediction.p_tokens, prediction.length, a.anchor)
+            near = load_before(prediction, a.anchor + tl.arange(0, LOCAL_RANGE), LOCAL_MATCH)
             next_token = tl.load(p_output + done)  # a turn ahead: it waits for none of it
-            recent = _load_back_clamped(p_output + done - 1, done - 1, LOCAL_MATCH)
+            recent = load_back_clamped(p_output + done - 1, done - 1, LOCAL_MATCH)
             # A loop of its own, which carries little from turn to turn.
             while (position == NOWHERE) & (done < num_output):
                 recent = (next_token,) + recent[: LOCAL_MATCH - 1]
                 done += 1
                 next_token = tl.load(p_output + tl.minimum(done, num_output - 1))
-                b_words = _extend_row(b_words, b_window, b_bit, recent[0])
-                position = _resync(prediction, a.anchor, near, recent, p_output, done)
-            a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
+                b_words = extend_row(b_words, b_window, b_bit, recent[0])
+                position = resync(prediction, a.anchor, near, recent, p_output, done)
+            a = with_row(a, b_words)
             if position != NOWHERE:
-                common = _common_end(prediction, a, position, p_output, done)
+                common = common_end(prediction, a, position, p_output, done)
                 old, new = position - common - a.anchor, done - common - a.diverged_at
-                edits = _record_edit(edits, prediction, a, old, new)
-                a = Alignment(1, position, a.anchor, a.diverged_at, a.num_in_sync + common, common, a.b_words)
+                edits = record_edit(edits, prediction, a, old, new)
+                a = in_sync_at(a, position, a.num_in_sync + common, common)
     return a, edits
 
 
 @triton.jit
-def _load_state(p_align, p_edits):
+def load_state(p_align, p_edits):
     """``(seen, alignment, edits)`` of a slot as they were stored, without the row."""
     alignment = Alignment(
         tl.load(p_align + IN_SYNC), tl.load(p_align + CURSOR), tl.load(p_align + ANCHOR),
         tl.load(p_align + DIVERGED_AT), tl.load(p_align + NUM_IN_SYNC), tl.load(p_align + NUM_COMMON),
-        tl.full([_WORDS], -1, tl.int32),
+        tl.full([ROW_WORDS], -1, tl.int32),
     )  # fmt: skip
     p_ways = p_edits + tl.arange(0, MAX_EDITS) * EDIT
     edits = Edits(
         tl.load(p_align + NUM_EDITS), tl.load(p_ways + EDIT_BEFORE), tl.load(p_ways + EDIT_AT),
         tl.load(p_ways + EDIT_BEHIND), tl.load(p_ways + EDIT_START), tl.load(p_ways + EDIT_OLD),
-        tl.load(p_ways + EDIT_NEW), tl.load(p_ways + EDIT_REPEATS), 0,
+        tl.load(p_ways + EDIT_NEW), tl.load(p_ways + EDIT_SEEN_BEFORE), 0,
     )  # fmt: skip
     return tl.load(p_align + SEEN), alignment, edits
 
 
 @triton.jit
-def _start_over_if(is_fresh, a, edits):
+def start_over(is_fresh, a, edits):
     """The alignment and the edits; of a fresh request in sync at the beginning, and none."""
     alignment = Alignment(
         tl.where(is_fresh, 1, a.in_sync), tl.where(is_fresh, 0, a.cursor), tl.where(is_fresh, 0, a.anchor),
@@ -282,13 +304,13 @@ def _start_over_if(is_fresh, a, edits):
     )  # fmt: skip
     return alignment, Edits(
         tl.where(is_fresh, 0, edits.count), tl.where(is_fresh, NO_EDIT, edits.b_before), edits.b_at,
-        edits.b_behind, edits.b_start, edits.b_old, edits.b_new, edits.b_repeats, edits.is_changed,
+        edits.b_behind, edits.b_start, edits.b_old, edits.b_new, edits.b_seen_before, edits.is_changed,
     )  # fmt: skip
 
 
 @triton.jit
-def _store_state(a, edits, p_align, p_edits, is_fresh, total):
-    """Write back what `_load_state` loads, but for the row; the edits where there is something new in them."""
+def store_state(a, edits, p_align, p_edits, is_fresh, total):
+    """Write back what `load_state` loads, but for the row; the edits where there is something new in them."""
     tl.store(p_align + SEEN, total)
     tl.store(p_align + IN_SYNC, a.in_sync)
     tl.store(p_align + CURSOR, a.cursor)
@@ -306,13 +328,13 @@ def _store_state(a, edits, p_align, p_edits, is_fresh, total):
         tl.store(p_ways + EDIT_START, edits.b_start)
         tl.store(p_ways + EDIT_OLD, edits.b_old)
         tl.store(p_ways + EDIT_NEW, edits.b_new)
-        tl.store(p_ways + EDIT_REPEATS, edits.b_repeats)
+        tl.store(p_ways + EDIT_SEEN_BEFORE, edits.b_seen_before)
 
 
 @triton.jit
-def _standing(b_row, num_window):
+def cursor_score(b_row, num_window):
     """``(j, score)``: the smallest j with the largest ``MATCH_WEIGHT * H[j] - j``, ``0 <= j <= num_window``."""
-    o_j = _row_offsets() + 1
+    o_j = row_offsets() + 1
     b_key = (b_row * MATCH_WEIGHT - o_j) * _J_KEYS + (-o_j + (_J_KEYS - 1))
     b_key = tl.where(o_j <= num_window, b_key, _J_KEYS - 1)
     top = tl.maximum(tl.max(tl.max(b_key, axis=0), axis=0), _J_KEYS - 1)  # the last: j = 0, score 0
@@ -320,31 +342,28 @@ def _standing(b_row, num_window):
 
 
 @triton.jit
-def _realign(prediction, context, state, p_align, p_row, p_edits):
-    """Process what is new of a request's output, after a `_load_state`, and write its state back.
+def realign(prediction, context, state, p_align, p_row, p_edits):
+    """Process what is new of a request's output, after a `load_state`, and write its state back.
 
     Returns ``(alignment, edits, top)``, with the cursor where the output stands, which after it diverged is a
     position behind the anchor, and `top` its score there.
     """
     seen, a, edits = state
-    is_fresh = _is_fresh(context, seen)
-    a, edits = _start_over_if(is_fresh, a, edits)
+    is_fresh = starts_over(context, seen)
+    a, edits = start_over(is_fresh, a, edits)
     if a.in_sync == 0:
-        b_words = _load_row(p_row)
-        a = Alignment(a.in_sync, a.cursor, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, b_words)
+        a = with_row(a, load_row(p_row))
     # An output is neither in sync with an empty prediction nor diverged from it.
     num_output = tl.where(prediction.length > 0, context.total - context.output_start, 0)
     p_output = context.p_tokens + context.output_start
     done = tl.maximum(tl.where(is_fresh, 0, seen) - context.output_start, 0)
-    a, edits = _fold(prediction, p_output, done, num_output, a, edits)
+    a, edits = process_tokens(prediction, p_output, done, num_output, a, edits)
     tl.debug_barrier()  # all threads have read what is written now
-    _store_state(a, edits, p_align, p_edits, is_fresh, context.total)
+    store_state(a, edits, p_align, p_edits, is_fresh, context.total)
     top = 0
     if a.in_sync == 0:
-        b_row = _row_lengths(a.b_words)
-        tl.store(p_row + _row_offsets(), b_row.to(tl.int16))
-        j, top = _standing(b_row, tl.minimum(prediction.length - a.anchor, WINDOW))
-        a = Alignment(
-            a.in_sync, a.anchor + j, a.anchor, a.diverged_at, a.num_in_sync, a.num_common, a.b_words
-        )
+        b_row = row_lengths(a.b_words)
+        tl.store(p_row + row_offsets(), b_row.to(tl.int16))
+        j, top = cursor_score(b_row, tl.minimum(prediction.length - a.anchor, WINDOW))
+        a = at_cursor(a, a.anchor + j)
     return a, edits, top

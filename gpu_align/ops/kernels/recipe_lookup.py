@@ -21,7 +21,7 @@ from .constexprs import (
 )
 
 
-class Recipes(NamedTuple):
+class RecipePointers(NamedTuple):
     """The table of R recipes."""
 
     p_keys: Any  # [buckets, RECIPE_WAYS] int64: a key, and in the lower half a bit for each pack
@@ -38,7 +38,7 @@ class Recipes(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What one request is looked up by; see `_find_recipe`."""
+    """What one request is looked up by; see `find_recipe`."""
 
     b_key: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: of the literal contexts, a lane a way
     o_way: Any  # [MAX_CONTEXT * RECIPE_WAYS] int32: where each way lies
@@ -48,7 +48,7 @@ class Lookup(NamedTuple):
 
 
 @triton.jit
-def _literal_keys(context):
+def literal_keys(context):
     """The keys of the last 1 to MAX_CONTEXT tokens, [MAX_CONTEXT * RECIPE_WAYS] int32: a lane a way of each."""
     o_last = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) // RECIPE_WAYS
     b_key = tl.zeros([MAX_CONTEXT * RECIPE_WAYS], tl.int32)
@@ -61,7 +61,7 @@ def _literal_keys(context):
 
 
 @triton.jit
-def _shape_items(recipes, b_token, o_last, num_output):
+def shape_items(recipes, b_token, o_last, num_output):
     """What each token is in a shape, the one `o_last` before the last; at the beginning `SHAPE_START`."""
     b_token = tl.minimum(tl.maximum(b_token, 0), recipes.num_shapes - 1)
     m_token = (o_last >= 0) & (o_last < num_output)
@@ -69,7 +69,7 @@ def _shape_items(recipes, b_token, o_last, num_output):
 
 
 @triton.jit
-def _begin_lookup(recipes, context, HAS_SHAPES: tl.constexpr):
+def begin_lookup(recipes, context, HAS_SHAPES: tl.constexpr):
     """The ways of all literal contexts, and the items of the output's shape.
 
     In each bucket the last way comes first: of what is found, the largest lane is the longest context, and in it
@@ -81,25 +81,25 @@ def _begin_lookup(recipes, context, HAS_SHAPES: tl.constexpr):
     if HAS_SHAPES:
         p_last = context.p_tokens + context.total - 1
         b_recent = tl.load(p_last - o_last, mask=o_last < num_output, other=0)
-    b_key = _literal_keys(context)
+    b_key = literal_keys(context)
     o_first = RECIPE_WAYS - 1 - tl.arange(0, MAX_CONTEXT * RECIPE_WAYS) % RECIPE_WAYS
     o_way = (b_key >> recipes.shift) * RECIPE_WAYS + o_first
     b_held = tl.load(recipes.p_keys + o_way)
     if HAS_SHAPES:
-        b_item = _shape_items(recipes, b_recent, o_last, num_output)
+        b_item = shape_items(recipes, b_recent, o_last, num_output)
         b_behind = tl.load(p_last + 1 - o_last, mask=(o_last > 0) & (o_last <= num_output), other=0)
-        b_later = _shape_items(recipes, b_behind, o_last - 1, num_output)
+        b_later = shape_items(recipes, b_behind, o_last - 1, num_output)
     return Lookup(b_key, o_way, b_held, b_item, b_later)
 
 
 @triton.jit
-def _then(factor, key, next_factor, next_key):
+def then(factor, key, next_factor, next_key):
     """One linear map of a key, then the next."""
     return factor * next_factor, key * next_factor + next_key
 
 
 @triton.jit
-def _shape_keys(context, lookup):
+def shape_keys(context, lookup):
     """The key of the shape from the last output token to each, [SHAPE_WINDOW] int32.
 
     ::
@@ -116,12 +116,12 @@ def _shape_keys(context, lookup):
     m_same = m_same | (o_last > num_output)
     b_factor = tl.where(m_same, 1, SHAPE_HASH)
     b_key = tl.where(m_same, 0, (lookup.b_item + KEY_SEED) * SHAPE_HASH)
-    _, b_key = tl.associative_scan((b_factor, b_key), 0, _then)
+    _, b_key = tl.associative_scan((b_factor, b_key), 0, then)
     return (b_key >> 1) & 0x7FFFFFFF
 
 
 @triton.jit
-def _pack_of(b_held, b_key, packs):
+def pack_of(b_held, b_key, packs):
     """The first of the packs for which a way holds the key, as a bit; `ALL_PACKS` is none."""
     b_packs = b_held.to(tl.int32) & packs
     m_found = ((b_held >> 32).to(tl.int32) == b_key) & (b_packs != 0)
@@ -129,15 +129,15 @@ def _pack_of(b_held, b_key, packs):
 
 
 @triton.jit
-def _find_shape(recipes, context, lookup, packs):
+def find_shape(recipes, context, lookup, packs):
     """``(way, pack)`` of the longest shape of the first pack that has one; way -1 if none has."""
-    b_key = _shape_keys(context, lookup)
+    b_key = shape_keys(context, lookup)
     o_bucket = (b_key >> recipes.shift) * RECIPE_WAYS
     o_last = tl.arange(0, SHAPE_WINDOW)
     b_order = tl.full([SHAPE_WINDOW], -1, tl.int32)
     b_pack = tl.full([SHAPE_WINDOW], ALL_PACKS, tl.int32)
     for way in tl.static_range(RECIPE_WAYS - 1, -1, -1):
-        b_own = _pack_of(tl.load(recipes.p_keys + o_bucket + way), b_key, packs)
+        b_own = pack_of(tl.load(recipes.p_keys + o_bucket + way), b_key, packs)
         m_found = (b_own != ALL_PACKS) & (b_own <= b_pack)
         b_order = tl.where(m_found, o_last * RECIPE_WAYS + way, b_order)
         b_pack = tl.where(m_found, b_own, b_pack)
@@ -148,7 +148,7 @@ def _find_shape(recipes, context, lookup, packs):
 
 
 @triton.jit
-def _find_recipe(recipes, context, lookup, packs, shape_way, shape_pack):
+def find_recipe(recipes, context, lookup, packs, shape_way, shape_pack):
     """``(recipe, drafts, expected)`` of the first pack that has a recipe; recipe -1 if none has.
 
     ::
@@ -161,7 +161,7 @@ def _find_recipe(recipes, context, lookup, packs, shape_way, shape_pack):
         return -1, 0, 0
     """
     o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
-    b_pack = _pack_of(lookup.b_held, lookup.b_key, packs)
+    b_pack = pack_of(lookup.b_held, lookup.b_key, packs)
     b_pack = tl.where(o_lane // RECIPE_WAYS < context.total, b_pack, ALL_PACKS)
     pack = tl.min(b_pack, axis=0)
     m_found = (b_pack == pack) & (b_pack != ALL_PACKS)

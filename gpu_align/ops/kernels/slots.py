@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from .constexprs import (
-    ADHERENCE_PRIOR,
     ALIGN_STATE,
     CONTEXT_START,
     OUTPUT_START,
@@ -14,16 +13,17 @@ from .constexprs import (
     RECIPE_PACKS,
     SEEN,
     SLOT_META,
+    TEXT_KIND,
 )
 
 
 @triton.jit(
     do_not_specialize=[
         "slot_meta_ptr", "align_state_ptr", "slot", "prediction_base", "prediction_len", "prediction_shift",
-        "output_start", "context_start", "recipe_packs", "adherence_prior",
+        "output_start", "context_start", "recipe_packs", "text_kind",
     ]
 )  # fmt: skip
-def _set_slot_kernel(
+def set_slot_kernel(
     slot_meta_ptr,  # [S, SLOT_META] int32, written
     align_state_ptr,  # [S, ALIGN_STATE] int32, written
     slot,
@@ -33,11 +33,11 @@ def _set_slot_kernel(
     output_start,
     context_start,
     recipe_packs,
-    adherence_prior,
+    text_kind,
 ):
     """Grid (1,)::
 
-    slot_meta[slot, :7] = prediction_base, …, adherence_prior        the fields of `SlotMeta`
+    slot_meta[slot, :7] = prediction_base, …, text_kind        the fields of `SlotMeta`
     align_state[slot, SEEN] = -1
     """
     i_slot = slot.to(tl.int64)
@@ -48,5 +48,5 @@ def _set_slot_kernel(
     tl.store(p_meta + OUTPUT_START, output_start)
     tl.store(p_meta + CONTEXT_START, context_start)
     tl.store(p_meta + RECIPE_PACKS, recipe_packs)
-    tl.store(p_meta + ADHERENCE_PRIOR, adherence_prior)
+    tl.store(p_meta + TEXT_KIND, text_kind)
     tl.store(align_state_ptr + i_slot * ALIGN_STATE + SEEN, -1)

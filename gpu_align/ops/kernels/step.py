@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
+from ..state import DraftChoice, StepSettings
 from .constexprs import (
-    ADHERENCE_PRIOR,
     ALIGN_STATE,
     ALL_PACKS,
     CONTEXT_START,
@@ -12,53 +12,115 @@ from .constexprs import (
     FIRST_CONTEXT,
     MAX_EDITS,
     MAX_TOKENS,
+    MEMORY_PRIOR,
     NUM_CLASSES,
     OUTPUT_START,
     PREDICTION_BASE,
     PREDICTION_LEN,
     PREDICTION_SHIFT,
     RECIPE_PACKS,
-    RELATED_PRIOR,
     SLOT_META,
     SOURCE_CONTEXT,
     SOURCE_MEMORY,
     SOURCE_NONE,
     SOURCE_PREDICTION,
     SOURCE_RECIPE,
+    TEXT_KIND,
+    TEXT_PREDICTION,
+    TEXT_RELATED_MEMORY,
     VACANT,
     WINDOW,
 )
 from .draft import (
-    Tables,
-    _at,
-    _candidates,
-    _choose,
-    _classes,
-    _compose,
-    _indentation_shift,
-    _is_exact_prefix,
-    _shifted,
+    TablePointers,
+    at_lane,
+    candidates,
+    choose,
+    classes,
+    compose,
+    indentation_shift,
+    is_exact_prefix,
+    shifted,
 )
-from .realign import _is_fresh, _load_state, _realign
-from .recipe_lookup import Recipes, _begin_lookup, _find_recipe, _find_shape
-from .suffix_match import Context, Prediction, _clear_context, _insert_blocks, _insert_rest, _load_last_bucket
+from .realign import load_state, realign, starts_over
+from .recipe_lookup import RecipePointers, begin_lookup, find_recipe, find_shape
+from .suffix_match import Context, Prediction, clear_context, insert_blocks, insert_rest, load_last_bucket
 
 
 @triton.jit
-def _begin_context(context, seen):
+def begin_context(context, seen):
     """Insert most of the tokens that are new in the index of the context, and all where the request starts over.
 
-    Returns the position from which on `_insert_rest` has to.
+    Returns the position from which on `insert_rest` has to.
     """
-    is_fresh = _is_fresh(context, seen)
+    is_fresh = starts_over(context, seen)
     if is_fresh:
-        _clear_context(context)
+        clear_context(context)
         tl.debug_barrier()  # other threads insert in what these have cleared
-    return _insert_blocks(context, tl.where(is_fresh, 0, seen))
+    return insert_blocks(context, tl.where(is_fresh, 0, seen))
 
 
 @triton.jit
-def _remainder(o_k, period, BLOCK_K: tl.constexpr):
+def update_state(prediction, context, state, p_align, p_row, p_edits):
+    """Bring what is known of a request up to date: the index of its context, and where it stands.
+
+    Returns ``(alignment, edits, top)`` of `realign`.
+    """
+    inserted = context.total
+    if context.is_used:
+        inserted = begin_context(context, state[0])
+    alignment, edits, top = realign(prediction, context, state, p_align, p_row, p_edits)
+    insert_rest(context, inserted)
+    tl.debug_barrier()  # the row and the index are read below, by other threads
+    return alignment, edits, top
+
+
+@triton.jit
+def choose_draft(
+    prediction, context, alignment, top, recipes, tables, settings, p_meta, p_row,
+    K: tl.constexpr, HAS_SHAPES: tl.constexpr,
+):  # fmt: skip
+    """``(choice, text_kind)``: what is drafted from, after `update_state`."""
+    bucket = load_last_bucket(prediction, context)
+    num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
+    found = candidates(
+        prediction,
+        context,
+        bucket,
+        alignment.cursor,
+        num_common,
+        settings.min_match,
+        settings.min_context_match,
+    )
+    # A recipe is looked up in three parts: what is between them hides that memory is slow.
+    lookup = begin_lookup(recipes, context, HAS_SHAPES)
+    # Not loaded before: it would take a register all the while.
+    text_kind = tl.load(p_meta + TEXT_KIND)
+    prior = tl.where(text_kind == TEXT_PREDICTION, 0, MEMORY_PRIOR)
+    num_output = tl.maximum(context.total - context.output_start, 0) + prior
+    b_class = classes(prediction, found, alignment, p_row, top, num_output)
+    packs = tl.load(p_meta + RECIPE_PACKS)
+    shape_way = -1
+    shape_pack = ALL_PACKS
+    if HAS_SHAPES:
+        shape_way, shape_pack = find_shape(recipes, context, lookup, packs)
+    exact_prefix = is_exact_prefix(alignment, num_output)
+    first_row = tl.where(text_kind == TEXT_RELATED_MEMORY, NUM_CLASSES, 0)
+    limits = TablePointers(
+        tables.p_max_draft_len + first_row, tables.p_expected + first_row * (K + 1), tables.p_confidence
+    )
+    lane, num, expected = choose(found, b_class, exact_prefix, limits, settings.length_quarters, K)
+    position = at_lane(found.b_position, lane)
+    recipe, num_recipe, expected_recipe = find_recipe(recipes, context, lookup, packs, shape_way, shape_pack)
+    recipe = tl.where(expected_recipe > expected, recipe, -1)
+    num = tl.where(recipe >= 0, 0, num)
+    matched = at_lane(found.b_matched, lane)
+    class_id = at_lane(b_class, lane)
+    return DraftChoice(lane, position, matched, class_id, num, recipe, num_recipe), text_kind
+
+
+@triton.jit
+def remainder(o_k, period, BLOCK_K: tl.constexpr):
     """``o_k % period`` for ``o_k < BLOCK_K <= 256`` and ``period >= 1``: a division takes longer."""
     period = tl.minimum(period, BLOCK_K)
     for i in tl.static_range(9):
@@ -68,21 +130,50 @@ def _remainder(o_k, period, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def _read_drafts(prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k):
+def read_tokens(
+    prediction, context, recipes, recipe, o_source, m_edit, in_context, indent_shift, length, o_k
+):
     """The first `length` drafts, [BLOCK_K] int32: the recipe's if there is one, else the tokens at `o_source`,
     those of no edit with their indentation shifted; -1 ends them."""
     m_context = in_context | m_edit
     p_source = tl.where(m_context, context.p_tokens + o_source, prediction.p_tokens + o_source)
     m_copied = o_k < tl.where(recipe < 0, length, 0)
     b_tokens = tl.load(p_source, mask=m_copied, other=0)
-    if (shift != 0) & (recipe < 0):
-        b_tokens = _shifted(recipes, p_source, o_source, b_tokens, shift, m_copied & ~m_edit)
+    if (indent_shift != 0) & (recipe < 0):
+        b_tokens = shifted(recipes, p_source, o_source, b_tokens, indent_shift, m_copied & ~m_edit)
     p_recipe = recipes.p_tokens + recipe * MAX_TOKENS + o_k
     return b_tokens + tl.load(p_recipe, mask=o_k < tl.where(recipe < 0, 0, length), other=0)
 
 
 @triton.jit
-def _read_confidence(tables, class_id, recipes, recipe, length, o_k, K: tl.constexpr):
+def write_draft(prediction, context, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
+    """``(tokens [BLOCK_K] int32, length)`` of the chosen draft.
+
+    A draft from the context wraps around where the match spans all behind its position.
+    """
+    position, in_context = choice.position, choice.lane >= FIRST_CONTEXT
+    indent_shift = indentation_shift(prediction, context, recipes, position, choice.matched, in_context)
+    num_prediction = tl.where(in_context, 0, choice.num)
+    o_source, b_context, length = compose(
+        prediction, context.output_start, edits, position, num_prediction, BLOCK_K
+    )
+    period = context.total - position
+    in_period = tl.where(choice.matched >= period, choice.num, tl.minimum(choice.num, period))
+    length = tl.where(in_context, in_period, length)
+    if in_context & (length > period):
+        o_source = position + remainder(o_k, period, BLOCK_K)
+    length += tl.where(choice.recipe >= 0, choice.num_recipe, 0)
+    # A draft ends where the engine's row ends.
+    length = tl.maximum(tl.minimum(length, max_context_len - context.total), 0)
+    b_tokens = read_tokens(
+        prediction, context, recipes, choice.recipe, o_source, b_context > 0, in_context, indent_shift,
+        length, o_k,
+    )  # fmt: skip
+    return b_tokens, length
+
+
+@triton.jit
+def read_confidence(tables, class_id, recipes, recipe, length, o_k, K: tl.constexpr):
     """Their confidences, [BLOCK_K] float32."""
     p_class = tables.p_confidence + class_id * K + o_k
     b_confidence = tl.load(p_class, mask=o_k < tl.where(recipe < 0, length, 0), other=0.0)
@@ -98,7 +189,7 @@ def _read_confidence(tables, class_id, recipes, recipe, length, o_k, K: tl.const
         "min_context_match", "max_context_len", "vocab_size",
     ]
 )  # fmt: skip
-def _step_kernel(
+def step_kernel(
     # The drafter's state; `gpu_align.ops.constants` has the columns.
     prediction_tokens_ptr,  # [A] int32
     positions_ptr,  # [A] int32
@@ -145,7 +236,7 @@ def _step_kernel(
     BLOCK_K: tl.constexpr,
     HAS_SHAPES: tl.constexpr,
 ):
-    """Grid (B,). The loop over the requests that this computes is in README.md and in `reference._step`."""
+    """Grid (B,). The loop over the requests that this computes is in step.md and in `reference.step`."""
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
     # On a GPU nobody looks at what an engine wrote there: no row is read beyond its end.
@@ -156,13 +247,14 @@ def _step_kernel(
     # All that a slot holds is loaded at once, whether or not it is used: what follows waits for memory once.
     base = tl.load(p_meta + PREDICTION_BASE)
     prediction_len = tl.load(p_meta + PREDICTION_LEN)
-    shift = tl.load(p_meta + PREDICTION_SHIFT)
+    hash_shift = tl.load(p_meta + PREDICTION_SHIFT)
     uses_context = tl.load(p_meta + CONTEXT_START) != VACANT
     p_align = align_state_ptr + i_slot * ALIGN_STATE
     p_edits = edits_ptr + i_slot * (MAX_EDITS * EDIT)
-    state = _load_state(p_align, p_edits)
-    tables = Tables(max_draft_len_ptr, expected_ptr, confidence_ptr)
-    recipes = Recipes(
+    state = load_state(p_align, p_edits)
+    settings = StepSettings(length_quarters, min_match, min_context_match, vocab_size)
+    tables = TablePointers(max_draft_len_ptr, expected_ptr, confidence_ptr)
+    recipes = RecipePointers(
         recipe_keys_ptr, recipe_ways_ptr, recipe_tokens_ptr,
         recipe_confidence_ptr, shape_of_ptr, indents_ptr, recipe_shift, num_shapes, num_indents,
     )  # fmt: skip
@@ -174,80 +266,33 @@ def _step_kernel(
     recipe = tl.full([], -1, tl.int32)
     if (tl.load(num_sampled_ptr + i_b) > 0) & (output_start != VACANT):
         prediction = Prediction(
-            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, shift
+            prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, hash_shift
         )
         context = Context(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
             stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip
         p_row = lcs_row_ptr + i_slot * WINDOW
-        inserted = total
-        if context.is_used:
-            inserted = _begin_context(context, state[0])
-        alignment, edits, top = _realign(prediction, context, state, p_align, p_row, p_edits)
-        _insert_rest(context, inserted)
-        tl.debug_barrier()  # the row and the index are read below, by other threads
-
-        bucket = _load_last_bucket(prediction, context)
-        num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
-        found = _candidates(
-            prediction, context, bucket, alignment.cursor, num_common, min_match, min_context_match
+        alignment, edits, top = update_state(prediction, context, state, p_align, p_row, p_edits)
+        choice, text_kind = choose_draft(
+            prediction, context, alignment, top, recipes, tables, settings, p_meta, p_row, K, HAS_SHAPES
         )
-        # A recipe is looked up in three parts: what is between them hides that memory is slow.
-        lookup = _begin_lookup(recipes, context, HAS_SHAPES)
-        # Not loaded before: it would take a register all the while.
-        prior = tl.load(p_meta + ADHERENCE_PRIOR)
-        num_output = tl.maximum(total - output_start, 0) + prior
-        b_class = _classes(prediction, found, alignment, p_row, top, num_output)
-        packs = tl.load(p_meta + RECIPE_PACKS)
-        shape_way = -1
-        shape_pack = ALL_PACKS
-        if HAS_SHAPES:
-            shape_way, shape_pack = _find_shape(recipes, context, lookup, packs)
-        exact_prefix = _is_exact_prefix(alignment, num_output)
-        # Related answers have limits of their own, behind the others.
-        first_row = tl.where(prior == RELATED_PRIOR, NUM_CLASSES, 0)
-        limits = Tables(max_draft_len_ptr + first_row, expected_ptr + first_row * (K + 1), confidence_ptr)
-        lane, num, expected = _choose(found, b_class, exact_prefix, limits, length_quarters, K)
-        in_context = lane >= FIRST_CONTEXT
-        position = _at(found.b_position, lane)
-        recipe, num_recipe, expected_recipe = _find_recipe(
-            recipes, context, lookup, packs, shape_way, shape_pack
-        )
-        recipe = tl.where(expected_recipe > expected, recipe, -1)
-        num = tl.where(recipe >= 0, 0, num)
-
-        matched = _at(found.b_matched, lane)
-        shift = _indentation_shift(prediction, context, recipes, position, matched, in_context)
-        class_id = _at(b_class, lane)
-        num_prediction = tl.where(in_context, 0, num)
-        o_source, b_context, length = _compose(
-            prediction, output_start, edits, position, num_prediction, BLOCK_K
-        )
-        period = total - position
-        length = tl.where(in_context, tl.where(matched >= period, num, tl.minimum(num, period)), length)
-        # What the output repeats goes on: the source wraps around where the match spans all behind its position.
-        if in_context & (length > period):
-            o_source = position + _remainder(o_k, period, BLOCK_K)
-        length += tl.where(recipe >= 0, num_recipe, 0)
-        # A draft ends where the engine's row ends.
-        length = tl.maximum(tl.minimum(length, max_context_len - total), 0)
-        m_edit = b_context > 0
-        b_tokens = _read_drafts(
-            prediction, context, recipes, recipe, o_source, m_edit, in_context, shift, length, o_k
+        recipe, class_id = choice.recipe, choice.class_id
+        b_tokens, length = write_draft(
+            prediction, context, edits, recipes, choice, max_context_len, o_k, BLOCK_K
         )
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
-        m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= vocab_size))
+        m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= settings.vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))
-        source = tl.where(prior > 0, SOURCE_MEMORY, SOURCE_PREDICTION)
-        source = tl.where(in_context, SOURCE_CONTEXT, source)
+        source = tl.where(text_kind == TEXT_PREDICTION, SOURCE_PREDICTION, SOURCE_MEMORY)
+        source = tl.where(choice.lane >= FIRST_CONTEXT, SOURCE_CONTEXT, source)
         source = tl.where(recipe >= 0, SOURCE_RECIPE, source)
         source = tl.where(length > 0, source, SOURCE_NONE)
 
     m_draft = o_k < length
     last = tl.load(p_tokens + total - 1, mask=total > 0, other=0)
-    last = tl.where((last >= 0) & (last < vocab_size), last, 0)
-    b_confidence = _read_confidence(tables, class_id, recipes, recipe, length, o_k, K)
+    last = tl.where((last >= 0) & (last < settings.vocab_size), last, 0)
+    b_confidence = read_confidence(tables, class_id, recipes, recipe, length, o_k, K)
     m_k = o_k < K
     o_out = i_b.to(tl.int64) * K + o_k
     tl.store(draft_ptr + o_out, tl.where(m_draft, b_tokens, last).to(tl.int64), mask=m_k)

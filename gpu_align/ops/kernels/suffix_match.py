@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
     length: Any  # 0: there is none
     p_positions: Any  # [length - 1] int32: positions by bucket
     p_offsets: Any  # [buckets + 1] int32: where each bucket begins
-    shift: Any  # of `_bucket`
+    hash_shift: Any  # of `bucket_of`
 
 
 class Bucket(NamedTuple):
@@ -50,30 +50,30 @@ class Context(NamedTuple):
     output_start: Any  # tokens of the prompt
     p_index: Any  # [buckets, WAYS] int32: latest positions, -1 for none
     index_size: Any  # buckets * WAYS
-    shift: Any  # of `_bucket`
+    hash_shift: Any  # of `bucket_of`
     is_used: Any  # whether drafts may come from it
 
 
 @triton.jit
-def _bucket(token, shift):
+def bucket_of(token, shift):
     """Upper ``32 - shift`` bits of the token's product with `HASH` modulo 2**32, int32; 64 bits hold all of it."""
     return (((token.to(tl.int64) * HASH) & 0xFFFFFFFF) >> shift).to(tl.int32)
 
 
 @triton.jit
-def _rank(position, anchor):
+def rank_of(position, anchor):
     """Ties: the position nearest to the anchor has the lowest rank; at the same distance the one ahead of it."""
     return tl.where(position >= anchor, 2 * (position - anchor), 2 * (anchor - position) + 1)
 
 
 @triton.jit
-def _position_of(rank, anchor):
+def position_of(rank, anchor):
     """The position that has this rank."""
     return anchor + tl.where(rank % 2 == 0, rank // 2, -(rank // 2))
 
 
 @triton.jit
-def _count_before(p_positions, size, anchor):
+def count_before(p_positions, size, anchor):
     """``sum(position < anchor for position in p_positions[:size])`` of rising positions: a search in 33 parts."""
     o_probe = tl.arange(0, 32)
     low = 0
@@ -89,23 +89,23 @@ def _count_before(p_positions, size, anchor):
 
 
 @triton.jit
-def _load_bucket(prediction, token):
+def load_bucket(prediction, token):
     """The token's `Bucket` of the prediction; an empty one where there are no positions, and maybe no index."""
-    p_bucket = prediction.p_offsets + _bucket(token, prediction.shift)
+    p_bucket = prediction.p_offsets + bucket_of(token, prediction.hash_shift)
     m_index = prediction.length > 1
     return Bucket(tl.load(p_bucket, mask=m_index, other=0), tl.load(p_bucket + 1, mask=m_index, other=0))
 
 
 @triton.jit
-def _load_last_bucket(prediction, context):
+def load_last_bucket(prediction, context):
     """The `Bucket` of the output's last token; an empty one before the first."""
     token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
-    bucket = _load_bucket(prediction, token)
+    bucket = load_bucket(prediction, token)
     return Bucket(bucket.begin, tl.where(context.total > context.output_start, bucket.end, bucket.begin))
 
 
 @triton.jit
-def _nearest(prediction, bucket, anchor):
+def nearest(prediction, bucket, anchor):
     """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor.
 
     ::
@@ -118,14 +118,14 @@ def _nearest(prediction, bucket, anchor):
     begin = bucket.begin
     end = bucket.end
     if end - begin > NEAREST:
-        before = _count_before(prediction.p_positions + begin, end - begin, anchor)
+        before = count_before(prediction.p_positions + begin, end - begin, anchor)
         begin += tl.minimum(tl.maximum(before - NEAREST // 2, 0), end - begin - NEAREST)
         end = begin + NEAREST
     return begin, end
 
 
 @triton.jit
-def _load_back(p_last, BACK: tl.constexpr):
+def load_back(p_last, BACK: tl.constexpr):
     """BACK tokens from `p_last` on backwards, a tuple: each one value, or [lanes].
 
     With lanes in a second dimension Triton before 3.9 spreads the tokens of one lane over the warp.
@@ -137,8 +137,8 @@ def _load_back(p_last, BACK: tl.constexpr):
 
 
 @triton.jit
-def _load_back_clamped(p_last, most, BACK: tl.constexpr):
-    """`_load_back` where only `most` tokens are before `p_last`: the first in place of those beyond."""
+def load_back_clamped(p_last, most, BACK: tl.constexpr):
+    """`load_back` where only `most` tokens are before `p_last`: the first in place of those beyond."""
     tokens = ()
     for i in tl.static_range(BACK):
         tokens = tokens + (tl.load(p_last - tl.minimum(most, i)),)  # type: ignore[assignment]
@@ -146,7 +146,7 @@ def _load_back_clamped(p_last, most, BACK: tl.constexpr):
 
 
 @triton.jit
-def _common_run(last, texts, BACK: tl.constexpr):
+def common_run(last, texts, BACK: tl.constexpr):
     """How many of the first of BACK tokens agree, [lanes] int32."""
     b_run = tl.full(texts[0].shape, BACK, tl.int32)
     for i in tl.static_range(BACK - 1, -1, -1):  # the nearest that differs decides
@@ -155,7 +155,7 @@ def _common_run(last, texts, BACK: tl.constexpr):
 
 
 @triton.jit
-def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK: tl.constexpr):
+def match_length(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK: tl.constexpr):
     """Tokens that agree, walking back from each position and from `p_last` at once, [lanes] int32.
 
     ::
@@ -164,7 +164,7 @@ def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK:
             length += 1
 
     b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most the position and
-    `num_last`, the tokens before `p_last`. last: the first BACK of these, `_load_back_clamped`; of BACK 1 unused.
+    `num_last`, the tokens before `p_last`. last: the first BACK of these, `load_back_clamped`; of BACK 1 unused.
     BACK tokens are compared at once: most matches end among the first.
 
     No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
@@ -173,8 +173,8 @@ def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK:
     p_first = b_text_ptr + tl.where(b_most > 0, b_position - 1, 0)
     b_length = tl.zeros_like(b_most)
     if BACK > 1:
-        texts = _load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
-        b_length = tl.minimum(_common_run(last, texts, BACK), b_most)
+        texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
+        b_length = tl.minimum(common_run(last, texts, BACK), b_most)
         b_most = tl.where(b_length < BACK, 0, b_most - BACK)
         p_first -= BACK
         p_last -= BACK
@@ -182,9 +182,9 @@ def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK:
     while tl.max(b_most, axis=0) > 0:
         # Lanes that are done load one token all together: each place in memory takes a load longer.
         p_first = tl.where(b_most > 0, p_first, p_last - 1)
-        next_last = _load_back_clamped(p_last - 1, num_last - 1, BACK)
-        texts = _load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
-        b_run = tl.minimum(_common_run(next_last, texts, BACK), b_most)
+        next_last = load_back_clamped(p_last - 1, num_last - 1, BACK)
+        texts = load_back_clamped(p_first, tl.maximum(b_most - 1, 0), BACK)
+        b_run = tl.minimum(common_run(next_last, texts, BACK), b_most)
         b_length += b_run
         b_most = tl.where(b_run < BACK, 0, b_most - BACK)
         p_first -= BACK
@@ -194,17 +194,19 @@ def _match_lengths(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK:
 
 
 @triton.jit
-def _load_ways(context):
+def load_ways(context):
     """Latest positions behind the last token in the context, [LOOKUP_LANES] int32: from lane `NEAREST` on."""
     o_way = tl.arange(0, LOOKUP_LANES) - NEAREST
     token = tl.load(context.p_tokens + context.total - 1, mask=context.total > 0, other=0)
     m_way = (o_way >= 0) & (o_way < tl.where(context.is_used, WAYS, 0))
-    b_way = tl.load(context.p_index + _bucket(token, context.shift) * WAYS + o_way, mask=m_way, other=0)
+    b_way = tl.load(
+        context.p_index + bucket_of(token, context.hash_shift) * WAYS + o_way, mask=m_way, other=0
+    )
     return tl.where(b_way < context.total, b_way, 0)
 
 
 @triton.jit
-def _find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way):
+def find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way):
     """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction.
 
     ::
@@ -217,7 +219,7 @@ def _find_matches(prediction, context, bucket, cursor, num_common, min_match, mi
     o_c = tl.arange(0, LOOKUP_LANES)
     num_output = context.total - context.output_start
     m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
-    begin, end = _nearest(prediction, bucket, cursor)
+    begin, end = nearest(prediction, bucket, cursor)
     m_prediction = o_c < tl.minimum(end - begin, NEAREST)
     o_position = tl.load(prediction.p_positions + begin + o_c, mask=m_prediction, other=0)
     o_position = tl.where(m_context, o_way, o_position)
@@ -226,15 +228,15 @@ def _find_matches(prediction, context, bucket, cursor, num_common, min_match, mi
     b_known = tl.where(m_prediction & (o_position == cursor) & (num_common >= b_most), b_most, 0)
     p_text = tl.where(m_context, context.p_tokens, prediction.p_tokens)
     p_last = context.p_tokens + context.total
-    b_matched = b_known + _match_lengths(p_text, o_position, b_most - b_known, p_last, context.total, last, 8)
-    b_rank = _rank(o_position, cursor)
+    b_matched = b_known + match_length(p_text, o_position, b_most - b_known, p_last, context.total, last, 8)
+    b_rank = rank_of(o_position, cursor)
     b_key = (b_matched - 1) * TIE + tl.where(m_context, o_position, -b_rank + (TIE - 1))
     b_least = tl.where(m_context, min_context_match, min_match)
     return tl.where(b_matched >= b_least, b_key, -1)
 
 
 @triton.jit
-def _best_matches(b_key, cursor):
+def best_matches(b_key, cursor):
     """``(position, matched)`` of the `NUM_MATCHES` largest keys of each text, [LANES] int32; -1, 0 for none.
 
     Matches in the prediction are in the first lanes, those in the context in the lanes from `FIRST_CONTEXT` on.
@@ -251,12 +253,12 @@ def _best_matches(b_key, cursor):
         b_prediction = tl.where(b_prediction == top, -1, b_prediction)
         b_context = tl.where(b_context == top_context, -1, b_context)
     b_tie = b_best % TIE
-    o_position = tl.where(o_c < FIRST_CONTEXT, _position_of(-b_tie + (TIE - 1), cursor), b_tie)
+    o_position = tl.where(o_c < FIRST_CONTEXT, position_of(-b_tie + (TIE - 1), cursor), b_tie)
     return tl.where(b_best >= 0, o_position, -1), tl.where(b_best >= 0, b_best // TIE + 1, 0)
 
 
 @triton.jit
-def _clear_context(context):
+def clear_context(context):
     """``context_index[slot] = -1``."""
     o_i = tl.arange(0, 512)
     for i_block in range(0, context.index_size, 512):
@@ -265,15 +267,15 @@ def _clear_context(context):
 
 
 @triton.jit
-def _insert_block(context, i_position, BLOCK: tl.constexpr):
-    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `_insert_blocks`."""
+def insert_block(context, i_position, BLOCK: tl.constexpr):
+    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `insert_blocks`."""
     o_position = i_position + tl.arange(0, BLOCK)
     m_position = o_position < context.total
     b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
     # Two positions of a block may have the same way: the later one stays, in whatever order they come. No thread
     # reads them before the barrier.
     tl.atomic_max(
-        context.p_index + _bucket(b_token, context.shift) * WAYS + o_position % WAYS,
+        context.p_index + bucket_of(b_token, context.hash_shift) * WAYS + o_position % WAYS,
         o_position,
         mask=m_position,
         sem="relaxed",
@@ -282,7 +284,7 @@ def _insert_block(context, i_position, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _insert_blocks(context, seen):
+def insert_blocks(context, seen):
     """The first part of this loop, block by block, of which a prompt has many; returns the position after it.
 
     ::
@@ -293,21 +295,21 @@ def _insert_blocks(context, seen):
     """
     i_position = tl.maximum(seen, 1)
     while i_position + 512 <= context.total:
-        _insert_block(context, i_position, 512)
+        insert_block(context, i_position, 512)
         i_position += 512
     return i_position
 
 
 @triton.jit
-def _insert_rest(context, i_position):
-    """The rest of the loop of `_insert_blocks`, from the position that it returned."""
+def insert_rest(context, i_position):
+    """The rest of the loop of `insert_blocks`, from the position that it returned."""
     while i_position < context.total:
-        _insert_block(context, i_position, 64)
+        insert_block(context, i_position, 64)
         i_position += 64
 
 
 @triton.jit
-def _scan(
+def scan(
     p_text, text_len, p_context, num_context, anchor,
     MAX_LENGTH: tl.constexpr, HAS_ANCHOR: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -323,21 +325,21 @@ def _scan(
         o_position = i_block + o_block
         b_most = tl.minimum(o_position, tl.minimum(num_context, MAX_LENGTH))
         b_most = tl.where(o_position < text_len, b_most, 0)
-        b_length = _match_lengths(p_text, o_position, b_most, p_context, num_context, (), 1)
+        b_length = match_length(p_text, o_position, b_most, p_context, num_context, (), 1)
         b_tie = o_position
         if HAS_ANCHOR:
-            b_tie = -_rank(o_position, anchor) + NOWHERE
+            b_tie = -rank_of(o_position, anchor) + NOWHERE
         b_key = tl.where(b_length > 0, (b_length.to(tl.int64) << 32) | b_tie.to(tl.int64), -1)
         b_best = tl.maximum(b_best, b_key)
     key = tl.max(b_best, axis=0)
     end = (key & NOWHERE).to(tl.int32)
     if HAS_ANCHOR:
-        end = _position_of(-end + NOWHERE, anchor)
+        end = position_of(-end + NOWHERE, anchor)
     return end, tl.where(key >= 0, (key >> 32).to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=["min_match"])
-def _suffix_match_kernel(
+def suffix_match_kernel(
     context_ptr,  # [S, T] int32
     stride_context_b,
     context_start_ptr,  # [S] int32
@@ -365,7 +367,7 @@ def _suffix_match_kernel(
         if HAS_ANCHOR:
             anchor = tl.load(anchor_ptr + i_b)
         context_end = tl.load(context_len_ptr + i_slot)
-        end, length = _scan(
+        end, length = scan(
             text_ptr + i_slot * stride_text_b, tl.load(text_len_ptr + i_slot),
             context_ptr + i_slot * stride_context_b + context_end,
             context_end - tl.load(context_start_ptr + i_slot),
@@ -377,12 +379,12 @@ def _suffix_match_kernel(
 
 
 @triton.jit(do_not_specialize=["prediction_tokens_ptr", "keys_ptr", "base", "num_keys", "shift"])
-def _index_keys_kernel(
+def index_keys_kernel(
     prediction_tokens_ptr,  # [A] int32
     keys_ptr,  # [num_keys] int16 or int32, written
     base,  # of the prediction
     num_keys,
-    shift,  # of `_bucket`
+    shift,  # of `bucket_of`
     BLOCK: tl.constexpr,
 ):
     """Grid (ceil(num_keys / BLOCK),). The bucket of every token but the last::
@@ -392,7 +394,7 @@ def _index_keys_kernel(
     o_key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_key = o_key < num_keys
     b_token = tl.load(prediction_tokens_ptr + base + o_key, mask=m_key, other=0)
-    tl.store(keys_ptr + o_key, _bucket(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
+    tl.store(keys_ptr + o_key, bucket_of(b_token, shift).to(keys_ptr.dtype.element_ty), mask=m_key)
 
 
 @triton.jit(
@@ -400,7 +402,7 @@ def _index_keys_kernel(
         "keys_ptr", "order_ptr", "positions_ptr", "offsets_ptr", "base", "num_keys", "num_buckets", "step",
     ]
 )  # fmt: skip
-def _index_kernel(
+def index_kernel(
     keys_ptr,  # [num_keys] int16 or int32, rising
     order_ptr,  # [num_keys] int64
     positions_ptr,  # [A] int32, written

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from .. import constants as c
 from ..draft import TableArrays, length_buckets, margin_buckets
 from ..jit import njit
-from .realign import Alignment, has_key, score
-from .suffix_match import Context, Prediction, best_matches, find_matches, match_length
+from .realign import AlignmentArrays, has_key
+from .suffix_match import ContextArrays, PredictionArrays, best_matches, find_matches, match_length
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
@@ -20,7 +20,7 @@ LENGTH_BUCKET, MARGIN_BUCKET = length_buckets(), margin_buckets()
 IS_CONTEXT = np.arange(c.NUM_CANDIDATES) >= c.FIRST_CONTEXT
 
 
-class Candidates(NamedTuple):
+class CandidateArrays(NamedTuple):
     """Where the next tokens may be read from, in the order that ties prefer; int64 [NUM_CANDIDATES] each."""
 
     #: -1 where there is no candidate.
@@ -38,19 +38,21 @@ class Candidates(NamedTuple):
     class_id: IntArray
 
 
-def allocate_candidates(*batch: int) -> Candidates:
+def allocate_candidates(*batch: int) -> CandidateArrays:
     """Space for the candidates of one request, or of a batch of them."""
-    return Candidates(*(np.zeros((*batch, c.NUM_CANDIDATES), dtype=np.int64) for _ in Candidates._fields))
+    return CandidateArrays(
+        *(np.zeros((*batch, c.NUM_CANDIDATES), dtype=np.int64) for _ in CandidateArrays._fields)
+    )
 
 
 @njit
 def candidates(
-    prediction: Prediction,
-    context: Context,
+    prediction: PredictionArrays,
+    context: ContextArrays,
     cursor: int,
     min_match: int,
     min_context_match: int,
-    found: Candidates,
+    found: CandidateArrays,
 ) -> None:
     """Write all candidates of a request that stands at `cursor`, but for their margins and classes."""
     tokens, total, length = context.tokens, len(context.tokens), len(prediction.tokens)
@@ -79,7 +81,7 @@ def adherence_of(num_in_sync: int, num_output: int) -> int:
 
 
 @njit
-def margins(found: Candidates, adherence: int) -> None:
+def margins(found: CandidateArrays, adherence: int) -> None:
     """Write how many matched tokens each candidate is ahead of the longest match that expects another token next.
 
     A prediction that the output hardly adheres to is ignored.
@@ -100,18 +102,25 @@ def margins(found: Candidates, adherence: int) -> None:
 
 
 @njit
-def score_deficit(position: int, length: int, alignment: Alignment, cursor: int, top: int) -> int:
-    """How much worse than the cursor the alignment finds a position in a prediction of `length` tokens."""
+def score_deficit(position: int, length: int, alignment: AlignmentArrays, cursor: int, top: int) -> int:
+    """How much worse than the cursor the alignment finds a position in a prediction of `length` tokens.
+
+    In sync: the tokens skipped, and `BACKWARD_DEFICIT` to go back. Diverged: what ``MATCH_WEIGHT * H[j] - j`` is
+    below its largest, `top`, at j = position - anchor; `NO_SCORE` outside the window.
+    """
     if alignment.state[c.IN_SYNC] > 0:
         ahead = position - cursor
         return ahead if ahead > 0 else c.BACKWARD_DEFICIT - ahead
     anchor = int(alignment.state[c.ANCHOR])
     j = position - anchor
-    return top - score(alignment.row, j) if 0 <= j <= min(c.WINDOW, length - anchor) else c.NO_SCORE
+    if not 0 <= j <= min(c.WINDOW, length - anchor):
+        return c.NO_SCORE
+    common = int(alignment.row[j - 1]) if j > 0 else 0
+    return top - (c.MATCH_WEIGHT * common - j)
 
 
 @njit
-def alignment_bucket(position: int, length: int, alignment: Alignment, cursor: int, top: int) -> int:
+def alignment_bucket(position: int, length: int, alignment: AlignmentArrays, cursor: int, top: int) -> int:
     """Alignment bucket of a candidate in the prediction."""
     ahead = position - cursor
     # At the cursor and next to it the distance is the bucket.
@@ -127,9 +136,9 @@ def alignment_bucket(position: int, length: int, alignment: Alignment, cursor: i
 
 @njit
 def classes(
-    prediction: Prediction,
-    found: Candidates,
-    alignment: Alignment,
+    prediction: PredictionArrays,
+    found: CandidateArrays,
+    alignment: AlignmentArrays,
     cursor: int,
     top: int,
     num_output: int,
@@ -150,7 +159,7 @@ def classes(
 
 
 @njit
-def is_exact_prefix(alignment: Alignment, num_output: int) -> bool:
+def is_exact_prefix(alignment: AlignmentArrays, num_output: int) -> bool:
     """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
 
     With an adherence prior in `num_output` it never is: the beginning of a memory says nothing.
@@ -160,18 +169,13 @@ def is_exact_prefix(alignment: Alignment, num_output: int) -> bool:
 
 
 @njit
-def first_row_of(prior: int) -> int:
-    """Where the limits of a slot begin in the tables, by its adherence prior."""
-    return c.NUM_CLASSES if prior == c.RELATED_PRIOR else 0
-
-
-@njit
 def worth(
     matched: int, class_id: int, tables: TableArrays, length_quarters: int, first_row: int
 ) -> tuple[int, int]:
     """``(num, expected)``: drafts of a candidate and how many of them are expected to be accepted.
 
-    How many tokens of its text remain does not limit either. first_row: `first_row_of` the slot.
+    How many tokens of its text remain does not limit either. first_row: where the limits of the request's text
+    kind begin in the tables.
     """
     K = tables.expected_accepted.shape[1] - 1
     num = K if matched >= c.MAX_MATCH else min(length_quarters * (matched + 1) // 4, K)
@@ -182,7 +186,7 @@ def worth(
 
 @njit
 def choose(
-    found: Candidates, exact_prefix: bool, tables: TableArrays, length_quarters: int, first_row: int
+    found: CandidateArrays, exact_prefix: bool, tables: TableArrays, length_quarters: int, first_row: int
 ) -> tuple[int, int, int]:
     """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
 
@@ -209,7 +213,7 @@ def line_layout(indents: IntArray, token: int) -> int:
 
 @njit
 def indentation_shift(
-    text: IntArray, position: int, matched: int, context: Context, indents: IntArray
+    text: IntArray, position: int, matched: int, context: ContextArrays, indents: IntArray
 ) -> int:
     """How much further than `text` the output is indented, in numbers of runs; 0 where nothing says so.
 
@@ -238,16 +242,45 @@ def shifted(text: IntArray, position: int, shift: int, indents: IntArray) -> int
 
 
 @njit
-def repeats(matched: int, period: int) -> bool:
+def wraps_around(matched: int, period: int) -> bool:
     """Whether the output repeats itself: a match as long as what is behind its position, `period` tokens."""
     return matched >= period
 
 
 @njit
+def trusts_edits(alignment: AlignmentArrays) -> bool:
+    """Whether of the remembered edits at least as many were seen before as have become invalid."""
+    seen_before, invalid = 0, 0
+    for number in range(min(int(alignment.state[c.NUM_EDITS]), c.MAX_EDITS)):
+        if alignment.edits[number, c.EDIT_BEFORE] == c.NO_EDIT:
+            invalid += 1
+        elif alignment.edits[number, c.EDIT_SEEN_BEFORE] > 0:
+            seen_before += 1
+    return seen_before >= invalid
+
+
+@njit
+def latest_edit(prediction: PredictionArrays, alignment: AlignmentArrays, position: int) -> int:
+    """The latest edit that has the key of a position and whose old tokens are all there, or -1.
+
+    An edit that was not seen before counts only where `trusts_edits`.
+    """
+    count, trusted = int(alignment.state[c.NUM_EDITS]), trusts_edits(alignment)
+    for number in range(count - 1, max(count - c.MAX_EDITS, 0) - 1, -1):
+        edit = alignment.edits[number % c.MAX_EDITS]
+        is_there = has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= len(
+            prediction.tokens
+        )
+        if is_there and (trusted or edit[c.EDIT_SEEN_BEFORE] > 0):
+            return number % c.MAX_EDITS
+    return -1
+
+
+@njit
 def compose(
-    prediction: Prediction,
-    context: Context,
-    alignment: Alignment,
+    prediction: PredictionArrays,
+    context: ContextArrays,
+    alignment: AlignmentArrays,
     position: int,
     num: int,
     shift: int,
@@ -261,7 +294,7 @@ def compose(
     tokens = prediction.tokens
     length, replays = 0, 0
     while length < num and position < len(tokens):
-        i = _latest_edit(prediction, alignment, position) if replays < c.MAX_REPLAYS else -1
+        i = latest_edit(prediction, alignment, position) if replays < c.MAX_REPLAYS else -1
         if i >= 0:
             replays += 1
             edit = alignment.edits[i]
@@ -276,32 +309,3 @@ def compose(
             length += 1
         position += 1
     return length, replays
-
-
-@njit
-def _latest_edit(prediction: Prediction, alignment: Alignment, position: int) -> int:
-    """The latest edit that has the key of a position and whose old tokens are all there, or -1.
-
-    An edit that does not repeat one counts only where the output does repeat its edits, see `repeats_edits`.
-    """
-    count, trusted = int(alignment.state[c.NUM_EDITS]), repeats_edits(alignment)
-    for number in range(count - 1, max(count - c.MAX_EDITS, 0) - 1, -1):
-        edit = alignment.edits[number % c.MAX_EDITS]
-        is_there = has_key(prediction, edit, position) and position + edit[c.EDIT_OLD] <= len(
-            prediction.tokens
-        )
-        if is_there and (trusted or edit[c.EDIT_REPEATS] > 0):
-            return number % c.MAX_EDITS
-    return -1
-
-
-@njit
-def repeats_edits(alignment: Alignment) -> bool:
-    """Whether of the remembered edits at least as many repeat one as have become invalid."""
-    repeating, invalid = 0, 0
-    for number in range(min(int(alignment.state[c.NUM_EDITS]), c.MAX_EDITS)):
-        if alignment.edits[number, c.EDIT_BEFORE] == c.NO_EDIT:
-            invalid += 1
-        elif alignment.edits[number, c.EDIT_REPEATS] > 0:
-            repeating += 1
-    return repeating >= invalid

@@ -10,15 +10,15 @@ import numpy.typing as npt
 from .. import constants as c
 from ..jit import njit
 from .lcs import extend_row, holds
-from .suffix_match import Context, Prediction, match_length, nearest, rank_of
+from .suffix_match import ContextArrays, PredictionArrays, match_length, nearest, rank_of
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
-#: Keys of one score in `standing`: j is 0 to `WINDOW`.
+#: Keys of one score in `cursor_score`: j is 0 to `WINDOW`.
 _J_KEYS = c.WINDOW + 1
 
 
-class Alignment(NamedTuple):
+class AlignmentArrays(NamedTuple):
     """Where a request stands, and its edits: rows of the state, changed in place."""
 
     #: [ALIGN_STATE] int32; `gpu_align.ops.constants` has the columns.
@@ -30,7 +30,7 @@ class Alignment(NamedTuple):
 
 
 @njit
-def start_over(alignment: Alignment) -> None:
+def start_over(alignment: AlignmentArrays) -> None:
     """In sync at the beginning, without edits."""
     alignment.state[:] = 0
     alignment.state[c.IN_SYNC] = 1
@@ -38,7 +38,7 @@ def start_over(alignment: Alignment) -> None:
 
 
 @njit
-def has_key(prediction: Prediction, edit: IntArray, position: int) -> bool:
+def has_key(prediction: PredictionArrays, edit: IntArray, position: int) -> bool:
     """Whether a position has the key of an edit: the same tokens before, at and behind it."""
     tokens = prediction.tokens
     if edit[c.EDIT_BEFORE] == c.NO_EDIT or position + 1 >= len(tokens):
@@ -51,7 +51,7 @@ def has_key(prediction: Prediction, edit: IntArray, position: int) -> bool:
 
 
 @njit
-def run_length(prediction: Prediction, cursor: int, output: IntArray, done: int) -> int:
+def run_length(prediction: PredictionArrays, cursor: int, output: IntArray, done: int) -> int:
     """How many of the next tokens of output and prediction agree."""
     most = min(len(output) - done, len(prediction.tokens) - cursor)
     run = 0
@@ -61,7 +61,7 @@ def run_length(prediction: Prediction, cursor: int, output: IntArray, done: int)
 
 
 @njit
-def invalidate_edits(alignment: Alignment, prediction: Prediction, cursor: int, run: int) -> None:
+def invalidate_edits(alignment: AlignmentArrays, prediction: PredictionArrays, cursor: int, run: int) -> None:
     """Drop the edits whose key the output has just passed unedited: `run` positions from the cursor on."""
     for edit in alignment.edits:
         for position in range(cursor, cursor + run):
@@ -70,7 +70,7 @@ def invalidate_edits(alignment: Alignment, prediction: Prediction, cursor: int, 
 
 
 @njit
-def resync(prediction: Prediction, anchor: int, output: IntArray) -> int:
+def resync(prediction: PredictionArrays, anchor: int, output: IntArray) -> int:
     """The position at which the output is in sync again, or -1."""
     tokens, done = prediction.tokens, len(output)
     first, behind = max(anchor, c.LOCAL_MATCH), min(anchor + c.LOCAL_RANGE, len(tokens) + 1)
@@ -91,14 +91,16 @@ def resync(prediction: Prediction, anchor: int, output: IntArray) -> int:
 
 
 @njit
-def common_end(prediction: Prediction, alignment: Alignment, position: int, output: IntArray) -> int:
+def common_end(
+    prediction: PredictionArrays, alignment: AlignmentArrays, position: int, output: IntArray
+) -> int:
     """Length of the common end, up to `RUN`, of ``prediction[anchor:position]`` and ``output[diverged_at:]``."""
     most = min(position - int(alignment.state[c.ANCHOR]), len(output) - int(alignment.state[c.DIVERGED_AT]))
     return match_length(prediction.tokens, position, output, min(most, c.RUN))
 
 
 @njit
-def record_edit(alignment: Alignment, prediction: Prediction, old: int, new: int) -> None:
+def record_edit(alignment: AlignmentArrays, prediction: PredictionArrays, old: int, new: int) -> None:
     """Remember that `old` tokens from the anchor on became `new` tokens from `diverged_at` on.
 
     Nothing is recorded where the position has no key or a side is too long.
@@ -107,10 +109,10 @@ def record_edit(alignment: Alignment, prediction: Prediction, old: int, new: int
     anchor = int(state[c.ANCHOR])
     if anchor + 1 < len(tokens) and 0 <= old <= c.MAX_EDIT_LEN and new <= c.MAX_EDIT_LEN:
         edit = alignment.edits[state[c.NUM_EDITS] % c.MAX_EDITS]
-        repeats = False
+        seen_before = False
         for other in alignment.edits:
-            repeats = repeats or has_key(prediction, other, anchor)
-        edit[c.EDIT_REPEATS] = repeats
+            seen_before = seen_before or has_key(prediction, other, anchor)
+        edit[c.EDIT_SEEN_BEFORE] = seen_before
         edit[c.EDIT_BEFORE] = tokens[anchor - 1] if anchor > 0 else c.AT_START
         edit[c.EDIT_AT], edit[c.EDIT_BEHIND] = tokens[anchor], tokens[anchor + 1]
         edit[c.EDIT_START], edit[c.EDIT_OLD], edit[c.EDIT_NEW] = state[c.DIVERGED_AT], old, new
@@ -118,8 +120,36 @@ def record_edit(alignment: Alignment, prediction: Prediction, old: int, new: int
 
 
 @njit
-def fold(prediction: Prediction, output: IntArray, done: int, alignment: Alignment) -> None:
-    """Process ``output[done:]``; the kernel's `_fold` has the loop in words."""
+def in_sync_at(alignment: AlignmentArrays, cursor: int, num_in_sync: int, num_common: int) -> None:
+    """In sync at a cursor; where the output diverged last stays."""
+    state = alignment.state
+    state[c.IN_SYNC], state[c.CURSOR], state[c.NUM_IN_SYNC], state[c.NUM_COMMON] = (
+        1,
+        cursor,
+        num_in_sync,
+        num_common,
+    )
+
+
+@njit
+def diverge(alignment: AlignmentArrays, done: int) -> None:
+    """Diverged at the cursor, behind `done` output tokens, with a row of zeros."""
+    state = alignment.state
+    state[c.IN_SYNC], state[c.ANCHOR], state[c.DIVERGED_AT] = 0, state[c.CURSOR], done
+    alignment.row[:] = 0
+
+
+@njit
+def starts_over(context: ContextArrays, seen: int) -> bool:
+    """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
+    return seen < 0 or len(context.tokens) < seen
+
+
+@njit
+def process_tokens(
+    prediction: PredictionArrays, output: IntArray, done: int, alignment: AlignmentArrays
+) -> None:
+    """Process ``output[done:]``; the kernel's function has the loop in words."""
     state = alignment.state
     while done < len(output):
         if state[c.IN_SYNC] > 0:
@@ -128,12 +158,10 @@ def fold(prediction: Prediction, output: IntArray, done: int, alignment: Alignme
             if state[c.NUM_EDITS] > 0:
                 invalidate_edits(alignment, prediction, cursor, run)
             done += run
-            state[c.CURSOR] += run
-            state[c.NUM_IN_SYNC] += run
-            state[c.NUM_COMMON] = min(state[c.NUM_COMMON] + run, c.MAX_MATCH)
+            common = min(int(state[c.NUM_COMMON]) + run, c.MAX_MATCH)
+            in_sync_at(alignment, cursor + run, int(state[c.NUM_IN_SYNC]) + run, common)
             if done < len(output):
-                state[c.IN_SYNC], state[c.ANCHOR], state[c.DIVERGED_AT] = 0, cursor + run, done
-                alignment.row[:] = 0
+                diverge(alignment, done)
         if state[c.IN_SYNC] == 0:
             anchor = int(state[c.ANCHOR])
             extend_row(alignment.row, prediction.tokens[anchor : anchor + c.WINDOW], output[done])
@@ -143,39 +171,39 @@ def fold(prediction: Prediction, output: IntArray, done: int, alignment: Alignme
                 common = common_end(prediction, alignment, position, output[:done])
                 old, new = position - common - anchor, done - common - int(state[c.DIVERGED_AT])
                 record_edit(alignment, prediction, old, new)
-                state[c.IN_SYNC], state[c.CURSOR] = 1, position
-                state[c.NUM_IN_SYNC] += common
-                state[c.NUM_COMMON] = common
+                in_sync_at(alignment, position, int(state[c.NUM_IN_SYNC]) + common, common)
 
 
 @njit
-def standing(prediction: Prediction, alignment: Alignment) -> tuple[int, int]:
-    """``(cursor, top)``: where the request stands, and the best score.
-
-    In sync that is its cursor, and there are no scores. After it diverged it is the position j behind the anchor
-    with the largest `score`, the smallest such j.
-    """
-    if alignment.state[c.IN_SYNC] > 0:
-        return int(alignment.state[c.CURSOR]), 0
-    anchor = int(alignment.state[c.ANCHOR])
-    row = alignment.row[: min(c.WINDOW, len(prediction.tokens) - anchor)]
+def cursor_score(row: IntArray, num_window: int) -> tuple[int, int]:
+    """``(j, score)``: the smallest j with the largest ``MATCH_WEIGHT * H[j] - j``, ``0 <= j <= num_window``."""
     # One key of score and j: its maximum is found for many at a time.
     best = 0
-    for i in range(len(row)):
+    for i in range(num_window):
         best = max(best, (c.MATCH_WEIGHT * int(row[i]) - i - 1) * _J_KEYS - i - 1)
     top = (best + c.WINDOW) // _J_KEYS
-    return anchor + top * _J_KEYS - best, top
+    return top * _J_KEYS - best, top
 
 
 @njit
-def score(row: IntArray, j: int) -> int:
-    """``MATCH_WEIGHT * H[j] - j``: how well a diverged output fits that stands j tokens behind the anchor."""
-    return c.MATCH_WEIGHT * (int(row[j - 1]) if j > 0 else 0) - j
+def realign(
+    prediction: PredictionArrays, context: ContextArrays, alignment: AlignmentArrays
+) -> tuple[int, int]:
+    """Process what is new of a request's output, after the tokens that its state has seen.
 
-
-@njit
-def realign(prediction: Prediction, context: Context, alignment: Alignment, seen: int) -> None:
-    """Process what is new of a request's output, after `seen` tokens of the context."""
-    if len(prediction.tokens) > 0 and len(context.tokens) > context.output_start:
-        output = context.tokens[context.output_start :]
-        fold(prediction, output, max(seen - context.output_start, 0), alignment)
+    Returns ``(cursor, top)``: where the output stands, which after it diverged is a position behind the anchor,
+    and its score there.
+    """
+    state, total = alignment.state, len(context.tokens)
+    if starts_over(context, int(state[c.SEEN])):
+        start_over(alignment)
+    # An output is neither in sync with an empty prediction nor diverged from it.
+    if len(prediction.tokens) > 0 and total > context.output_start:
+        done = max(int(state[c.SEEN]) - context.output_start, 0)
+        process_tokens(prediction, context.tokens[context.output_start :], done, alignment)
+    state[c.SEEN] = total
+    if state[c.IN_SYNC] > 0:
+        return int(state[c.CURSOR]), 0
+    anchor = int(state[c.ANCHOR])
+    j, top = cursor_score(alignment.row, min(c.WINDOW, len(prediction.tokens) - anchor))
+    return anchor + j, top

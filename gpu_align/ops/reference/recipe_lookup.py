@@ -21,22 +21,22 @@ def find_recipe(recipes: RecipeArrays, tokens: IntArray, output_start: int, pack
 
     tokens: all so far; packs: bit i is pack i.
     """
-    row, bit = _longest_literal(recipes, tokens, packs)
-    shape_row, shape_bit = _longest_shape(recipes, tokens, output_start, packs)
+    row, bit = find_literal(recipes, tokens, packs)
+    shape_row, shape_bit = find_shape(recipes, tokens, output_start, packs)
     return row if bit <= shape_bit else shape_row
 
 
 @njit
-def _longest_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> tuple[int, int]:
+def find_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> tuple[int, int]:
     key, row, bit = c.KEY_SEED, -1, c.ALL_PACKS
     for i in range(min(len(tokens), c.MAX_CONTEXT)):
         key = ((key ^ int(tokens[len(tokens) - 1 - i])) * c.HASH) & 0x7FFFFFFF
-        row, bit = _look_up(recipes, key, packs, row, bit)
+        row, bit = look_up(recipes, key, packs, row, bit)
     return row, bit
 
 
 @njit
-def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> tuple[int, int]:
+def find_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> tuple[int, int]:
     key, row, bit, was_free = 0, -1, c.ALL_PACKS, False
     total, vocab_size = len(tokens), len(recipes.shape_of)
     num_output = max(total - output_start, 0)
@@ -47,13 +47,13 @@ def _longest_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, p
         is_free = item < 0 and i < num_output
         if not (is_free and was_free):
             key = ((key + item + c.KEY_SEED) * c.SHAPE_HASH) & 0xFFFFFFFF
-            row, bit = _look_up(recipes, key >> 1, packs, row, bit)
+            row, bit = look_up(recipes, key >> 1, packs, row, bit)
         was_free = is_free
     return row, bit
 
 
 @njit
-def _look_up(recipes: RecipeArrays, key: int, packs: int, row: int, bit: int) -> tuple[int, int]:
+def look_up(recipes: RecipeArrays, key: int, packs: int, row: int, bit: int) -> tuple[int, int]:
     """The recipe with this key, and its pack as a bit, unless that found before is of an earlier pack."""
     bucket = key >> shift_of(len(recipes.keys), c.KEY_BITS)
     for way in range(c.RECIPE_WAYS - 1, -1, -1):
@@ -62,18 +62,3 @@ def _look_up(recipes: RecipeArrays, key: int, packs: int, row: int, bit: int) ->
         if held >> 32 == key and own and own & -own <= bit:
             row, bit = int(recipes.ways[bucket, way, c.RECIPE_ROW]), own & -own
     return row, bit
-
-
-@njit
-def likelier(recipes: RecipeArrays, recipe: int, expected: int) -> int:
-    """The recipe if more of it is expected to be accepted than `expected`, else -1."""
-    return recipe if recipe >= 0 and recipes.expected_accepted[recipe] > expected else -1
-
-
-@njit
-def copy_recipe(recipes: RecipeArrays, recipe: int, draft: IntArray) -> int:
-    """Write a recipe's tokens, as many as are likely enough; how many these are. draft: [K]."""
-    length = int(recipes.max_draft_len[recipe])
-    for k in range(length):
-        draft[k] = recipes.token_ids[recipe, k]
-    return length

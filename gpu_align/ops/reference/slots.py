@@ -1,4 +1,4 @@
-"""The reference of `_set_slot_kernel`, on the CPU."""
+"""The reference of `set_slot_kernel`, on the CPU."""
 
 from __future__ import annotations
 

@@ -13,23 +13,22 @@ from ..backend import check_batch
 from ..draft import Draft, SurvivalTables, TableArrays
 from ..jit import Entry, njit
 from ..recipe_lookup import RecipeArrays, RecipeTable
-from ..state import StepArrays, StepSettings, StepState
+from ..state import DraftChoice, StepArrays, StepSettings, StepState
 from .draft import (
-    Candidates,
+    CandidateArrays,
     allocate_candidates,
     candidates,
     choose,
     classes,
     compose,
-    first_row_of,
     indentation_shift,
     is_exact_prefix,
-    repeats,
     shifted,
+    wraps_around,
 )
-from .realign import Alignment, realign, standing, start_over
-from .recipe_lookup import copy_recipe, find_recipe, likelier
-from .suffix_match import Context, Prediction, insert_context, shift_of
+from .realign import AlignmentArrays, realign, starts_over
+from .recipe_lookup import find_recipe
+from .suffix_match import ContextArrays, PredictionArrays, clear_context, insert_context, shift_of
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 BoolArray = npt.NDArray[np.bool_]
@@ -44,29 +43,16 @@ class DraftArrays(NamedTuple):
     source: IntArray
 
 
-class Request(NamedTuple):
+class RequestArrays(NamedTuple):
     """What a step knows of one request."""
 
-    prediction: Prediction
-    context: Context
-    alignment: Alignment
+    prediction: PredictionArrays
+    context: ContextArrays
+    alignment: AlignmentArrays
     #: Bit i: it uses recipe pack i.
     recipe_packs: int
-    #: Output tokens that count as out of sync before the first; 0 but for a memory.
-    prior: int
-
-
-class Choice(NamedTuple):
-    """What a step drafts from."""
-
-    #: Where the output stands in the prediction.
-    cursor: int
-    #: The best candidate, how many drafts it is good for, and how many of these are expected to be accepted.
-    lane: int
-    num: int
-    expected: int
-    #: The recipe that is drafted instead, or -1.
-    recipe: int
+    #: What the prediction is, see `constants`.
+    text_kind: int
 
 
 class StepReference:
@@ -93,7 +79,7 @@ class StepReference:
             settings,
         )
         inputs = (np.zeros((1, 1), np.int32), *(np.zeros(1, kind) for kind in (np.int32, np.int64, np.int32)))
-        self._run = _step.prepare(*self._bound, *inputs)
+        self._run = step.prepare(*self._bound, *inputs)
 
     def __call__(
         self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
@@ -106,82 +92,103 @@ class StepReference:
 
 
 @njit
-def load_request(state: StepArrays, slot: int, tokens: IntArray) -> Request:
+def load_request(state: StepArrays, slot: int, tokens: IntArray) -> RequestArrays:
     """The request in a slot, with all its tokens so far."""
     meta, index = state.slot_meta[slot], state.context_index[slot]
     base, length = int(meta[c.PREDICTION_BASE]), int(meta[c.PREDICTION_LEN])
-    return Request(
-        Prediction(
+    return RequestArrays(
+        PredictionArrays(
             state.prediction_tokens[base : base + length],
             state.positions[base:],
             state.offsets[base:],
             int(meta[c.PREDICTION_SHIFT]),
         ),
-        Context(
+        ContextArrays(
             tokens,
             int(meta[c.OUTPUT_START]),
             index,
             shift_of(len(index), 32),
             bool(meta[c.CONTEXT_START] != c.VACANT),
         ),
-        Alignment(state.align_state[slot], state.lcs_row[slot], state.edits[slot]),
+        AlignmentArrays(state.align_state[slot], state.lcs_row[slot], state.edits[slot]),
         int(meta[c.RECIPE_PACKS]),
-        int(meta[c.ADHERENCE_PRIOR]),
+        int(meta[c.TEXT_KIND]),
     )
 
 
 @njit
-def update_state(request: Request) -> None:
-    """Bring what is known of a request up to date: the index of its context, and where it stands."""
-    prediction, context, alignment, _, _ = request
-    total, seen = len(context.tokens), int(alignment.state[c.SEEN])
-    if seen < 0 or total < seen:
-        start_over(alignment)
-        context.ways[:] = -1
-        seen = 0
+def update_state(request: RequestArrays) -> tuple[int, int]:
+    """Bring what is known of a request up to date: the index of its context, and where it stands.
+
+    Returns ``(cursor, top)`` of `realign`.
+    """
+    context, seen = request.context, int(request.alignment.state[c.SEEN])
     if context.is_used:
+        if starts_over(context, seen):
+            clear_context(context)
+            seen = 0
         insert_context(context, seen)
-    realign(prediction, context, alignment, seen)
-    alignment.state[c.SEEN] = total
+    return realign(request.prediction, context, request.alignment)
+
+
+@njit
+def first_row_of(text_kind: int) -> int:
+    """Where the limits of a request begin in the tables."""
+    return c.NUM_CLASSES if text_kind == c.TEXT_RELATED_MEMORY else 0
 
 
 @njit
 def choose_draft(
-    request: Request, tables: TableArrays, recipes: RecipeArrays, found: Candidates, settings: StepSettings
-) -> Choice:
+    request: RequestArrays,
+    cursor: int,
+    top: int,
+    recipes: RecipeArrays,
+    tables: TableArrays,
+    settings: StepSettings,
+    found: CandidateArrays,
+) -> DraftChoice:
     """Write the candidates of a request, after `update_state`, and say what is drafted from."""
-    prediction, context, alignment, packs, prior = request
-    recipe = find_recipe(recipes, context.tokens, context.output_start, packs)
-    cursor, top = standing(prediction, alignment)
+    prediction, context, alignment, packs, text_kind = request
     candidates(prediction, context, cursor, settings.min_match, settings.min_context_match, found)
+    prior = 0 if text_kind == c.TEXT_PREDICTION else c.MEMORY_PRIOR
     num_output = max(len(context.tokens) - context.output_start, 0) + prior
     classes(prediction, found, alignment, cursor, top, num_output)
     exact_prefix = is_exact_prefix(alignment, num_output)
-    first_row = first_row_of(prior)
+    first_row = first_row_of(text_kind)
     lane, num, expected = choose(found, exact_prefix, tables, settings.length_quarters, first_row)
-    return Choice(cursor, lane, num, expected, likelier(recipes, recipe, expected))
+    recipe = find_recipe(recipes, context.tokens, context.output_start, packs)
+    num_recipe = 0
+    if recipe >= 0 and recipes.expected_accepted[recipe] > expected:
+        num_recipe = int(recipes.max_draft_len[recipe])
+    else:
+        recipe = -1
+    return DraftChoice(
+        lane, found.position[lane], found.matched[lane], found.class_id[lane], num, recipe, num_recipe
+    )
 
 
 @njit
 def write_draft(
-    request: Request, recipes: RecipeArrays, choice: Choice, position: int, matched: int, draft: IntArray
+    request: RequestArrays, recipes: RecipeArrays, choice: DraftChoice, draft: IntArray
 ) -> tuple[int, int]:
-    """Write the chosen drafts, for the candidate those from `position` on; ``(length, edits replayed)``.
+    """Write the chosen drafts; ``(length, edits replayed)``. draft: [K].
 
-    matched: of the candidate. A draft from the context wraps around where the match spans all behind its
-    position. A draft ends before a run of spaces that there is no token for.
+    A draft from the context wraps around where the match spans all behind its position. A draft ends before a run
+    of spaces that there is no token for.
     """
     prediction, context, alignment, _, _ = request
+    position, matched, indents, replays = choice.position, choice.matched, recipes.indents, 0
     if choice.recipe >= 0:
-        return copy_recipe(recipes, choice.recipe, draft), 0
-    indents = recipes.indents
-    if choice.lane < c.FIRST_CONTEXT:
+        length = choice.num_recipe
+        for k in range(length):
+            draft[k] = recipes.token_ids[choice.recipe, k]
+    elif choice.lane < c.FIRST_CONTEXT:
         shift = indentation_shift(prediction.tokens, position, matched, context, indents)
         length, replays = compose(prediction, context, alignment, position, choice.num, shift, indents, draft)
     else:
         shift = indentation_shift(context.tokens, position, matched, context, indents)
         period = len(context.tokens) - position
-        length, replays = (choice.num if repeats(matched, period) else min(choice.num, period)), 0
+        length = choice.num if wraps_around(matched, period) else min(choice.num, period)
         for k in range(length):
             draft[k] = shifted(context.tokens, position + k % period, shift, indents)
     for k in range(length):
@@ -211,12 +218,12 @@ def is_valid_batch(
 
 
 @Entry
-def _step(
+def step(
     state: StepArrays,
     tables: TableArrays,
     recipes: RecipeArrays,
     out: DraftArrays,
-    found: Candidates,
+    found: CandidateArrays,
     taken: BoolArray,
     settings: StepSettings,
     token_ids: IntArray,
@@ -234,12 +241,10 @@ def _step(
         length, class_id, recipe, source = 0, 0, -1, c.SOURCE_NONE
         if num_sampled[b] > 0 and state.slot_meta[slot, c.OUTPUT_START] != c.VACANT:
             request = load_request(state, slot, tokens)
-            update_state(request)
-            choice = choose_draft(request, tables, recipes, found, settings)
-            lane, recipe, class_id = choice.lane, choice.recipe, found.class_id[choice.lane]
-            length, _ = write_draft(
-                request, recipes, choice, found.position[lane], found.matched[lane], draft
-            )
+            cursor, top = update_state(request)
+            choice = choose_draft(request, cursor, top, recipes, tables, settings, found)
+            recipe, class_id = choice.recipe, choice.class_id
+            length, _ = write_draft(request, recipes, choice, draft)
             # A draft ends where the engine's row ends.
             length = max(min(length, width - total), 0)
             # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
@@ -248,8 +253,8 @@ def _step(
                     length = k
                     break
             if length > 0:
-                source = c.SOURCE_PREDICTION if request.prior == 0 else c.SOURCE_MEMORY
-                source = c.SOURCE_CONTEXT if lane >= c.FIRST_CONTEXT else source
+                source = c.SOURCE_PREDICTION if request.text_kind == c.TEXT_PREDICTION else c.SOURCE_MEMORY
+                source = c.SOURCE_CONTEXT if choice.lane >= c.FIRST_CONTEXT else source
                 source = c.SOURCE_RECIPE if recipe >= 0 else source
         last = int(tokens[total - 1]) if total > 0 else 0
         draft[length:] = last if 0 <= last < settings.vocab_size else 0

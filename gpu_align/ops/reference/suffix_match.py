@@ -14,7 +14,7 @@ from ..jit import njit
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
-class Prediction(NamedTuple):
+class PredictionArrays(NamedTuple):
     """One request's prediction and its index."""
 
     #: [n] int32: no tokens where there is no prediction.
@@ -24,10 +24,10 @@ class Prediction(NamedTuple):
     #: [buckets + 1] int32 or longer: where each bucket begins.
     offsets: IntArray
     #: Of `bucket_of`.
-    shift: int
+    hash_shift: int
 
 
-class Context(NamedTuple):
+class ContextArrays(NamedTuple):
     """One request's prompt and output, and its index."""
 
     #: [total] int32.
@@ -37,7 +37,7 @@ class Context(NamedTuple):
     #: [buckets, WAYS] int32: latest positions, -1 for none.
     ways: IntArray
     #: Of `bucket_of`.
-    shift: int
+    hash_shift: int
     #: Whether drafts may come from it.
     is_used: bool
 
@@ -70,12 +70,12 @@ def position_of(rank: int, anchor: int) -> int:
 
 
 @njit
-def nearest(prediction: Prediction, token: int, anchor: int) -> tuple[int, int]:
+def nearest(prediction: PredictionArrays, token: int, anchor: int) -> tuple[int, int]:
     """``(begin, end)`` in the prediction's positions: up to `NEAREST` of the token's bucket, around the anchor."""
     # Without two tokens there are no positions, and maybe no index.
     if len(prediction.tokens) < 2:
         return 0, 0
-    bucket = bucket_of(token, prediction.shift)
+    bucket = bucket_of(token, prediction.hash_shift)
     begin, end = int(prediction.offsets[bucket]), int(prediction.offsets[bucket + 1])
     if end - begin > NEAREST:
         before = int(np.searchsorted(prediction.positions[begin:end], anchor))
@@ -96,8 +96,8 @@ def match_length(text: IntArray, position: int, last: IntArray, most: int) -> in
 
 @njit
 def find_matches(
-    prediction: Prediction,
-    context: Context,
+    prediction: PredictionArrays,
+    context: ContextArrays,
     cursor: int,
     min_match: int,
     min_context_match: int,
@@ -116,19 +116,19 @@ def find_matches(
             position = int(prediction.positions[i])
             matched = match_length(prediction.tokens, position, tokens, min(num_output, MAX_MATCH))
             if matched >= min_match:
-                _enter(keys, 0, (matched - 1) * TIE + TIE - 1 - rank_of(position, cursor))
+                enter(keys, 0, (matched - 1) * TIE + TIE - 1 - rank_of(position, cursor))
     if context.is_used and total > 0:
-        bucket = bucket_of(tokens[total - 1], context.shift)
+        bucket = bucket_of(tokens[total - 1], context.hash_shift)
         for way in range(WAYS):
             position = int(context.ways[bucket, way])
             if 0 < position < total:
                 matched = match_length(tokens, position, tokens, MAX_MATCH)
                 if matched >= min_context_match:
-                    _enter(keys, FIRST_CONTEXT, (matched - 1) * TIE + position)
+                    enter(keys, FIRST_CONTEXT, (matched - 1) * TIE + position)
 
 
 @njit
-def _enter(keys: IntArray, first: int, key: int) -> None:
+def enter(keys: IntArray, first: int, key: int) -> None:
     """Put a key in its place among the `NUM_MATCHES` lanes from `first` on, if it is among the largest."""
     lane = first + NUM_MATCHES - 1
     if keys[lane] > key:
@@ -152,13 +152,19 @@ def best_matches(keys: IntArray, cursor: int, position: IntArray, matched: IntAr
 
 
 @njit
-def insert_context(context: Context, seen: int) -> None:
+def clear_context(context: ContextArrays) -> None:
+    """``context_index[slot] = -1``."""
+    context.ways[:] = -1
+
+
+@njit
+def insert_context(context: ContextArrays, seen: int) -> None:
     """Enter the positions ``seen <= p < total``: ``ways[bucket, p % WAYS]`` is the latest of them.
 
     The position behind all tokens is entered with the next ones: nothing follows it yet.
     """
     for position in range(max(seen, 1), len(context.tokens)):
-        context.ways[bucket_of(context.tokens[position - 1], context.shift), position % WAYS] = position
+        context.ways[bucket_of(context.tokens[position - 1], context.hash_shift), position % WAYS] = position
 
 
 def scan(text: IntArray, context: IntArray, anchor: int | None, max_match: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from ...ops.constants import FIRST_CONTEXT, PREDICTION_BASE
 from ...ops.draft import SurvivalTables
 from ...ops.jit import Entry
 from ...ops.recipe_lookup import RecipeTable
-from ...ops.reference.draft import Candidates
+from ...ops.reference.draft import CandidateArrays
 from ...ops.state import StepArrays
 from ...predictors.base import count_accepted
 from ...predictors.loop import VerifiedStep
@@ -78,7 +78,7 @@ class CandidateReplay:
         """What the drafter sees after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
         return self._view.look(slots, self.num_prompt[slots] + done)
 
-    def right(self, found: Candidates, slots: IntArray, done: IntArray) -> IntArray:
+    def right(self, found: CandidateArrays, slots: IntArray, done: IntArray) -> IntArray:
         """[R, C]: how many tokens of each candidate, copied as they are, come next in the output; at most K."""
         most = np.minimum(self.num_output[slots] - done, self._num_draft_tokens)
         runs = np.zeros(found.remaining.shape, dtype=np.int64)
@@ -89,7 +89,7 @@ class CandidateReplay:
 @Entry
 def _count_right(
     state: StepArrays,
-    found: Candidates,
+    found: CandidateArrays,
     token_ids: NDArray[np.int32],
     slots: IntArray,
     totals: IntArray,

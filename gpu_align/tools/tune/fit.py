@@ -19,7 +19,7 @@ from ...ops.constants import (
 )
 from ...ops.draft import KNOTS, NUM_BINS, SurvivalTables, survival_units
 from ...ops.recipe_lookup import RecipeTable
-from ...ops.reference.draft import IS_CONTEXT, Candidates
+from ...ops.reference.draft import IS_CONTEXT, CandidateArrays
 from ..simulate.bounds import CandidateReplay
 from ..simulate.records import Record
 
@@ -124,7 +124,7 @@ def _add_promises(
     ]
 
 
-def _distinct(found: Candidates) -> npt.NDArray[np.bool_]:
+def _distinct(found: CandidateArrays) -> npt.NDArray[np.bool_]:
     """[R, C]: live candidates, each place once: one both matched and near the cursor counts as the match."""
     places = np.where(IS_CONTEXT, -2 - found.position, found.position)
     same = places[:, :, None] == places[:, None, :]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_align.ops.constants import AT_START, MAX_EDIT_LEN, MAX_EDITS, WINDOW
-from gpu_align.ops.reference.realign import score, standing
+from gpu_align.ops.reference.draft import score_deficit
+from gpu_align.ops.reference.realign import cursor_score
 from tests.gpu_align.step_harness import BACKENDS, Edit, Request, Standing, distinct, edited, request_in
 
 NOVEL = 999  # in no prediction below
@@ -236,14 +237,15 @@ def stands(prediction: Tokens, output: Tokens) -> tuple[int, Tokens | None, Stan
     request = Request("reference", prediction)
     request.step(output)
     loaded = request_in(request.drafter._state, Request.SLOT, output)
-    cursor, top = standing(loaded.prediction, loaded.alignment)
-    where = request.standing
+    where, alignment = request.standing, loaded.alignment
     if where.in_sync:
-        assert top == 0
-        return cursor, None, where
+        assert where.cursor is not None
+        return where.cursor, None, where
     assert where.anchor is not None
     num = min(len(prediction) - where.anchor, WINDOW)
-    return cursor, [top - score(loaded.alignment.row, j) for j in range(num + 1)], where
+    j, top = cursor_score(alignment.row, num)
+    cursor, places = where.anchor + j, range(where.anchor, where.anchor + num + 1)
+    return cursor, [score_deficit(i, len(prediction), alignment, cursor, top) for i in places], where
 
 
 @pytest.mark.parametrize(
