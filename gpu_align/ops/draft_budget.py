@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from .backend import Backend, launch, resolve_backend
@@ -36,10 +35,7 @@ def limit_drafts_inplace(
     if batch_size == 0:
         return
     if resolve_backend(backend, draft.token_ids) == "reference":
-        ends = np.minimum(total_len.numpy()[slots.numpy()], token_ids.shape[1])
-        last = np.where(ends > 0, token_ids.numpy()[slots.numpy(), ends - 1], 0)
-        last = np.where((last >= 0) & (last < vocab_size), last, 0)
-        limit_drafts_reference(draft, last, int(budget[0]))
+        limit_drafts_reference(draft, budget, token_ids, total_len, slots, vocab_size)
         return
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
     from .kernels.draft_budget import limit_drafts_kernel

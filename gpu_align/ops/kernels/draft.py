@@ -196,6 +196,21 @@ def is_exact_prefix(alignment, num_output):
 
 
 @triton.jit
+def worth(found, b_class, tables, length_quarters, K: tl.constexpr):
+    """``(num, expected)``, [LANES] int32: drafts of each candidate, and how many of them should be accepted.
+
+    How many tokens of its text remain does not limit either.
+    """
+    m_live = found.b_position >= 0
+    b_num = tl.minimum(length_quarters * (found.b_matched + 1) // 4, K)
+    b_num = tl.where(found.b_matched >= MAX_MATCH, K, b_num)
+    # Expected drafts are a table of both limits: its load waits for no other.
+    b_expected = tl.load(tables.p_expected + b_class * (K + 1) + b_num, mask=m_live, other=0)
+    b_num = tl.minimum(b_num, tl.load(tables.p_max_draft_len + b_class, mask=m_live, other=0))
+    return b_num, b_expected
+
+
+@triton.jit
 def choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.constexpr):
     """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
 
@@ -203,18 +218,19 @@ def choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.const
     lane they are a key of 31 bits. An exact prefix goes before all.
     """
     o_c = tl.arange(0, LANES)
-    m_live = found.b_position >= 0
     m_exact = o_c == tl.where(is_exact_prefix, AT_CURSOR, LANES)
-    b_num = tl.minimum(length_quarters * (found.b_matched + 1) // 4, K)
-    b_num = tl.where(found.b_matched >= MAX_MATCH, K, b_num)
-    # Expected drafts are a table of both limits: its load waits for no other.
-    b_expected = tl.load(tables.p_expected + b_class * (K + 1) + b_num, mask=m_live, other=0)
-    b_num = tl.minimum(b_num, tl.load(tables.p_max_draft_len + b_class, mask=m_live, other=0))
+    b_num, b_expected = worth(found, b_class, tables, length_quarters, K)
     b_num = tl.where(m_exact, K, b_num)
     b_expected = tl.where(m_exact, EXACT_PREFIX, b_expected)
-    top = tl.max(tl.where(m_live, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
+    top = tl.max(tl.where(found.b_position >= 0, b_expected * LANES + (-o_c + (LANES - 1)), 0), axis=0)
     lane = -(top % LANES) + (LANES - 1)
     return lane, tl.where(top >= LANES, at_lane(b_num, lane), 0), top // LANES
+
+
+@triton.jit
+def wraps_around(matched, period):
+    """Whether the output repeats itself: a match as long as what is behind its position, `period` tokens."""
+    return matched >= period
 
 
 @triton.jit
@@ -226,14 +242,27 @@ def trusts_edits(edits):
 
 
 @triton.jit
+def latest_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
+    """``look * MAX_EDITS + age`` of the first position with the key of an edit, and of its edits the latest one.
+
+    `NOWHERE` where no position has one. o_look: [EDIT_LOOKUPS], the draft at each position, below `num`. Only
+    trusted edits count whose old tokens are all there.
+    """
+    m_edit = has_key(prediction, edits, o_position, o_look < num)
+    m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
+    m_edit = m_edit & m_trusted[None, :]
+    b_key = tl.where(m_edit, (o_look * MAX_EDITS)[:, None] + b_age[None, :], NOWHERE)
+    return tl.min(tl.min(b_key, axis=0), axis=0)
+
+
+@triton.jit
 def compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constexpr):
     """``(offset [BLOCK_K], from_context [BLOCK_K], num)``: where each draft is read, and how many there are.
 
     ::
 
         while len(draft) < num and position < prediction.length:
-            edit = the latest with the key of `position` and position + old <= prediction.length,
-                   if the edit was seen before, or `trusts_edits`
+            edit = the latest with the key of `position`
             if there is none, or MAX_REPLAYS were replayed:
                 draft += [prediction[position]]; position += 1
             else:
@@ -253,13 +282,9 @@ def compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constexp
     while (replays < MAX_REPLAYS) & (clear < num):
         o_look = clear + tl.arange(0, EDIT_LOOKUPS)
         o_position = position + o_look - since
-        m_edit = has_key(prediction, edits, o_position, o_look < num)
-        m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
-        m_edit = m_edit & m_trusted[None, :]
-        # The first position with an edit, and of its edits the latest: `age` 0 is that of the last lane written.
+        # `age` 0 is that of the last lane written.
         b_age = (edits.count - 1 - o_way) & (MAX_EDITS - 1)
-        b_key = tl.where(m_edit, (o_look * MAX_EDITS)[:, None] + b_age[None, :], NOWHERE)
-        key = tl.min(tl.min(b_key, axis=0), axis=0)
+        key = latest_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num)
         clear += EDIT_LOOKUPS
         if key != NOWHERE:
             replays += 1

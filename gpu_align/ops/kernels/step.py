@@ -1,5 +1,7 @@
 """Triton kernel of a step: one program aligns one request with its prediction and drafts for it."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -41,10 +43,22 @@ from .draft import (
     indentation_shift,
     is_exact_prefix,
     shifted,
+    wraps_around,
 )
 from .realign import load_state, realign, starts_over
 from .recipe_lookup import RecipePointers, begin_lookup, find_recipe, find_shape
 from .suffix_match import Context, Prediction, clear_context, insert_blocks, insert_rest, load_last_bucket
+
+
+class RequestPointers(NamedTuple):
+    """What a step knows of one request."""
+
+    prediction: Any
+    context: Any
+    p_meta: Any  # [SLOT_META] int32
+    p_align: Any  # [ALIGN_STATE] int32
+    p_row: Any  # [WINDOW] int16
+    p_edits: Any  # [MAX_EDITS, EDIT] int32
 
 
 @triton.jit
@@ -61,26 +75,35 @@ def begin_context(context, seen):
 
 
 @triton.jit
-def update_state(prediction, context, state, p_align, p_row, p_edits):
+def update_state(request, state):
     """Bring what is known of a request up to date: the index of its context, and where it stands.
 
-    Returns ``(alignment, edits, top)`` of `realign`.
+    state: of `load_state`. Returns ``(alignment, edits, top)`` of `realign`.
     """
+    prediction, context = request.prediction, request.context
     inserted = context.total
     if context.is_used:
         inserted = begin_context(context, state[0])
-    alignment, edits, top = realign(prediction, context, state, p_align, p_row, p_edits)
+    alignment, edits, top = realign(
+        prediction, context, state, request.p_align, request.p_row, request.p_edits
+    )
     insert_rest(context, inserted)
     tl.debug_barrier()  # the row and the index are read below, by other threads
     return alignment, edits, top
 
 
 @triton.jit
+def first_row_of(text_kind):
+    """Where the limits of a request begin in the tables."""
+    return tl.where(text_kind == TEXT_RELATED_MEMORY, NUM_CLASSES, 0)
+
+
+@triton.jit
 def choose_draft(
-    prediction, context, alignment, top, recipes, tables, settings, p_meta, p_row,
-    K: tl.constexpr, HAS_SHAPES: tl.constexpr,
-):  # fmt: skip
+    request, alignment, top, recipes, tables, settings, K: tl.constexpr, HAS_SHAPES: tl.constexpr
+):
     """``(choice, text_kind)``: what is drafted from, after `update_state`."""
+    prediction, context = request.prediction, request.context
     bucket = load_last_bucket(prediction, context)
     num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
     found = candidates(
@@ -95,17 +118,17 @@ def choose_draft(
     # A recipe is looked up in three parts: what is between them hides that memory is slow.
     lookup = begin_lookup(recipes, context, HAS_SHAPES)
     # Not loaded before: it would take a register all the while.
-    text_kind = tl.load(p_meta + TEXT_KIND)
+    text_kind = tl.load(request.p_meta + TEXT_KIND)
     prior = tl.where(text_kind == TEXT_PREDICTION, 0, MEMORY_PRIOR)
     num_output = tl.maximum(context.total - context.output_start, 0) + prior
-    b_class = classes(prediction, found, alignment, p_row, top, num_output)
-    packs = tl.load(p_meta + RECIPE_PACKS)
+    b_class = classes(prediction, found, alignment, request.p_row, top, num_output)
+    packs = tl.load(request.p_meta + RECIPE_PACKS)
     shape_way = -1
     shape_pack = ALL_PACKS
     if HAS_SHAPES:
         shape_way, shape_pack = find_shape(recipes, context, lookup, packs)
     exact_prefix = is_exact_prefix(alignment, num_output)
-    first_row = tl.where(text_kind == TEXT_RELATED_MEMORY, NUM_CLASSES, 0)
+    first_row = first_row_of(text_kind)
     limits = TablePointers(
         tables.p_max_draft_len + first_row, tables.p_expected + first_row * (K + 1), tables.p_confidence
     )
@@ -146,11 +169,12 @@ def read_tokens(
 
 
 @triton.jit
-def write_draft(prediction, context, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
+def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
     """``(tokens [BLOCK_K] int32, length)`` of the chosen draft.
 
     A draft from the context wraps around where the match spans all behind its position.
     """
+    prediction, context = request.prediction, request.context
     position, in_context = choice.position, choice.lane >= FIRST_CONTEXT
     indent_shift = indentation_shift(prediction, context, recipes, position, choice.matched, in_context)
     num_prediction = tl.where(in_context, 0, choice.num)
@@ -158,7 +182,7 @@ def write_draft(prediction, context, edits, recipes, choice, max_context_len, o_
         prediction, context.output_start, edits, position, num_prediction, BLOCK_K
     )
     period = context.total - position
-    in_period = tl.where(choice.matched >= period, choice.num, tl.minimum(choice.num, period))
+    in_period = tl.where(wraps_around(choice.matched, period), choice.num, tl.minimum(choice.num, period))
     length = tl.where(in_context, in_period, length)
     if in_context & (length > period):
         o_source = position + remainder(o_k, period, BLOCK_K)
@@ -272,15 +296,13 @@ def step_kernel(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
             stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip
-        p_row = lcs_row_ptr + i_slot * WINDOW
-        alignment, edits, top = update_state(prediction, context, state, p_align, p_row, p_edits)
-        choice, text_kind = choose_draft(
-            prediction, context, alignment, top, recipes, tables, settings, p_meta, p_row, K, HAS_SHAPES
+        request = RequestPointers(
+            prediction, context, p_meta, p_align, lcs_row_ptr + i_slot * WINDOW, p_edits
         )
+        alignment, edits, top = update_state(request, state)
+        choice, text_kind = choose_draft(request, alignment, top, recipes, tables, settings, K, HAS_SHAPES)
         recipe, class_id = choice.recipe, choice.class_id
-        b_tokens, length = write_draft(
-            prediction, context, edits, recipes, choice, max_context_len, o_k, BLOCK_K
-        )
+        b_tokens, length = write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K)
         # A token outside the vocabulary ends the draft: emitting one would crash the engine's embedding.
         m_bad = (o_k < length) & ((b_tokens < 0) | (b_tokens >= settings.vocab_size))
         length = tl.minimum(length, tl.min(tl.where(m_bad, o_k, BLOCK_K), axis=0))

@@ -206,42 +206,6 @@ def choose(
 
 
 @njit
-def line_layout(indents: IntArray, token: int) -> int:
-    """What a token does to a line: `LINE_END`, the number of a run, or 0."""
-    return int(indents[c.NUM_RUNS + min(max(token, 0), len(indents) - c.NUM_RUNS - 1)])
-
-
-@njit
-def indentation_shift(
-    text: IntArray, position: int, matched: int, context: ContextArrays, indents: IntArray
-) -> int:
-    """How much further than `text` the output is indented, in numbers of runs; 0 where nothing says so.
-
-    The match of `matched` tokens before `position` stopped at two runs of one character, each behind a line end.
-    """
-    i, j = position - matched - 1, len(context.tokens) - matched - 1
-    if not len(indents) or matched >= c.MAX_MATCH or i < 1 or j <= context.output_start:
-        return 0
-    for here, before in ((text[i], text[i - 1]), (context.tokens[j], context.tokens[j - 1])):
-        if line_layout(indents, here) <= 0 or line_layout(indents, before) != c.LINE_END:
-            return 0
-    shift = line_layout(indents, context.tokens[j]) - line_layout(indents, text[i])
-    return shift if shift % 2 == 0 else 0
-
-
-@njit
-def shifted(text: IntArray, position: int, shift: int, indents: IntArray) -> int:
-    """The token at a position; of a run behind a line end, the run that is so much wider, -1 if there is none."""
-    token = int(text[position])
-    if shift == 0 or position == 0 or line_layout(indents, text[position - 1]) != c.LINE_END:
-        return token
-    run = line_layout(indents, token)
-    if run <= 0:
-        return token
-    return int(indents[run + shift]) if 2 <= run + shift < c.NUM_RUNS else -1
-
-
-@njit
 def wraps_around(matched: int, period: int) -> bool:
     """Whether the output repeats itself: a match as long as what is behind its position, `period` tokens."""
     return matched >= period
@@ -309,3 +273,39 @@ def compose(
             length += 1
         position += 1
     return length, replays
+
+
+@njit
+def line_layout(indents: IntArray, token: int) -> int:
+    """What a token does to a line: `LINE_END`, the number of a run, or 0."""
+    return int(indents[c.NUM_RUNS + min(max(token, 0), len(indents) - c.NUM_RUNS - 1)])
+
+
+@njit
+def indentation_shift(
+    text: IntArray, position: int, matched: int, context: ContextArrays, indents: IntArray
+) -> int:
+    """How much further than `text` the output is indented, in numbers of runs; 0 where nothing says so.
+
+    The match of `matched` tokens before `position` stopped at two runs of one character, each behind a line end.
+    """
+    i, j = position - matched - 1, len(context.tokens) - matched - 1
+    if not len(indents) or matched >= c.MAX_MATCH or i < 1 or j <= context.output_start:
+        return 0
+    for here, before in ((text[i], text[i - 1]), (context.tokens[j], context.tokens[j - 1])):
+        if line_layout(indents, here) <= 0 or line_layout(indents, before) != c.LINE_END:
+            return 0
+    shift = line_layout(indents, context.tokens[j]) - line_layout(indents, text[i])
+    return shift if shift % 2 == 0 else 0
+
+
+@njit
+def shifted(text: IntArray, position: int, shift: int, indents: IntArray) -> int:
+    """The token at a position; of a run behind a line end, the run that is so much wider, -1 if there is none."""
+    token = int(text[position])
+    if shift == 0 or position == 0 or line_layout(indents, text[position - 1]) != c.LINE_END:
+        return token
+    run = line_layout(indents, token)
+    if run <= 0:
+        return token
+    return int(indents[run + shift]) if 2 <= run + shift < c.NUM_RUNS else -1

@@ -30,14 +30,6 @@ class AlignmentArrays(NamedTuple):
 
 
 @njit
-def start_over(alignment: AlignmentArrays) -> None:
-    """In sync at the beginning, without edits."""
-    alignment.state[:] = 0
-    alignment.state[c.IN_SYNC] = 1
-    alignment.edits[:, c.EDIT_BEFORE] = c.NO_EDIT
-
-
-@njit
 def has_key(prediction: PredictionArrays, edit: IntArray, position: int) -> bool:
     """Whether a position has the key of an edit: the same tokens before, at and behind it."""
     tokens = prediction.tokens
@@ -172,6 +164,14 @@ def process_tokens(
                 old, new = position - common - anchor, done - common - int(state[c.DIVERGED_AT])
                 record_edit(alignment, prediction, old, new)
                 in_sync_at(alignment, position, int(state[c.NUM_IN_SYNC]) + common, common)
+
+
+@njit
+def start_over(alignment: AlignmentArrays) -> None:
+    """In sync at the beginning, without edits."""
+    alignment.state[:] = 0
+    alignment.state[c.IN_SYNC] = 1
+    alignment.edits[:, c.EDIT_BEFORE] = c.NO_EDIT
 
 
 @njit

@@ -16,17 +16,6 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 @njit
-def find_recipe(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
-    """The recipe of the first of these packs that has one, with its longest literal context, else shape; or -1.
-
-    tokens: all so far; packs: bit i is pack i.
-    """
-    row, bit = find_literal(recipes, tokens, packs)
-    shape_row, shape_bit = find_shape(recipes, tokens, output_start, packs)
-    return row if bit <= shape_bit else shape_row
-
-
-@njit
 def find_literal(recipes: RecipeArrays, tokens: IntArray, packs: int) -> tuple[int, int]:
     key, row, bit = c.KEY_SEED, -1, c.ALL_PACKS
     for i in range(min(len(tokens), c.MAX_CONTEXT)):
@@ -50,6 +39,17 @@ def find_shape(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs
             row, bit = look_up(recipes, key >> 1, packs, row, bit)
         was_free = is_free
     return row, bit
+
+
+@njit
+def find_recipe(recipes: RecipeArrays, tokens: IntArray, output_start: int, packs: int) -> int:
+    """The recipe of the first of these packs that has one, with its longest literal context, else shape; or -1.
+
+    tokens: all so far; packs: bit i is pack i.
+    """
+    row, bit = find_literal(recipes, tokens, packs)
+    shape_row, shape_bit = find_shape(recipes, tokens, output_start, packs)
+    return row if bit <= shape_bit else shape_row
 
 
 @njit
