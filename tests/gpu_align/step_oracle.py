@@ -81,7 +81,7 @@ class Oracle:
         self.line_ends, self.runs = set(line_ends), dict(runs or {})
         self.width_of = {token: run for run, token in self.runs.items()}
         self.recipe_floor = recipe_floor
-        #: Of a memory 32 tokens (31 where related) count as not in sync beforehand, and its beginning is no
+        #: Of a memory 32 tokens count as not in sync beforehand, and its beginning is no
         #: beginning of an output.
         self.memory = memory
         #: Related answers have limits of their own, in the second half of the table.
@@ -221,7 +221,7 @@ class Oracle:
     def classes(self, found: list[Candidate | None], tokens: list[int]) -> list[int]:
         following = [None if c is None else (tokens if c.own else self.text)[c.position] for c in found]
         num_output = max(len(tokens) - self.prompt_len, 0)
-        weighed = num_output + ((31 if self.related else 32) if self.memory else 0)
+        weighed = num_output + (32 if self.memory else 0)
         adherence = 0 if 8 * self.num_in_sync < weighed else 1 if 2 * self.num_in_sync < weighed else 2
         # Of a prediction that the output does not follow nothing is heard.
         heard = [

@@ -252,16 +252,16 @@ def test_no_row_is_read_beyond_its_ends(total: int) -> None:
 
 
 def test_a_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_align.ops.kernels.step import _step_kernel
+    from gpu_align.ops.kernels.step import step_kernel
 
     batch = batch_of({s: ([1, 2, 3, 4], [], [1, 2, 3, 4]) for s in (0, 3)})
     launched = []
-    run = type(_step_kernel).run
+    run = type(step_kernel).run
 
     def counted(self: object, *args: object, **kwargs: object) -> object:
         launched.append(self)
         return run(self, *args, **kwargs)
 
-    monkeypatch.setattr(type(_step_kernel), "run", counted)
+    monkeypatch.setattr(type(step_kernel), "run", counted)
     step(batch, [3, 0])
-    assert launched == [_step_kernel]
+    assert launched == [step_kernel]
