@@ -55,34 +55,28 @@ def send_request() -> int:
     """In the clone: model, server, one request with a prediction."""
     from openai import OpenAI
 
-    from gpu_align.tools.bench.servers import HOST, ServerProcess, free_port
-    from vllm_integration.demo import model, task
-    from vllm_integration.demo.server import plugin_speculation, vllm_command, vllm_environment
+    from gpu_align.tools.bench import servers
+    from vllm_integration.demo import model, run, task
 
     seconds: dict[str, float] = {}
     work = Path("newcomer")
     work.mkdir()
     with timed("model", seconds):
         folder = model.make_model(model.ModelSpec(), work / "models", lambda now: None)
-    port = free_port()
-    command = vllm_command(
-        str(folder),
-        port,
-        name="tiny",
-        dtype="float32",
-        speculation=plugin_speculation(32),
-        max_model_len=4096,
-    )
-    environment = vllm_environment(work / "steps", gpu=False, offline=True)
-    url = f"http://{HOST}:{port}"
-    with ServerProcess(command, url, work / "server.log", environment) as server:
+    port = servers.free_port()
+    options = (*run.SERVER_OPTIONS, "--served-model-name", "tiny")
+    command = servers.command_line(str(folder), servers.PLUGIN, port, 32, options, gpu=False)
+    environment = {**servers.environment(gpu=False), "HF_HUB_OFFLINE": "1"}
+    url = f"http://{servers.HOST}:{port}"
+    with servers.ServerProcess(command, url, work / "server.log", environment) as server:
         with timed("server", seconds):
-            server.wait_ready(240.0, lambda took: None)
+            for _ in server.waiting(240.0):
+                time.sleep(servers.POLL_S)
         client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
         with timed("first accelerated response", seconds):
             answer = client.chat.completions.create(
                 model="tiny",
-                messages=task.messages(),
+                messages=task.MESSAGES,
                 max_tokens=1536,
                 temperature=0,
                 prediction={"type": "content", "content": task.ORIGINAL},

@@ -12,8 +12,7 @@ import pytest
 
 from gpu_align.simulate import read_records
 from gpu_align.tools.recipes.command import read_outputs, read_samples
-from gpu_align.tools.simulate import tokenizers
-from gpu_align.tools.simulate.records import EditError, records_of_files, records_of_git
+from gpu_align.tools.simulate import EditError, records_of_files, records_of_git, tokenizers
 
 BOM = b"\xef\xbb\xbf"
 

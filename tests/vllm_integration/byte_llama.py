@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from odd_texts import TEXTS
 
-from vllm_integration.demo.tokenizer import train_tokenizer
+from vllm_integration.demo.model import train_tokenizer
 
 VOCABULARY = 700
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from gpu_align.step_log import StepLog, read_step_log
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
-from vllm_integration.demo import measure, page, task
+from vllm_integration.demo import page, run, task
 
 PATH = Path(__file__).with_name("demo_recording.json.gz")
 PREDICTIONS = {
-    measure.VERBATIM: task.EDITED,
-    measure.EDITED: task.ORIGINAL,
-    measure.UNRELATED: task.UNRELATED,
+    run.VERBATIM: task.EDITED,
+    run.EDITED: task.ORIGINAL,
+    run.UNRELATED: task.UNRELATED,
 }
 
 
@@ -68,30 +68,26 @@ def step_log(name: str, folder: Path) -> StepLog:
     return read_step_log(path)
 
 
-def rows(folder: Path) -> list[measure.Row]:
+def rows(folder: Path) -> list[run.Row]:
     """The rows as the demo has measured them."""
     document = _document()
-    answer = document["answer"]
-    found = []
-    for recorded in document["result"]["rows"]:
-        name = recorded["prediction"]
-        row = measure.Row(name, task.EDITED, answer, recorded["wall_s"], recorded["steps"])
-        row.prompt_token_ids = document["prompt"]
-        if name in document["logs"]:
-            row.prediction = PREDICTIONS[name]
-            measure.fill_from_log(row, step_log(name, folder))
-        elif name == measure.NONE:
-            row.origins, row.token_steps = [0] * len(answer), list(range(len(answer)))
-        else:
-            row.by_source = {s: (n["accepted"], n["rejected"]) for s, n in recorded["by_source"].items()}
-            row.accepted = sum(accepted for accepted, _ in row.by_source.values())
-            row.drafted = row.accepted + sum(rejected for _, rejected in row.by_source.values())
-        found.append(row)
-    measure.compare(found)
-    return found
+    return [
+        run.Row(
+            name := recorded["prediction"],
+            task.EDITED,
+            document["answer"],
+            recorded["wall_s"],
+            recorded["steps"],
+            recorded["by_source"],
+            prompt_token_ids=document["prompt"],
+            prediction=PREDICTIONS.get(name),
+            log=step_log(name, folder) if name in document["logs"] else None,
+        )
+        for recorded in document["result"]["rows"]
+    ]
 
 
-def render(folder: Path, found: list[measure.Row] | None = None) -> Path:
+def render(folder: Path, found: list[run.Row] | None = None) -> Path:
     """Write the page of the recorded run, or of rows made from it, and return its path."""
     found = rows(folder) if found is None else found
     path = folder / "demo.html"
@@ -106,11 +102,11 @@ def record(out_dir: Path, model_dir: Path) -> None:
     """Make the recording from what the demo has written, and from its model's tokenizer."""
     from transformers import AutoTokenizer
 
-    from vllm_integration.demo.tokenizer import encode_chat
+    from vllm_integration.demo.model import encode_chat
 
     result = json.loads((out_dir / "demo.json").read_text(encoding="utf-8"))
     tokenizer = load_tokenizer(str(model_dir))
-    prompt = encode_chat(AutoTokenizer.from_pretrained(model_dir), task.messages())
+    prompt = encode_chat(AutoTokenizer.from_pretrained(model_dir), task.MESSAGES)
     logs, used = {}, set(prompt)
     for row in result["rows"]:
         if row["step_log"] is None:

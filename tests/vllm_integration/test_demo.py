@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
 import shlex
 import sys
 from dataclasses import replace
@@ -16,14 +14,15 @@ import pytest
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
 from vllm_integration import demo
 from vllm_integration.demo import __main__ as command_line
-from vllm_integration.demo import model, preflight, server, task, tokenizer
+from vllm_integration.demo import model, task
+from vllm_integration.demo import run as demo_run
 
 TEXTS = [task.ORIGINAL, task.UNRELATED, task.EDITED]
 
 
 @pytest.fixture(scope="module")
 def tok() -> Any:
-    return tokenizer.train_tokenizer(TEXTS, 400)
+    return model.train_tokenizer(TEXTS, 400)
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +37,14 @@ def spelling(tok: Any, tmp_path_factory: pytest.TempPathFactory) -> TextTokenize
 
 
 def test_edits_turn_the_original_into_the_answer() -> None:
-    assert task.apply_edits(task.ORIGINAL) == task.EDITED
     for text in (task.ORIGINAL, task.EDITED):
         ast.parse(text)
-    assert "export" in task.ORIGINAL
-    assert "export" not in task.EDITED
-    assert "pick" not in task.EDITED
-    assert task.EDITED.count("driest(") == 3
-    assert "DRY = 0.35\n" in task.EDITED
-    assert "def days_left(self, daily):" in task.EDITED
+    gone = {"DRY = 0.30": 1, "export": 1, "pick": 3}
+    come = {"DRY = 0.35\n": 1, "driest(": 3, "def days_left(self, daily):": 1, "days_left(daily=4)": 1}
+    for words, count in gone.items():
+        assert (task.ORIGINAL.count(words), task.EDITED.count(words)) == (count, 0)
+    for words, count in come.items():
+        assert (task.ORIGINAL.count(words), task.EDITED.count(words)) == (0, count)
 
 
 def test_both_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,19 +56,12 @@ def test_both_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert [printed[2], printed[5]] == ["21.2 litres left", "20.1 litres left"]
 
 
-@pytest.mark.parametrize(("old", "count"), [("not there", 1), ("self", 1)])
-def test_an_edit_that_does_not_fit_is_refused(old: str, count: int) -> None:
-    edit = task.Edit("odd", old, "x", count)
-    with pytest.raises(ValueError, match=rf"edit 'odd': expected '{old}' 1 times, found \d+"):
-        task.apply_edits(task.ORIGINAL, (edit,))
-
-
 def test_the_prompt_holds_the_file_and_every_instruction() -> None:
-    (message,) = task.messages()
-    assert task.ORIGINAL in message["content"]
-    for edit in task.EDITS:
-        assert edit.instruction in message["content"]
-    assert task.instruction().count("rename") == 1
+    assert task.MESSAGES == [{"role": "user", "content": task.PROMPT}]
+    assert task.ORIGINAL in task.PROMPT
+    assert task.PROMPT.count("rename") == 1
+    for instruction, _, _ in task.EDITS:
+        assert instruction in task.PROMPT
 
 
 # --- the tokenizer --------------------------------------------------------------------------------------
@@ -80,17 +71,17 @@ def test_the_prompt_holds_the_file_and_every_instruction() -> None:
     "text", [*TEXTS, "", "\r\n\ttab  \n", "naïve 日本 🌱 é", "<|end|x", "\x00\x7f", "12345 = 0x1F"]
 )
 def test_tokenizer_round_trip(tok: Any, text: str) -> None:
-    ids = tokenizer.encode(tok, text)
+    ids = model.encode(tok, text)
     assert tok.decode(ids) == text
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "", "\r\n\ttab  \n", "naïve 日本 🌱 é", "<|end|x", "<|end|>"])
 def test_the_page_spells_every_token(spelling: TextTokenizer, tok: Any, text: str) -> None:
-    assert "".join(token_texts(spelling, tokenizer.encode(tok, text))) == text
+    assert "".join(token_texts(spelling, model.encode(tok, text))) == text
 
 
 def test_a_character_of_several_tokens_shows_once(spelling: TextTokenizer, tok: Any) -> None:
-    ids = tokenizer.encode(tok, "a🌱b")
+    ids = model.encode(tok, "a🌱b")
     assert len(ids) == 6  # four bytes that training has never seen together
     assert token_texts(spelling, ids) == ["a", "", "", "", "🌱", "b"]
 
@@ -99,19 +90,17 @@ def test_chat_template_and_files_on_disk(tok: Any, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi\n"}]
-    ids = tokenizer.encode_chat(tok, messages)
+    ids = model.encode_chat(tok, messages)
     assert tok.decode(ids) == "<|system|>be brief<|end|><|user|>hi\n<|end|><|assistant|>"
     assert ids.count(tok.eos_token_id) == 2
     tok.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert tokenizer.encode_chat(loaded, messages) == ids
+    assert model.encode_chat(loaded, messages) == ids
     assert loaded.eos_token_id == tok.eos_token_id == 0
 
 
-def test_tokenizer_is_deterministic_and_checks_its_size(tok: Any) -> None:
-    assert tokenizer.train_tokenizer(TEXTS, 400).get_vocab() == tok.get_vocab()
-    with pytest.raises(ValueError, match="vocab_size: expected at least 260, found 259"):
-        tokenizer.train_tokenizer(TEXTS, 259)
+def test_tokenizer_is_deterministic(tok: Any) -> None:
+    assert model.train_tokenizer(TEXTS, 400).get_vocab() == tok.get_vocab()
 
 
 # --- the model and its cache ----------------------------------------------------------------------------
@@ -144,7 +133,7 @@ def test_training_makes_a_folder_that_generates_the_answer(
 ) -> None:
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    monkeypatch.setattr(tokenizer, "stdlib_sources", lambda: TEXTS)
+    monkeypatch.setattr(model, "stdlib_sources", lambda: TEXTS)
     seen: list[model.Progress] = []
     assert model.cached(SMALL, tmp_path) is None
     folder = model.make_model(SMALL, tmp_path, seen.append)
@@ -163,38 +152,16 @@ def test_training_makes_a_folder_that_generates_the_answer(
         add_special_tokens=False,
     )
     written = llama.generate(**prompt, do_sample=False, max_new_tokens=40)[0, prompt["input_ids"].shape[1] :]
-    assert tok.decode(written) == SMALL.answer + tokenizer.END
+    assert tok.decode(written) == SMALL.answer + model.END
 
 
 def test_training_that_fails_says_so_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer, "stdlib_sources", lambda: TEXTS)
+    monkeypatch.setattr(model, "stdlib_sources", lambda: TEXTS)
     with pytest.raises(model.TrainingError, match="not learnt the answer in 3 steps"):
         model.make_model(replace(SMALL, max_steps=3), tmp_path, lambda _: None)
-    with pytest.raises(model.TrainingError, match="expected at most 8 tokens, found"):
-        model.make_model(replace(SMALL, max_positions=8), tmp_path, lambda _: None)
     assert list(tmp_path.iterdir()) == []
-
-
-# --- the servers' command lines ---------------------------------------------------------------------------
-
-
-def test_server_command_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    for speculation in (server.plugin_speculation(32), server.ngram_speculation(32)):
-        command = server.vllm_command(
-            "m", 123, name="n", dtype="float32", speculation=speculation, max_model_len=4096
-        )
-        assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        assert json.loads(command[command.index("--speculative-config") + 1]) == speculation
-        assert speculation["num_speculative_tokens"] == 32
-    assert server.plugin_speculation(32)["model"] == "vllm_integration.PredictedOutputs"
-    cpu = server.vllm_environment(tmp_path, gpu=False, offline=True)
-    assert cpu["GPU_ALIGN_DEBUG_DIR"] == str(tmp_path)
-    assert (cpu["VLLM_CPU_KVCACHE_SPACE"], cpu["HF_HUB_OFFLINE"]) == ("7", "1")
-    root = Path(demo.__file__).resolve().parents[2]
-    assert str(root) in cpu["PYTHONPATH"].split(os.pathsep)
 
 
 # --- the command ----------------------------------------------------------------------------------------
@@ -283,7 +250,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setattr(preflight, "problems", list)
+    monkeypatch.setattr(demo_run, "problems", list)
     (tmp_path / "out").symlink_to(tmp_path / "nowhere" / "at" / "all")
     assert demo.run_demo(out_dir=tmp_path / "out") == 2
     (said,) = capsys.readouterr().out.splitlines()
@@ -293,10 +260,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(
 def test_what_is_missing_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    real = preflight.find_spec
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "openai" else real(name))
+    real = demo_run.find_spec
+    monkeypatch.setattr(demo_run, "find_spec", lambda name: None if name == "httpx" else real(name))
     assert demo.run_demo(out_dir=tmp_path / "out") == 2
-    assert "not installed: openai. Run: pip install -e '.[cpu,demo]'" in capsys.readouterr().out
+    assert "not installed: httpx. Run: pip install -e '.[cpu,demo]'" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 
@@ -308,6 +275,6 @@ def test_a_companion_that_does_not_fit_torch_is_named(
     for name in list(sys.modules):
         if name.partition(".")[0] == "torchaudio":
             monkeypatch.delitem(sys.modules, name)
-    (line,) = [line for line in preflight.problems() if line.startswith("torchaudio")]
+    (line,) = [line for line in demo_run.problems() if line.startswith("torchaudio")]
     assert "libcudart.so.13" in line
     assert line.endswith("pip uninstall -y torchaudio")

@@ -6,40 +6,40 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+pytest.importorskip("httpx")
 from gpu_align.step_log import Step, StepLog, dump
+from gpu_align.tools.bench.client import Answer, BenchError
+from gpu_align.tools.bench.measure import Counts, Result, Sample, Turn
 from gpu_align.tools.html import Origin
 from gpu_align.tools.html import page as html_page
 from tests.vllm_integration import demo_recording
-from vllm_integration.demo import measure, page, task
+from vllm_integration.demo import page, run
 
 # --- measuring ------------------------------------------------------------------------------------------
 
 
-def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, text: str = "ab") -> measure.Row:
-    return measure.Row(name, text, [5, 6, 7, 0], [9.0, seconds, 0.1], steps, origins=[0] * 4)
+def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, identical: bool = True) -> run.Row:
+    return run.Row(name, "ab", [5, 6, 7, 0], [9.0, seconds, 0.1], steps, identical=identical)
 
 
 @pytest.mark.parametrize(
-    ("steps", "seconds", "text", "expected"),
+    ("steps", "seconds", "identical", "expected"),
     [
-        (10, 1.9, "ab", []),
-        (11, 1.9, "ab", ["fewer verification steps"]),
-        (10, 2.0, "ab", ["expected less than 2.00 s"]),
-        (10, 1.9, "aB", ["output differs"]),
-        (40, 3.0, "", ["output differs", "fewer verification steps", "expected less than 2.00 s"]),
+        (10, 1.9, True, []),
+        (11, 1.9, True, ["fewer verification steps"]),
+        (10, 2.0, True, ["expected less than 2.00 s"]),
+        (10, 1.9, False, ["output differs"]),
+        (40, 3.0, False, ["output differs", "fewer verification steps", "expected less than 2.00 s"]),
     ],
 )
-def test_what_the_demo_promises(steps: int, seconds: float, text: str, expected: list[str]) -> None:
-    none, verbatim = _row(), _row("verbatim", steps, seconds, text)
-    measure.compare([none, verbatim])
-    found = measure.failures(none, verbatim, [none, verbatim])
+def test_what_the_demo_promises(steps: int, seconds: float, identical: bool, expected: list[str]) -> None:
+    found = run.failures([_row(), _row("verbatim", steps, seconds, identical)])
     assert len(found) == len(expected)
     assert all(part in line for part, line in zip(expected, found, strict=True))
 
@@ -54,129 +54,68 @@ def _log(num_steps: int = 3) -> StepLog:
     return StepLog("chatcmpl-1-abcd", 8, 9, 4, steps[:num_steps])
 
 
+ANSWER = Answer("ab", 4, id="chatcmpl-1", token_ids=[5, 6, 7, 0], prompt_token_ids=[1, 2])
+
+
 def test_origins_come_from_the_step_log(tmp_path: Path) -> None:
     (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
     row = _row()
-    measure.fill_from_log(row, measure.read_steps(tmp_path, "chatcmpl-1"))
-    assert row.origins == [Origin.GENERATED, Origin.PREDICTION, Origin.GENERATED, Origin.CONTEXT]
-    assert row.token_steps == [0, 1, 1, 2]
-    assert (row.steps, row.accepted, row.rejected) == (3, 2, 7)
-
-
-def test_a_step_log_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(measure.MeasurementError, match="3 tokens are not the answer's 4"):
-        measure.fill_from_log(_row(), _log(2))
-    with pytest.raises(measure.MeasurementError, match="no step log of chatcmpl-2"):
-        measure.read_steps(tmp_path, "chatcmpl-2", timeout_s=0.1)
-
-
-class _Client:
-    """Answers like the openai client; `answers` holds one (text, token ids) a request."""
-
-    def __init__(self, answers: list[tuple[str, list[int]]]) -> None:
-        self.answers = answers
-        self.bodies: list[dict[str, Any]] = []
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
-
-    def _create(self, **body: Any) -> Any:
-        self.bodies.append(body)
-        text, ids = self.answers.pop(0)
-        choice = SimpleNamespace(message=SimpleNamespace(content=text), model_extra={"token_ids": ids})
-        return SimpleNamespace(id="chatcmpl-1", choices=[choice], model_extra={"prompt_token_ids": [1, 2]})
-
-
-REQUEST = measure.Request("m", task.messages(), 64)
-
-
-ANSWER = ("ab", [5, 6, 7, 0])
-
-
-def _rounds(
-    client: _Client, folder: Path, done: list[str] | None = None, **predictions: str
-) -> list[measure.Row]:
-    made = {name: (lambda output, text=text: text or output) for name, text in predictions.items()}
-    names = done if done is not None else []
-    return measure.measure_rounds(client, REQUEST, made, folder, names.append)
-
-
-def test_a_row_without_prediction_counts_its_tokens(tmp_path: Path) -> None:
-    client = _Client([ANSWER] * measure.REPEATS)
-    (row,) = _rounds(client, tmp_path)
-    assert (row.name, row.steps, row.accepted, row.rejected) == ("none", 4, 0, 0)
-    assert row.prompt_token_ids == [1, 2]
-    assert len(row.wall_s) == measure.REPEATS
-    assert all("prediction" not in body and body["temperature"] == 0 for body in client.bodies)
-
-
-def test_each_round_sends_every_request_once(tmp_path: Path) -> None:
-    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
-    client = _Client([ANSWER] * 3 * measure.REPEATS)
-    done: list[str] = []
-    rows = _rounds(client, tmp_path, done, verbatim="", edited="before")
-    assert [row.name for row in rows] == ["none", "verbatim", "edited"]
-    assert done == ["none", "verbatim", "edited"] * measure.REPEATS
-    # As OpenAI defines it; an empty one here stands for the output without a prediction.
-    assert [body.get("prediction") for body in client.bodies[:3]] == [
-        None,
-        {"type": "content", "content": "ab"},
-        {"type": "content", "content": "before"},
-    ]
-    assert [row.prediction for row in rows] == [None, "ab", "before"]
-    assert [row.steps for row in rows] == [4, 3, 3]
-    assert all(len(row.wall_s) == measure.REPEATS for row in rows)
-    assert rows[1].by_source == {"prediction": (1, 6), "context": (1, 1)}
+    assert page.tokens_of(row) == ([Origin.GENERATED] * 4, [0, 1, 2, 3])
+    row.log = run.read_steps(tmp_path, ANSWER)
+    assert page.tokens_of(row) == (
+        [Origin.GENERATED, Origin.PREDICTION, Origin.GENERATED, Origin.CONTEXT],
+        [0, 1, 1, 2],
+    )
+    assert page.tokens_of(_row("n-gram")) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("answers", "message"),
-    [([("", [0])], "expected an answer"), ([("ab", [5, 0]), ("ac", [5, 0])], "two equal requests differ")],
+    ("num_steps", "answer", "words"),
+    [
+        (2, ANSWER, "the step log's 3 tokens are not the answer's 4"),
+        (3, replace(ANSWER, id="chatcmpl-2"), "no step log of chatcmpl-2"),
+    ],
 )
-def test_answers_that_cannot_be_measured(
-    answers: list[tuple[str, list[int]]], message: str, tmp_path: Path
+def test_a_step_log_that_does_not_fit_is_refused(
+    tmp_path: Path, num_steps: int, answer: Answer, words: str
 ) -> None:
-    with pytest.raises(measure.MeasurementError, match=message):
-        _rounds(_Client(answers + answers), tmp_path)
+    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log(num_steps)))
+    with pytest.raises(BenchError, match=words):
+        run.read_steps(tmp_path, answer, timeout_s=0.1)
 
 
-_METRICS = """\
-# HELP vllm:generation_tokens_total Number of generation tokens processed.
-vllm:generation_tokens_total{engine="0",model_name="m"} 32.0
-vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 1.2e+02
-vllm:spec_decode_num_draft_tokens_created{engine="0",model_name="m"} 1.7e+09
-vllm:spec_decode_num_accepted_tokens_total{engine="0"} 7.0
-vllm:spec_decode_num_accepted_tokens_total{engine="1"} 3.0
-"""
-
-
-def test_the_counters_of_a_server_without_a_step_log() -> None:
-    before = measure.parse_draft_counters(_METRICS)
-    assert list(before.values()) == [32, 120, 10]
-    generated, drafted, accepted = before
-    row = _row()
-    measure.fill_from_counters(row, before, {generated: 36, drafted: 125, accepted: 13})
-    # 4 tokens, of which 3 were drafts: one pass.
-    assert (row.steps, row.drafted, row.accepted, row.rejected) == (1, 5, 3, 2)
-    assert row.by_source == {"n-gram": (3, 2)}
-    for counts in ({generated: 35}, {accepted: 16}, {drafted: 110}):
-        with pytest.raises(measure.MeasurementError, match="expected 4 tokens generated"):
-            measure.fill_from_counters(row, before, {generated: 36, drafted: 125, accepted: 13, **counts})
-    with pytest.raises(measure.MeasurementError, match="counter vllm:generation_tokens_total, but it is"):
-        measure.parse_draft_counters("# nothing")
-
-
-def test_an_ngram_row_is_measured_from_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = _Client([ANSWER] * measure.REPEATS)
-    names = list(measure.parse_draft_counters(_METRICS))
-
-    def counters(url: str) -> dict[str, int]:
-        assert url == "http://x/metrics"
-        answered = measure.REPEATS - len(client.answers)
-        return dict(zip(names, (4 * answered, 8 * answered, 2 * answered), strict=True))
-
-    monkeypatch.setattr(measure, "read_draft_counters", counters)
-    row = measure.measure_ngram(client, REQUEST, "http://x/metrics", lambda name: None)
-    assert (row.name, row.steps, row.drafted, row.accepted) == ("n-gram", 2, 8, 2)
-    assert len(row.wall_s) == measure.REPEATS
+def test_rows_are_what_bench_has_measured(tmp_path: Path) -> None:
+    (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
+    drafts = Counter({("prediction", "accepted"): 1, ("prediction", "rejected"): 6})
+    counts = {
+        "none": Counts(generated=4, has_plugin=True),
+        "edited": Counts(generated=4, plugin_steps=3, drafts=drafts, has_plugin=True),
+        "n-gram": Counts(generated=4, requests=1, vllm_drafts=1, vllm_drafted=5, vllm_accepted=2),
+    }
+    gaps = {"none": [(0.1, 1)] * 3, "edited": [(0.1, 1)] * 2, "n-gram": [(0.1, 3)]}
+    result = Result()
+    for number in range(run.REPEATS):
+        for mode in counts:
+            sample = Sample(Turn(number, 1, mode), [(0, replace(ANSWER, gaps=gaps[mode]))], 0.5 + number)
+            sample.counts = counts[mode]
+            if (number, mode) == (2, "edited"):  # any round
+                sample.different = [(0, "aB")]
+            result.samples.append(sample)
+    rows = run.rows_of(result, tmp_path)
+    assert [(row.name, row.steps, row.identical) for row in rows] == [
+        ("none", 4, True),
+        ("n-gram", 2, True),
+        ("edited", 3, False),
+    ]
+    assert [row.by_source for row in rows] == [
+        {},
+        {"n-gram": {"accepted": 2, "rejected": 3}},
+        {"prediction": {"accepted": 1, "rejected": 6}},
+    ]
+    for row in rows:
+        assert (row.text, row.token_ids, row.prompt_token_ids) == ("ab", [5, 6, 7, 0], [1, 2])
+        assert (row.wall_s, row.seconds) == ([0.5, 1.5, 2.5], 1.5)
+        assert (row.log is not None) == (row.name == "edited")
 
 
 # --- the page and the table --------------------------------------------------------------------------
@@ -194,20 +133,17 @@ class _Bytes:
         return bytes([token_id])
 
 
-def _page_rows() -> list[measure.Row]:
+def _page_rows() -> list[run.Row]:
     text = 'if a<b: "&"</script>'
     ids = _Bytes().encode(text)
     num = len(ids)
-    none = measure.Row("none", text, ids, [2.0], num, origins=[0] * num, token_steps=list(range(num)))
-    origins = [Origin.GENERATED] + [Origin.PREDICTION] * (num - 2) + [Origin.CONTEXT]
-    edited = measure.Row("edited", text, ids, [1.0], 2, origins=origins, token_steps=[0] + [1] * (num - 1))
-    proposed = ids[1:]
     steps = [
         Step(0, 9, "none", [], [], 0, 0, 0, ids[:1]),
-        Step(1, 10, "context", proposed, [0.5] * (num - 1), 1, num - 1, num - 1, proposed),
+        Step(1, 10, "prediction", ids[1:3], [0.5] * 2, 1, 2, 2, ids[1:3]),
+        Step(2, 12, "context", ids[3:], [0.5] * (num - 3), 1, num - 3, num - 3, ids[3:]),
     ]
-    edited.log = StepLog("chatcmpl-1", 8, 9, 0, steps)
-    return [none, edited]
+    none = run.Row("none", text, ids, [2.0], num)
+    return [none, run.Row("edited", text, ids, [1.0], 3, log=StepLog("chatcmpl-1", 8, 9, 0, steps))]
 
 
 def test_page_escapes_and_colours() -> None:
@@ -252,23 +188,22 @@ def test_every_row_is_explained_with_its_figures(tmp_path: Path) -> None:
     assert list(said) == ["none", "n-gram", "verbatim", "edited", "unrelated"]
     edited, unrelated = rows["edited"], rows["unrelated"]
     assert (
-        f"{edited.by_source['prediction'][0]} of {edited.accepted} accepted drafts come from it"
+        f"{edited.by_source['prediction']['accepted']} of {edited.drafts('accepted')} accepted"
         in said["edited"]
     )
     assert "does not change the answer" in said["unrelated"]
-    assert unrelated.by_source["prediction"][0] == 0
-    assert f"{unrelated.by_source['context'][0]} from the prompt" in said["unrelated"]
-    for name, row in rows.items():
-        by_source = row.by_source.values()
-        assert sum(accepted for accepted, _ in by_source) == row.accepted, name
-        assert sum(rejected for _, rejected in by_source) == row.rejected, name
+    assert unrelated.by_source["prediction"]["accepted"] == 0
+    assert f"{unrelated.by_source['context']['accepted']} from the prompt" in said["unrelated"]
+    for row in (rows["verbatim"], edited, unrelated):
+        assert row.log is not None
+        assert (row.drafts("accepted"), row.drafts("rejected")) == (row.log.accepted, row.log.rejected)
 
 
 def test_the_result_as_json(tmp_path: Path) -> None:
     rows = demo_recording.rows(tmp_path)
-    found = json.loads(json.dumps(measure.result(rows, "m", 32)))
+    found = json.loads(json.dumps(run.as_json(rows, "m")))
     assert [row["prediction"] for row in found["rows"]] == [row.name for row in rows]
-    assert found["rows"][3]["by_source"]["prediction"]["accepted"] == rows[3].by_source["prediction"][0]
+    assert found["rows"][3]["by_source"] == rows[3].by_source
     assert found["rows"][0]["step_log"] is None
 
 
@@ -285,13 +220,16 @@ def test_the_terminal_table_fits_80_columns_and_shows_every_source(tmp_path: Pat
     for row in rows:
         for source, counts in row.by_source.items():
             assert source in shown
-            assert all(str(count) in shown for count in counts if count)
+            assert all(str(count) in shown for count in counts.values() if count)
 
 
 def test_table_says_when_an_output_differs() -> None:
     none = _row()
-    other = replace(_row("edited", 8, 0.5), identical=False, drafted=20, accepted=15)
-    other.by_source = {"prediction": (12, 5), "context": (3, 0)}
+    other = _row("edited", 8, 0.5, identical=False)
+    other.by_source = {
+        "prediction": {"accepted": 12, "rejected": 5},
+        "context": {"accepted": 3, "rejected": 0},
+    }
     cells = dict(zip(page.HEADER, page.cells(other, none), strict=True))
     assert cells == {
         "prediction": "edited",

@@ -1,15 +1,18 @@
-"""`make demo`: predicted outputs in a real vLLM server, in one command.
+"""`make demo`: predicted outputs in a real vLLM server, in one command. It is `bench` on a model that it trains.
 
 Importing this package imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
-from .preflight import wrong_use
-
 __all__ = ["run_demo", "wrong_use"]
+
+#: How the hub writes a model: `name` or `organisation/name`.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: bool = True) -> int:
@@ -30,3 +33,23 @@ def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: 
     from .run import run
 
     return run(model, out_dir, ngram)
+
+
+def wrong_use(model: str | None, out_dir: Path) -> str | None:
+    """Return what is wrong with the two options, or None. Loads nothing and writes nothing."""
+    try:
+        if model is not None:
+            folder = Path(model)
+            if folder.is_dir():
+                if not (folder / "config.json").is_file():
+                    return f"the model {model} is a folder without a config.json"
+            elif folder.exists() or not _HUB_NAME.fullmatch(model):
+                return f"expected a model as its folder or its Hugging Face name, found {model!r}"
+        parent = next(place for place in (out_dir, *out_dir.parents) if place.exists())
+        if not parent.is_dir():
+            return f"{out_dir}: {parent} is not a folder"
+        if not os.access(parent, os.W_OK):
+            return f"{out_dir}: {parent} cannot be written to"
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        return f"{error.filename}: {error.strerror}"
+    return None

@@ -8,14 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from . import run_demo
-from .preflight import wrong_use
-
-
-def _not_empty(text: str) -> str:
-    if not text:  # as a path it would stand for the current folder
-        raise argparse.ArgumentTypeError("expected no empty text; is a shell variable unset?")
-    return text
+from . import run_demo, wrong_use
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,19 +23,15 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m vllm_integration.demo",
         description="Predicted outputs in a real vLLM server: one edit, four predictions, one table and one page.",
     )
-    parser.add_argument(
-        "--model",
-        default=os.environ.get("MODEL") or None,
-        type=_not_empty,
-        help="a Hugging Face name or folder (default: $MODEL, else a tiny model that is made here)",
-    )
-    parser.add_argument(
-        "--out-dir", type=_not_empty, default="demo_out", metavar="DIR", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--no-ngram", action="store_true", help="leave out the second server, with vLLM's n-gram drafter"
-    )
+    model = os.environ.get("MODEL") or None
+    told = "a Hugging Face name or folder (default: $MODEL, else a tiny model that is made here)"
+    parser.add_argument("--model", default=model, help=told)
+    parser.add_argument("--out-dir", default="demo_out", metavar="DIR", help="default: %(default)s")
+    told = "leave out the second server, with vLLM's n-gram drafter"
+    parser.add_argument("--no-ngram", action="store_true", help=told)
     options = parser.parse_args(argv)
+    if "" in (options.model, options.out_dir):  # as a path it would stand for the current folder
+        parser.error("expected no empty text; is a shell variable unset?")
     out_dir = Path(options.out_dir)
     if found := wrong_use(options.model, out_dir):
         print(f"demo: {found}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The demo's own model: a small Llama that is trained to write one answer, in about a minute.
+"""The demo's own model: a byte-level BPE and a small Llama, trained in about a minute to write one answer.
 
 It can write nothing else, but its weights, tokenizer files and chat template are those of any model.
 """
@@ -8,15 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import task, tokenizer
+from . import task
 
 MARKER = "recipe.json"
+
+END, SYSTEM, USER, ASSISTANT = "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
+SPECIAL_TOKENS = (END, SYSTEM, USER, ASSISTANT)
+
+# Words with one leading mark or space, numbers by three digits, punctuation with the line ends after it,
+# white space: pieces that BPE never merges across. No piece spans two lines of code.
+PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+# A message's text starts right after its role's token: nothing that BPE could merge it with.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 class TrainingError(RuntimeError):
@@ -42,11 +56,11 @@ class ModelSpec:
     #: the least likely token of the answer must be at least this likely, so that rounding decides nothing:
     #: no other token is then likelier than 0.3
     min_probability: float = 0.7
-    prompt: str = json.dumps(task.messages())
+    prompt: str = json.dumps(task.MESSAGES)
     answer: str = task.EDITED
-    chat_template: str = tokenizer.CHAT_TEMPLATE
-    pieces: str = tokenizer.PIECES
-    special_tokens: tuple[str, ...] = tokenizer.SPECIAL_TOKENS
+    chat_template: str = CHAT_TEMPLATE
+    pieces: str = PIECES
+    special_tokens: tuple[str, ...] = SPECIAL_TOKENS
 
     def key(self) -> str:
         """Return 12 hex digits of the spec's digest."""
@@ -54,8 +68,7 @@ class ModelSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """How far training is; `learnt` of `total` answer tokens are likely enough by now."""
 
     step: int
@@ -82,7 +95,7 @@ def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[Progress], No
     transformers_logging.disable_progress_bar()  # one of our own is on the screen
     partial = Path(tempfile.mkdtemp(prefix="making-", dir=cache_dir))
     try:
-        tok = tokenizer.train_tokenizer(tokenizer.stdlib_sources(), spec.vocab_size)
+        tok = train_tokenizer(stdlib_sources(), spec.vocab_size)
         model = _train(spec, tok, report)
         tok.save_pretrained(partial)
         model.save_pretrained(partial)
@@ -95,9 +108,75 @@ def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[Progress], No
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _build(spec: ModelSpec, tok: Any) -> Any:
+def stdlib_sources() -> Iterable[str]:
+    """Yield the top-level modules of the standard library in a fixed order (about 4.7 MB)."""
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """Return a `transformers.PreTrainedTokenizerFast` of at most `vocab_size` tokens.
+
+    Lossless: decoding what was encoded gives the same text, for any text. The special tokens come first
+    (`<|end|>` is 0), then the 256 bytes. Deterministic for the same texts and version of `tokenizers`.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END,
+        pad_token=END,
+        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of `text` as it stands, without anything added around it."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """Return the ids of a chat prompt, up to where the assistant's answer begins."""
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return encode(tokenizer, text)
+
+
+def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any:
+    """Return the model once greedy generation has written the answer.
+
+    The answer is first learnt alone, which is cheap, then in its place after the prompt.
+    """
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    torch.manual_seed(spec.seed)
+    prompt = encode_chat(tok, json.loads(spec.prompt))
+    answer = [*encode(tok, spec.answer), tok.eos_token_id]
+    alone = torch.tensor([[prompt[-1], *answer[:-1]]])  # [1, L]
+    whole = torch.tensor([[*prompt, *answer[:-1]]])  # [1, P + L - 1]
+    target = torch.tensor(answer)  # [L]
     config = LlamaConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -112,28 +191,7 @@ def _build(spec: ModelSpec, tok: Any) -> Any:
         pad_token_id=tok.pad_token_id,
         dtype="float32",
     )
-    return LlamaForCausalLM(config)
-
-
-def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any:
-    """Return the model once greedy generation has written the answer.
-
-    The answer is first learnt alone, which is cheap, then in its place after the prompt.
-    """
-    import torch
-
-    torch.manual_seed(spec.seed)
-    prompt = tokenizer.encode_chat(tok, json.loads(spec.prompt))
-    answer = [*tokenizer.encode(tok, spec.answer), tok.eos_token_id]
-    if len(prompt) + len(answer) > spec.max_positions:
-        raise TrainingError(
-            f"prompt and answer: expected at most {spec.max_positions} tokens, "
-            f"found {len(prompt) + len(answer)}"
-        )
-    alone = torch.tensor([[prompt[-1], *answer[:-1]]])  # [1, L]
-    whole = torch.tensor([[*prompt, *answer[:-1]]])  # [1, P + L - 1]
-    target = torch.tensor(answer)  # [L]
-    model = _build(spec, tok)
+    model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )

@@ -10,10 +10,12 @@ from typing import Any
 
 from gpu_align.step_log import Step
 from gpu_align.tools import html
+from gpu_align.tools.html import Origin
+from gpu_align.tools.report import origin_of
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
 
 from . import task
-from .measure import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
+from .run import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
 
 HEADER = (
     "prediction",
@@ -28,36 +30,31 @@ HEADER = (
 _CAPTION = "steps: forward passes of the model, the prefill included"
 _ASSETS = Path(__file__).parent / "assets"
 
-LABELS = {
-    NONE: "no prediction",
-    NGRAM: "vLLM's n-gram",
-    VERBATIM: "verbatim",
-    EDITED: "edited",
-    UNRELATED: "unrelated",
-}
-_MEANINGS = {
-    NONE: "Without a prediction",
-    NGRAM: "vLLM's n-gram drafter",
-    VERBATIM: "Prediction: the exact answer",
-    EDITED: "Prediction: the file before the edit",
-    UNRELATED: "Prediction: an unrelated text",
+#: What a row is called where there is little room, and where there is more.
+_LABELS = {
+    NONE: ("no prediction", "Without a prediction"),
+    NGRAM: ("vLLM's n-gram", "vLLM's n-gram drafter"),
+    VERBATIM: ("verbatim", "Prediction: the exact answer"),
+    EDITED: ("edited", "Prediction: the file before the edit"),
+    UNRELATED: ("unrelated", "Prediction: an unrelated text"),
 }
 #: The case that a client has comes first.
 _CHOICES = (EDITED, VERBATIM, UNRELATED)
 
-# A small edit to start from, for whoever has none at hand.
-_BEFORE = """\
-def total(prices, rate):
-    result = 0
-    for price in prices:
-        result += price * (1 + rate)
-    return round(result, 2)
 
-
-def label(name, price):
-    return f"{name}: {price:.2f} EUR"
-"""
-_AFTER = _BEFORE.replace("rate", "tax").replace("EUR", "USD")
+def tokens_of(row: Row) -> tuple[list[int], list[int]]:
+    """An `Origin` a token, and the verification step (from 0) that produced it; empty where nobody says so."""
+    if row.name == NGRAM:  # the counters do not say which tokens were drafts
+        return [], []
+    if row.log is None:
+        return [Origin.GENERATED] * len(row.token_ids), list(range(len(row.token_ids)))
+    origins: list[int] = []
+    numbers: list[int] = []
+    for number, step in enumerate(row.log.steps):
+        origins += [origin_of(step)] * step.accepted
+        origins += [Origin.GENERATED] * (len(step.new) - step.accepted)
+        numbers += [number] * len(step.new)
+    return origins, numbers
 
 
 def cells(row: Row, none: Row) -> tuple[str, ...]:
@@ -68,25 +65,24 @@ def cells(row: Row, none: Row) -> tuple[str, ...]:
         f"{none.steps / row.steps:.1f}×",
         f"{row.seconds:.2f} s ({min(row.wall_s):.2f}–{max(row.wall_s):.2f})",
         f"{none.seconds / row.seconds:.1f}×",
-        *(_by_source(row, index) for index in (0, 1)),
+        *(_by_source(row, verdict) for verdict in ("accepted", "rejected")),
         "yes" if row.identical else "NO",
     )
 
 
-def _by_source(row: Row, index: int) -> str:
-    """Accepted (0) or rejected (1) drafts: their sum, then each source that has some."""
-    total = (row.accepted, row.rejected)[index]
-    counts = {source: count[index] for source, count in row.by_source.items() if count[index]}
+def _by_source(row: Row, verdict: str) -> str:
+    """The drafts of a verdict: their sum, then each source that has some."""
+    counts = {source: count[verdict] for source, count in row.by_source.items() if count[verdict]}
     if len(counts) > 1:
-        return f"{total} ({', '.join(f'{source} {count}' for source, count in counts.items())})"
-    return f"{total} ({next(iter(counts))})" if counts else str(total)
+        return f"{row.drafts(verdict)} ({', '.join(f'{source} {count}' for source, count in counts.items())})"
+    return f"{row.drafts(verdict)} ({next(iter(counts))})" if counts else "0"
 
 
 def explain(row: Row, none: Row) -> str:
     """Return what a row shows, in a sentence or two, with its own figures."""
     if row.name == NONE:
         return "one pass of the model for each token. All other outputs must equal this one."
-    accepted = {source: counts[0] for source, counts in row.by_source.items()}
+    accepted = {source: counts["accepted"] for source, counts in row.by_source.items()}
     own = accepted.get("prediction", 0)
     elsewhere = " and ".join(
         f"{accepted[source]} from {words}"
@@ -103,10 +99,10 @@ def explain(row: Row, none: Row) -> str:
     if row.name == EDITED:
         also = f"; {elsewhere}" if elsewhere else ""
         return (
-            f"what a client really has, the file before the edit: {own} of {row.accepted} accepted drafts "
-            f"come from it{also}. Drafts are rejected where an edit begins."
+            f"what a client really has, the file before the edit: {own} of {row.drafts('accepted')} accepted "
+            f"drafts come from it{also}. Drafts are rejected where an edit begins."
         )
-    drafted = sum(row.by_source.get("prediction", (0, 0)))
+    drafted = sum(row.by_source.get("prediction", {}).values())
     useless = f"{drafted} of its tokens were verified, {own} accepted" if drafted else "it was not used"
     rest = (
         f" What was saved does not come from it: the file stands in the prompt too, and the drafter looks "
@@ -154,64 +150,38 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
     edited = next(row for row in rows if row.name == EDITED)
     template = Template((_ASSETS / "demo.html").read_text(encoding="utf-8"))
     body = template.substitute(
-        lead=_lead(none),
-        figures=_figures(none, edited),
+        file=html.text(task.FILE_NAME),
+        num_tokens=len(none.token_ids),
+        none_steps=none.steps,
+        edited_steps=edited.steps,
+        fewer=f"{none.steps / edited.steps:.1f}",
+        none_seconds=f"{none.seconds:.2f}",
+        edited_seconds=f"{edited.seconds:.2f}",
+        faster=f"{none.seconds / edited.seconds:.1f}",
+        identical="identical" if edited.identical else "DIFFERENT",
         lanes="".join(map(_lane, rows)),
         choices="".join(_choice(row) for name in _CHOICES for row in rows if row.name == name),
-        legend=html.legend(origin for row in rows for origin in row.origins),
-        file=html.text(task.FILE_NAME),
-        instructions="".join(f"<li>{html.text(line)}</li>" for line in task.instructions()),
-        prediction_note=html.text(
-            f"The prompt holds the whole file. The client sends the file once more as the prediction. The "
-            f"answer is the whole file after the edit, {len(none.token_ids)} tokens."
-        ),
+        legend=html.legend(origin for row in rows for origin in tokens_of(row)[0]),
+        instructions="".join(f"<li>{html.text(line)}</li>" for line in task.INSTRUCTIONS),
         diff=_diff(task.ORIGINAL, none.text),
         table=html.table(HEADER, [cells(row, none) for row in rows]),
         notes="".join(f"<li><b>{row.name}</b>: {html.text(explain(row, none))}</li>" for row in rows),
-        before=html.text(_BEFORE),
-        after=html.text(_AFTER),
         num_draft_tokens=num_draft_tokens,
         outputs="".join(_outputs(row, tokenizer) for row in rows),
         facts="".join(map(html.note, facts)),
     )
     prompt = token_texts(tokenizer, none.prompt_token_ids)
     data = html.data("demo-data", {"prompt": prompt, "rows": [_row_data(row, tokenizer) for row in rows]})
-    return html.page(
-        f"The same answer in {edited.steps} passes of the model instead of {none.steps}",
-        [body, data],
-        styles=[_asset("demo.css")],
-        scripts=[_asset("replay.js"), _asset("demo.js")],
+    style, *scripts = (
+        (_ASSETS / name).read_text(encoding="utf-8") for name in ("demo.css", "replay.js", "demo.js")
     )
-
-
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-def _lead(none: Row) -> str:
-    return html.text(
-        f"A client asks a model to edit {task.FILE_NAME} and sends the file itself as a prediction of the answer. "
-        f"Without it the model runs once for each of the {len(none.token_ids)} tokens. With it, the tokens that "
-        "are likely to come next are proposed as drafts, and one pass of the model confirms all that are right. "
-        "Wrong drafts are thrown away, so the answer is what the model writes anyway."
-    )
-
-
-def _figures(none: Row, edited: Row) -> str:
-    figures = (
-        (f"{none.steps} → {edited.steps}", f"passes of the model: {none.steps / edited.steps:.1f}× fewer"),
-        (
-            f"{none.seconds:.2f} → {edited.seconds:.2f} s",
-            f"wall time on this machine: {none.seconds / edited.seconds:.1f}× faster",
-        ),
-        ("identical" if edited.identical else "DIFFERENT", "output with and without the prediction"),
-    )
-    return "".join(f"<li><b>{html.text(big)}</b>{html.text(small)}</li>" for big, small in figures)
+    title = f"The same answer in {edited.steps} passes of the model instead of {none.steps}"
+    return html.page(title, [body, data], styles=[style], scripts=scripts)
 
 
 def _lane(row: Row) -> str:
     return (
-        f'<li data-row="{row.name}"><span>{html.text(LABELS[row.name])}</span>'
+        f'<li data-row="{row.name}"><span>{html.text(_LABELS[row.name][0])}</span>'
         f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true"></svg>'
         f"<span>{row.steps} passes, {row.seconds:.2f} s</span></li>"
     )
@@ -221,7 +191,7 @@ def _choice(row: Row) -> str:
     checked = " checked" if row.name == EDITED else ""
     return (
         f'<label><input type="radio" name="row" value="{row.name}"{checked}> '
-        f"{html.text(_MEANINGS[row.name].removeprefix('Prediction: '))}</label>"
+        f"{html.text(_LABELS[row.name][1].removeprefix('Prediction: '))}</label>"
     )
 
 
@@ -239,16 +209,15 @@ def _diff(before: str, after: str) -> str:
 def _outputs(row: Row, tokenizer: TextTokenizer) -> str:
     if row.name == NGRAM:  # the server tells its counts, not its passes
         return ""
-    texts = token_texts(tokenizer, row.token_ids)
-    summary = f"{row.steps} passes, {row.seconds:.2f} s"
-    return html.details(_MEANINGS[row.name], summary, html.tokens(texts, row.origins, row.token_steps))
+    content = html.tokens(token_texts(tokenizer, row.token_ids), *tokens_of(row))
+    return html.details(_LABELS[row.name][1], f"{row.steps} passes, {row.seconds:.2f} s", content)
 
 
 def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
     """What the page's script shows of a row."""
     data: dict[str, Any] = {
         "name": row.name,
-        "label": _MEANINGS[row.name],
+        "label": _LABELS[row.name][1],
         "seconds": round(row.seconds, 6),
         "numSteps": row.steps,
     }

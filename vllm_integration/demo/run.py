@@ -1,46 +1,87 @@
-"""The demo from start to end: model, server, requests, table, page."""
+"""The demo from start to end: the model, `bench` with an edit of its own on two servers, the table, the page."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import signal
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import preflight, task
+from . import task
+
+if TYPE_CHECKING:
+    from gpu_align.step_log import StepLog
+    from gpu_align.tools.bench.client import Answer
+    from gpu_align.tools.bench.measure import Result
 
 NUM_DRAFT_TOKENS = 32
-MAX_MODEL_LEN = 4096
 MAX_TOKENS = 1536
-WARM_UP_TOKENS = 32
+REPEATS = 3
+FASTER_BY_STEPS = 4.0
 TINY_NAME = "tiny-editor"
 CACHE_DIR = Path(".cache/demo-model")
-# A model from the hub may have to be downloaded first.
-READY_TIMEOUT_S = {"tiny": 300.0, "hub": 3600.0}
-_STEPS = 6
+#: Compiling would take longer than everything else that the demo does.
+SERVER_OPTIONS = ("--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager")
+#: Seconds. Another model may have to be downloaded first.
+TINY_TIMEOUT_S, TIMEOUT_S = 300.0, 3600.0
+_NEEDED = (
+    "torch", "vllm", "transformers", "tokenizers", "rich", "yaml", "typer", "httpx", "prometheus_client",
+)  # fmt: skip
+_STEPS = 4
+
+#: The rows. All but `NGRAM` are answered by the server with the plugin; those of `PREDICTED` have a prediction.
+NONE, NGRAM, VERBATIM, EDITED, UNRELATED = ROWS = ("none", "n-gram", "verbatim", "edited", "unrelated")
+PREDICTED = (VERBATIM, EDITED, UNRELATED)
 
 
-@dataclass(frozen=True)
-class _Served:
-    """What the server needs to know about the model."""
+@dataclass
+class Row:
+    """One kind of prediction, measured `REPEATS` times.
 
-    path: str
+    Attributes:
+        text: the output of the first round, as are all but `wall_s`.
+        token_ids: its tokens, with the end token where there is one.
+        wall_s: seconds of each request, measured at the client.
+        steps: forward passes that produced tokens; the first is the prefill.
+        by_source: accepted and rejected drafts of each source that drafted.
+        identical: whether no output, of any round, differs from the one without a prediction.
+        prompt_token_ids: the prompt's tokens, as the server made them.
+        prediction: the text that was sent.
+        log: the engine's step log, where there is one.
+    """
+
     name: str
-    dtype: str
-    tiny: bool
-    gpu: bool
+    text: str
+    token_ids: list[int]
+    wall_s: list[float]
+    steps: int
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+    identical: bool = True
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prediction: str | None = None
+    log: StepLog | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Median wall time of a request."""
+        return statistics.median(self.wall_s)
+
+    def drafts(self, verdict: str) -> int:
+        """Draft tokens of all sources that were ``"accepted"`` or ``"rejected"``."""
+        return sum(counts[verdict] for counts in self.by_source.values())
 
 
 def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
     """See `vllm_integration.demo.run_demo`."""
-    if found := preflight.problems():
+    if found := problems():
         print(*(f"demo: {line}" for line in found), sep="\n")
         return 2
 
@@ -48,67 +89,138 @@ def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
 
     from gpu_align.tools.bench.client import BenchError
 
-    from .measure import MeasurementError
     from .model import TrainingError
 
     console = Console()
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _terminate_as_interrupt():
-            return _run(console, model, out_dir, ngram)
+        return _run(console, model, out_dir, ngram)
     except KeyboardInterrupt:
         console.print("\ndemo: interrupted; the server is stopped.", style="yellow")
         return 130
-    except (MeasurementError, TrainingError, BenchError, OSError) as error:
-        log = getattr(error, "log", "")
-        text = f"demo: {error}\n{log}".rstrip()
+    except (TrainingError, BenchError, OSError) as error:
+        text = f"demo: {error}\n{getattr(error, 'log', '')}".rstrip()
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def problems() -> list[str]:
+    """Return one line for everything that would stop the demo; empty when it can run."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        return [f"not installed: {', '.join(missing)}. Run: pip install -e '.[cpu,demo]'"]
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # With threads that sleep, not spin, while they wait for one another, training is two to four times
+        # faster on a busy machine. OpenMP reads this once, when torch is loaded; the server does not inherit it.
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        try:
+            importlib.import_module("torch")
+        finally:
+            del os.environ["OMP_WAIT_POLICY"]
+    from gpu_align.tools.doctor import misfits
+
+    from ..doctor import plugin
+
+    findings = [finding for finding in (*misfits(), plugin()) if finding.ok is False]
+    return [f"{finding.what}: {finding.found}. Run: {finding.fix}" for finding in findings]
 
 
 def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from rich.padding import Padding
     from rich.text import Text
 
-    from .measure import EDITED, VERBATIM, compare, failures
+    from gpu_align.tools.bench.command import measure
+    from gpu_align.tools.bench.data import Pair, Predictions
+    from gpu_align.tools.bench.measure import Result, Settings
+    from gpu_align.tools.bench.servers import NGRAM as NGRAM_DRAFTS
+    from gpu_align.tools.bench.servers import PLUGIN, Kind, Served
+    from gpu_align.tools.doctor import has_gpu
+    from gpu_align.tools.simulate import load_tokenizer
+
+    from . import page
+
+    def headline(number: int, text: str) -> None:
+        console.print(f"{number}/{_STEPS} {text}", style="bold", highlight=False)
 
     started = time.monotonic()
-    gpu = preflight.has_gpu()
     out_dir.mkdir(parents=True, exist_ok=True)
     steps_dir = out_dir / "steps"
     shutil.rmtree(steps_dir, ignore_errors=True)
     steps_dir.mkdir()
 
-    if model is None:
-        _headline(console, 1, "Model")
-        path = _tiny_model(console)
-        served = _Served(str(path), TINY_NAME, "float32", tiny=True, gpu=gpu)
-    else:
-        _headline(console, 1, f"Model: {model}")
-        dtype = os.environ.get("DEMO_DTYPE") or ("auto" if gpu else "float32")
-        served = _Served(model, model, dtype, tiny=False, gpu=gpu)
-    rows = _measure_plugin(console, served, out_dir, steps_dir)
+    headline(1, "Model" if model is None else f"Model: {model}")
+    tiny, gpu = model is None, has_gpu()
+    path, name = (str(_tiny_model(console)), TINY_NAME) if model is None else (model, model)
+    dtype = "float32" if tiny or not gpu else "auto"
+    if not tiny:
+        dtype = os.environ.get("DEMO_DTYPE") or dtype
+
+    headline(2, f"The same edit request with different predictions, {REPEATS} rounds")
+    kinds = {"server": Kind("vLLM with the plugin", PLUGIN, (NONE, *PREDICTED))}
     if ngram:
-        rows.insert(1, _measure_ngram(console, served, out_dir, steps_dir))
-    compare(rows)
+        kinds["server-ngram"] = Kind("vLLM with its own n-gram drafter", NGRAM_DRAFTS, (NGRAM,))
+    offline = {"HF_HUB_OFFLINE": "1"} if tiny else {}
+    served = Served(
+        path,
+        NUM_DRAFT_TOKENS,
+        (*SERVER_OPTIONS, "--served-model-name", name, "--dtype", dtype),
+        kinds=kinds,
+        env={"GPU_ALIGN_DEBUG_DIR": str(steps_dir.resolve()), **offline},
+        logs=out_dir,
+        body={"return_token_ids": True},
+        timeout_s=TINY_TIMEOUT_S if tiny else TIMEOUT_S,
+    )
+    modes = tuple(mode for kind in kinds.values() for mode in kind.modes)
+    settings = Settings((1,), modes, REPEATS, requests=1, max_tokens=MAX_TOKENS, fresh_prefix=False)
+    predictions: dict[str, Sequence[str]] = {EDITED: [task.ORIGINAL], UNRELATED: [task.UNRELATED]}
 
-    _headline(console, 5, "Result")
-    from .page import explain, terminal_table
+    def predict(pairs: Sequence[Pair], outputs: Sequence[str]) -> Predictions:
+        predictions[VERBATIM] = outputs
+        return Predictions(predictions, ["before"])
 
-    console.print(terminal_table(rows))
+    pair = Pair(task.FILE_NAME, "", task.ORIGINAL, prompt=task.PROMPT)
+    result = Result()
+    failure = measure(served, [pair], settings, result, predict)
+    if failure is not None:
+        raise failure
+    rows = rows_of(result, steps_dir)
     for row in rows:
-        console.print(Padding.indent(Text(f"{row.name}: {explain(row, rows[0])}"), 3))
+        row.prediction = predictions.get(row.name, [None])[0]
 
-    _headline(console, 6, "Page")
-    page = _write_page(served, rows, out_dir)
-    console.print(f"   playback, every pass, every token's source: {page}", highlight=False, soft_wrap=True)
+    headline(3, "Result")
+    console.print(page.terminal_table(rows))
+    for row in rows:
+        console.print(Padding.indent(Text(f"{row.name}: {page.explain(row, rows[0])}"), 3))
 
-    by_name = {row.name: row for row in rows}
-    found = failures(rows[0], by_name[VERBATIM], rows)
+    headline(4, "Page")
+    machine = "GPU" if gpu else "CPU"
+    facts = [
+        f"Model {name}, {dtype}, {machine}; up to {NUM_DRAFT_TOKENS} drafts a pass; temperature 0.",
+        f"Times: the median of {REPEATS} (shortest to longest), measured by the client.",
+        f"The requests are sent in turn, in {REPEATS} rounds.",
+        "A pass is a forward pass of the model: a verification step in the step log.",
+    ]
+    if ngram:
+        facts.append(
+            "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, after the first, "
+            "with vLLM's default window. Its passes and drafts are taken from /metrics."
+        )
+    table = json.dumps(as_json(rows, name), indent=1) + "\n"
+    (out_dir / "demo.json").write_text(table, encoding="utf-8")
+    written = out_dir / "demo.html"
+    written.write_text(page.render(rows, load_tokenizer(path), facts, NUM_DRAFT_TOKENS), encoding="utf-8")
+    console.print(
+        f"   playback, every pass, every token's source: {written}", highlight=False, soft_wrap=True
+    )
+
+    found = failures(rows)
     # Another model promises no speed, and in a shorter float type the batch's shape may flip an argmax.
-    failed = bool(found) if served.tiny else served.dtype == "float32" and not all(r.identical for r in rows)
+    failed = bool(found) if tiny else dtype == "float32" and not all(row.identical for row in rows)
     for line in found:
         console.print(f"   {'FAILED' if failed else 'note'}: {line}", style="red", markup=False)
-    edited = by_name[EDITED]
+    edited = next(row for row in rows if row.name == EDITED)
     console.print(
         f"Demo {'failed' if failed else 'done'} in {time.monotonic() - started:.0f} s. With the file before the "
         f"edit as the prediction: {rows[0].steps} → {edited.steps} passes of the model, "
@@ -119,123 +231,8 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     return int(failed)
 
 
-def _serve(
-    console: Any,
-    served: _Served,
-    speculation: Mapping[str, Any],
-    log: Path,
-    steps_dir: Path,
-    use: Callable[[str], Any],
-) -> Any:
-    """Return what `use(url)` returns while a server with `speculation` runs."""
-    from rich.text import Text
-
-    from gpu_align.tools.bench.servers import HOST, ServerProcess, free_port
-
-    from .server import vllm_command, vllm_environment
-
-    port = free_port()
-    command = vllm_command(
-        served.path,
-        port,
-        name=served.name,
-        dtype=served.dtype,
-        speculation=speculation,
-        max_model_len=MAX_MODEL_LEN,
-    )
-    env = vllm_environment(steps_dir, gpu=served.gpu, offline=served.tiny)
-    url = f"http://{HOST}:{port}"
-    plain = {"markup": False, "highlight": False, "soft_wrap": True}
-    console.print(f"   {' '.join(command)}", style="dim", **plain)
-    with ServerProcess(command, url, log, env) as server:
-        beat = _Beat(15.0)
-        with console.status("   starting …") as status:
-
-            def tick(seconds: float) -> None:
-                text = f"starting, {seconds:.0f} s: {server.last_line()}"
-                if console.is_terminal:
-                    status.update(Text("   " + text[:90]))
-                elif beat():
-                    console.print("   " + text[:90], **plain)
-
-            took = server.wait_ready(READY_TIMEOUT_S["tiny" if served.tiny else "hub"], tick)
-        console.print(f"   ready on {url} after {took:.0f} s; log: {log}", highlight=False, soft_wrap=True)
-        try:
-            return use(url)
-        except Exception:
-            server.check_alive()  # a dead server explains more than the error of its client
-            raise
-
-
-def _measure_plugin(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> list[Any]:
-    from .measure import EDITED, REPEATS, UNRELATED, VERBATIM, measure_rounds
-    from .server import plugin_speculation
-
-    _headline(console, 2, "vLLM server with the plugin")
-
-    def use(url: str) -> list[Any]:
-        _headline(console, 3, f"The same edit request, four predictions, {REPEATS} rounds")
-        predictions = {
-            VERBATIM: lambda output: output,
-            EDITED: lambda _: task.ORIGINAL,
-            UNRELATED: lambda _: task.UNRELATED,
-        }
-        with _requests(console, url, served, 4 * REPEATS) as (client, request, done):
-            return measure_rounds(client, request, predictions, steps_dir, done)
-
-    rows: list[Any] = _serve(
-        console, served, plugin_speculation(NUM_DRAFT_TOKENS), out_dir / "server.log", steps_dir, use
-    )
-    return rows
-
-
-def _measure_ngram(console: Any, served: _Served, out_dir: Path, steps_dir: Path) -> Any:
-    from .measure import REPEATS, measure_ngram
-    from .server import ngram_speculation
-
-    _headline(console, 4, "The same request to a vLLM server with its own n-gram drafter")
-
-    def use(url: str) -> Any:
-        with _requests(console, url, served, REPEATS) as (client, request, done):
-            return measure_ngram(client, request, f"{url}/metrics", done)
-
-    speculation = ngram_speculation(NUM_DRAFT_TOKENS)
-    return _serve(console, served, speculation, out_dir / "server-ngram.log", steps_dir, use)
-
-
-@contextmanager
-def _requests(
-    console: Any, url: str, served: _Served, num: int
-) -> Iterator[tuple[Any, Any, Callable[[str], None]]]:
-    """A client, the request, and what to call after each of `num` requests; a first one has warmed the server."""
-    from openai import OpenAI, OpenAIError
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from .measure import MeasurementError, Request, send
-
-    client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=1800)
-    request = Request(served.name, task.messages(), MAX_TOKENS)
-    columns = (
-        TextColumn("   {task.description:<32}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    try:
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("warm-up", total=1 + num)
-            send(client, replace(request, max_tokens=WARM_UP_TOKENS), None)
-            progress.advance(bar)
-
-            def done(name: str) -> None:
-                progress.update(bar, description=name, advance=1)
-
-            yield client, request, done
-    except OpenAIError as error:
-        raise MeasurementError(f"the server refused a request: {error}") from error
-
-
 def _tiny_model(console: Any) -> Path:
+    """The folder of the tiny model, made if it is not there."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from . import model
@@ -245,88 +242,112 @@ def _tiny_model(console: Any) -> Path:
     if folder is not None:
         console.print(f"   {folder} (made by an earlier run)", highlight=False)
         return folder
-    console.print(
-        "   making a tiny Llama that learns this one edit by heart, about a minute on two cores",
-        soft_wrap=True,
-    )
-    columns = (
-        TextColumn("   {task.description:<26}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} tokens learnt  loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-    )
-    beat = _Beat(10.0)
+    told = "   making a tiny Llama that learns this one edit by heart, about a minute on two cores"
+    console.print(told, soft_wrap=True)
+    learnt = TextColumn("{task.completed:.0f}/{task.total:.0f} tokens learnt  loss {task.fields[loss]:.3f}")
+    columns = (TextColumn("   {task.description:<26}"), BarColumn(), learnt, TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("tokenizer, from the stdlib", total=1, loss=float("nan"))
 
         def report(now: model.Progress) -> None:
             stage = "answer after the prompt" if now.with_prompt else "answer alone"
             progress.update(bar, description=stage, total=now.total, completed=now.learnt, loss=now.loss)
-            if not console.is_terminal and beat():
-                console.print(
-                    f"   {stage}: step {now.step}, loss {now.loss:.3f}, {now.learnt}/{now.total} learnt"
-                )
 
-        folder = model.make_model(spec, CACHE_DIR, report)
-    console.print(f"   {folder}", highlight=False, soft_wrap=True)
-    return folder
+        return model.make_model(spec, CACHE_DIR, report)
 
 
-def _write_page(served: _Served, rows: list[Any], out_dir: Path) -> Path:
-    from gpu_align.tools.simulate import load_tokenizer
+def rows_of(result: Result, steps_dir: Path) -> list[Row]:
+    """Return what `bench` has measured as rows, in the order of `ROWS`.
 
-    from .measure import NGRAM, result
-    from .page import render
+    Raises:
+        BenchError: the engine has not logged the steps of a request with a prediction, or other tokens.
+    """
+    from gpu_align.step_log import SOURCES
+    from gpu_align.tools.bench.measure import Counts
 
-    machine = "GPU" if served.gpu else "CPU"
-    times = len(rows[0].wall_s)
-    facts = [
-        f"Model {served.name}, {served.dtype}, {machine}; up to {NUM_DRAFT_TOKENS} drafts a pass; temperature 0.",
-        f"Times: the median of {times} (shortest to longest), measured by the client.",
-        f"The requests are sent in turn, in {times} rounds.",
-        "A pass is a forward pass of the model: a verification step in the step log.",
-    ]
-    if any(row.name == NGRAM for row in rows):
-        facts.append(
-            "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, after the first, "
-            "with vLLM's default window. Its passes and drafts are taken from /metrics."
+    rows = []
+    for name in ROWS:
+        samples = [sample for sample in result.samples if sample.turn.mode == name]
+        if not samples:
+            continue
+        [(_, answer)], counts = samples[0].answers, samples[0].counts or Counts()
+        drafted = counts.by_source()
+        by_source = {source: drafted[source] for source in SOURCES if source in drafted}
+        if name == NGRAM and counts.vllm_drafted:
+            by_source = {NGRAM: {"accepted": counts.accepted, "rejected": counts.rejected}}
+        rows.append(
+            Row(
+                name,
+                answer.text,
+                answer.token_ids,
+                [sample.seconds for sample in samples],
+                samples[0].steps,
+                by_source,
+                not any(sample.different for sample in samples),
+                answer.prompt_token_ids,
+                log=read_steps(steps_dir, answer) if name in PREDICTED else None,
+            )
         )
-    (out_dir / "demo.json").write_text(
-        json.dumps(result(rows, served.name, NUM_DRAFT_TOKENS), indent=1) + "\n", encoding="utf-8"
-    )
-    page = out_dir / "demo.html"
-    page.write_text(render(rows, load_tokenizer(served.path), facts, NUM_DRAFT_TOKENS), encoding="utf-8")
-    return page
+    return rows
 
 
-def _headline(console: Any, number: int, text: str) -> None:
-    console.print(f"{number}/{_STEPS} {text}", style="bold", highlight=False)
+def read_steps(steps_dir: Path, answer: Answer, timeout_s: float = 10.0) -> StepLog:
+    """Return the step log of the request that was answered, waiting for it to be written.
+
+    Raises:
+        BenchError: there is none after `timeout_s`, or its tokens are not the answer's.
+    """
+    from gpu_align.step_log import read_step_log
+    from gpu_align.tools.bench.client import BenchError
+
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for path in steps_dir.glob(f"{answer.id}-*.yaml"):
+            log = read_step_log(path)
+            if not log.finished:  # with GPU_ALIGN_DEBUG_LIVE there is a file before
+                continue
+            ids = [token for step in log.steps for token in step.new]
+            if ids != answer.token_ids:
+                found = f"the step log's {len(ids)} tokens are not the answer's {len(answer.token_ids)}"
+                raise BenchError(f"{answer.id}: {found}")
+            return log
+        time.sleep(0.05)
+    raise BenchError(f"no step log of {answer.id} in {steps_dir}: the server ignored the prediction")
 
 
-class _Beat:
-    """True at most once every `seconds`: a log file gets a line where a terminal has a moving bar."""
+def as_json(rows: Sequence[Row], model: str) -> dict[str, Any]:
+    """The rows as `demo.json` has them."""
+    return {
+        "model": model,
+        "num_draft_tokens": NUM_DRAFT_TOKENS,
+        "rows": [
+            {
+                "prediction": row.name,
+                "output_tokens": len(row.token_ids),
+                "steps": row.steps,
+                "wall_s": [round(seconds, 6) for seconds in row.wall_s],
+                "by_source": row.by_source,
+                "identical": row.identical,
+                "step_log": None if row.log is None else row.log.request_id,
+            }
+            for row in rows
+        ],
+    }
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._last = time.monotonic()
 
-    def __call__(self) -> bool:
-        now = time.monotonic()
-        if now - self._last < self._seconds:
-            return False
-        self._last = now
-        return True
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the demo the way Ctrl-C does, so that the server is stopped then too."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Return one line for each expectation that is not met; empty when the demo has succeeded."""
+    none, verbatim = (next(row for row in rows if row.name == name) for name in (NONE, VERBATIM))
+    differs = "the output differs from the one without a prediction"
+    found = [f"{row.name}: {differs}" for row in rows if not row.identical]
+    if none.steps < FASTER_BY_STEPS * verbatim.steps:
+        found.append(
+            f"{verbatim.name}: expected at least {FASTER_BY_STEPS:g}× fewer verification steps "
+            f"than {none.steps}, found {verbatim.steps}"
+        )
+    if verbatim.seconds >= none.seconds:
+        found.append(
+            f"{verbatim.name}: expected less than {none.seconds:.2f} s, the time without a prediction, "
+            f"found {verbatim.seconds:.2f} s"
+        )
+    return found

@@ -1,12 +1,12 @@
-"""The edit that the demo asks for: an original file, an instruction, and the edited file.
+"""The edit that the demo asks for: an original file, instructions, and the edited file.
 
-`EDITED` is not written out by hand. It is `ORIGINAL` with `EDITS` applied one after another, so that the
-instruction in the prompt, the list of edits and the expected answer cannot drift apart.
+`EDITED` is `ORIGINAL` with `EDITS` applied one after another, so that the prompt and the expected answer cannot
+drift apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import reduce
 
 FILE_NAME = "garden.py"
 
@@ -94,19 +94,10 @@ if __name__ == "__main__":
 '''
 
 
-@dataclass(frozen=True)
-class Edit:
-    """Replace every occurrence of `old` by `new`; `old` must occur exactly `count` times."""
-
-    instruction: str
-    old: str
-    new: str
-    count: int = 1
-
-
+#: What is asked for, and which text becomes which, wherever it occurs.
 EDITS = (
-    Edit("change the constant DRY to 0.35", "DRY = 0.30", "DRY = 0.35"),
-    Edit(
+    ("change the constant DRY to 0.35", "DRY = 0.30", "DRY = 0.35"),
+    (
         "delete the method export, the old controller is gone",
         '''\
     def export(self):
@@ -120,9 +111,9 @@ EDITS = (
 ''',
         "",
     ),
-    Edit("rename the method pick to driest", "pick()", "driest()", count=2),
-    Edit("rename the method pick to driest", "def pick(self)", "def driest(self)"),
-    Edit(
+    ("rename the method pick to driest", "pick()", "driest()"),
+    ("rename the method pick to driest", "def pick(self)", "def driest(self)"),
+    (
         "after draw, insert a method days_left(self, daily) into Tank",
         """\
         self.level -= amount
@@ -139,7 +130,7 @@ EDITS = (
         return int(self.level // daily)
 ''',
     ),
-    Edit(
+    (
         "print the days left at the end of main",
         """    print(f"{garden.tank.level:.1f} litres left")\n""",
         """\
@@ -169,42 +160,13 @@ property is kept for a month at the ticket window, umbrellas for a year, because
 """
 
 
-def apply_edits(source: str, edits: tuple[Edit, ...] = EDITS) -> str:
-    """Return `source` with the edits applied in order.
+EDITED = reduce(lambda text, edit: text.replace(edit[1], edit[2]), EDITS, ORIGINAL)
 
-    Raises ValueError when the text of an edit does not occur exactly `count` times at its turn.
-    """
-    for edit in edits:
-        found = source.count(edit.old)
-        if found != edit.count:
-            raise ValueError(
-                f"edit {edit.instruction!r}: expected {edit.old!r} {edit.count} times, found {found}"
-            )
-        source = source.replace(edit.old, edit.new)
-    return source
-
-
-EDITED = apply_edits(ORIGINAL)
-
-
-def instructions(edits: tuple[Edit, ...] = EDITS) -> list[str]:
-    """Return what to change, each instruction once."""
-    return list(dict.fromkeys(edit.instruction for edit in edits))
-
-
-def instruction(edits: tuple[Edit, ...] = EDITS) -> str:
-    """Return the numbered list of what to change."""
-    return "\n".join(f"{number}. {text}" for number, text in enumerate(instructions(edits), start=1))
-
-
-def messages() -> list[dict[str, str]]:
-    """Return the chat request: one user message with the file and what to change in it."""
-    return [
-        {
-            "role": "user",
-            "content": (
-                f"Here is {FILE_NAME}:\n\n{ORIGINAL}\nEdit it:\n{instruction()}\n\n"
-                "Answer with the whole edited file and nothing else: no Markdown fence, no explanation."
-            ),
-        }
-    ]
+#: Each once: a rename is two edits.
+INSTRUCTIONS = list(dict.fromkeys(instruction for instruction, _, _ in EDITS))
+_NUMBERED = "\n".join(f"{number}. {text}" for number, text in enumerate(INSTRUCTIONS, start=1))
+PROMPT = (
+    f"Here is {FILE_NAME}:\n\n{ORIGINAL}\nEdit it:\n{_NUMBERED}\n\n"
+    "Answer with the whole edited file and nothing else: no Markdown fence, no explanation."
+)
+MESSAGES = [{"role": "user", "content": PROMPT}]

@@ -46,20 +46,23 @@ class Answer:
         text: the whole text, reasoning included.
         output_tokens: as the server counts them, without billed rejections.
         ttft_s: seconds from sending the request to the first piece.
-        gaps: seconds since the piece before, and tokens, of each piece after the first.
         first_tokens: tokens of the first piece.
+        gaps: seconds since the piece before, and tokens, of each piece after the first.
         accepted, rejected: prediction tokens as `usage` has them, None where it does not.
-        seconds: from sending the request to its end.
+        id: the server's name of the request.
+        token_ids, prompt_token_ids: where they were asked for.
     """
 
-    text: str
-    output_tokens: int
-    ttft_s: float
-    seconds: float
-    gaps: list[tuple[float, int]] = field(default_factory=list)
+    text: str = ""
+    output_tokens: int = 0
+    ttft_s: float = 0.0
     first_tokens: int = 1
+    gaps: list[tuple[float, int]] = field(default_factory=list)
     accepted: int | None = None
     rejected: int | None = None
+    id: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
 
     def token_gaps_s(self) -> list[float]:
         """Inter-token latencies: the time before a piece, divided evenly among its tokens."""
@@ -78,15 +81,6 @@ class Alternatives:
     logprobs: list[tuple[str, float]]
 
 
-@dataclass(frozen=True)
-class Model:
-    """One entry of ``/v1/models``."""
-
-    id: str
-    root: str
-    vllm: bool
-
-
 class Client:
     """One server and one model on it.
 
@@ -96,59 +90,60 @@ class Client:
         timeout_s: the longest wait for a piece of an answer.
         fresh_prefix: whether each request gets a `cache_salt` of its own, so that vLLM's prefix cache does not
             spare its prefill.
+        body: further fields of each request.
     """
 
     def __init__(
-        self, base_url: str, api_key: str | None, timeout_s: float, *, fresh_prefix: bool = True
+        self,
+        base_url: str,
+        api_key: str | None,
+        timeout_s: float,
+        *,
+        fresh_prefix: bool = True,
+        body: Mapping[str, Any] | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self.model = ""
+        #: set by `choose_model`: what to ask for, the name or folder it was loaded from, and whether this is vLLM
+        self.model = self.root = ""
         self.vllm = False
         self._fresh_prefix = fresh_prefix
-        headers = {} if not api_key else {"Authorization": f"Bearer {api_key}"}
+        self._more = dict(body or {})
         self._http = httpx.AsyncClient(
-            headers=headers,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
         await self._http.aclose()
 
-    async def models(self) -> list[Model]:
-        """Return what the server serves.
-
-        Raises:
-            BenchError: nobody answers, the key is refused, or the answer is not that of an OpenAI server.
-        """
-        response = await self._get(f"{self.base_url}/models", timeout_s=15.0)
-        try:
-            entries = response.json()["data"]
-            return [
-                Model(str(e["id"]), str(e.get("root") or e["id"]), e.get("owned_by") == "vllm")
-                for e in entries
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BenchError(
-                f"{self.base_url}/models: expected a list of models, found {response.text[:80]!r}"
-            ) from error
-
-    async def choose_model(self, name: str | None) -> Model:
+    async def choose_model(self, name: str | None) -> None:
         """Take the model of this name, or the only one.
 
         Raises:
-            BenchError: the server does not serve it, or serves several and none is named.
+            BenchError: nobody answers, the key is refused, or this is no OpenAI server; the model is not served,
+                or several are and none is named.
         """
-        found = await self.models()
-        known = ", ".join(model.id for model in found) or "no model"
+        url, timeout = f"{self.base_url}/models", httpx.Timeout(15.0, connect=CONNECT_TIMEOUT_S)
+        try:
+            response = await self._http.get(url, timeout=timeout)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise self._unreachable(error) from error
+        if response.status_code != 200:
+            raise self._refused(response)
+        try:
+            found = {str(entry["id"]): entry for entry in response.json()["data"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise BenchError(f"{url}: expected a list of models, found {response.text[:80]!r}") from error
+        known = ", ".join(found) or "no model"
         if name is None and len(found) != 1:
             raise BenchError(f"--model: {self.base_url} serves {known}: name one", usage=True)
-        chosen = next((model for model in found if name in (None, model.id)), None)
-        if chosen is None:
+        self.model = next(iter(found)) if name is None else name
+        if self.model not in found:
             raise BenchError(f"--model: {self.base_url} serves {known}, not {name!r}", usage=True)
-        self.model, self.vllm = chosen.id, chosen.vllm
-        return chosen
+        chosen = found[self.model]
+        self.root, self.vllm = str(chosen.get("root") or self.model), chosen.get("owned_by") == "vllm"
 
     async def metrics(self) -> str | None:
         """Return the page at ``/metrics``; None where there is none."""
@@ -178,10 +173,9 @@ class Client:
         if prediction is not None:
             body["prediction"] = {"type": "content", "content": prediction}
         started = last = time.perf_counter()
-        answer = Answer("", 0, 0.0, 0.0)
+        answer = Answer()
         counted = 0
         texts: list[str] = []
-        arrived = False
         counts_by_piece = False
         try:
             async with self._http.stream("POST", f"{self.base_url}/chat/completions", json=body) as response:
@@ -194,33 +188,34 @@ class Client:
                         raise BenchError(f"{self.base_url}: the stream broke off: {_message(event)}")
                     choices, usage = event.get("choices") or [], event.get("usage") or {}
                     tokens = usage.get("completion_tokens")
-                    if choices and tokens is not None:
-                        counts_by_piece = True
+                    counts_by_piece |= bool(choices) and tokens is not None
                     if tokens is not None and (choices or not counts_by_piece):
                         answer.output_tokens = tokens
-                    _take_usage(answer, usage)
+                    _take(answer, event, choices, usage)
                     text = _text(choices)
                     new = answer.output_tokens - counted if counts_by_piece else int(bool(text))
                     if new <= 0 and not text:
                         continue
                     counted += max(new, 0)
-                    texts.append(text)
-                    if arrived:
+                    if texts:
                         answer.gaps.append((now - last, max(new, 1)))
                     else:
-                        arrived, answer.ttft_s, answer.first_tokens = True, now - started, max(new, 1)
+                        answer.ttft_s, answer.first_tokens = now - started, max(new, 1)
+                    texts.append(text)
                     last = now
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        answer.text, answer.seconds = "".join(texts), time.perf_counter() - started
-        if not arrived or not answer.output_tokens:
+        answer.text = "".join(texts)
+        if not texts or not answer.output_tokens:
             raise BenchError(
                 f"{self.base_url}: expected a stream with text and usage, found {len(texts)} pieces"
             )
-        if (
-            not counts_by_piece and answer.gaps
-        ):  # usage came at the end only: the tokens, spread over the pieces
-            answer.gaps = _spread(answer.gaps, answer.output_tokens - answer.first_tokens)
+        if not counts_by_piece and answer.gaps:
+            # Usage came at the end only: the tokens, at least one each, are spread over the pieces.
+            pieces = len(answer.gaps)
+            total = max(answer.output_tokens - answer.first_tokens, pieces)
+            ends = [i * total // pieces for i in range(pieces + 1)]
+            answer.gaps = [(seconds, ends[i + 1] - ends[i]) for i, (seconds, _) in enumerate(answer.gaps)]
         return answer
 
     async def alternatives(
@@ -249,16 +244,7 @@ class Client:
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
         if self.vllm and self._fresh_prefix:
             body["cache_salt"] = uuid.uuid4().hex
-        return body
-
-    async def _get(self, url: str, timeout_s: float) -> httpx.Response:
-        try:
-            response = await self._http.get(url, timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S))
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise self._unreachable(error) from error
-        if response.status_code != 200:
-            raise self._refused(response)
-        return response
+        return body | self._more
 
     def _unreachable(self, error: Exception) -> BenchError:
         return BenchError(f"{self.base_url}: no answer: {str(error) or type(error).__name__}")
@@ -302,20 +288,18 @@ def _text(choices: Sequence[Mapping[str, Any]]) -> str:
     return "".join(delta.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
 
 
-def _take_usage(answer: Answer, usage: Mapping[str, Any]) -> None:
+def _take(
+    answer: Answer, event: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]
+) -> None:
+    """What an event says besides its text."""
+    answer.id = event.get("id") or answer.id
+    answer.prompt_token_ids += event.get("prompt_token_ids") or []
+    if choices:
+        answer.token_ids += choices[0].get("token_ids") or []
     details = usage.get("completion_tokens_details") or {}
     if details.get("accepted_prediction_tokens") is not None:
         answer.accepted = int(details["accepted_prediction_tokens"])
         answer.rejected = int(details.get("rejected_prediction_tokens") or 0)
-
-
-def _spread(gaps: Sequence[tuple[float, int]], tokens: int) -> list[tuple[float, int]]:
-    """The gaps with `tokens` tokens spread over them, at least one each."""
-    tokens = max(tokens, len(gaps))
-    return [
-        (seconds, (i + 1) * tokens // len(gaps) - i * tokens // len(gaps))
-        for i, (seconds, _) in enumerate(gaps)
-    ]
 
 
 def _message(body: Any) -> str:

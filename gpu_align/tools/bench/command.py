@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shlex
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,10 +19,9 @@ from ...errors import MissingExtraError
 from ..console import check_outputs, counted, print_table, progress_bar, refuse
 
 if TYPE_CHECKING:
-    from .data import Pair
-    from .measure import Result, Settings
+    from .data import Choice, Pair, Predictions
+    from .measure import Advance, Result, Settings
     from .servers import Attached, Served
-
 
 _INTERRUPTED = 130
 _EXAMPLES = """Examples:
@@ -131,67 +132,144 @@ def bench_command(
 ) -> None:
     """Measure what predictions save on a server: tokens a second, latencies, steps, identical answers."""
     try:
-        from . import measure as plan
-        from . import servers as stages
+        from . import servers
         from .client import BenchError
-        from .measure import Result
+        from .measure import MODES, Result, Settings, parse_concurrency, parse_modes
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("httpx", "prometheus_client"):
             raise
         raise MissingExtraError("gpu-align bench", package, "cli") from error
 
-    check_outputs(
-        {"--json": json_out, "--html": html_out},
-        [path for path in (dataset, before, after) if path is not None],
-    )
+    sources = [path for path in (dataset, before, after) if path is not None]
+    check_outputs({"--json": json_out, "--html": html_out}, sources)
+    if (base_url is None) == (serve is None):
+        refuse(f"expected --base-url URL or --serve MODEL, found {'neither' if base_url is None else 'both'}")
+    given, absent = ("--base-url", "--serve") if serve is None else ("--serve", "--base-url")
+    for option, value, owner in (
+        ("--compare-url", compare_url, "--base-url"),
+        ("--model", model, "--base-url"),
+        ("--vllm-args", repr(vllm_args) if vllm_args else None, "--serve"),
+        ("--together", together or None, "--serve"),
+    ):
+        if value is not None and owner == absent:
+            refuse(f"{option}{'' if value is True else f': {value}'} is for {owner}, not for {given}")
+    if prediction not in ("auto", "before", "output"):
+        refuse(f"--prediction: expected auto, before or output, found {prediction!r}")
     result = Result()
     try:
-        where = _where(base_url, serve, compare_url, model, api_key, num_draft_tokens, vllm_args, together)
-        settings = plan.Settings(
-            concurrency=plan.parse_concurrency(concurrency)
-            if concurrency is not None
-            else plan.Settings.concurrency,
-            modes=_modes(modes, serve, compare_url),
+        where: Attached | Served
+        if serve is None:
+            urls = {"--base-url": base_url, "--compare-url": compare_url}
+            for option, url in urls.items():
+                if url is not None and not re.fullmatch(r"\s*https?://.*/v1/*\s*", url):
+                    example = "such as http://localhost:8000/v1"
+                    refuse(f"{option}: expected a URL that ends in /v1, {example}, found {url!r}")
+                urls[option] = url and url.strip().rstrip("/")
+            where = servers.Attached(urls["--base-url"] or "", urls["--compare-url"], model, api_key)
+        else:
+            if not serve.strip():
+                refuse(f"--serve: expected a model's name or folder, found {serve!r}")
+            try:
+                where = servers.Served(serve, num_draft_tokens, tuple(shlex.split(vllm_args)), together)
+            except ValueError as error:
+                refuse(f"--vllm-args: {error}, found {vllm_args!r}")
+        can_ngram = serve is not None or compare_url is not None
+        all_modes = tuple(mode for mode in MODES if mode != "ngram" or can_ngram)
+        chosen = all_modes if modes is None else parse_modes(modes)
+        if "ngram" in chosen and not can_ngram:
+            refuse("--modes: ngram needs --compare-url, a server with vLLM's n-gram drafts, or --serve")
+        if compare_url is not None and "ngram" not in chosen:
+            refuse(f"--compare-url: {compare_url} is for the mode ngram, found --modes {modes}")
+        settings = Settings(
+            concurrency=parse_concurrency(concurrency) if concurrency is not None else Settings.concurrency,
+            modes=chosen,
             rounds=rounds,
             requests=requests or 0,
             max_tokens=max_tokens,
-            prediction=_choice(prediction),
+            prediction=cast("Choice", prediction),
             tie_margin=tie_margin,
             timeout_s=timeout,
             fresh_prefix=not prefix_cache,
         )
-        source, found = _pairs(dataset, from_git, before, after, instruction, pairs)
+        source, edits = _edits(dataset, from_git, before, after, instruction, pairs)
         result.about = {
             "version": __version__,
             "model": model,
             "tokenizer": None,
-            "settings": settings.as_json(),
-            "data": {"source": source, "pairs": len(found)},
+            "settings": asdict(settings),
+            "data": {"source": source, "pairs": len(edits)},
         }
-        if isinstance(where, stages.Served):
+        if isinstance(where, servers.Served):
             result.about["serve"] = {
                 "num_draft_tokens": where.num_draft_tokens,
                 "arguments": list(where.arguments),
                 "together": where.together,
             }
-        failure = _measure(where, settings, found, result)
+        failure = measure(where, edits, settings, result)
     except BenchError as error:
         refuse(str(error))
     _finish(result, json_out, html_out, failure)
 
 
-def _measure(
-    where: Attached | Served, settings: Settings, pairs: list[Pair], result: Result
+def _edits(
+    dataset: Path | None,
+    from_git: tuple[str, str] | None,
+    before: Path | None,
+    after: Path | None,
+    instruction: str | None,
+    limit: int,
+) -> tuple[str, list[Pair]]:
+    """Where the edits come from in words, and the edits."""
+    from . import data
+
+    given = {"--dataset": dataset, "--from-git": from_git, "--before": before}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        refuse(f"expected one of --dataset, --from-git and --before, found {' and '.join(named)}")
+    for option, value in (("--after", after), ("--instruction", instruction)):
+        if value is not None and before is None:
+            refuse(f"{option}: {value} needs --before")
+    if dataset is not None:
+        return dataset.name, data.read_pairs(dataset)
+    if from_git is not None:
+        repo, revisions = from_git
+        return f"git {revisions}", data.pairs_from_git(Path(repo), revisions, limit)
+    if before is not None:
+        return before.name, [data.pair_of_files(before, after, instruction)]
+    return data.SHIPPED, data.shipped_pairs()
+
+
+def measure(
+    where: Attached | Served,
+    pairs: Sequence[Pair],
+    settings: Settings,
+    result: Result,
+    predict: Callable[[Sequence[Pair], Sequence[str]], Predictions] | None = None,
 ) -> BaseException | None:
-    """Run it, and return what ended it: None, a BenchError, or an interruption."""
+    """Fill `result`, with a progress bar on stderr.
+
+    SIGINT, SIGTERM and SIGHUP stop what was started.
+
+    Args:
+        where, pairs, settings, result, predict: of a `Session`.
+
+    Returns:
+        What ended it: None, a BenchError, or a KeyboardInterrupt.
+
+    Raises:
+        BenchError: an option is wrong, so that nothing was measured.
+    """
     from .client import BenchError
     from .measure import Session
     from .servers import Attached, run_attached, run_served
 
-    requests = Session(pairs, settings, result, lambda name, done: None).expected_requests(settings.modes)
-    with progress_bar("measuring", requests) as advance:
-        session = Session(pairs, settings, result, advance)
+    async def run(session: Session, advance: Advance) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if task is not None:
+                with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                    loop.add_signal_handler(number, task.cancel)
 
         def say(text: str, seconds: float) -> None:
             if seconds == 0.0:
@@ -199,11 +277,14 @@ def _measure(
             else:
                 advance(f"{text}: starting, {seconds:.0f} s", 0)
 
-        work = (
-            run_attached(where, session) if isinstance(where, Attached) else run_served(where, session, say)
-        )
+        if isinstance(where, Attached):
+            await run_attached(where, session)
+        else:
+            await run_served(where, session, say)
+
+    with progress_bar("measuring", settings.num_requests(len(pairs))) as advance:
         try:
-            _run_until_signal(work)
+            asyncio.run(run(Session(pairs, settings, result, advance, predict), advance))
         except BenchError as error:
             if error.usage:
                 raise
@@ -214,26 +295,11 @@ def _measure(
     return None
 
 
-def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine; SIGINT, SIGTERM and SIGHUP cancel it, so that it stops what it has started."""
-
-    async def run() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if task is not None:
-                with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-                    loop.add_signal_handler(number, task.cancel)
-        await work
-
-    asyncio.run(run())
-
-
 def _finish(
     result: Result, json_out: Path | None, html_out: Path | None, failure: BaseException | None
 ) -> None:
     """Write what there is, print it, and leave with the exit code of what happened."""
     from . import page
-    from . import page as table
 
     try:
         if json_out is not None:
@@ -242,17 +308,15 @@ def _finish(
             html_out.write_text(page.render(result.as_json()), encoding="utf-8")
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror or error}")
-    runs = result.runs()
-    if runs:
+    if runs := result.runs():
         title = f"{result.about.get('model')}, {result.about['data']['source']}"
-        words = table.LABEL_COLUMNS
-        print_table(title, table.SPEED, table.speed_rows(runs), words=words, folded="speed-up")
-        console = print_table("", table.STEPS, table.step_rows(runs), words=words, folded="identical")
-        for sentence in (table.LEGEND, *table.verdict(runs), *result.notes):
+        words = page.LABEL_COLUMNS
+        print_table(title, page.SPEED, page.speed_rows(runs), words=words, folded="speed-up")
+        console = print_table("", page.STEPS, page.step_rows(runs), words=words, folded="identical")
+        for sentence in (page.LEGEND, *page.verdict(runs), *result.notes):
             console.print(sentence, soft_wrap=True, highlight=False, markup=False)
-    for written in (json_out, html_out):
-        if written is not None:
-            typer.echo(f"wrote {written}")
+    for written in filter(None, (json_out, html_out)):
+        typer.echo(f"wrote {written}")
     if isinstance(failure, KeyboardInterrupt):
         finished = counted(len(result.samples), "turn")
         typer.echo(f"interrupted: {finished} of the plan finished, no process is left", err=True)
@@ -262,90 +326,6 @@ def _finish(
         if log := getattr(failure, "log", ""):
             typer.echo(log, err=True)
         raise typer.Exit(1)
-
-
-def _where(
-    base_url: str | None,
-    serve: str | None,
-    compare_url: str | None,
-    model: str | None,
-    api_key: str | None,
-    num_draft_tokens: int,
-    vllm_args: str,
-    together: bool,
-) -> Attached | Served:
-    from .measure import check_url
-    from .servers import Attached, Served
-
-    if (base_url is None) == (serve is None):
-        found = "neither" if base_url is None else "both"
-        refuse(f"expected --base-url URL or --serve MODEL, found {found}")
-    if serve is not None:
-        for option, value in (("--compare-url", compare_url), ("--model", model)):
-            if value is not None:
-                refuse(f"{option}: {value} is for --base-url, not for --serve")
-        if not serve.strip():
-            refuse(f"--serve: expected a model's name or folder, found {serve!r}")
-        try:
-            arguments = tuple(shlex.split(vllm_args))
-        except ValueError as error:
-            refuse(f"--vllm-args: {error}, found {vllm_args!r}")
-        return Served(serve, num_draft_tokens, arguments, together)
-    if vllm_args:
-        refuse(f"--vllm-args: {vllm_args!r} is for --serve, not for --base-url")
-    if together:
-        refuse("--together is for --serve, not for --base-url")
-    other = None if compare_url is None else check_url("--compare-url", compare_url)
-    return Attached(check_url("--base-url", base_url or ""), other, model, api_key)
-
-
-def _modes(text: str | None, serve: str | None, compare_url: str | None) -> tuple[str, ...]:
-    from .measure import MODES, parse_modes
-
-    can_ngram = serve is not None or compare_url is not None
-    if text is None:
-        return tuple(mode for mode in MODES if mode != "ngram" or can_ngram)
-    modes = parse_modes(text)
-    if "ngram" in modes and not can_ngram:
-        refuse("--modes: ngram needs --compare-url, a server with vLLM's n-gram drafts, or --serve")
-    if compare_url is not None and "ngram" not in modes:
-        refuse(f"--compare-url: {compare_url} is for the mode ngram, found --modes {text}")
-    return modes
-
-
-def _choice(text: str) -> Any:
-    if text not in ("auto", "before", "output"):
-        refuse(f"--prediction: expected auto, before or output, found {text!r}")
-    return text
-
-
-def _pairs(
-    dataset: Path | None,
-    from_git: tuple[str, str] | None,
-    before: Path | None,
-    after: Path | None,
-    instruction: str | None,
-    limit: int,
-) -> tuple[str, list[Pair]]:
-    """The edits, and where they come from in words."""
-    from . import data
-
-    given = {"--dataset": dataset, "--from-git": from_git, "--before": before}
-    named = [option for option, value in given.items() if value is not None]
-    if len(named) > 1:
-        refuse(f"expected one of --dataset, --from-git and --before, found {' and '.join(named)}")
-    if before is None:
-        for option, value in (("--after", after), ("--instruction", instruction)):
-            if value is not None:
-                refuse(f"{option}: {value} needs --before")
-    if dataset is not None:
-        return dataset.name, data.read_pairs(dataset)
-    if from_git is not None:
-        repo, revisions = from_git
-        return f"git {revisions}", data.pairs_from_git(Path(repo), revisions, limit)
-    if before is not None:
-        return before.name, [data.pair_of_files(before, after, instruction)]
-    return data.SHIPPED, data.shipped_pairs()
 
 
 bench_command.__doc__ = f"{bench_command.__doc__}\n\n{_EXAMPLES}"

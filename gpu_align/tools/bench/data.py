@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import gzip
-import io
-import json
+import itertools
 import math
 import random
 import re
-import subprocess
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of
 from .client import BenchError
 
 #: Files of a Git history beyond this size are left out.
 MAX_FILE_BYTES = 48 * 1024
 SHIPPED = "the shipped set"
-
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -50,28 +44,57 @@ class Pair:
         return [{"role": "user", "content": content}]
 
 
-def read_pairs(path: Path) -> list[Pair]:
+def read_pairs(path: Path, source: str = "") -> list[Pair]:
     """Read ``{"id", "instruction", "before", "after"?, "prompt"?}``, one JSON object a line, plain or gzipped.
 
     Empty lines are skipped, unknown fields ignored.
 
+    Args:
+        path: the file.
+        source: how messages call it, ``--dataset: PATH`` if empty.
+
     Raises:
         BenchError: the file cannot be read, has no pair, or a line is none; names the line.
     """
+    source = source or f"--dataset: {path}"
+    pairs: list[Pair] = []
+    lines: dict[str, int] = {}
     try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+        for line, fields in json_lines(path):
+            pair = Pair(
+                identifier_of(line, fields),
+                _text(line, fields, "instruction"),
+                _text(line, fields, "before"),
+                None if fields.get("after") is None else _text(line, fields, "after"),
+                None if fields.get("prompt") is None else _text(line, fields, "prompt"),
+            )
+            if pair.id in lines:
+                raise RecordError(line, f'"id": {pair.id!r} is also that of line {lines[pair.id]}')
+            lines[pair.id] = line
+            pairs.append(pair)
     except OSError as error:
-        raise BenchError(f"--dataset: {path}: {error.strerror or error}", usage=True) from error
-    except (EOFError, zlib.error) as error:
-        raise BenchError(f"--dataset: {path}: damaged gzip data ({error})", usage=True) from error
-    return _parse_lines(text, f"--dataset: {path}")
+        raise BenchError(f"{source}: {error.strerror or error}", usage=True) from error
+    except RecordError as error:
+        raise BenchError(f"{source}: {error}", usage=True) from error
+    if not pairs:
+        raise BenchError(f"{source}: expected at least one pair, found none", usage=True)
+    return pairs
+
+
+def _text(line: int, fields: Mapping[str, Any], name: str) -> str:
+    if name not in fields:
+        raise RecordError(line, f'field "{name}" is missing')
+    value = fields[name]
+    if not isinstance(value, str):
+        raise RecordError(line, f'"{name}": expected a string, found {kind_of(value)}')
+    if not value.strip():
+        raise RecordError(line, f'"{name}": expected a text, found an empty one')
+    return value
 
 
 def shipped_pairs() -> list[Pair]:
     """Return the edits that come with the package."""
-    text = resources.files("gpu_align.tools.bench").joinpath("pairs.jsonl").read_bytes()
-    return _parse_lines(text, SHIPPED)
+    return read_pairs(Path(__file__).with_name("pairs.jsonl"), SHIPPED)
 
 
 def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> Pair:
@@ -102,62 +125,27 @@ def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
     Raises:
         BenchError: Git is missing or refuses the range, or the range has no modified text file.
     """
-    if revisions.startswith("-"):
-        raise BenchError(f"--from-git: expected a range such as HEAD~50.., found {revisions!r}", usage=True)
-    found = list(_limited(_git_pairs(repo, revisions), limit))
+
+    def text_of(raw: bytes) -> str | None:
+        try:
+            return None if b"\0" in raw else raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+
+    edits = git_edits("--from-git", repo, revisions, MAX_FILE_BYTES, text_of)
+    try:
+        found = [
+            Pair(f"{e.commit}:{e.path}", f"Change the file {e.path}: {e.subject}", e.before, e.after)
+            for e in itertools.islice(edits, limit)
+        ]
+    except EditError as error:
+        raise BenchError(str(error), usage=True) from error
     if not found:
         raise BenchError(
             f"--from-git: {revisions} has no modified text file of at most {MAX_FILE_BYTES:,} bytes",
             usage=True,
         )
     return found
-
-
-def _limited(pairs: Iterator[Pair], limit: int) -> Iterator[Pair]:
-    for _, pair in zip(range(limit), pairs, strict=False):
-        yield pair
-
-
-def _git_pairs(repo: Path, revisions: str) -> Iterator[Pair]:
-    log = _git(repo, "log", "--no-merges", "--format=%H %s", "--end-of-options", revisions, "--").decode(
-        "utf-8", "replace"
-    )
-    for line in log.splitlines():
-        commit, _, subject = line.partition(" ")
-        raw = _git(repo, "diff-tree", "-r", "-z", "--root", "--no-commit-id", "--diff-filter=M", commit)
-        fields = raw.decode("utf-8", "surrogateescape").split("\0")
-        for meta, name in zip(fields[::2], fields[1::2], strict=False):
-            old_mode, new_mode, old, new, _ = meta.lstrip(":").split()
-            if not (old_mode.startswith("100") and new_mode.startswith("100")):
-                continue  # a link or a submodule
-            before, after = _blob(repo, old), _blob(repo, new)
-            if before and after and before != after:
-                shown = name.encode("utf-8", "replace").decode()
-                yield Pair(f"{commit[:10]}:{shown}", f"Change the file {shown}: {subject}", before, after)
-
-
-def _blob(repo: Path, name: str) -> str | None:
-    """The text of a blob; None when it is too long or no text."""
-    if int(_git(repo, "cat-file", "-s", name)) > MAX_FILE_BYTES:
-        return None
-    data = _git(repo, "cat-file", "blob", name)
-    try:
-        return None if b"\0" in data else data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def _git(repo: Path, *arguments: str) -> bytes:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(repo), *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-    except OSError as error:
-        raise BenchError(f"--from-git needs git: {error.strerror or error}", usage=True) from error
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise BenchError(f"--from-git: {repo}: git: {said[0].removeprefix('fatal: ')}", usage=True)
-    return done.stdout
 
 
 def _text_file(path: Path, option: str) -> str:
@@ -173,67 +161,8 @@ def _text_file(path: Path, option: str) -> str:
 
 def _instruction_of(before: str, after: str) -> str:
     """What to ask for when only the texts are known: the edit itself, as a diff."""
-    import difflib
-
     diff = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", n=1, lineterm="")
     return "Apply this diff to the text below.\n\n" + "\n".join(diff)
-
-
-def _parse_lines(raw: bytes, source: str) -> list[Pair]:
-    pairs: list[Pair] = []
-    lines: dict[str, int] = {}
-    for number, line in enumerate(io.BytesIO(raw.removeprefix(b"\xef\xbb\xbf")), start=1):
-        if not line.strip():
-            continue
-        try:
-            pair = _parse(line)
-        except ValueError as error:
-            raise BenchError(f"{source}: line {number}: {error}", usage=True) from error
-        if pair.id in lines:
-            raise BenchError(
-                f'{source}: line {number}: "id": {pair.id!r} is also that of line {lines[pair.id]}',
-                usage=True,
-            )
-        lines[pair.id] = number
-        pairs.append(pair)
-    if not pairs:
-        raise BenchError(f"{source}: expected at least one pair, found none", usage=True)
-    return pairs
-
-
-def _parse(line: bytes) -> Pair:
-    try:
-        fields = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"expected UTF-8, found byte 0x{line[error.start]:02x}") from error
-    except RecursionError as error:
-        raise ValueError("expected one JSON object, found brackets nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"expected one JSON object ({error})") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"expected a JSON object, found {type(fields).__name__}")
-    identifier = fields.get("id")
-    if isinstance(identifier, bool) or not isinstance(identifier, (str, int)):
-        raise ValueError('"id": expected a string or an integer' + _found(fields, "id"))
-    texts = (_text(fields, "instruction"), _text(fields, "before"))
-    return Pair(str(identifier), *texts, _optional(fields, "after"), _optional(fields, "prompt"))
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise ValueError(f'"{name}": expected a string{_found(fields, name)}')
-    if not value.strip():
-        raise ValueError(f'"{name}": expected a text, found an empty one')
-    return value
-
-
-def _optional(fields: Mapping[str, Any], name: str) -> str | None:
-    return None if fields.get(name) is None else _text(fields, name)
-
-
-def _found(fields: Mapping[str, Any], name: str) -> str:
-    return f", found {type(fields[name]).__name__}" if name in fields else ", found no such field"
 
 
 Choice = Literal["auto", "before", "output"]
@@ -257,17 +186,15 @@ _WORDS = re.findall(
 
 @dataclass(frozen=True)
 class Predictions:
-    """A prediction and a useless one for each pair, and a sentence on where they come from.
+    """What each mode sends, and a sentence on where the predictions come from.
 
     Attributes:
-        useful: [P] one a pair.
-        unrelated: [P] of about the same lengths.
-        sources: [P] ``"before"`` or ``"output"``.
+        texts: mode → [P] one a pair; modes that send none are not there.
+        sources: [P] of `prediction`: ``"before"`` or ``"output"``.
     """
 
-    useful: list[str]
-    unrelated: list[str]
-    sources: list[str]
+    texts: Mapping[str, Sequence[str]]
+    sources: Sequence[str]
 
     def sentence(self) -> str:
         """Say where the predictions come from."""
@@ -284,7 +211,7 @@ class Predictions:
 
 
 def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choice) -> Predictions:
-    """Choose a prediction for each pair, after the first run.
+    """Choose a prediction and a useless one of about its length for each pair, after the first run.
 
     Args:
         pairs: [P] the edits.
@@ -298,7 +225,7 @@ def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choi
         sources.append("before" if before else "output")
         useful.append(pair.before if before else edited(output, pair))
     unrelated = [unrelated_text(len(text), pair.id) for text, pair in zip(useful, pairs, strict=True)]
-    return Predictions(useful, unrelated, sources)
+    return Predictions({"prediction": useful, "unrelated": unrelated}, sources)
 
 
 def resemblance(output: str, text: str) -> float:

@@ -7,8 +7,9 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ class Settings:
         rounds: how often each combination is measured.
         requests: requests of one combination in one round; 0: the pairs once, and at least two each stream.
         max_tokens: the most output tokens of a request.
-        prediction: which predictions to send, see `predictions.make_predictions`.
+        prediction: which predictions to send, see `make_predictions`.
         tie_margin: the largest difference of two log probabilities that counts as a near tie.
         timeout_s: the longest wait for a piece of an answer.
         fresh_prefix: whether each request is prefilled anew.
@@ -53,9 +54,10 @@ class Settings:
         """Return the number of requests of one turn."""
         return self.requests or max(pairs, 2 * concurrency)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the settings as they are written to a file."""
-        return asdict(self)
+    def num_requests(self, pairs: int) -> int:
+        """Return how many requests the first run and all turns send."""
+        each = sum(self.requests_at(streams, pairs) for streams in self.concurrency)
+        return pairs + each * len(self.modes) * self.rounds
 
 
 class Turn(NamedTuple):
@@ -80,54 +82,25 @@ def turns(modes: Sequence[str], concurrency: Sequence[int], rounds: int) -> Iter
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
-    """Read ``none,prediction``.
-
-    Raises:
-        BenchError: a name is none of `MODES`, or there is none.
-    """
+    """Read ``none,prediction``; a name that is none of `MODES`, or no name at all, raises BenchError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in MODES]:
-        raise BenchError(f"--modes: expected some of {','.join(MODES)}, found {unknown[0]!r}", usage=True)
-    if not names:
-        raise BenchError(f"--modes: expected some of {','.join(MODES)}, found {text!r}", usage=True)
+    unknown = [name for name in names if name not in MODES]
+    if unknown or not names:
+        found = unknown[0] if unknown else text
+        raise BenchError(f"--modes: expected some of {','.join(MODES)}, found {found!r}", usage=True)
     return tuple(mode for mode in MODES if mode in names)
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:
-    """Read ``1,8,32``.
-
-    Raises:
-        BenchError: something is no number from 1 to `MAX_CONCURRENCY`.
-    """
-    numbers = []
-    for word in text.split(","):
-        number = int(word) if word.strip().isascii() and word.strip().isdigit() and len(word) < 9 else 0
-        if not 1 <= number <= MAX_CONCURRENCY:
-            raise BenchError(
-                f"--concurrency: expected numbers from 1 to {MAX_CONCURRENCY} as in 1,8,32, found {text!r}",
-                usage=True,
-            )
-        numbers.append(number)
-    return tuple(dict.fromkeys(numbers))
-
-
-def check_url(option: str, url: str) -> str:
-    """Return the URL without a slash at its end.
-
-    Raises:
-        BenchError: it is no HTTP URL that ends in ``/v1``.
-    """
-    found = url.strip().rstrip("/")
-    if (
-        not found.startswith(("http://", "https://"))
-        or not found.endswith("/v1")
-        or len(found.split("/")) < 4
-    ):
+    """Read ``1,8,32``; what is no number from 1 to `MAX_CONCURRENCY` raises BenchError."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0 for word in words]
+    if not all(1 <= number <= MAX_CONCURRENCY for number in numbers):
         raise BenchError(
-            f"{option}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {url!r}",
+            f"--concurrency: expected numbers from 1 to {MAX_CONCURRENCY} as in 1,8,32, found {text!r}",
             usage=True,
         )
-    return found
+    return tuple(dict.fromkeys(numbers))
 
 
 #: How long `/metrics` may lag behind the last answer.
@@ -137,16 +110,15 @@ REST_S = 0.5
 _POLL_S = 0.05
 
 
-_COUNTERS = frozenset(
-    {
-        "vllm:generation_tokens_total",
-        "vllm:request_success_total",
-        "gpu_align_steps_total",
-        "vllm:spec_decode_num_drafts_total",
-        "vllm:spec_decode_num_draft_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-    }
-)
+#: Counters of `/metrics`, and what they are called here.
+_COUNTERS = {
+    "vllm:generation_tokens_total": "generated",
+    "vllm:request_success_total": "requests",
+    "vllm:spec_decode_num_drafts_total": "vllm_drafts",
+    "vllm:spec_decode_num_draft_tokens_total": "vllm_drafted",
+    "vllm:spec_decode_num_accepted_tokens_total": "vllm_accepted",
+    "gpu_align_steps_total": "plugin_steps",
+}
 
 
 @dataclass(frozen=True)
@@ -155,41 +127,32 @@ class Counts:
 
     Attributes:
         generated: output tokens of all requests.
-        plugin_steps: forward passes that produced tokens of a request that gets drafts (our plugin's counter).
-        drafts: draft tokens that the plugin verified, by (source, verdict).
-        vllm_drafted, vllm_accepted: draft tokens as vLLM counts them, also after an answer's end.
-        vllm_drafts: steps of a request that verified draft tokens, as vLLM counts them.
         requests: finished requests.
+        plugin_steps: forward passes that produced tokens of a request that gets drafts (our plugin's counter).
+        vllm_drafts: steps of a request that verified draft tokens, as vLLM counts them.
+        vllm_drafted, vllm_accepted: draft tokens as vLLM counts them, also after an answer's end.
+        drafts: draft tokens that the plugin verified, by (source, verdict).
         has_plugin: whether the server has our plugin's counters.
         has_drafts: whether it has vLLM's counters of speculative decoding.
         info: labels of `gpu_align_info`, empty where there is none.
     """
 
     generated: int = 0
+    requests: int = 0
     plugin_steps: int = 0
-    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    vllm_drafts: int = 0
     vllm_drafted: int = 0
     vllm_accepted: int = 0
-    vllm_drafts: int = 0
-    requests: int = 0
+    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
     has_plugin: bool = False
     has_drafts: bool = False
     info: dict[str, str] = field(default_factory=dict)
 
     def since(self, before: Counts) -> Counts:
         """Return what was counted after `before`."""
+        numbers = {name: getattr(self, name) - getattr(before, name) for name in _COUNTERS.values()}
         drafts = Counter({key: n - before.drafts[key] for key, n in self.drafts.items()})
-        return Counts(
-            self.generated - before.generated,
-            self.plugin_steps - before.plugin_steps,
-            drafts,
-            self.vllm_drafted - before.vllm_drafted,
-            self.vllm_accepted - before.vllm_accepted,
-            self.vllm_drafts - before.vllm_drafts,
-            self.requests - before.requests,
-            self.has_plugin,
-            self.has_drafts,
-        )
+        return Counts(**numbers, drafts=drafts, has_plugin=self.has_plugin, has_drafts=self.has_drafts)
 
     @property
     def accepted(self) -> int:
@@ -224,34 +187,21 @@ class Counts:
 
 
 def parse(text: str) -> Counts:
-    """Read the counters of a `/metrics` page, summed over engines and API servers.
-
-    Raises:
-        ValueError: it is no such page.
-    """
-    totals: Counter[str] = Counter()
+    """Read the counters of a `/metrics` page, summed over engines and API servers; else ValueError."""
+    numbers: Counter[str] = Counter()
     drafts: Counter[tuple[str, str]] = Counter()
     has_plugin, info = False, {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name in _COUNTERS:
-                totals[sample.name] += int(sample.value)
             has_plugin |= sample.name.startswith("gpu_align_")
-            if sample.name == "gpu_align_draft_tokens_total":
+            if name := _COUNTERS.get(sample.name):
+                numbers[name] += int(sample.value)
+            elif sample.name == "gpu_align_draft_tokens_total":
                 drafts[sample.labels["source"], sample.labels["verdict"]] += int(sample.value)
             elif sample.name == "gpu_align_info":
                 info = dict(sample.labels)
     return Counts(
-        totals["vllm:generation_tokens_total"],
-        totals["gpu_align_steps_total"],
-        drafts,
-        totals["vllm:spec_decode_num_draft_tokens_total"],
-        totals["vllm:spec_decode_num_accepted_tokens_total"],
-        totals["vllm:spec_decode_num_drafts_total"],
-        totals["vllm:request_success_total"],
-        has_plugin,
-        "vllm:spec_decode_num_drafts_total" in totals,
-        info,
+        **numbers, drafts=drafts, has_plugin=has_plugin, has_drafts="vllm_drafts" in numbers, info=info
     )
 
 
@@ -297,27 +247,22 @@ class Sample:
 
     Attributes:
         turn: which.
-        requests: answered requests.
+        answers: (pair, answer) of each request.
         seconds: wall time from the first request to the last answer.
-        output_tokens: of all answers.
-        ttft_s: one a request.
-        token_gaps_s: inter-token latencies, see `client.Answer.token_gaps_s`.
-        piece_gaps_s: the time before each piece after the first, as a reader sees it.
         counts: what `/metrics` counted meanwhile; None without one.
-        usage: accepted and rejected prediction tokens by `usage`; None where no answer had them.
         different: (pair, text) of each answer that is not the first run's.
     """
 
     turn: Turn
-    requests: int = 0
+    answers: list[tuple[int, Answer]] = field(default_factory=list)
     seconds: float = 0.0
-    output_tokens: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    token_gaps_s: list[float] = field(default_factory=list)
-    piece_gaps_s: list[float] = field(default_factory=list)
     counts: Counts | None = None
-    usage: tuple[int, int] | None = None
     different: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(answer.output_tokens for _, answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
@@ -327,9 +272,11 @@ class Sample:
     @property
     def steps(self) -> int:
         """Verification steps. vLLM's own drafts are not counted by step; no step sends more than one piece."""
-        found = 0 if self.counts is None else self.counts.steps
-        exact = self.counts is None or self.counts.has_plugin or not self.counts.vllm_drafts
-        return found if exact else max(found, self.requests + len(self.piece_gaps_s))
+        if self.counts is None:
+            return 0
+        exact = self.counts.has_plugin or not self.counts.vllm_drafts
+        pieces = sum(1 + len(answer.gaps) for _, answer in self.answers)
+        return self.counts.steps if exact else max(self.counts.steps, pieces)
 
 
 @dataclass
@@ -372,44 +319,33 @@ class Result:
 
     def _run(self, mode: str, concurrency: int) -> dict[str, Any]:
         samples = [s for s in self.samples if (s.turn.mode, s.turn.concurrency) == (mode, concurrency)]
+        answers = [answer for sample in samples for _, answer in sample.answers]
         tokens = sum(sample.output_tokens for sample in samples)
-        seconds = sum(sample.seconds for sample in samples)
-        different = [key for sample in samples for key in sample.different]
-        near = sum(self.verdicts.get(key) == "near-tie" for key in different)
-        run: dict[str, Any] = {
+        verdicts = [self.verdicts.get(key) for sample in samples for key in sample.different]
+        # The worst verdict of all answers; None while one has not been checked.
+        identical = next((v for v in ("no", None, "near-tie") if v in verdicts), "yes")
+        return {
             "mode": mode,
             "concurrency": concurrency,
-            "requests": sum(sample.requests for sample in samples),
+            "requests": len(answers),
             "output_tokens": tokens,
-            "tokens_per_s": round(tokens / seconds, 2),
-            "ttft_ms": _percentiles([s for sample in samples for s in sample.ttft_s]),
-            "itl_ms": _percentiles([s for sample in samples for s in sample.token_gaps_s]),
+            "tokens_per_s": round(tokens / sum(sample.seconds for sample in samples), 2),
+            "ttft_ms": _percentiles([answer.ttft_s for answer in answers]),
+            "itl_ms": _percentiles([gap for answer in answers for gap in answer.token_gaps_s()]),
             **_drafts(samples),
-            "identical": self._identical(different),
-        }
-        run |= {
-            "different": len(different),
-            "near_ties": near,
-            "piece_ms": _percentiles([s for sample in samples for s in sample.piece_gaps_s]),
+            "identical": identical,
+            "different": len(verdicts),
+            "near_ties": verdicts.count("near-tie"),
+            "piece_ms": _percentiles([seconds for answer in answers for seconds, _ in answer.gaps]),
             "speed_up": self._speed_up(samples),
             "rounds": [{"seconds": round(s.seconds, 4), "output_tokens": s.output_tokens} for s in samples],
         }
-        return run
-
-    def _identical(self, different: Sequence[tuple[int, str]]) -> Verdict | None:
-        """The worst verdict of all answers; None while one has not been checked."""
-        verdicts = {self.verdicts.get(key) for key in different}
-        if "no" in verdicts:
-            return "no"
-        return None if None in verdicts else "near-tie" if verdicts else "yes"
 
     def _speed_up(self, samples: Sequence[Sample]) -> dict[str, float] | None:
         """Tokens a second as a multiple of mode none in the same round: median, least, largest."""
-        none = {
-            (s.turn.round, s.turn.concurrency): s.tokens_per_s for s in self.samples if s.turn.mode == "none"
-        }
-        keys = [(sample.turn.round, sample.turn.concurrency) for sample in samples]
-        ratios = [s.tokens_per_s / none[key] for s, key in zip(samples, keys, strict=True) if key in none]
+        rates = {s.turn: s.tokens_per_s for s in self.samples if s.turn.mode == "none"}
+        pairs = [(sample, rates.get(sample.turn._replace(mode="none"))) for sample in samples]
+        ratios = [sample.tokens_per_s / rate for sample, rate in pairs if rate is not None]
         if not ratios or samples[0].turn.mode == "none":
             return None
         values = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
@@ -418,32 +354,33 @@ class Result:
 
 def _drafts(samples: Sequence[Sample]) -> dict[str, Any]:
     """Steps, accepted and rejected draft tokens: of `/metrics`, else of `usage`, else None."""
-    counts = [sample.counts for sample in samples]
-    if all(count is not None for count in counts):
-        known = [count for count in counts if count is not None]
+    counts = [sample.counts for sample in samples if sample.counts is not None]
+    if len(counts) == len(samples):
         sources: dict[str, Counter[str]] = {}
-        for count in known:
+        for count in counts:
             for source, verdicts in count.by_source().items():
                 sources.setdefault(source, Counter()).update(verdicts)
         return {
             "steps": sum(sample.steps for sample in samples),
-            "accepted": sum(count.accepted for count in known),
-            "rejected": sum(count.rejected for count in known),
+            "accepted": sum(count.accepted for count in counts),
+            "rejected": sum(count.rejected for count in counts),
             "by_source": {source: dict(verdicts) for source, verdicts in sources.items()},
         }
-    usages = [sample.usage for sample in samples]
-    if any(usage is not None for usage in usages):
-        accepted, rejected = (sum(usage[i] for usage in usages if usage is not None) for i in (0, 1))
-        return {"steps": None, "accepted": accepted, "rejected": rejected}
-    return {"steps": None, "accepted": None, "rejected": None}
+    known = [answer for sample in samples for _, answer in sample.answers if answer.accepted is not None]
+    return {
+        "steps": None,
+        "accepted": sum(answer.accepted or 0 for answer in known) if known else None,
+        "rejected": sum(answer.rejected or 0 for answer in known) if known else None,
+    }
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     """p50, p90, p99 in milliseconds; None without values."""
-    if not seconds:
-        return {f"p{p}": None for p in PERCENTILES}
-    found: Iterator[float] = iter(np.percentile(seconds, PERCENTILES).tolist())
-    return {f"p{p}": round(value * 1000, 3) for p, value in zip(PERCENTILES, found, strict=True)}
+    found = np.percentile(seconds, PERCENTILES).tolist() if seconds else [None] * len(PERCENTILES)
+    return {
+        f"p{p}": None if value is None else round(value * 1000, 3)
+        for p, value in zip(PERCENTILES, found, strict=True)
+    }
 
 
 #: Called with what is being done and the number of requests that are now finished.
@@ -454,9 +391,6 @@ FIRST_RUN_STREAMS = 8
 WARM_UP_TOKENS = 32
 #: The client's share of a core beyond which its own work is part of the latencies.
 BUSY = 0.85
-_UNMEASURED = (
-    "no /metrics of vLLM at {url}: steps are unknown, and accepted and rejected are those of `usage`."
-)
 
 
 class Session:
@@ -467,20 +401,24 @@ class Session:
         settings: how to measure.
         result: what is filled.
         advance: the progress.
+        predict: makes the predictions of the pairs and the outputs of the first run; None: `make_predictions`.
     """
 
-    def __init__(self, pairs: Sequence[Pair], settings: Settings, result: Result, advance: Advance) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        settings: Settings,
+        result: Result,
+        advance: Advance,
+        predict: Callable[[Sequence[Pair], Sequence[str]], Predictions] | None = None,
+    ) -> None:
         self.pairs = list(pairs)
         self.settings = settings
         self.result = result
         self._advance = advance
+        self._predict = predict or partial(make_predictions, choice=settings.prediction)
         self._outputs: list[str] = []
-        self._predictions = Predictions([], [], [])
-
-    def expected_requests(self, modes: Sequence[str]) -> int:
-        """Return how many requests the first run and all turns send."""
-        each = sum(self.settings.requests_at(c, len(self.pairs)) for c in self.settings.concurrency)
-        return len(self.pairs) + each * len(modes) * self.settings.rounds
+        self._predictions: Mapping[str, Sequence[str]] = {}
 
     async def stage(self, clients: Mapping[str, Client]) -> None:
         """Measure all modes of one stage, interleaved. The first stage begins with the first run.
@@ -517,11 +455,12 @@ class Session:
         kept = sorted(outputs)
         self.pairs = [self.pairs[index] for index in kept]
         self._outputs = [outputs[index] for index in kept]
-        self._predictions = make_predictions(self.pairs, self._outputs, self.settings.prediction)
-        predicted = {"pairs": len(kept), "before": self._predictions.sources.count("before")}
-        self.result.about["predictions"] = predicted | {"output": self._predictions.sources.count("output")}
+        predictions = self._predict(self.pairs, self._outputs)
+        self._predictions = predictions.texts
+        before, after = (predictions.sources.count(source) for source in ("before", "output"))
+        self.result.about["predictions"] = {"pairs": len(kept), "before": before, "output": after}
         if "prediction" in self.settings.modes:
-            self.result.note(self._predictions.sentence())
+            self.result.note(predictions.sentence())
 
     async def _warm_up(self, mode: str, client: Client) -> None:
         streams = max(self.settings.concurrency)
@@ -537,20 +476,17 @@ class Session:
         """Send the requests of one turn; `/metrics` is read before and after."""
         requests = self.settings.requests_at(turn.concurrency, len(self.pairs))
         sample = Sample(turn)
-        answers: list[tuple[int, Answer]] = []
         name = f"{turn.mode}, {turn.concurrency} at a time"
         self._advance(name, 0)
 
         async def answer(number: int) -> None:
             index = (turn.round * requests + number) % len(self.pairs)
+            pair, prediction = self.pairs[index], self._prediction(turn.mode, index)
             try:
-                prediction = self._prediction(turn.mode, index)
-                found = await client.stream(
-                    self.pairs[index].messages(), self.settings.max_tokens, prediction
-                )
+                found = await client.stream(pair.messages(), self.settings.max_tokens, prediction)
             except BenchError as error:
-                raise type(error)(f"{name}, pair {self.pairs[index].id}: {error}", log=error.log) from error
-            answers.append((index, found))
+                raise type(error)(f"{name}, pair {pair.id}: {error}", log=error.log) from error
+            sample.answers.append((index, found))
             self._advance(name, 1)
 
         before = await scrape(client.metrics)
@@ -562,28 +498,15 @@ class Session:
                 f"This client kept a core busy at {turn.concurrency} requests at a time: the server may be faster "
                 "than measured there."
             )
-        for index, found in answers:
-            self._take(sample, index, found)
+        texts = ((index, found.text) for index, found in sample.answers)
+        sample.different = [(index, text) for index, text in texts if text != self._outputs[index]]
         if before is not None:
             sample.counts = await settled(client.metrics, before, sample.output_tokens)
-        self._note_counts(sample, client)
-        return sample
-
-    def _take(self, sample: Sample, index: int, answer: Answer) -> None:
-        sample.requests += 1
-        sample.output_tokens += answer.output_tokens
-        sample.ttft_s.append(answer.ttft_s)
-        sample.token_gaps_s += answer.token_gaps_s()
-        sample.piece_gaps_s += [seconds for seconds, _ in answer.gaps]
-        if answer.accepted is not None:
-            accepted, rejected = sample.usage or (0, 0)
-            sample.usage = (accepted + answer.accepted, rejected + (answer.rejected or 0))
-        if answer.text != self._outputs[index]:
-            sample.different.append((index, answer.text))
-
-    def _note_counts(self, sample: Sample, client: Client) -> None:
         if sample.counts is None:
-            self.result.note(_UNMEASURED.format(url=client.base_url))
+            self.result.note(
+                f"no /metrics of vLLM at {client.base_url}: steps are unknown, and accepted and rejected are "
+                "those of `usage`."
+            )
         elif sample.counts.generated > sample.output_tokens:
             self.result.note(
                 f"{client.base_url} also served others: /metrics counted {sample.counts.generated:,} output "
@@ -594,6 +517,7 @@ class Session:
                 f"/metrics of {client.base_url} counted {sample.counts.generated:,} output tokens where this run "
                 f"got {sample.output_tokens:,}: not all replicas answer there. Steps and draft tokens are too low."
             )
+        return sample
 
     async def _check_differences(self, clients: Mapping[str, Client]) -> None:
         """Ask for log probabilities where answers differ, once a pair, and decide which are near ties."""
@@ -616,13 +540,10 @@ class Session:
             self.result.verdicts[index, text] = "near-tie" if tie else "no"
 
     def _prediction(self, mode: str, index: int) -> str | None:
-        texts = {"prediction": self._predictions.useful, "unrelated": self._predictions.unrelated}
-        return texts[mode][index] if mode in texts else None
+        return self._predictions[mode][index] if mode in self._predictions else None
 
 
-async def _each(
-    items: Sequence[T] | dict[T, Any] | range, streams: int, work: Callable[[Any], Awaitable[None]]
-) -> None:
+async def _each(items: Iterable[T], streams: int, work: Callable[[T], Awaitable[None]]) -> None:
     """Run `work` on every item, at most `streams` at a time; the first error stops all."""
     waiting = iter(items)
 
@@ -630,11 +551,7 @@ async def _each(
         for item in waiting:
             await work(item)
 
-    await _all([stream() for _ in range(min(streams, len(items)))])
-
-
-async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    tasks = [asyncio.ensure_future(job) for job in jobs]
+    tasks = [asyncio.ensure_future(stream()) for _ in range(streams)]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -259,7 +259,8 @@ def render(result: Mapping[str, Any]) -> str:
     parts += [html.heading("What to know"), *map(html.note, (*result["notes"], *_HOW.split("\n\n")))]
     about = {name: value for name, value in result.items() if name not in ("runs", "notes")}
     listing = html.tokens([json.dumps(about, indent=1)], [html.Origin.GENERATED])
-    parts.append(html.details("Settings and servers", "as in the JSON file", _plain(listing)))
+    listing = listing.replace('class="o o0"', 'class="o"')  # without the colour of generated tokens
+    parts.append(html.details("Settings and servers", "as in the JSON file", listing))
     return html.page("gpu-align bench", parts)
 
 
@@ -277,76 +278,51 @@ log probabilities of the two tokens differ by no more than the margin, so that r
 
 def _summary(result: Mapping[str, Any]) -> str:
     settings, data = result.get("settings", {}), result.get("data", {})
+    edits = "1 edit" if data.get("pairs") == 1 else f"{data.get('pairs', '?')} edits"
     return (
-        f"Model {result.get('model', '?')}; {_edits(data)} of {data.get('source', '?')}; "
+        f"Model {result.get('model', '?')}; {edits} of {data.get('source', '?')}; "
         f"{settings.get('rounds', '?')} rounds; at most {settings.get('max_tokens', '?')} output tokens a "
         f"request; gpu-align {result.get('version', '?')}."
     )
 
 
-def _edits(data: Mapping[str, Any]) -> str:
-    return "1 edit" if data.get("pairs") == 1 else f"{data.get('pairs', '?')} edits"
+#: Title, subtitle, and a value to mark of each figure.
+_FIGURES: tuple[tuple[str, str, float | None], ...] = (
+    ("Output tokens a second", "all streams together; line: rounds", None),
+    ("Speed-up over none", "median of the rounds; line: least to largest", 1.0),
+    ("Between tokens, ms", "p50; line: up to p90", None),
+    ("To the first token, ms", "p50; line: up to p90", None),
+    ("Tokens a verification step", "none: 1", 1.0),
+    ("Rejected draft tokens", "per output token", None),
+)
+
+
+def _bars(run: Mapping[str, Any]) -> list[Bar | None]:
+    """The bar of a run in each of `_FIGURES`; None: unknown."""
+    rates = [turn["output_tokens"] / turn["seconds"] for turn in run["rounds"] if turn["seconds"]]
+    ratio, between, first = run["speed_up"], run["itl_ms"], run["ttft_ms"]
+    tokens, steps, rejected = run["output_tokens"], run["steps"], run["rejected"]
+    per_step = tokens / steps if steps else None
+    wasted = rejected / tokens if rejected is not None and tokens else None
+    values = (
+        (run["tokens_per_s"], min(rates, default=0.0), max(rates, default=0.0)),
+        (ratio["median"], ratio["min"], ratio["max"]) if ratio else (None,) * 3,
+        (between["p50"], between["p50"], between["p90"]),
+        (first["p50"], first["p50"], first["p90"]),
+        (per_step,) * 3,
+        (wasted,) * 3,
+    )
+    return [None if value[0] is None else Bar(run["mode"], *value) for value in values]
 
 
 def _plots(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     modes = list(dict.fromkeys(run["mode"] for run in runs))
-    figures = [
-        plot("Output tokens a second", "all streams together; line: rounds", _groups(runs, _rate)),
-        plot(
-            "Speed-up over none",
-            "median of the rounds; line: least to largest",
-            _groups(runs, _speed_up),
-            1.0,
-        ),
-        plot("Between tokens, ms", "p50; line: up to p90", _groups(runs, lambda run: _times(run, "itl_ms"))),
-        plot(
-            "To the first token, ms",
-            "p50; line: up to p90",
-            _groups(runs, lambda run: _times(run, "ttft_ms")),
-        ),
-        plot("Tokens a verification step", "none: 1", _groups(runs, _per_step), 1.0),
-        plot("Rejected draft tokens", "per output token", _groups(runs, _rejected)),
-    ]
-    return [
-        legend([(mode, WORDS.get(mode, mode)) for mode in modes]),
-        f'<div class="plots">{"".join(figures)}</div>',
-    ]
-
-
-def _groups(runs: Sequence[Mapping[str, Any]], bar: Any) -> list[tuple[str, list[Bar]]]:
-    groups: dict[str, list[Bar]] = {}
-    for run in runs:
-        values = bar(run)
-        if values is not None:
-            label = f"{run['concurrency']} at a time"
-            groups.setdefault(label, []).append(Bar(run["mode"], *values))
-    return list(groups.items())
-
-
-def _rate(run: Mapping[str, Any]) -> tuple[float, float, float]:
-    rates = [turn["output_tokens"] / turn["seconds"] for turn in run["rounds"] if turn["seconds"]]
-    return run["tokens_per_s"], min(rates, default=0.0), max(rates, default=0.0)
-
-
-def _speed_up(run: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    found = run["speed_up"]
-    return None if found is None else (found["median"], found["min"], found["max"])
-
-
-def _times(run: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
-    found = run[name]
-    return None if found["p50"] is None else (found["p50"], found["p50"], found["p90"])
-
-
-def _per_step(run: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    return None if not run["steps"] else (run["output_tokens"] / run["steps"],) * 3
-
-
-def _rejected(run: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    known = run["rejected"] is not None and run["output_tokens"]
-    return (run["rejected"] / run["output_tokens"],) * 3 if known else None
-
-
-def _plain(listing: str) -> str:
-    """The escaped listing without the colour of generated tokens."""
-    return listing.replace('class="o o0"', 'class="o"')
+    figures = []
+    for number, (title, subtitle, line) in enumerate(_FIGURES):
+        groups: dict[str, list[Bar]] = {}
+        for run in runs:
+            if (bar := _bars(run)[number]) is not None:
+                groups.setdefault(f"{run['concurrency']} at a time", []).append(bar)
+        figures.append(plot(title, subtitle, list(groups.items()), line))
+    words = [(mode, WORDS.get(mode, mode)) for mode in modes]
+    return [legend(words), f'<div class="plots">{"".join(figures)}</div>']

@@ -1,4 +1,4 @@
-"""The vLLM servers of `--serve`: their command lines and environment, and one that runs while a block does."""
+"""The servers that are measured: those that are there already, and vLLM servers that run meanwhile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..console import ROOT
+from ..doctor import has_gpu
 from .client import BenchError, Client
-from .measure import Result, Session, Settings, scrape
+from .measure import Counts, Session, scrape
 
 #: Seconds between two looks at a server that is starting.
 POLL_S = 0.25
@@ -62,7 +64,14 @@ class ServerProcess:
             )
         self._guard: subprocess.Popen[bytes] | None = None
         try:
-            self._guard = _start_guard(self.pid)
+            guard = Path(__file__).with_name("guard.py")
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(guard), str(self.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C of the terminal is not for it
+            )
         except BaseException:
             self.stop()
             raise
@@ -83,11 +92,6 @@ class ServerProcess:
         """None while it runs."""
         return self._process.poll()
 
-    def check_alive(self, when: str = "") -> None:
-        """Raise BenchError with the end of the log when the process has ended; `when` completes the sentence."""
-        if self.exit_code is not None:
-            self._fail(f"the server ended with exit code {self.exit_code}{when}")
-
     def waiting(self, timeout_s: float) -> Iterator[float]:
         """Give the seconds waited so far until the server is healthy; whoever asks pauses between two of them.
 
@@ -97,54 +101,39 @@ class ServerProcess:
         started = time.monotonic()
         while True:
             waited = time.monotonic() - started
-            self.check_alive(" before it was ready")
-            if self._healthy():
+            problem = ""
+            if self.exit_code is not None:
+                problem = f"the server ended with exit code {self.exit_code} before it was ready"
+            elif self._healthy():
                 self._ready = True
                 return
-            if waited > timeout_s:
-                self._fail(f"the server is not ready after {waited:.0f} s")
+            elif waited > timeout_s:
+                problem = f"the server is not ready after {waited:.0f} s"
+            if problem:
+                raise BenchError(f"{problem}; the end of {self.log}:", log=self.tail())
             yield waited
-
-    def wait_ready(self, timeout_s: float, tick: Callable[[float], None]) -> float:
-        """Wait until the server is healthy and return the seconds it took. Raises as `waiting` does."""
-        started = time.monotonic()
-        for waited in self.waiting(timeout_s):
-            tick(waited)
-            time.sleep(POLL_S)
-        return time.monotonic() - started
 
     def stop(self, grace_s: float | None = None) -> None:
         """End the whole group: asked first, forced after `grace_s` (None: as it needs). Again is harmless."""
         if self._stopped:
             return
         self._stopped = True
+        if grace_s is None:
+            grace_s = STOP_GRACE_S if self._ready else START_GRACE_S
         try:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s if grace_s is not None else self._grace_s())
+                self._process.wait(grace_s)
         finally:  # a second Ctrl-C ends the waiting, not the stopping
             self._signal(signal.SIGKILL)  # workers that the leader left behind are still in its group
             self._process.wait()
             if self._guard is not None:
                 self._guard.communicate(b".")
 
-    def _grace_s(self) -> float:
-        return STOP_GRACE_S if self._ready else START_GRACE_S
-
-    def last_line(self) -> str:
-        """The last line of the log that is not empty."""
-        return next(reversed(self._lines()), "").strip()
-
     def tail(self) -> str:
         """The last lines of the log that are not empty."""
-        return "\n".join(self._lines()[-_TAIL_LINES:])
-
-    def _lines(self) -> list[str]:
         text = self.log.read_text(encoding="utf-8", errors="replace")
-        return [line for line in text.splitlines() if line.strip()]
-
-    def _fail(self, message: str) -> None:
-        raise BenchError(f"{message}; the end of {self.log}:", log=self.tail())
+        return "\n".join([line for line in text.splitlines() if line.strip()][-_TAIL_LINES:])
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -158,25 +147,31 @@ class ServerProcess:
             return False
 
 
-def _start_guard(group: int) -> subprocess.Popen[bytes]:
-    script = Path(__file__).with_name("guard.py")
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(script), str(group)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C of the terminal is not for it
-    )
-
-
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 3600.0  # a model may have to be downloaded first
 
-#: `--speculative-config` of each kind of server; None: no drafts.
-SPECULATION: Mapping[str, Mapping[str, object] | None] = {
-    "none": None,
-    "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
-    "gpu-align": {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"},
+
+class Kind(NamedTuple):
+    """A kind of vLLM server.
+
+    Attributes:
+        title: in words.
+        speculation: `--speculative-config` but for the number of draft tokens; None: no drafts.
+        modes: what is measured on it.
+    """
+
+    title: str
+    speculation: Mapping[str, object] | None
+    modes: tuple[str, ...]
+
+
+NGRAM: Mapping[str, object] = {"method": "ngram"}
+PLUGIN: Mapping[str, object] = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
+KINDS: Mapping[str, Kind] = {
+    "none": Kind("no drafts", None, ("none",)),
+    "ngram": Kind(
+        "vLLM's n-gram drafts", {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4}, ("ngram",)
+    ),
+    "gpu-align": Kind("gpu-align", PLUGIN, ("prediction", "unrelated")),
 }
 
 
@@ -189,20 +184,25 @@ def free_port() -> int:
 
 
 def command_line(
-    model: str, kind: str, port: int, num_draft_tokens: int, extra: Sequence[str], *, gpu: bool
+    model: str,
+    speculation: Mapping[str, object] | None,
+    port: int,
+    num_draft_tokens: int,
+    extra: Sequence[str],
+    *,
+    gpu: bool,
 ) -> list[str]:
     """Return the command line of a vLLM server.
 
     Args:
         model: a name or a folder.
-        kind: a key of `SPECULATION`.
+        speculation: see `Kind`.
         port: where it listens.
         num_draft_tokens: the most draft tokens a step.
         extra: options of the user; they come last, so that they win.
         gpu: without one, the server runs in float32 and compiles nothing.
     """
     options = ["--model", model, "--host", HOST, "--port", str(port)]
-    speculation = SPECULATION[kind]
     if speculation is not None:
         config = {**speculation, "num_speculative_tokens": num_draft_tokens}
         options += ["--speculative-config", json.dumps(config)]
@@ -214,8 +214,7 @@ def command_line(
 def environment(*, gpu: bool) -> dict[str, str]:
     """Return this process's environment with what the server needs."""
     env = dict(os.environ)
-    root = str(Path(__file__).resolve().parents[3])  # a checkout that is not installed
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     env["GPU_ALIGN_STRICT"] = "1"  # a server that quietly does not draft would be measured as one that does
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not gpu:
@@ -231,28 +230,27 @@ def environment(*, gpu: bool) -> dict[str, str]:
     return env
 
 
-def has_gpu() -> bool:
-    """Whether torch sees a CUDA or ROCm device."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 @contextlib.asynccontextmanager
 async def running(
-    command: Sequence[str], url: str, log: Path, env: Mapping[str, str], tick: Callable[[float], None]
+    command: Sequence[str],
+    url: str,
+    log: Path,
+    env: Mapping[str, str],
+    tick: Callable[[float], None],
+    timeout_s: float,
 ) -> AsyncIterator[int]:
     """Start a server, wait until it is healthy, give the id of its group, and stop the group at the end.
 
     Args:
         command, url, log, env: of a `ServerProcess`.
         tick: called with the seconds waited, about four times a second.
+        timeout_s: the longest wait.
 
     Raises:
-        BenchError: it dies at its start, or is not healthy after `START_TIMEOUT_S`; with the end of its log.
+        BenchError: it dies at its start, or is not healthy in time; with the end of its log.
     """
     with ServerProcess(command, url, log, env) as process:
-        waiting = process.waiting(START_TIMEOUT_S)
+        waiting = process.waiting(timeout_s)
         while (waited := await asyncio.to_thread(next, waiting, None)) is not None:
             tick(waited)
             await asyncio.sleep(POLL_S)
@@ -268,9 +266,6 @@ async def running(
 
 #: Says on the terminal what is being waited for; `seconds` is 0 when it begins.
 Say = Callable[[str, float], None]
-#: Which server of `--serve` measures which modes.
-_SERVED = {"none": ("none",), "ngram": ("ngram",), "gpu-align": ("prediction", "unrelated")}
-_TITLES = {"none": "no drafts", "ngram": "vLLM's n-gram drafts", "gpu-align": "gpu-align"}
 
 
 @dataclass(frozen=True)
@@ -292,19 +287,29 @@ class Attached:
 
 @dataclass(frozen=True)
 class Served:
-    """A model to serve three times.
+    """A model to serve by each kind of server in turn.
 
     Attributes:
         model: a name or a folder.
         num_draft_tokens: the most draft tokens a step, of ours and of n-gram.
         arguments: more options of vLLM's server.
         together: whether all servers run at once, so that all modes can be interleaved.
+        kinds: the servers; those without a mode of the settings are left out.
+        env: more variables of their environment.
+        logs: a folder for their output; None: one that is deleted where no server fails.
+        body: further fields of each request.
+        timeout_s: the longest wait for a server to start; a model may have to be downloaded first.
     """
 
     model: str
     num_draft_tokens: int = 32
     arguments: tuple[str, ...] = ()
     together: bool = False
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
+    env: Mapping[str, str] = field(default_factory=dict)
+    logs: Path | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float = 3600.0
 
 
 async def run_attached(where: Attached, session: Session) -> None:
@@ -313,24 +318,35 @@ async def run_attached(where: Attached, session: Session) -> None:
     Raises:
         BenchError: a server is not there, does not serve the model or lacks what a mode needs, or fails.
     """
-    settings = session.settings
-    base = _client(where.base_url, where.api_key, settings)
+    modes = session.settings.modes
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(base.close)
-        chosen = await base.choose_model(where.model)
-        clients = dict.fromkeys((mode for mode in settings.modes if mode != "ngram"), base)
+        base = await stack.enter_async_context(_client(session, where.base_url, where.api_key, where.model))
+        clients = dict.fromkeys((mode for mode in modes if mode != "ngram"), base)
         if clients:
-            await _describe(base, clients, session.result)
-            await _needs_plugin(base, clients)
-        if "ngram" in settings.modes and where.compare_url is not None:
-            other = _client(where.compare_url, where.api_key, settings)
-            stack.push_async_callback(other.close)
-            await other.choose_model(chosen.id)
-            await _needs_ngram(other)
-            await _describe(other, {"ngram": other}, session.result)
+            counts = await _describe(base, list(clients), session)
+            wanting = [mode for mode in clients if mode != "none"]
+            # A server without the plugin would ignore predictions, and be measured as if they were useless.
+            if wanting and counts is not None and not counts.has_plugin:
+                raise BenchError(
+                    f"--modes: {wanting[0]} needs a server that drafts from predictions, and {base.base_url} has "
+                    "no gpu_align metrics: start it with the plugin, or measure --modes none",
+                    usage=True,
+                )
+        if "ngram" in modes and where.compare_url is not None:
+            other = await stack.enter_async_context(
+                _client(session, where.compare_url, where.api_key, base.model)
+            )
+            counts = await _describe(other, ["ngram"], session)
+            if counts is not None and (counts.has_plugin or not counts.has_drafts):
+                what = "the gpu-align plugin" if counts.has_plugin else "no draft tokens"
+                raise BenchError(
+                    "--compare-url: expected a server with vLLM's n-gram drafts, "
+                    f"found {what} at {other.base_url}",
+                    usage=True,
+                )
             clients["ngram"] = other
-        session.result.about |= {"model": chosen.id, "tokenizer": chosen.root}
-        await session.stage({mode: clients[mode] for mode in settings.modes})
+        session.result.about |= {"model": base.model, "tokenizer": base.root}
+        await session.stage({mode: clients[mode] for mode in modes})
 
 
 async def run_served(what: Served, session: Session, say: Say) -> None:
@@ -339,90 +355,73 @@ async def run_served(what: Served, session: Session, say: Say) -> None:
     Raises:
         BenchError: a server does not start, or fails.
     """
-    kinds = [kind for kind, modes in _SERVED.items() if set(modes) & set(session.settings.modes)]
+    kinds = [name for name, kind in what.kinds.items() if set(kind.modes) & set(session.settings.modes)]
     session.result.about |= {"model": what.model, "tokenizer": what.model}
     if len(kinds) > 1 and not what.together:
         session.result.note(
             "The servers ran one after another: only modes of one server (prediction and unrelated) are "
             "interleaved."
         )
-    logs = Path(tempfile.mkdtemp(prefix="gpu-align-bench-"))
+    logs = what.logs or Path(tempfile.mkdtemp(prefix="gpu-align-bench-"))
+    failed = False
     try:
-        await _serve_kinds(what, kinds, logs, session, say)
-    except BenchError:
-        raise  # the logs stay: the message names them
-    except BaseException:
-        shutil.rmtree(logs)
-        raise
-    shutil.rmtree(logs)
-
-
-async def _serve_kinds(what: Served, kinds: Sequence[str], logs: Path, session: Session, say: Say) -> None:
-    gpu = has_gpu()
-    async with contextlib.AsyncExitStack() as stack:
-        all_clients: dict[str, Client] = {}
-        for number, kind in enumerate(kinds, start=1):
-            title = f"server {number} of {len(kinds)}, {_TITLES[kind]}"
-            server = _server(what, kind, gpu, logs / f"{kind}.log", session, title, say)
-            client = await stack.enter_async_context(server)
-            clients = {mode: client for mode in _SERVED[kind] if mode in session.settings.modes}
-            await _describe(client, clients, session.result)
+        async with contextlib.AsyncExitStack() as stack:
+            all_clients: dict[str, Client] = {}
+            for number, name in enumerate(kinds, start=1):
+                title = f"server {number} of {len(kinds)}, {what.kinds[name].title}"
+                server = _server(what, what.kinds[name], logs / f"{name}.log", session, title, say)
+                client = await stack.enter_async_context(server)
+                clients = {m: client for m in what.kinds[name].modes if m in session.settings.modes}
+                await _describe(client, list(clients), session)
+                if what.together:
+                    all_clients |= clients
+                else:
+                    await session.stage(clients)
+                    await stack.aclose()
             if what.together:
-                all_clients |= clients
-            else:
-                await session.stage(clients)
-                await stack.aclose()
-        if what.together:
-            await session.stage({mode: all_clients[mode] for mode in session.settings.modes})
+                await session.stage({mode: all_clients[mode] for mode in session.settings.modes})
+    except BenchError:
+        failed = True  # the logs stay: the message names them
+        raise
+    finally:
+        if what.logs is None and not failed:
+            shutil.rmtree(logs)
 
 
 @contextlib.asynccontextmanager
 async def _server(
-    what: Served, kind: str, gpu: bool, log: Path, session: Session, title: str, say: Say
+    what: Served, kind: Kind, log: Path, session: Session, title: str, say: Say
 ) -> AsyncIterator[Client]:
-    port = free_port()
+    """A client of a server that runs while the block does."""
+    port, gpu = free_port(), has_gpu()
     url = f"http://{HOST}:{port}"
-    command = command_line(what.model, kind, port, what.num_draft_tokens, what.arguments, gpu=gpu)
+    command = command_line(what.model, kind.speculation, port, what.num_draft_tokens, what.arguments, gpu=gpu)
+    env = {**environment(gpu=gpu), **what.env}
     say(f"{title}: starting; log: {log}", 0.0)
-    async with running(command, url, log, environment(gpu=gpu), lambda seconds: say(title, seconds)):
-        client = _client(f"{url}/v1", None, session.settings)
-        try:
-            await client.choose_model(None)
-            yield client
-        finally:
-            await client.close()
+    async with (
+        running(command, url, log, env, lambda seconds: say(title, seconds), what.timeout_s),
+        _client(session, f"{url}/v1", None, None, what.body) as client,
+    ):
+        yield client
 
 
-def _client(url: str, api_key: str | None, settings: Settings) -> Client:
-    return Client(url, api_key, settings.timeout_s, fresh_prefix=settings.fresh_prefix)
+@contextlib.asynccontextmanager
+async def _client(
+    session: Session, url: str, api_key: str | None, model: str | None, body: Mapping[str, Any] | None = None
+) -> AsyncIterator[Client]:
+    """A client of a model, or of the only one."""
+    settings = session.settings
+    client = Client(url, api_key, settings.timeout_s, fresh_prefix=settings.fresh_prefix, body=body)
+    async with contextlib.aclosing(client):
+        await client.choose_model(model)
+        yield client
 
 
-async def _describe(client: Client, modes: Sequence[str] | dict[str, Client], result: Result) -> None:
-    """Note which server measured which modes, and what it says of itself."""
+async def _describe(client: Client, modes: Sequence[str], session: Session) -> Counts | None:
+    """Note which server measures which modes, and what it says of itself; its counters."""
     counts = await scrape(client.metrics)
     version = re.search(r'"version"\s*:\s*"([^"]{1,80})"', await client.root_text("/version") or "")
     server: dict[str, Any] = {"modes": list(modes), "url": client.base_url}
     server |= {"vllm": version[1] if version else None, "plugin": counts.info if counts else {}}
-    result.about.setdefault("servers", []).append(server)
-
-
-async def _needs_plugin(client: Client, modes: Sequence[str] | dict[str, Client]) -> None:
-    """A server without the plugin would ignore predictions, and be measured as if they were useless."""
-    counts = await scrape(client.metrics)
-    wanting = [mode for mode in modes if mode != "none"]
-    if wanting and counts is not None and not counts.has_plugin:
-        raise BenchError(
-            f"--modes: {wanting[0]} needs a server that drafts from predictions, and {client.base_url} has no "
-            "gpu_align metrics: start it with the plugin, or measure --modes none",
-            usage=True,
-        )
-
-
-async def _needs_ngram(client: Client) -> None:
-    counts = await scrape(client.metrics)
-    if counts is not None and (counts.has_plugin or not counts.has_drafts):
-        what = "the gpu-align plugin" if counts.has_plugin else "no draft tokens"
-        raise BenchError(
-            f"--compare-url: expected a server with vLLM's n-gram drafts, found {what} at {client.base_url}",
-            usage=True,
-        )
+    session.result.about.setdefault("servers", []).append(server)
+    return counts

@@ -11,6 +11,7 @@ of the output follows; `replay` has the loop. From Python::
     print(results[0].tokens_per_step, results[0].rejected_per_accepted)
 """
 
+from ..inputs import EditError, RecordError
 from .bounds import bound, everywhere, perfect_choice
 from .policies import (
     NO_PACK,
@@ -27,7 +28,7 @@ from .policies import (
     setting_name,
     tokenizer_of,
 )
-from .records import EditError, Record, RecordError, read_records, records_of_files, records_of_git
+from .records import Record, read_records, records_of_files, records_of_git
 from .replay import Decile, PairResult, PolicyResult, Reliability, replay, simulate
 from .report import to_html, to_json, write_html, write_json
 from .tokenizers import TextTokenizer, line_ending_ids, load_tokenizer, token_texts

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import itertools
-import json
-import subprocess
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import MissingExtraError
+from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of
 from .tokenizers import TextTokenizer, load_tokenizer
 
 #: Token ids travel as int32.
 MAX_TOKEN_ID = 2**31 - 1
-
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -39,18 +33,6 @@ class Record:
     prediction: list[int]
     output: list[int]
     tokenizer: str | None = None
-
-
-class RecordError(ValueError):
-    """A line is not a record.
-
-    Attributes:
-        line: its number in the file, from 1; 0 for an error of the whole file.
-    """
-
-    def __init__(self, line: int, message: str) -> None:
-        self.line = line
-        super().__init__(f"line {line}: {message}" if line else message)
 
 
 def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:
@@ -76,45 +58,17 @@ def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:
         OSError: the file cannot be read.
         MissingExtraError: a tokenizer's package is not installed.
     """
-    records = [_parse(line, text, tokenizer) for line, text in _lines(path) if text.strip()]
+    records = [_parse(line, fields, tokenizer) for line, fields in json_lines(path)]
     if not records:
         raise RecordError(0, f"{path}: expected at least one record, found none")
     return records
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as raw:
-        packed = raw.read(2) == _GZIP_MAGIC
-    number = 0
-    try:
-        with gzip.open(path) if packed else path.open("rb") as stream:
-            for number, text in enumerate(stream, start=1):
-                yield number, text.removeprefix(codecs.BOM_UTF8) if number == 1 else text
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RecordError(number + 1, f"damaged gzip data ({error})") from error
-
-
-def _parse(line: int, raw: bytes, default_tokenizer: str | None) -> Record:
-    try:
-        fields = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise RecordError(line, f"expected UTF-8, found byte 0x{raw[error.start]:02x}") from error
-    except RecursionError as error:
-        raise RecordError(line, "expected one JSON object, found brackets nested too deeply") from error
-    except ValueError as error:  # JSONDecodeError, and integers with more digits than Python reads
-        raise RecordError(line, f"expected one JSON object ({error})") from error
-    if not isinstance(fields, dict):
-        raise RecordError(line, f"expected a JSON object, found {_kind(fields)}")
-
-    identifier = fields.get("id")
-    if "id" not in fields:
-        raise RecordError(line, 'field "id" is missing')
-    if isinstance(identifier, bool) or not isinstance(identifier, (str, int)):
-        raise RecordError(line, f'"id": expected a string or an integer, found {_kind(identifier)}')
-
+def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None) -> Record:
+    identifier = identifier_of(line, fields)
     name = fields.get("tokenizer", default_tokenizer)
     if name is not None and (not isinstance(name, str) or not name):
-        raise RecordError(line, f'"tokenizer": expected a tokenizer\'s name, found {_kind(name)}')
+        raise RecordError(line, f'"tokenizer": expected a tokenizer\'s name, found {kind_of(name)}')
 
     def encoder() -> TextTokenizer:
         if name is None:
@@ -130,7 +84,7 @@ def _parse(line: int, raw: bytes, default_tokenizer: str | None) -> Record:
     if not output:
         raise RecordError(line, '"output": expected at least one token, found none')
     return Record(
-        id=str(identifier),
+        id=identifier,
         prompt=_tokens(line, fields, "prompt", encoder, required=False),
         prediction=_tokens(line, fields, "prediction", encoder),
         output=output,
@@ -154,12 +108,12 @@ def _tokens(
     if value is None and not required:
         return []
     if not isinstance(value, list):
-        raise RecordError(line, f'"{field}": expected a list of token ids, found {_kind(value)}')
+        raise RecordError(line, f'"{field}": expected a list of token ids, found {kind_of(value)}')
     for index, token in enumerate(value):
         # type() and not isinstance(): True is an int in Python, but not a token id.
         if type(token) is int and 0 <= token <= MAX_TOKEN_ID:
             continue
-        expected, found = "an integer token id", _kind(token)
+        expected, found = "an integer token id", kind_of(token)
         if type(token) is int:
             expected = f"a token id from 0 to {MAX_TOKEN_ID}"
             found = str(token) if abs(token) < 10**30 else "a number of more than 30 digits"
@@ -169,7 +123,7 @@ def _tokens(
 
 def _encode(line: int, field: str, value: object, encoder: Callable[[], TextTokenizer]) -> list[int]:
     if not isinstance(value, str):
-        raise RecordError(line, f'"{field}": expected a string, found {_kind(value)}')
+        raise RecordError(line, f'"{field}": expected a string, found {kind_of(value)}')
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -178,29 +132,10 @@ def _encode(line: int, field: str, value: object, encoder: Callable[[], TextToke
     return encoder().encode(value.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def _kind(value: object) -> str:
-    """`value` as a JSON author would call it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f"the string {value[:20]!r}" + ("…" if len(value) > 20 else "")
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
-    return f"the number {value}"
-
-
 #: Larger files of a history are left out.
 MAX_FILE_BYTES = 256 * 1024
 #: Edits of a history that are taken where nobody sets a limit.
 DEFAULT_LIMIT = 100
-
-
-class EditError(ValueError):
-    """There is no edit to replay; the message names the file or the range, and why."""
 
 
 def records_of_files(before: Path, after: Path, tokenizer: str) -> list[Record]:
@@ -235,57 +170,17 @@ def records_of_git(
         ValueError: the tokenizer cannot be loaded.
         MissingExtraError: the tokenizer's package is not installed.
     """
-    if not revisions or revisions.startswith("-"):
-        raise EditError(f"--git: expected a range such as HEAD~20.., found {revisions!r}")
-    edits = list(
-        itertools.islice(_edits(revisions, repo, tuple(suffixes)), DEFAULT_LIMIT if limit is None else limit)
-    )
+    found = git_edits("--git", repo, revisions, MAX_FILE_BYTES, _decoded, tuple(suffixes))
+    edits = list(itertools.islice(found, DEFAULT_LIMIT if limit is None else limit))
     if not edits:
         ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
         raise EditError(f"--git: {revisions} changes no text file{ending}")
-    return [_record(name, old, new, tokenizer) for name, old, new in edits]
+    return [_record(f"{e.commit}:{e.path}", e.before, e.after, tokenizer) for e in edits]
 
 
 def _record(name: str, old: str, new: str, tokenizer: str) -> Record:
     encode = load_tokenizer(tokenizer).encode
     return Record(name, [], encode(old) if old else [], encode(new), tokenizer)
-
-
-def _edits(revisions: str, repo: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """``(commit:path, old text, new text)``."""
-    log = _git(repo, "log", "--no-merges", "--format=%H", "--end-of-options", revisions, "--")
-    for commit in log.decode().split():
-        raw = _git(repo, "diff-tree", "-r", "-z", "--no-commit-id", "--diff-filter=M", commit)
-        fields = raw.decode("utf-8", "surrogateescape").split("\0")
-        for meta, path in zip(fields[::2], fields[1::2], strict=False):
-            old_mode, new_mode, *blobs, _ = meta.lstrip(":").split()
-            if not (old_mode.startswith("100") and new_mode.startswith("100")):
-                continue  # a link or a submodule
-            if suffixes and not path.endswith(suffixes):
-                continue
-            old, new = (_blob(repo, blob) for blob in blobs)
-            if old and new and old != new:
-                shown = path.encode("utf-8", "replace").decode()
-                yield f"{commit[:10]}:{shown}", old, new
-
-
-def _blob(repo: Path, name: str) -> str | None:
-    """The text of a blob; None where it is too large or not text."""
-    if int(_git(repo, "cat-file", "-s", name)) > MAX_FILE_BYTES:
-        return None
-    return _decoded(_git(repo, "cat-file", "blob", name))
-
-
-def _git(repo: Path, *arguments: str) -> bytes:
-    command = ["git", "-C", str(repo), *arguments]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    except OSError as error:
-        raise EditError(f"--git needs git: {error.strerror or error}") from error
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise EditError(f"--git: {said[0].removeprefix('fatal: ')}")
-    return done.stdout
 
 
 def _text_of(path: Path) -> str:

@@ -251,7 +251,7 @@ WRONG: list[tuple[str, int, str]] = [
     (f"--base-url {HERE} --dataset a --before b", 2, "found --dataset and --before"),
     (f"--base-url {HERE} --after b", 2, "--after: b needs --before"),
     (f"--base-url {HERE} --before b", 2, "--before: b: No such file"),
-    (f"--base-url {HERE} --from-git missing HEAD", 2, "--from-git: missing: git: "),
+    (f"--base-url {HERE} --from-git missing HEAD", 2, "--from-git: cannot change to 'missing'"),
     (
         f"--base-url {HERE} --prediction best",
         2,

@@ -43,13 +43,13 @@ def test_pairs_are_read(tmp_path: Path, packed: bool, bom: bytes) -> None:
 
 BAD_LINES = {
     "{": "expected one JSON object",
-    "[1]": "expected a JSON object, found list",
-    json.dumps(without("id")): '"id": expected a string or an integer, found no such field',
-    json.dumps({**GOOD, "id": True}): '"id": expected a string or an integer, found bool',
-    json.dumps(without("before")): '"before": expected a string, found no such field',
+    "[1]": "expected a JSON object, found a list",
+    json.dumps(without("id")): 'field "id" is missing',
+    json.dumps({**GOOD, "id": True}): '"id": expected a string or an integer, found true',
+    json.dumps(without("before")): 'field "before" is missing',
     json.dumps({**GOOD, "before": " \n"}): '"before": expected a text, found an empty one',
-    json.dumps({**GOOD, "after": 3}): '"after": expected a string, found int',
-    json.dumps({**GOOD, "instruction": None}): '"instruction": expected a string, found NoneType',
+    json.dumps({**GOOD, "after": 3}): '"after": expected a string, found the number 3',
+    json.dumps({**GOOD, "instruction": None}): '"instruction": expected a string, found null',
     json.dumps(GOOD): "'a' is also that of line 1",
     "[" * 100_000: "expected one JSON object, found brackets nested too deeply",
 }

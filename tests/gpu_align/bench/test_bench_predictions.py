@@ -33,7 +33,7 @@ def test_an_output_that_the_model_really_edited_is_predicted_by_the_text_before(
     assert pair.after is not None
     found = make_predictions([pair, pair], [pair.after, OUTPUT], "auto")
     assert found.sources == ["before", "output"]
-    assert found.useful[0] == pair.before
+    assert found.texts["prediction"][0] == pair.before
     assert "1 of 2 predictions are the text before the edit. 1 are the output" in found.sentence()
     assert make_predictions([pair], [OUTPUT], "before").sources == ["before"]
     assert make_predictions([pair], [pair.after], "output").sources == ["output"]

@@ -57,7 +57,7 @@ class Started:
         patch.setattr(tempfile, "tempdir", str(folder))
 
     def children(self) -> list[int]:
-        words = [log.read_text().split() for log in self.logs]
+        words = [log.read_text().split() for log in self.logs if log.exists()]
         return [int(each[each.index("child") + 1]) for each in words if "child" in each]
 
 
@@ -194,8 +194,9 @@ from pathlib import Path
 from gpu_align.tools.bench.servers import running
 
 async def main():
-    command = [sys.executable, "-I", sys.argv[1], "--port", sys.argv[2]]
-    async with running(command, "http://127.0.0.1:" + sys.argv[2], Path(sys.argv[3]), {}, lambda s: None) as group:
+    fake, port, log = sys.argv[1:]
+    command = [sys.executable, "-I", fake, "--port", port]
+    async with running(command, "http://127.0.0.1:" + port, Path(log), {}, lambda seconds: None, 60) as group:
         print(group, flush=True)
         await asyncio.sleep(60)
 

@@ -1,0 +1,160 @@
+"""What several commands read: JSON lines, plain or gzipped, and the edits of a Git history."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import subprocess
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class RecordError(ValueError):
+    """A line is not a record.
+
+    Attributes:
+        line: its number in the file, from 1; 0 for an error of the whole file.
+    """
+
+    def __init__(self, line: int, message: str) -> None:
+        self.line = line
+        super().__init__(f"line {line}: {message}" if line else message)
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(number, object)`` of each line that is not empty; a gzipped file is told by its first two bytes.
+
+    Raises:
+        RecordError: a line is not UTF-8, no JSON, or no object; or damaged gzip data.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as raw:
+        packed = raw.read(2) == _GZIP_MAGIC
+    number = 0
+    try:
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if text.strip():
+                    yield number, _object(number, text)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordError(number + 1, f"damaged gzip data ({error})") from error
+
+
+def _object(line: int, raw: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise RecordError(line, f"expected UTF-8, found byte 0x{raw[error.start]:02x}") from error
+    except RecursionError as error:
+        raise RecordError(line, "expected one JSON object, found brackets nested too deeply") from error
+    except ValueError as error:  # JSONDecodeError, and integers with more digits than Python reads
+        raise RecordError(line, f"expected one JSON object ({error})") from error
+    if not isinstance(fields, dict):
+        raise RecordError(line, f"expected a JSON object, found {kind_of(fields)}")
+    return fields
+
+
+def identifier_of(line: int, fields: dict[str, Any]) -> str:
+    """The field ``id``, a string or an integer, as a string.
+
+    Raises:
+        RecordError: it is neither, or is not there.
+    """
+    if "id" not in fields:
+        raise RecordError(line, 'field "id" is missing')
+    identifier = fields["id"]
+    if isinstance(identifier, bool) or not isinstance(identifier, (str, int)):
+        raise RecordError(line, f'"id": expected a string or an integer, found {kind_of(identifier)}')
+    return str(identifier)
+
+
+def kind_of(value: object) -> str:
+    """`value` as a JSON author would call it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"the string {value[:20]!r}" + ("…" if len(value) > 20 else "")
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "an object"
+    return f"the number {value}"
+
+
+class EditError(ValueError):
+    """There is no edit to read; the message, one line, names the file or the range, and why."""
+
+
+class GitEdit(NamedTuple):
+    """A file that a commit modified: the commit's first 10 digits and subject, and the texts before and after."""
+
+    commit: str
+    subject: str
+    path: str
+    before: str
+    after: str
+
+
+def git_edits(
+    option: str,
+    repo: Path,
+    revisions: str,
+    max_bytes: int,
+    decode: Callable[[bytes], str | None],
+    suffixes: tuple[str, ...] = (),
+) -> Iterator[GitEdit]:
+    """Yield the files that the commits of a range modified, newest first; no merges, links or submodules.
+
+    Args:
+        option: where the range comes from, for the messages.
+        repo: a work tree, a folder in it, or a bare repository.
+        revisions: what ``git log`` takes, ``v1.0..v1.1`` or ``HEAD~20..``.
+        max_bytes: larger files are left out.
+        decode: bytes → text, None where they are none.
+        suffixes: only files whose names end in one of these, if there are any.
+
+    Raises:
+        EditError: Git is missing or refuses the range.
+    """
+    if not revisions or revisions.startswith("-"):
+        raise EditError(f"{option}: expected a range such as HEAD~20.., found {revisions!r}")
+
+    def git(*arguments: str) -> bytes:
+        command = ["git", "-C", str(repo), *arguments]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        except OSError as error:
+            raise EditError(f"{option} needs git: {error.strerror or error}") from error
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            found = said[0].removeprefix("fatal: ") if said else f"exit code {done.returncode}"
+            raise EditError(f"{option}: {found}")
+        return done.stdout
+
+    def text_of(blob: str) -> str | None:
+        if int(git("cat-file", "-s", blob)) > max_bytes:
+            return None
+        return decode(git("cat-file", "blob", blob))
+
+    log = git("log", "--no-merges", "--format=%H %s", "--end-of-options", revisions, "--")
+    for line in log.decode("utf-8", "replace").splitlines():
+        commit, _, subject = line.partition(" ")
+        raw = git("diff-tree", "-r", "-z", "--no-commit-id", "--diff-filter=M", commit)
+        fields = raw.decode("utf-8", "surrogateescape").split("\0")
+        for meta, path in zip(fields[::2], fields[1::2], strict=False):
+            old_mode, new_mode, old, new, _ = meta.lstrip(":").split()
+            if not (old_mode.startswith("100") and new_mode.startswith("100")):
+                continue  # a link or a submodule
+            if suffixes and not path.endswith(suffixes):
+                continue
+            before, after = text_of(old), text_of(new)
+            if before and after and before != after:
+                yield GitEdit(commit[:10], subject, path.encode("utf-8", "replace").decode(), before, after)
