@@ -18,13 +18,14 @@ from typing import Any
 
 from gpu_align.step_log import StepLog, read_step_log
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
-from vllm_integration.demo import page, run, task
+from vllm_integration.demo import page, task
+from vllm_integration.demo import rows as demo_rows
 
 PATH = Path(__file__).with_name("demo_recording.json.gz")
 PREDICTIONS = {
-    run.VERBATIM: task.EDITED,
-    run.EDITED: task.ORIGINAL,
-    run.UNRELATED: task.UNRELATED,
+    demo_rows.VERBATIM: task.EDITED,
+    demo_rows.EDITED: task.ORIGINAL,
+    demo_rows.UNRELATED: task.UNRELATED,
 }
 
 
@@ -68,11 +69,11 @@ def step_log(name: str, folder: Path) -> StepLog:
     return read_step_log(path)
 
 
-def rows(folder: Path) -> list[run.Row]:
+def rows(folder: Path) -> list[demo_rows.Row]:
     """The rows as the demo has measured them."""
     document = _document()
     return [
-        run.Row(
+        demo_rows.Row(
             name := recorded["prediction"],
             task.EDITED,
             document["answer"],
@@ -87,7 +88,7 @@ def rows(folder: Path) -> list[run.Row]:
     ]
 
 
-def render(folder: Path, found: list[run.Row] | None = None) -> Path:
+def render(folder: Path, found: list[demo_rows.Row] | None = None) -> Path:
     """Write the page of the recorded run, or of rows made from it, and return its path."""
     found = rows(folder) if found is None else found
     path = folder / "demo.html"

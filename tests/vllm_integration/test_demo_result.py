@@ -19,13 +19,14 @@ from gpu_align.tools.bench.measure import Counts, Result, Sample, Turn
 from gpu_align.tools.html import Origin
 from gpu_align.tools.html import page as html_page
 from tests.vllm_integration import demo_recording
-from vllm_integration.demo import page, run
+from vllm_integration.demo import page
+from vllm_integration.demo import rows as demo_rows
 
 # --- measuring ------------------------------------------------------------------------------------------
 
 
-def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, identical: bool = True) -> run.Row:
-    return run.Row(name, "ab", [5, 6, 7, 0], [9.0, seconds, 0.1], steps, identical=identical)
+def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, identical: bool = True) -> demo_rows.Row:
+    return demo_rows.Row(name, "ab", [5, 6, 7, 0], [9.0, seconds, 0.1], steps, identical=identical)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def _row(name: str = "none", steps: int = 40, seconds: float = 2.0, identical: b
     ],
 )
 def test_what_the_demo_promises(steps: int, seconds: float, identical: bool, expected: list[str]) -> None:
-    found = run.failures([_row(), _row("verbatim", steps, seconds, identical)])
+    found = demo_rows.failures([_row(), _row("verbatim", steps, seconds, identical)])
     assert len(found) == len(expected)
     assert all(part in line for part, line in zip(expected, found, strict=True))
 
@@ -61,7 +62,7 @@ def test_origins_come_from_the_step_log(tmp_path: Path) -> None:
     (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log()))
     row = _row()
     assert page.tokens_of(row) == ([Origin.GENERATED] * 4, [0, 1, 2, 3])
-    row.log = run.read_steps(tmp_path, ANSWER)
+    row.log = demo_rows.read_steps(tmp_path, ANSWER)
     assert page.tokens_of(row) == (
         [Origin.GENERATED, Origin.PREDICTION, Origin.GENERATED, Origin.CONTEXT],
         [0, 1, 1, 2],
@@ -81,7 +82,7 @@ def test_a_step_log_that_does_not_fit_is_refused(
 ) -> None:
     (tmp_path / "chatcmpl-1-abcd.yaml").write_text(dump(_log(num_steps)))
     with pytest.raises(BenchError, match=words):
-        run.read_steps(tmp_path, answer, timeout_s=0.1)
+        demo_rows.read_steps(tmp_path, answer, timeout_s=0.1)
 
 
 def test_rows_are_what_bench_has_measured(tmp_path: Path) -> None:
@@ -94,14 +95,14 @@ def test_rows_are_what_bench_has_measured(tmp_path: Path) -> None:
     }
     gaps = {"none": [(0.1, 1)] * 3, "edited": [(0.1, 1)] * 2, "n-gram": [(0.1, 3)]}
     result = Result()
-    for number in range(run.REPEATS):
+    for number in range(demo_rows.REPEATS):
         for mode in counts:
             sample = Sample(Turn(number, 1, mode), [(0, replace(ANSWER, gaps=gaps[mode]))], 0.5 + number)
             sample.counts = counts[mode]
             if (number, mode) == (2, "edited"):  # any round
                 sample.different = [(0, "aB")]
             result.samples.append(sample)
-    rows = run.rows_of(result, tmp_path)
+    rows = demo_rows.rows_of(result, tmp_path)
     assert [(row.name, row.steps, row.identical) for row in rows] == [
         ("none", 4, True),
         ("n-gram", 2, True),
@@ -133,7 +134,7 @@ class _Bytes:
         return bytes([token_id])
 
 
-def _page_rows() -> list[run.Row]:
+def _page_rows() -> list[demo_rows.Row]:
     text = 'if a<b: "&"</script>'
     ids = _Bytes().encode(text)
     num = len(ids)
@@ -142,8 +143,8 @@ def _page_rows() -> list[run.Row]:
         Step(1, 10, "prediction", ids[1:3], [0.5] * 2, 1, 2, 2, ids[1:3]),
         Step(2, 12, "context", ids[3:], [0.5] * (num - 3), 1, num - 3, num - 3, ids[3:]),
     ]
-    none = run.Row("none", text, ids, [2.0], num)
-    return [none, run.Row("edited", text, ids, [1.0], 3, log=StepLog("chatcmpl-1", 8, 9, 0, steps))]
+    none = demo_rows.Row("none", text, ids, [2.0], num)
+    return [none, demo_rows.Row("edited", text, ids, [1.0], 3, log=StepLog("chatcmpl-1", 8, 9, 0, steps))]
 
 
 def test_page_escapes_and_colours() -> None:
@@ -201,7 +202,7 @@ def test_every_row_is_explained_with_its_figures(tmp_path: Path) -> None:
 
 def test_the_result_as_json(tmp_path: Path) -> None:
     rows = demo_recording.rows(tmp_path)
-    found = json.loads(json.dumps(run.as_json(rows, "m")))
+    found = json.loads(json.dumps(demo_rows.as_json(rows, "m", 32)))
     assert [row["prediction"] for row in found["rows"]] == [row.name for row in rows]
     assert found["rows"][3]["by_source"] == rows[3].by_source
     assert found["rows"][0]["step_log"] is None

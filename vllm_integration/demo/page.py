@@ -15,7 +15,7 @@ from gpu_align.tools.report import origin_of
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
 
 from . import task
-from .run import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
+from .rows import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
 
 HEADER = (
     "prediction",
