@@ -68,7 +68,7 @@ class Step:
         new: the output's tokens of this step: the accepted drafts, then the model's own.
         cursor_before: where the output stood in the prediction when the draft was made.
         cursor_after: the same with the new tokens.
-        candidate: what was drafted from and why, fields of `gpu_align.tools.explain.Candidate`.
+        candidate: what was drafted from and why, fields of `gpu_align.tools.explain.Explained`.
         others: the number of candidates that were not chosen.
         proposed_text: text of `proposed`.
         accepted_text: text of the accepted drafts.

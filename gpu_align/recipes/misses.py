@@ -181,11 +181,7 @@ def count_misses(
 ) -> None:
     """Count a recipe's draft that was verified.
 
-    ::
-
-        for k, token in enumerate(draft):
-            refuted(tokens before it, token, wrote[k])    if wrote[k] != token, and no more
-            accepted(tokens before it, token)             otherwise, `accepted_count` times
+    Its first tokens are accepted, `accepted_count` times, up to the one that is refuted; no more are counted.
 
     Args:
         misses: counts it.

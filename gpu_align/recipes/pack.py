@@ -22,18 +22,18 @@ import numpy as np
 from ..ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_START
 from ..ops.recipe_lookup import Recipes
 from .tokenize import (
+    Chains,
     Encode,
     Observed,
     Recipe,
     TokenTexts,
     fingerprint,
-    observed_rows,
     shape_of_tokens,
     tokenize,
 )
 
 if TYPE_CHECKING:
-    from ..tools.recipes.report import Report
+    from ..tools.recipes.report import PackReport
     from .misses import Misses
 
 #: The pack that comes with the library.
@@ -161,7 +161,11 @@ class RecipePack:
         if token_texts is None:
             raise TypeError("token_texts: expected a function, as the pack holds shapes, found None")
         shape_of = shape_of_tokens(token_texts, self.kept)
-        rows = observed_rows(self.observed, shape_of)
+        chains = Chains(self.observed, dict(enumerate(shape_of.tolist())))
+        rows: tuple[list[Any], list[Any]] = [], []
+        for entry in self.observed:
+            run = chains.run(entry.is_shape, entry.context) if entry.token >= 0 else ((), ())
+            rows[entry.is_shape].append((entry.context, *run))
         literal, shapes = Recipes.from_lists(rows[False]), Recipes.from_lists(rows[True], shape_of=shape_of)
         # Of two literal contexts that are equal the observed one.
         known = {row.tobytes() for row in literal.context}
@@ -209,15 +213,7 @@ class RecipePack:
         made_by: str = "",
         progress: Callable[[str, int], None] | None = None,
     ) -> RecipePack:
-        """Learn from what a model answers: k samples for each prompt of a task.
-
-        ::
-
-            for each group: align its samples; a token is determined where at least agree · k of them have it
-            kept = tokens of which half of the occurrences are determined, numbers apart
-            an entry = a literal prefix or a shape of 1 to 8 items, and the token that follows
-            it is kept where the samples of two groups, and of 1 % of all groups (of the only group), agree on
-            the token behind it, and where the token follows at least 0.95 of all occurrences of the prefix
+        """Learn from what a model answers: k samples for each prompt of a task; see `recipes/README.md`.
 
         Args:
             groups: ``(task, prompt, samples)`` each. Of one sample nothing is determined.
@@ -252,7 +248,7 @@ class RecipePack:
         *,
         misses: Misses | None = None,
         progress: Callable[[str, int], None] | None = None,
-    ) -> Report:
+    ) -> PackReport:
         """Replay outputs with this pack alone, and with a drafter that has the context as well.
 
         Args:
@@ -263,7 +259,9 @@ class RecipePack:
             progress: called as ``progress(task, 1)`` after each output.
         """
         recipes = self.tokenize(encode, token_texts)
-        found: Report = _tool("report").report(recipes, outputs, encode, num_draft_tokens, misses, progress)
+        found: PackReport = _tool("report").report(
+            recipes, outputs, encode, num_draft_tokens, misses, progress
+        )
         return found
 
 

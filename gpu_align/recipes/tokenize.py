@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,8 +54,6 @@ Tokens = str
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
 IntArray = npt.NDArray[np.signedinteger[Any]]
-#: A context in reading order, its continuation, and how likely each part of that is.
-Row = tuple[Sequence[int], Sequence[int], Sequence[float]]
 
 
 class Recipe(NamedTuple):
@@ -93,13 +92,20 @@ def tokenize(
     p = np.fromiter(likely.values(), np.float64, len(likely))
     p = np.clip(p + np.interp(p, middle, calibration), 1e-4, 1.0)
     likely = dict(zip(likely, p.tolist(), strict=True))
+    # Of each context the likeliest continuation, and the probability of everything up to each of its tokens.
     continued: list[Tokens] = []
     survival: list[float] = []
     lengths: list[int] = []
     for context in token:
-        alive = _continue(context, token, likely, continued)
-        survival += alive
-        lengths.append(len(alive))
+        last, alive, begin = context, 1.0, len(survival)
+        while len(survival) < begin + MAX_WORD_TOKENS and (known := _longest(last, token)):
+            alive *= likely[known]
+            if alive < LEAST:
+                break
+            continued.append(token[known])
+            survival.append(alive)
+            last = (last + token[known])[-MAX_CONTEXT:]
+        lengths.append(len(survival) - begin)
     return Recipes(
         _padded(_ids("".join([context[::-1] for context in token])), list(map(len, token)), MAX_CONTEXT, -1),
         _padded(_ids("".join(continued)), lengths, MAX_TOKENS, -1),
@@ -239,32 +245,6 @@ def _longest(tokens: Tokens, known: Mapping[Tokens, Tokens]) -> Tokens:
     return tokens
 
 
-def _continue(
-    context: Tokens, token: Mapping[Tokens, Tokens], likely: Mapping[Tokens, float], out: list[Tokens]
-) -> list[float]:
-    """Append the likeliest continuation to `out`; the probability of everything up to each of its tokens."""
-    last, alive = context, 1.0
-    survival: list[float] = []
-    while len(survival) < MAX_WORD_TOKENS and (known := _longest(last, token)):
-        alive *= likely[known]
-        if alive < LEAST:
-            break
-        out.append(token[known])
-        survival.append(alive)
-        last = (last + token[known])[-MAX_CONTEXT:]
-    return survival
-
-
-def observed_rows(entries: Sequence[Observed], shape_of: IntArray) -> tuple[list[Row], list[Row]]:
-    """Literal rows and those of shapes: each entry with the run that begins with its token."""
-    chains = Chains(entries, dict(enumerate(shape_of.tolist())))
-    rows: tuple[list[Row], list[Row]] = [], []
-    for entry in entries:
-        run = chains.run(entry.is_shape, entry.context) if entry.token >= 0 else ([], [])
-        rows[entry.is_shape].append((entry.context, *run))
-    return rows
-
-
 class Run(NamedTuple):
     """The tokens that a chain drafts, and for each the probability of everything up to it."""
 
@@ -281,14 +261,8 @@ class Chains:
     """
 
     def __init__(self, entries: Iterable[Observed], shape_of: Mapping[int, int]) -> None:
-        self._says: tuple[dict[tuple[int, ...], Observed], ...] = {}, {}
+        self._says = {(entry.is_shape, entry.context): entry for entry in entries}
         self._shape_of = shape_of
-        for entry in entries:
-            self.add(entry)
-
-    def add(self, entry: Observed) -> None:
-        """Look this one up, too, or instead of the one with its context."""
-        self._says[entry.is_shape][entry.context] = entry
 
     def run(self, is_shape: bool, context: Sequence[int]) -> Run:
         """What a draft behind this context is, if nothing else is known.
@@ -300,7 +274,11 @@ class Chains:
                 stop if there is none or it says nothing
                 append its token to what is known
         """
-        tokens, items = self._known(is_shape, context)
+        # Of a shape the tokens behind its last free item are known.
+        tokens = [*takewhile(lambda item: item >= 0, reversed(context))][::-1]
+        items = list(context) if is_shape else []
+        for token in () if is_shape else context:
+            self._extend(items, token)
         run, alive = Run([], []), 1.0
         while len(run.tokens) < MAX_TOKENS:
             entry = self._longest(False, tokens) or self._longest(True, items)
@@ -316,19 +294,9 @@ class Chains:
         return run
 
     def _longest(self, is_shape: bool, known: Sequence[int]) -> Observed | None:
-        says = self._says[is_shape]
-        contexts = (tuple(known[-length:]) for length in range(min(len(known), MAX_CONTEXT), 0, -1))
-        return next((says[context] for context in contexts if context in says), None)
-
-    def _known(self, is_shape: bool, context: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Token ids and shape items that this context tells, both in reading order."""
-        if is_shape:
-            free = next((i for i, item in enumerate(reversed(context)) if item < 0), len(context))
-            return list(context[len(context) - free :]), list(context)
-        items: list[int] = []
-        for token in context:
-            self._extend(items, token)
-        return list(context), items
+        lengths = range(min(len(known), MAX_CONTEXT), 0, -1)
+        contexts = ((is_shape, tuple(known[-length:])) for length in lengths)
+        return next((self._says[context] for context in contexts if context in self._says), None)
 
     def _extend(self, items: list[int], token: int) -> None:
         """The shape with one more token: free tokens in a row are one item, the class of the last one."""
@@ -402,15 +370,7 @@ def _texts(token_texts: TokenTexts, ids: range) -> Sequence[str]:
 def shape_of_output(output: Sequence[int], shape_of: IntArray) -> list[int]:
     """The shape that a look-up sees behind these tokens, the newest item first.
 
-    ::
-
-        items, previous_free = [], False
-        for i in range(SHAPE_WINDOW):
-            if i == len(output):    items.append(SHAPE_START); break
-            item = shape_of[output[-1 - i]]
-            if item >= 0 or not previous_free:    items.append(item)     # free tokens in a row are one item
-            previous_free = item < 0
-            if len(items) == MAX_CONTEXT:    break
+    Free tokens in a row are one item; the beginning of the output is one.
 
     Args:
         output: what the model has written; its last `SHAPE_WINDOW` tokens and the beginning are all that counts.

@@ -168,7 +168,7 @@ _NUM_OTHERS = 3
 
 
 @dataclass(frozen=True)
-class Choice:
+class Explained:
     """One position that drafts could be read from.
 
     Attributes:
@@ -198,8 +198,8 @@ class Explanation:
     """
 
     cursor: int
-    chosen: Choice | None
-    others: tuple[Choice, ...]
+    chosen: Explained | None
+    others: tuple[Explained, ...]
 
 
 def warm_up(
@@ -286,21 +286,21 @@ class Explainer:
         other = (self._describe(view, i, int(view.num[0, i]), num_output) for i in others)
         return Explanation(int(view.cursor[0]), chosen, tuple(other))
 
-    def _describe_recipe(self, recipe: int) -> Choice:
+    def _describe_recipe(self, recipe: int) -> Explained:
         assert self._recipes is not None
         matched = int((self._recipes.context[recipe] != -1).sum())
         words = _last(matched)
         if self._recipes.is_shape[recipe]:
             words = f"texts of which the last {matched} items have this shape"
         expected = round(float(self._recipe_table.expected_accepted[recipe]) / c.SURVIVAL_ONE, 2)
-        return Choice("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
+        return Explained("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
 
-    def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Choice:
+    def _describe(self, view: View, lane: int, num: int, num_output: int, edits: int = 0) -> Explained:
         found = view.candidates
         class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
         if not _wraps_around(view, lane):
             num = min(num, remaining)
-        return Choice(
+        return Explained(
             "context" if IS_CONTEXT[lane] else self._text,
             int(found.position[0, lane]),
             int(found.matched[0, lane]),

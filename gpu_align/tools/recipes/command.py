@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...recipes.misses import Misses
     from ...recipes.pack import RecipePack
     from ...recipes.tokenize import Observed
-    from .report import Report
+    from .report import PackReport
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ENDINGS = (".json", ".json.gz")
@@ -96,7 +96,7 @@ NOT_TEXT, UNREADABLE, AGAIN = "not UTF-8 text", "not readable", "the same again"
 
 
 @dataclass
-class Texts:
+class SourceTexts:
     """The files that `find_texts` found, and the counts of `read`.
 
     Attributes:
@@ -142,7 +142,7 @@ class Texts:
             yield source, text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def find_texts(places: Sequence[Path], suffixes: Sequence[str] = ()) -> Texts:
+def find_texts(places: Sequence[Path], suffixes: Sequence[str] = ()) -> SourceTexts:
     """The files among `places` and in the folders among them, each place a source.
 
     Of a folder, hidden files and folders are left out, links are not followed, and only names that end in one of
@@ -161,7 +161,7 @@ def find_texts(places: Sequence[Path], suffixes: Sequence[str] = ()) -> Texts:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
                 files.append((source, path))
-    return Texts(files)
+    return SourceTexts(files)
 
 
 def _inside(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
@@ -177,6 +177,9 @@ def _inside(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
 recipes_app = typer.Typer(
     help="Recipe packs: what usually follows what.", no_args_is_help=True, pretty_exceptions_enable=False
 )
+_Out = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.json[.gz]", help="for the pack")]
+_Pack = Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")]
+_Tokenizer = Annotated[str, tokenizer_option("of the model")]
 
 
 class _Tokens(NamedTuple):
@@ -275,8 +278,8 @@ def observe_command(
     samples: Annotated[
         Path, typer.Argument(metavar="SAMPLES.jsonl[.gz]", help='lines of {"task", "prompt", "samples"}')
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.json[.gz]", help="for the pack")],
-    tokenizer: Annotated[str, tokenizer_option("of the model")],
+    out: _Out,
+    tokenizer: _Tokenizer,
     agree: Annotated[
         float, typer.Option(metavar="SHARE", help="of the samples of a prompt that must agree")
     ] = 1.0,
@@ -312,7 +315,7 @@ def merge_command(
     parts: Annotated[
         list[Path], typer.Argument(metavar="PACK_OR_MISSES...", help="files; one a pack at least")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.json[.gz]", help="for the pack")],
+    out: _Out,
     shapes_only: Annotated[
         bool, typer.Option("--shapes-only", help="leave out words and literal prefixes: a pack without texts")
     ] = False,
@@ -336,11 +339,11 @@ def merge_command(
 
 @recipes_app.command("report", epilog=epilog("recipes report"))
 def report_command(
-    pack: Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")],
+    pack: _Pack,
     outputs: Annotated[
         Path, typer.Argument(metavar="OUTPUTS.jsonl[.gz]", help='lines of {"task", "prompt", "output"}')
     ],
-    tokenizer: Annotated[str, tokenizer_option("of the model")],
+    tokenizer: _Tokenizer,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
     ] = None,
@@ -377,7 +380,7 @@ def report_command(
             typer.echo(f"wrote {written}")
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: PackReport) -> None:
     from .report import PUBLISHED, PUBLISHED_ACCURACY, PUBLISHED_COVERAGE
 
     header = ["task", "drafter", "tokens", "drafted", "accepted", "coverage", "accuracy", "tokens a step"]
@@ -402,7 +405,7 @@ def _print_report(report: Report) -> None:
 
 @recipes_app.command("show", epilog=epilog("recipes show"))
 def show_command(
-    pack: Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")],
+    pack: _Pack,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="entries to show")] = 20,
     tokenizer: Annotated[str | None, tokenizer_option("to show token ids as text")] = None,
 ) -> None:

@@ -59,18 +59,12 @@ class TaskReport:
 
     def as_json(self) -> dict[str, float]:
         """The fields of the file."""
-        return {
-            "tokens": self.tokens,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "coverage": self.coverage,
-            "accuracy": self.accuracy,
-            "tokens_per_step": self.tokens_per_step,
-        }
+        names = ("tokens", "drafted", "accepted", "coverage", "accuracy", "tokens_per_step")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
-class Report:
+class PackReport:
     """What recipes did, by task.
 
     Attributes:
@@ -85,11 +79,9 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """``{"num_draft_tokens", "tasks": {name: {…}}, "with_context": {name: {…}}}``."""
-        return {
-            "num_draft_tokens": self.num_draft_tokens,
-            "tasks": {name: task.as_json() for name, task in self.tasks.items()},
-            "with_context": {name: task.as_json() for name, task in self.with_context.items()},
-        }
+        parts = {"tasks": self.tasks, "with_context": self.with_context}
+        each = {part: {name: t.as_json() for name, t in tasks.items()} for part, tasks in parts.items()}
+        return {"num_draft_tokens": self.num_draft_tokens, **each}
 
 
 def report(
@@ -99,14 +91,14 @@ def report(
     num_draft_tokens: int,
     misses: Misses | None = None,
     progress: Callable[[str, int], None] | None = None,
-) -> Report:
+) -> PackReport:
     """See `RecipePack.report`."""
     records = []
     for task, prompt, output in outputs:
         before, after = encode([prompt, output])
         if len(after):
             records.append(Record(task, [int(t) for t in before], [], [int(t) for t in after]))
-    found = Report(num_draft_tokens)
+    found = PackReport(num_draft_tokens)
     for use_context, tasks in ((False, found.tasks), (True, found.with_context)):
         drafter = our_drafter(records, DrafterConfig(use_context=use_context), recipes)
         loop = PredictorLoop(drafter, num_draft_tokens=num_draft_tokens, strict=True)
