@@ -278,7 +278,7 @@ def run_tests(copy: Path, arguments: list[str], limit: float) -> tuple[str, list
 
 
 def map_tests(copy: Path, faults: list[Fault]) -> dict[str, dict[str, float]]:
-    """For each fault the green tests that reach it and their seconds; for a field, those that name its class."""
+    """For each fault the green tests that reach it, with seconds; for a field, those that name class or file."""
     hits, edits = copy.parent / "hits.tsv", {}
     hits.touch()
     (copy / "planted_hits.py").write_text(MARKER.format(path=str(hits)))
@@ -301,10 +301,9 @@ def map_tests(copy: Path, faults: list[Fault]) -> dict[str, dict[str, float]]:
             reached[key][test] = seconds[test]
     texts = {file: (copy / file).read_text() for file in {test.partition("::")[0] for test in seconds}}
     for fault in (fault for fault in faults if not fault.marked):
-        word = (re.findall(r"<(\w+)>", fault.function) or [Path(fault.file).stem])[-1]
-        reached[fault.key] = {
-            test: seconds[test] for test in seconds if word in texts[test.partition("::")[0]]
-        }
+        for word in (*re.findall(r"<(\w+)>", fault.function)[::-1], Path(fault.file).stem):
+            naming = {test: seconds[test] for test in seconds if word in texts[test.partition("::")[0]]}
+            reached[fault.key] = reached[fault.key] or naming
     return reached
 
 

@@ -63,6 +63,10 @@ ROWS = {
     "spaces became tabs": (BEFORE, [1], [60, END, TABS[2], 1, 2, 3, END], table(), lines(*block()[1:])),
     "no line end before the run": (BEFORE, [1], [60, 61, SPACES[4], 1, 2, 3, END], table(), lines(*block()[1:])),
     "a word in place of the run": (BEFORE, [1], [60, END, 61, 1, 2, 3, END], table(), lines(*block()[1:])),
+    "a run in place of a word": (
+        [50, END, 61, *lines((None, 1, 2, 3), *block()[1:])], [1],
+        lines((None, 60), block()[0]), table(), lines(*block()[1:]),
+    ),
     # Where the match goes back to the beginning of the output, no line of the output is known.
     "the prompt tells nothing": (BEFORE, [60, END, SPACES[4]], [1, 2, 3, END], table(), lines(*block()[1:])),
     # What nothing is known of is no line end and no run.
