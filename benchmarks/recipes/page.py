@@ -29,7 +29,7 @@ DRAFTERS = {
     "suffix_decoding_4_samples": "suffix decoding, factor 4, with the samples",
     "prompt_lookup": "prompt lookup",
 }
-#: Packs of a run over free prose → what they are; the others are those of one task.
+#: Packs of a run over free prose → what they are.
 PROSE = {
     "none": "none",
     "own": "learned from changelogs",
@@ -116,16 +116,16 @@ def rounds_table(results: Results) -> str:
 
 
 def prose_table(results: Results) -> str:
-    """What packs do to outputs that they are not for."""
+    """What packs do to outputs that they are not for; those of one other task are in the results file."""
     rows = [
         [
-            PROSE.get(name, f"that of {name} alone"),
-            f"{counts['steps']:,}",
+            says,
+            f"{(counts := results['prose'][name])['steps']:,}",
             signed(more_steps(counts, results["prose"]["none"])),
             f"{rejected_a_token(counts, 'recipe'):.4f}",
             f"{per_step(counts):.3f}",
         ]
-        for name, counts in results["prose"].items()
+        for name, says in PROSE.items()
     ]
     return tables.table(
         ["packs", "steps", "beside none", "rejected recipe drafts a token", "tokens a step"], rows
@@ -155,29 +155,23 @@ def learning_table(results: Results) -> str:
 
 
 def memory_table(results: Results) -> str:
-    """Steps with response memory beside those without, and whether that is what was wanted."""
+    """Steps with response memory beside those without, and whether that was wanted: a row a case, each K."""
     rows = []
     for name, sizes in results["memory"].items():
-        for size, counts in sizes.items():
+        cells: list[list[str]] = [[] for _ in range(5)]
+        for counts in sizes.values():
             memory, other = counts["memory"], counts.get("prediction", counts["without"])
             change = more_steps(memory, other)
-            steps = f"÷ {1 / (1 + change):.2f}" if change < -0.3 else signed(change)
-            speed, rejected = (f"{of(other):.2f} → {of(memory):.2f}" for of in (per_step, rejected_a_token))
-            says = "; ".join(
+            cells[0].append(f"{per_step(other):.2f} → {per_step(memory):.2f}")
+            cells[1].append(f"÷ {1 / (1 + change):.2f}" if change < -0.3 else signed(change))
+            cells[2] += [
                 wanted if holds else f"**not {wanted}**" for wanted, holds in _wanted_of_memory(name, counts)
-            )
-            from_memory = f"{rejected_a_token(memory, 'memory'):.3f}"
-            rows.append([CASES[name], size, speed, steps, says, from_memory, rejected])
-    heads = [
-        "earlier answers",
-        "K",
-        "tokens a step",
-        "steps",
-        "wanted",
-        "rejected from memory",
-        "rejected in all",
-    ]
-    return tables.table(heads, rows, "lrrrlrr")
+            ]
+            cells[3].append(f"{rejected_a_token(memory, 'memory'):.3f}")
+            cells[4].append(f"{rejected_a_token(other):.2f} → {rejected_a_token(memory):.2f}")
+        rows.append([CASES[name], *("; ".join(dict.fromkeys(cell)) for cell in cells)])
+    heads = ["earlier answers", "tokens a step", "steps", "wanted", "rejected from memory", "rejected in all"]
+    return tables.table(heads, rows, "lrrlrr")
 
 
 def _wanted_of_memory(name: str, counts: dict[str, Any]) -> list[tuple[str, bool]]:

@@ -31,7 +31,7 @@ def _numbers(
     results: Results, row: list[float], fits: list[bool] | None = None, digits: int = 2
 ) -> list[str]:
     at = [results["batches"].index(b) for b in COLUMNS if b in results["batches"]]
-    return [f"{row[i]:.{digits}f}" + ("" if fits is None or fits[i] else " ×") for i in at]
+    return [f"{row[i]:.2f}" + ("" if fits[i] else " ×") for i in at]
 
 
 def _batches(results: Results) -> list[str]:
@@ -52,33 +52,15 @@ def _compared(results: Results) -> dict[str, str]:
 
 
 def one_setup(results: Results) -> str:
-    """Edits on the first of the shown setups: the speed-up over no drafts, rules down, batches across."""
+    """The speed-up over no drafts: edits on the first shown setup by batch, and the worst of all setups."""
     setup, fits = next(iter(results["fits"].items()))
-    rows = [
-        [f"`{name}`", *_numbers(results, results["rules"][name]["edit"]["shown"][setup], fits), says]
-        for name, says in _compared(results).items()
-    ]
-    columns = _batches(results)
+    rows = []
+    for name, says in _compared(results).items():
+        rule = results["rules"][name]
+        worst = (f"{min(rule[mix]['worst']):.3f}" for mix in ("unrelated", "rejected"))
+        rows.append([f"`{name}`", *_numbers(results, rule["edit"]["shown"][setup], fits), *worst, says])
+    columns = [*_batches(results), "worst, unrelated", "worst, rejected"]
     return tables.table(["rule", *columns, ""], rows, f"l{'r' * len(columns)}l")
-
-
-def _worst(results: Results, mix: str, digits: int) -> str:
-    """The same on the worst of all setups."""
-    rows = [
-        [f"`{name}`", *_numbers(results, results["rules"][name][mix]["worst"], digits=digits)]
-        for name in _compared(results)
-    ]
-    return tables.table(["rule", *_batches(results)], rows)
-
-
-def worst_setup(results: Results) -> str:
-    """Useless predictions on the worst of all setups."""
-    return _worst(results, "unrelated", 2)
-
-
-def attacked(results: Results) -> str:
-    """Every draft rejected, on the worst of all setups."""
-    return _worst(results, "rejected", 3)
 
 
 def gains(results: Results) -> str:
@@ -156,8 +138,6 @@ def assumptions(results: Results) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "gains": gains,
     "edit": one_setup,
-    "unrelated": worst_setup,
-    "rejected": attacked,
     "budgets": budgets,
     "assumptions": assumptions,
 }
@@ -188,10 +168,6 @@ def text(results: Results) -> str:
         [
             f"Speed-up over no drafts, {setup}, edits (×: does not fit in memory)",
             one_setup(results),
-            "Useless predictions, the worst of all setups",
-            worst_setup(results),
-            "Every draft rejected, the worst of all setups",
-            attacked(results),
             "Means over all setups and batches; worst cases",
             budgets(results),
             "Recommended: {rule}; as a constant budget: {constant}".format(**results["recommended"]),

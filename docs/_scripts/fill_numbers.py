@@ -212,7 +212,10 @@ def _factor(check: dict[str, Any]) -> float:
 
 
 def kind_checks(numbers: dict[str, Any]) -> str:
-    """The same by kind of text and quality of the prediction: a row a kind, bold where it does not hold."""
+    """The same by kind of text and quality of the prediction, bold where it does not hold.
+
+    The last two columns, from docs/headroom.json: ours, and a chooser that knows the output, over suffix decoding.
+    """
     rows: dict[str, list[str]] = {}
     wanted = dict.fromkeys((str(run["num_draft_tokens"]) for run in numbers["runs"]), "")
     for check in numbers["checks"]:
@@ -221,9 +224,15 @@ def kind_checks(numbers: dict[str, Any]) -> str:
             value = check["value"].removeprefix("x ").split(" over ")[0]
             rows.setdefault(match[1], []).append(f"{strong}{value}{strong}")
             wanted[match[2] or ""] = check["wanted"]
+    stored = json.loads(HEADROOM.read_text(encoding="utf-8"))
+    for kind, found in stored.items():
+        ours, peer, either = (
+            count for name, count in found.items() if name not in ("records", "output_tokens")
+        )
+        rows[kind] += [signed(peer / ours - 1), signed(peer / either - 1)]
     heads = [f"K = {size} ({says})" if size else f"confidence ({says})" for size, says in wanted.items()]
     holds = [check["passed"] for check in numbers["checks"] if KIND_CHECK.fullmatch(check["name"])]
-    return tables.table(["", *heads], ([kind, *cells] for kind, cells in rows.items())) + (
+    return tables.table(["", *heads, "lead", "at most"], ([kind, *cells] for kind, cells in rows.items())) + (
         f"\n\n{sum(holds)} of {len(holds)} hold."
     )
 
@@ -252,35 +261,24 @@ def ablation(numbers: dict[str, Any]) -> str:
     )
 
 
-def headroom(numbers: dict[str, Any]) -> str:
-    """What a chooser that knows the output would make of our drafts and suffix decoding's: docs/headroom.json."""
-    stored = json.loads(HEADROOM.read_text(encoding="utf-8"))
-    names = [name for name in next(iter(stored.values())) if name not in ("records", "output_tokens")]
-    ours, peer, either = names
-    rows = [
-        [
-            label,
-            *(ratio(row["output_tokens"], row[name]) for name in names),
-            *(signed(row[peer] / row[name] - 1) for name in (ours, either)),
-        ]
-        for label, row in stored.items()
-    ]
-    return tables.table(["", f"`{ours}`", f"`{peer}`", either, "lead", "at most"], rows)
-
-
 def latency(numbers: dict[str, Any]) -> str:
-    """Cycles by the latency model as µs, and the throughput of the LCS, for sm_90 by Triton version."""
+    """Cycles by the latency model as µs, for sm_90 and the newest Triton: states down, recipes across."""
     stored = tables.read("latency")["triton"]
-    versions = sorted(stored, reverse=True)
-    rows = []
-    for label in stored[versions[0]]:
-        found = [stored[version][label]["sm_90"] for version in versions]
-        if label.startswith("lcs_length"):
-            cells = [f"{row['tcups_batch'] * GIGAHERTZ:.1f} TCUPS" for row in found]
+    newest = max(stored)
+    rows: dict[str, list[str]] = {}
+    throughput = []
+    for label, found in stored[newest].items():
+        kind, _, state = label.partition(": ")
+        if kind == "lcs_length":
+            throughput.append(f"{state} {found['sm_90']['tcups_batch'] * GIGAHERTZ:.1f}")
         else:
-            cells = [f"{_us(row['warm'])} / {_us(row['cold'])} µs" for row in found]
-        rows.append([label, *cells])
-    return tables.table(["sm_90, warm / cold", *(f"Triton {version}" for version in versions)], rows)
+            rows.setdefault(state, []).append(
+                f"{_us(found['sm_90']['warm'])} / {_us(found['sm_90']['cold'])}"
+            )
+    heads = ["µs, warm / cold", "no recipes", "recipes", "recipes with shapes"]
+    return tables.table(heads, ([state, *cells] for state, cells in rows.items())) + (
+        f"\n\nsm_90, Triton {newest}. `lcs_length`, TCUPS: {', '.join(throughput)}."
+    )
 
 
 def _us(cycles: float) -> str:
@@ -298,7 +296,6 @@ PAGES = {
     DOCS / "developer" / "quality-checks.md": {
         "checks": checks,
         "kinds": kind_checks,
-        "headroom": headroom,
         "drafters": more_drafters,
     },
 }
