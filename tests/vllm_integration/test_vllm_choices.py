@@ -18,7 +18,7 @@ from vllm_integration.frontend import input_processor
 from vllm_integration.frontend.input_processor import process_inputs
 from vllm_integration.frontend.prediction import ChoiceError, Choices, check_known, choices_of
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.request import KEY, Prediction
+from vllm_integration.wire.request import KEY, Prediction, TextKind
 
 EMPTY = Prediction(token_ids=b"")
 
@@ -242,12 +242,12 @@ def test_choices_are_taken_out_of_the_request(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_what_travels_is_read_back() -> None:
-    sent = Prediction(token_ids=b"\1\0\0\0", recipes=("a", "b"), memory=True, sharing_key=b"k")
-    as_dict = {**vars(sent), "recipes": ["a", "b"]}  # what MessagePack makes of it
+    sent = Prediction(token_ids=b"\1\0\0\0", recipes=("a", "b"), sharing_key=b"k", kind=TextKind.MEMORY)
+    as_dict = {**vars(sent), "recipes": ["a", "b"], "kind": 1}  # what MessagePack makes of it
     assert wire.read(as_dict) == sent
     assert repr(sent) == "Prediction(1 tokens of earlier answers)"
-    for bad in ({"recipes": "a"}, {"recipes": [1]}, {"memory": 1}):
-        with pytest.raises(TypeError, match="expected"):
+    for bad in ({"recipes": "a"}, {"recipes": [1]}, {"memory": 1}, {"kind": "1"}, {"kind": 3}):
+        with pytest.raises((TypeError, ValueError), match=r"expected|TextKind"):
             wire.read({"token_ids": b"", **bad})
     assert wire.brought_by(SimpleNamespace(extra_args={KEY: {"x": 1}})) == Prediction()
     assert wire.brought_by(SimpleNamespace(extra_args=None)) is None

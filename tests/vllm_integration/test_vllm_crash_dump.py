@@ -24,7 +24,7 @@ from vllm_integration.scheduler import schedulers
 from vllm_integration.scheduler import schedulers as crash_dump
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
-from vllm_integration.worker.requests import accept_prediction, sharing_key_of
+from vllm_integration.worker.requests import open_request
 
 IDS = [3141, 5926, 5358, 9793]
 FOUND = re.compile("|".join([*map(str, IDS), re.escape(repr(wire.encode_token_ids("", IDS))[2:10])]))
@@ -98,9 +98,9 @@ def test_a_request_of_our_schedulers_prints_a_size(scheduler: str, monkeypatch: 
         assert not FOUND.search(printed)
     # It reaches the workers whole.
     there = pickle.loads(pickle.dumps(plan)).scheduled_new_reqs[0].sampling_params
-    accepted = accept_prediction("r", there, vocab_size=10_000, capacity=9)
-    assert accepted is not None
-    assert accepted.tolist() == IDS
+    content = open_request("r", there, vocab_size=10_000, capacity=9)
+    assert content is not None
+    assert content.token_ids.tolist() == IDS
     assert there.max_tokens == 7
 
 
@@ -159,7 +159,8 @@ def test_who_may_share_follows_the_cache_salt(monkeypatch: pytest.MonkeyPatch) -
     def key_of(cache_salt: str | None, sent: Any = None) -> Any:
         request = added(monkeypatch, SCHEDULERS[0], arrived(sent or prediction(), cache_salt))
         there = pickle.loads(pickle.dumps(request.sampling_params))
-        return sharing_key_of("req-1", there)
+        content = open_request("req-1", there, vocab_size=10_000, capacity=9)
+        return content and content.sharing_key
 
     assert key_of("one") == key_of("one") != key_of("two")
     assert key_of(None) == key_of(None) != key_of("one")
@@ -168,5 +169,9 @@ def test_who_may_share_follows_the_cache_salt(monkeypatch: pytest.MonkeyPatch) -
     forged = wire.Prediction(prediction().token_ids, sharing_key=key_of("one"))
     assert key_of("two", forged) == key_of("two")
     # Under another scheduler nobody says who: a request shares with itself alone.
-    assert sharing_key_of("req-1", arrived(prediction(), "one").sampling_params) == "req-1"
+    forging = {**vars(forged), "kind": 0}
+    for sent in (prediction(), forging):
+        content = open_request("r", arrived(sent, "one").sampling_params, vocab_size=10_000, capacity=9)
+        assert content is not None
+        assert content.sharing_key is None
     assert b"one" not in pickle.dumps(key_of("one"))

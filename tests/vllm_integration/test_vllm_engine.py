@@ -120,7 +120,7 @@ def test_recipes_change_steps_and_no_token(
             known[tuple(tokens[end - 8 : end])] = after
     recipes = Recipes.from_lists((context, after, (0.9, 0.85, 0.8, 0.75)) for context, after in known.items())
     monkeypatch.setattr(engine.proposer, "recipes", recipes)
-    monkeypatch.setattr(engine.proposer, "drafter", make_drafter(engine.proposer, max_slots=8))
+    monkeypatch.setattr(engine.proposer, "drafter", make_drafter(engine.proposer, max_slots=8, device="cpu"))
     with engine.trace() as steps:
         answers = engine.generate(prompts, params)
 

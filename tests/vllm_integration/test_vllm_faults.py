@@ -71,7 +71,8 @@ WARM_UP = (request_state.explain, "warm_up")
 
 # What is broken, and whether all drafts are lost.
 V1 = [
-    *[((proposer_v1, name), True) for name in ("make_drafter", "accept_prediction", "RequestState")],
+    *[((proposer_v1, name), True) for name in ("make_drafter", "RequestState")],
+    ((request_state, "open_request"), True),
     *[((FakeDrafter, name), True) for name in ("remove", "propose")],
     ((FakeDrafter, "add"), False),
     *[((proposer_v1.SlotTable, name), True) for name in ("acquire", "release", "holders")],
@@ -179,9 +180,9 @@ def runner_class(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
 
 # "module" is `worker.speculator`, which imports vLLM.
 V2: list[tuple[tuple[Any, str], bool]] = [
-    *[(("module", name), True) for name in ("_make_dense", "Drafter", "DraftReporter", "open_step_log")],
+    *[(("module", name), True) for name in ("_make_dense", "make_drafter", "DraftReporter", "open_step_log")],
     (("Drafter", "warm_up"), True),
-    *[(("module", name), True) for name in ("accept_prediction", "sharing_key_of")],
+    ((request_state, "open_request"), True),
     (("Drafter", "add"), False),
     *[(("Drafter", name), True) for name in ("remove", "propose")],
     *[
@@ -208,7 +209,7 @@ def test_v2_goes_on(
     make = speculators(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_follow")))
-    names = {"module": module, "Drafter": module.Drafter, "StepLog": module.StepLog}
+    names = {"module": module, "Drafter": request_state.Drafter, "StepLog": module.StepLog}
     owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
     if name != "propose":  # which the start runs, too: see "warm_up"
         break_at(monkeypatch, owner, name)

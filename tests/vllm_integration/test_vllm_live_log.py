@@ -18,6 +18,7 @@ from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 from gpu_align.step_log import Step, StepLog, StepLogError, read_step_log
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.wire import request as wire
+from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.requests import RequestState, StopRule
@@ -33,7 +34,7 @@ def decode(ids: list[int]) -> str:
 
 
 def state_of(num_steps: int) -> RequestState:
-    state = RequestState("r", np.array([5, 7, 6], np.int32), StopRule(), prompt_len=2)
+    state = RequestState("r", RequestContent(np.array([5, 7, 6], np.int32)), StopRule(), prompt_len=2)
     state.tokens = [1, 2, 5, 7, 6, 5, 7, 6][: 2 + 2 * num_steps]
     state.steps = [
         Step(i, 2 + 2 * i, "prediction", [5, 6], [0.5, 0.25], 4, 2, 1, [5 + i, 7]) for i in range(num_steps)
@@ -183,7 +184,7 @@ def test_v2_writes_each_step_as_it_happens_and_asks_the_device_for_no_more(tmp_p
         logs = tmp_path / str(live)
         log = open_step_log(Settings(debug_dir=str(logs), debug_live=live), 4, config())
         assert log is not None
-        log.add("r", np.arange(10, 40, dtype=np.int32), 2, sampling())
+        log.add("r", RequestContent(np.arange(10, 40, dtype=np.int32)), 2, sampling())
         tokens, total_len = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
         states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=tokens), total_len=SimpleNamespace(gpu=total_len)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +13,7 @@ import vllm_integration
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import shown_error, shown_id
 from vllm_integration.wire import request as wire
-from vllm_integration.worker.requests import accept_prediction, found_no_room
+from vllm_integration.worker.requests import RequestDrafter, open_request
 
 HOSTILE = {
     "chatcmpl-8f-1a2b3c4d": "chatcmpl-8f-1a2b3c4d",
@@ -47,8 +48,9 @@ def test_a_message_is_one_line_and_may_fail() -> None:
 def test_log_lines_about_requests(req_id: str, plugin_log: list[str]) -> None:
     for value, capacity in (({"x": 1}, 9), ([1, 2, 3], 2)):
         params = SimpleNamespace(extra_args={wire.KEY: value})
-        accept_prediction(req_id, params, vocab_size=9, capacity=capacity)
-    found_no_room(req_id)
+        open_request(req_id, params, vocab_size=9, capacity=capacity)
+    no_room = SimpleNamespace(drafter=SimpleNamespace(add=lambda *_, **__: False))
+    RequestDrafter.add(cast(Any, no_room), 0, req_id, wire.RequestContent(), 0)
     assert len(plugin_log) == 3
     assert all(HOSTILE[req_id] in line and line.isprintable() and len(line) < 400 for line in plugin_log)
 

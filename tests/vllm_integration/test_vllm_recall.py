@@ -14,7 +14,7 @@ from gpu_align import Drafter, Source
 from vllm_integration.scheduler.schedulers import Recall, put_back
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, Prediction
-from vllm_integration.worker.requests import accept_prediction, sharing_key_of, terms_of
+from vllm_integration.worker.requests import open_request
 
 EMPTY = Prediction(token_ids=b"")
 
@@ -55,14 +55,16 @@ def test_what_is_given_is_marked_and_travels_as_a_size() -> None:
     before = request.sampling_params
     assert given_to(recall, request) == [1, 2, 3]
     found = request.sampling_params.extra_args[KEY]
-    assert found.memory is True
+    assert found.kind == wire.TextKind.MEMORY
     assert (found.recipes, found.http_request_id) == (("x",), "h")
     assert found.sharing_key
     assert repr(found) == "Prediction(3 tokens of earlier answers)"
     assert request.sampling_params.extra_args["other"] == 5
     assert before.extra_args[KEY]["token_ids"] == b""  # the caller's own are left alone
-    assert accept_prediction("r", request.sampling_params, vocab_size=9, capacity=9).tolist() == [1, 2, 3]
-    assert terms_of(request.sampling_params, ("x",)) == (False, ("x",), True, False)
+    content = open_request("r", request.sampling_params, vocab_size=9, capacity=9, packs=("x",))
+    assert content is not None
+    assert content.token_ids.tolist() == [1, 2, 3]
+    assert content[1:] == (wire.TextKind.MEMORY, ("x",), found.sharing_key)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +93,16 @@ def test_answers_to_like_prompts_go_before_newer_ones() -> None:
         request = request_of(output=answer)
         request.prompt_token_ids = prompts[name]
         recall.keep(request)
-    for prompt, expected, related in (
-        (prompts["a"], [1, 2], True),
-        (list(range(200, 250)), [3, 1, 2], False),
+    for prompt, expected, kind in (
+        (prompts["a"], [1, 2], wire.TextKind.RELATED_MEMORY),
+        (list(range(200, 250)), [3, 1, 2], wire.TextKind.MEMORY),
     ):
         request = request_of()
         request.prompt_token_ids = prompt
         assert given_to(recall, request) == expected
-        assert request.sampling_params.extra_args[KEY].related is related
-        assert terms_of(request.sampling_params, ()).related is related
+        content = open_request("r", request.sampling_params, vocab_size=99, capacity=9)
+        assert content is not None
+        assert request.sampling_params.extra_args[KEY].kind == content.kind == kind
 
 
 def test_who_stays_out_leaves_nothing_behind() -> None:
@@ -221,14 +224,10 @@ def test_no_token_of_another_tenant_is_ever_drafted(arena_tokens: int) -> None:
             request = request_of(salt=salt)
             given_to(recall, request)
             params = request.sampling_params
-            prediction = accept_prediction("r", params, vocab_size=3000, capacity=128)
-            drafter.add(
-                slot,
-                [] if prediction is None else prediction,
-                2,
-                sharing_key=sharing_key_of("r", params),
-                memory=terms_of(params, ()).memory,
-            )
+            content = open_request("r", params, vocab_size=3000, capacity=128)
+            assert content is not None
+            is_memory = content.kind == wire.TextKind.MEMORY
+            drafter.add(slot, content.token_ids, 2, sharing_key=content.sharing_key, memory=is_memory)
             token_ids[slot, :2] = torch.tensor([draw.choice(shared), draw.choice(shared)])
         for step in range(1, 4):
             written = 4 * step

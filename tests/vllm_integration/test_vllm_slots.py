@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings, drafts_without_prediction
+from vllm_integration.wire.request import RequestContent
 from vllm_integration.wire.usage import RequestUsage
 from vllm_integration.worker.requests import RequestState, SlotTable, StopRule
 from vllm_integration.worker.step_log import DebugLog, safe_name
@@ -225,7 +226,7 @@ def test_a_plain_request_id_is_its_file_name() -> None:
 
 
 def write(log: DebugLog) -> None:
-    state = RequestState("r", np.array([2, 0, 2], np.int32), StopRule(), prompt_len=5)
+    state = RequestState("r", RequestContent(np.array([2, 0, 2], np.int32)), StopRule(), prompt_len=5)
     state.steps = [Step(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7], 0, 0)]
     state.tokens = [9, 9, 9, 9, 3, 1, 7]
     log.write(state)

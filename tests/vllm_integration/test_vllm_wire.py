@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import requests as predictions
-from vllm_integration.worker.requests import accept_prediction
+from vllm_integration.worker.requests import open_request
 
 
 @given(st.lists(st.integers(0, wire.MAX_TOKEN_ID)))
@@ -120,15 +120,18 @@ def test_anything_else_is_refused(value: Any) -> None:
 
 def accept(value: Any, capacity: int = 8) -> list[int] | None:
     params = SimpleNamespace(extra_args={wire.KEY: value})
-    accepted = accept_prediction("req-7", params, vocab_size=100, capacity=capacity)
-    return None if accepted is None else accepted.tolist()
+    content = open_request("req-7", params, vocab_size=100, capacity=capacity)
+    return None if content is None else content.token_ids.tolist()
 
 
 def test_the_worker_takes_what_fits(plugin_log: list[str]) -> None:
     assert accept([0, 99]) == [0, 99]
-    assert accept_prediction("r", SimpleNamespace(extra_args=None), vocab_size=9, capacity=9) is None
-    assert accept_prediction("r", SimpleNamespace(extra_args={"x": 1}), vocab_size=9, capacity=9) is None
-    assert accept([]) is None
+    for extra_args in (None, {"x": 1}):
+        params = SimpleNamespace(extra_args=extra_args)
+        assert open_request("r", params, vocab_size=9, capacity=9) is None
+        content = open_request("r", params, vocab_size=9, capacity=9, even_without=True)
+        assert content == wire.RequestContent()
+    assert accept([]) == []
     assert plugin_log == []
 
 

@@ -22,8 +22,8 @@ class FakeDrafter:
     """`gpu_align.Drafter`'s contract with the simplest policy: continue after the last longest suffix match
     in the prediction, from its start before anything is generated. It checks what it is given."""
 
-    def __init__(self, proposer: Any, max_slots: int) -> None:
-        self.sizes = (max_slots, proposer.max_model_len)
+    def __init__(self, proposer: Any, max_slots: int, **_: Any) -> None:
+        self.sizes = (max_slots, proposer.max_context_len)
         self.max_prediction_len = proposer.capacity
         self.K = proposer.num_draft_tokens
         self.vocab_size = proposer.vocab_size

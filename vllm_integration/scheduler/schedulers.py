@@ -113,7 +113,8 @@ class Recall:
         found = self._memory.recall_for(sharing_key_of(request), _prompt_of(request), self._most)
         if len(found.token_ids):
             token_ids = wire.encode_token_ids("answers", found.token_ids)
-            recalled = replace(given, token_ids=token_ids, memory=True, related=found.related)
+            kind = wire.TextKind.RELATED_MEMORY if found.related else wire.TextKind.MEMORY
+            recalled = replace(given, token_ids=token_ids, kind=kind)
             request.sampling_params = with_prediction(request.sampling_params, recalled)
 
     def keep(self, request: Any) -> None:

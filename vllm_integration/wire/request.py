@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,14 @@ MAX_TOKEN_ID = 2**31 - 1
 TokenIds = npt.NDArray[np.int32]
 
 
+class TextKind(IntEnum):
+    """What the token ids of a request are."""
+
+    PREDICTION = 0
+    MEMORY = 1  # earlier answers
+    RELATED_MEMORY = 2  # of these, answers to requests like this one
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction:
     """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised.
@@ -37,9 +46,8 @@ class Prediction:
     sharing_key: requests with equal keys may share the memory of equal predictions; None: with nobody. The
         scheduler sets it.
     recipes: names of the packs whose recipes the request uses; None: of all packs.
-    memory: False: the request takes no part in the memory of earlier answers. True: `token_ids` are earlier
-        answers, not a prediction; the scheduler sets it.
-    related: of earlier answers: they are to requests like this one. The scheduler sets it.
+    memory: False where the request takes no part in the memory of earlier answers, else None.
+    kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
 
     A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
     `bytes`); on the other side of the process boundary it is a dict of the fields.
@@ -51,7 +59,7 @@ class Prediction:
     sharing_key: bytes | None = None
     recipes: tuple[str, ...] | None = None
     memory: bool | None = None
-    related: bool | None = None
+    kind: TextKind = TextKind.PREDICTION
 
     @property
     def is_empty(self) -> bool:
@@ -60,9 +68,22 @@ class Prediction:
 
     def __repr__(self) -> str:
         if self.token_ids is not None:
-            what = "tokens of earlier answers" if self.memory else "tokens"
+            what = "tokens of earlier answers" if self.kind else "tokens"
             return f"Prediction({len(self.token_ids) // 4} {what})"
         return f"Prediction({len(self.text or '')} characters)"
+
+
+class RequestContent(NamedTuple):
+    """What a request is drafted from besides its context, decoded: a worker does it once.
+
+    token_ids: int32 [N], N may be 0. recipes: names of the packs whose recipes it uses; None: of all.
+    sharing_key: see `Prediction`.
+    """
+
+    token_ids: TokenIds = np.zeros(0, np.int32)
+    kind: TextKind = TextKind.PREDICTION
+    recipes: tuple[str, ...] | None = None
+    sharing_key: bytes | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,6 +199,15 @@ def decode_token_ids(encoded: bytes) -> TokenIds:
     return np.frombuffer(encoded, dtype="<i4").astype(np.int32)
 
 
+#: Of each field of a `Prediction` that another process may have sent, the types it may have.
+_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "http_request_id": ("a string", (str, type(None))),
+    "sharing_key": ("bytes", (bytes, type(None))),
+    "memory": ("a bool", (bool, type(None))),
+    "kind": ("a text kind", (int,)),
+}
+
+
 def read(value: object) -> Prediction:
     """Whatever arrived under `KEY`, as a `Prediction` with exactly one of `token_ids` and `text` set.
 
@@ -185,38 +215,30 @@ def read(value: object) -> Prediction:
     client sends one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` for anything else, in
     words that a log may show: no text and no id is repeated.
     """
-    fields: Mapping[str, Any]
     if isinstance(value, (Prediction, Mapping)):
-        fields = vars(value) if isinstance(value, Prediction) else value
+        fields = dict(vars(value) if isinstance(value, Prediction) else value)
     else:
         fields = {"text" if isinstance(value, str) else "token_ids": value}
-    if set(fields) - set(Prediction.__dataclass_fields__):
-        raise ValueError(
-            f"prediction: expected the keys {', '.join(Prediction.__dataclass_fields__)}, got others"
-        )
-    token_ids, text, request_id, sharing_key, recipes, memory, related = map(
-        fields.get, Prediction.__dataclass_fields__
-    )
-    if not isinstance(request_id, (str, type(None))):
-        raise TypeError(f"prediction.http_request_id: expected a string, got {type(request_id).__name__}")
-    if not isinstance(sharing_key, (bytes, type(None))):
-        raise TypeError(f"prediction.sharing_key: expected bytes, got {type(sharing_key).__name__}")
+    known = Prediction.__dataclass_fields__
+    if set(fields) - set(known):
+        raise ValueError(f"prediction: expected the keys {', '.join(known)}, got others")
+    for name, (expected, types) in _TYPES.items():
+        if name in fields and not isinstance(fields[name], types):
+            raise TypeError(f"prediction.{name}: expected {expected}, got {type(fields[name]).__name__}")
+    recipes, token_ids, text = map(fields.get, ("recipes", "token_ids", "text"))
     if recipes is not None:
         if not isinstance(recipes, (list, tuple)) or not all(isinstance(name, str) for name in recipes):
             raise TypeError("prediction.recipes: expected strings")
-        recipes = tuple(recipes)
-    if not isinstance(memory, (bool, type(None))):
-        raise TypeError(f"prediction.memory: expected a bool, got {type(memory).__name__}")
-    if not isinstance(related, (bool, type(None))):
-        raise TypeError(f"prediction.related: expected a bool, got {type(related).__name__}")
+        fields["recipes"] = tuple(recipes)
+    fields["kind"] = TextKind(fields.get("kind", 0))
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
         check_text("prediction", text)
-        return Prediction(None, normalise_newlines(text), request_id, sharing_key, recipes, memory, related)
+        return Prediction(**{**fields, "text": normalise_newlines(text)})
     if not isinstance(token_ids, (bytes, bytearray, memoryview)):
         token_ids = encode_token_ids("prediction", token_ids, tell=False)
-    return Prediction(bytes(token_ids), None, request_id, sharing_key, recipes, memory, related)
+    return Prediction(**{**fields, "token_ids": bytes(token_ids)})
 
 
 def brought_by(sampling_params: Any) -> Prediction | None:

@@ -7,7 +7,6 @@ V1 tells a custom class neither which requests its rows are nor when they end; t
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,56 +17,46 @@ import torch
 
 from gpu_align.step_log import SOURCES
 
-from ..config.settings import Settings
-from ..seams.install import DraftingGuard, install, off_reason, seam, shown_error, shown_id, watch
+from ..seams.install import DraftingGuard, install, off_reason, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from .draft_reporter import when_it_leaves
 from .miss_log import open_miss_log
 from .parameters_v1 import without_drafts
 from .requests import (
+    DRAFTING,
     Proposal,
+    RequestDrafter,
     RequestState,
     SlotTable,
-    accept_prediction,
-    found_no_room,
-    sharing_key_of,
+    make_drafter,
     stop_rule,
     take_refusals,
-    terms_of,
     warm_up_log,
 )
-from .startup import WarmUp, compiling, drafter_config, load_recipes
+from .startup import WarmUp, compiling, load_recipes
 from .step_log import open_debug_log
 
-logger = logging.getLogger("vllm.gpu_align")
 
-_DRAFTING = "drafting failed"
-
-
-class PredictedOutputs:
+class PredictedOutputs(RequestDrafter):
     """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
 
     vllm_config: the engine's configuration. Read: `num_speculative_tokens` (K), `max_num_seqs` (slots),
         `max_model_len`, the vocabulary size.
 
-    Memory: one int32 row of `max_model_len` a slot, touched only as far as requests reach.
-    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read. When a vLLM seam is missing it
-    proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`).
+    Memory: one int32 row of `max_model_len` a slot, touched only as far as requests reach. When a vLLM seam is
+    missing it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`).
     """
 
     def __init__(self, vllm_config: Any) -> None:
         watch()  # harmless again; vLLM may have been told to load other plugins only
         install("v1")
         install("usage_v1")
-        self.settings = Settings.from_env()
-        self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
-        self.max_model_len = int(vllm_config.model_config.max_model_len)
-        self.vocab_size = int(vllm_config.model_config.get_vocab_size())
-        self.capacity = self.settings.prediction_capacity(self.max_model_len)
+        max_context_len = int(vllm_config.model_config.max_model_len)
+        super().__init__(vllm_config, max_context_len, DraftingGuard(then=self._forget))
         max_slots = int(vllm_config.scheduler_config.max_num_seqs)
         self.slots = SlotTable(max_slots)
         self.requests: dict[str, RequestState] = {}
-        self.token_ids = torch.zeros((max_slots, self.max_model_len), dtype=torch.int32)
+        self.token_ids = torch.zeros((max_slots, max_context_len), dtype=torch.int32)
         self.total_len = torch.zeros(max_slots, dtype=torch.int32)
         self._token_rows = self.token_ids.numpy()
         self._lengths = self.total_len.numpy()
@@ -76,17 +65,15 @@ class PredictedOutputs:
         self._drafts: list[StepDrafts] = []
         self._log = open_debug_log(self.settings, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
-        self._misses = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
-        self.drafter: Any = None
-        self.guard = DraftingGuard(then=self._forget)
         self._warm_up: WarmUp | None = None
         try:
             with compiling("the drafter's step"):
-                self.drafter = make_drafter(self, max_slots)
+                self.drafter = make_drafter(self, max_slots, device="cpu")
         except Exception as error:
-            self.guard.fail(_DRAFTING, error)
+            self.guard.fail(DRAFTING, error)
+        self._misses = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
         if self._log is not None and off_reason() is None:
-            self._warm_up = warm_up_log(self.num_draft_tokens, self.max_model_len, self.recipes)
+            self._warm_up = warm_up_log(self.num_draft_tokens, max_context_len, self.recipes)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load. The model runner calls this on every drafter when it has loaded the model, so by then
@@ -97,7 +84,7 @@ class PredictedOutputs:
     def observe(self, runner: Any, scheduler_output: Any) -> None:
         """What `_update_states` has just made of the scheduler's output: called once a step, before the
         forward pass, and also when nothing is scheduled."""
-        self.guard.run(_DRAFTING, self._observe, runner, scheduler_output)
+        self.guard.run(DRAFTING, self._observe, runner, scheduler_output)
 
     def propose(
         self,
@@ -116,7 +103,7 @@ class PredictedOutputs:
         drafts: list[list[int]] | None = None
         if self._batch is not None:
             drafts = self.guard.run(
-                _DRAFTING, self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu
+                DRAFTING, self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu
             )
         return [[] for _ in sampled_token_ids] if drafts is None else drafts
 
@@ -143,20 +130,10 @@ class PredictedOutputs:
             self._finish(req_id)
         if sampling_params is None or without_drafts(sampling_params):
             return
-        prediction = accept_prediction(
-            req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity
-        )
-        terms = terms_of(sampling_params, () if self.recipes is None else self.recipes.names)
-        if prediction is None and not (terms.empty or self.settings.draft_without_prediction):
-            return
-        self.requests[req_id] = RequestState(
-            req_id,
-            prediction,
-            stop_rule(sampling_params),
-            sharing_key_of(req_id, sampling_params),
-            terms,
-            recipes=self.recipes,
-        )
+        content = self.open(req_id, sampling_params)
+        if content is not None:
+            stop = stop_rule(sampling_params)
+            self.requests[req_id] = RequestState(req_id, content, stop, recipes=self.recipes)
 
     def _finish(self, req_id: str) -> None:
         state = self.requests.pop(req_id, None)
@@ -198,7 +175,7 @@ class PredictedOutputs:
             if self._log is not None:
                 self._log.run(self._record, state, token_ids_cpu[row], sampled, total_len)
             state.settle(sampled, total_len)
-            room = state.room(total_len, self.num_draft_tokens, self.max_model_len)
+            room = state.room(total_len, self.num_draft_tokens, self.max_context_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
                 rows.append(row)
                 states.append(state)
@@ -216,7 +193,7 @@ class PredictedOutputs:
         self, state: RequestState, row: npt.NDArray[np.int32], sampled: list[int], total_len: int
     ) -> None:
         before = total_len - len(sampled)
-        state.know_prompt(row[:before].tolist, self.num_draft_tokens, self.max_model_len)
+        state.know_prompt(row[:before].tolist, self.num_draft_tokens, self.max_context_len)
         state.record(sampled, self._scheduled.get(state.req_id, ()), total_len)
         if self._log is not None:
             self._log.follow(state)
@@ -272,32 +249,12 @@ class PredictedOutputs:
             slot = None
         if slot is None:
             slot = self.slots.acquire(state.req_id)
-            prediction = np.zeros(0, np.int32) if state.prediction is None else state.prediction
-            try:
-                held = self.drafter.add(
-                    slot,
-                    prediction,
-                    state.prompt_len,
-                    sharing_key=state.sharing_key,
-                    recipes=state.terms.recipes,
-                    memory=state.terms.memory,
-                    related=state.terms.related,
-                )
-                if not held:
-                    found_no_room(state.req_id, memory=state.terms.memory)
-                    state.prediction = None
-            except Exception as error:
-                # A prediction that the drafter refuses, or memory that is not to be had.
-                if not isinstance(error, (TypeError, ValueError)) and self.guard.raises(error):
-                    raise
-                logger.warning(
-                    "Request %s is served without its prediction: %s",
-                    shown_id(state.req_id),
-                    shown_error(error),
-                )
+            held = self.add(slot, state.req_id, state.content, state.prompt_len)
+            if held is None:
                 self.slots.release(state.req_id)
                 del self.requests[state.req_id]
                 return False
+            state.content = held
         self._token_rows[slot, state.synced : total_len] = row[state.synced : total_len]
         self._lengths[slot] = total_len
         state.synced = total_len
@@ -316,23 +273,6 @@ def _step_drafts(states: list[RequestState], proposals: list[Proposal]) -> StepD
         np.array([len(proposal.token_ids) for proposal in proposals]),
         np.array([SOURCES.index(proposal.source) for proposal in proposals]),
         np.zeros((len(states), 0), dtype=np.uint8),
-    )
-
-
-def make_drafter(proposer: PredictedOutputs, max_slots: int) -> Any:
-    """The alignment engine, imported late: a process that only checks names need not load it."""
-    from gpu_align import Drafter
-
-    return Drafter(
-        max_slots=max_slots,
-        max_context_len=proposer.max_model_len,
-        max_prediction_len=proposer.capacity,
-        num_draft_tokens=proposer.num_draft_tokens,
-        vocab_size=proposer.vocab_size,
-        device="cpu",
-        config=drafter_config(proposer.settings.survival_table),
-        recipes=proposer.recipes,
-        max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
     )
 
 
@@ -377,6 +317,6 @@ def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     try:
         report = proposer.take_report()
     except Exception as error:
-        proposer.guard.fail(_DRAFTING, error)
+        proposer.guard.fail(DRAFTING, error)
         report = DraftReport(off=True)
     return when_it_leaves(output, lambda finished: attach(finished, report))

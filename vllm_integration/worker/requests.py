@@ -1,4 +1,4 @@
-"""What a worker accepts as a prediction. Nothing here knows which model runner asks."""
+"""The requests of a worker and its drafter. Nothing here knows which model runner asks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import functools
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from gpu_align import Recipes
+from gpu_align import Drafter, Recipes
 from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.step_log import SOURCES, Step
 from gpu_align.tools import explain
 from gpu_align.tools.explain import Explainer, Explanation
 
 from ..config.settings import Settings
-from ..seams.install import shown_id, shown_reason
+from ..seams.install import DraftingGuard, shown_error, shown_id, shown_reason
 from ..wire import request as wire
 from ..wire.steps import count_verified
 from .startup import WarmUp, drafter_config
@@ -44,95 +44,41 @@ def _refuse(req_id: str, reason: str) -> None:
         _refusals[req_id] = reason
 
 
-class Terms(NamedTuple):
-    """What a request is drafted from besides its context.
-
-    empty: it predicts nothing and is drafted for all the same. recipes: names of the packs whose recipes it uses;
-    None: of all. memory: what it brings are earlier answers, and no prediction. related: they are answers to
-    requests like this one.
-    """
-
-    empty: bool = False
-    recipes: tuple[str, ...] | None = None
-    memory: bool = False
-    related: bool = False
-
-
-DEFAULT_TERMS = Terms()
-
 #: Names of packs that requests have asked for and this worker does not have.
 _unknown: set[str] = set()
 _MAX_UNKNOWN = 100
 
 
-def terms_of(sampling_params: Any, packs: Collection[str]) -> Terms:
-    """The terms of a request that reached the worker.
+def open_request(
+    req_id: str,
+    sampling_params: Any,
+    *,
+    vocab_size: int,
+    capacity: int,
+    packs: Collection[str] = (),
+    even_without: bool = False,
+) -> wire.RequestContent | None:
+    """What a request that reached the worker is drafted from, N ≤ capacity; None where nothing is drafted for it.
 
-    packs: those of the drafter. A request that names another one, which the front end could not know, uses all of
-    them; one WARNING a name says so.
+    even_without: whether a request is drafted for that brings nothing at all.
+
+    What is malformed (wrong type, an id outside `vocab_size`, text that no front end tokenised) is nothing: one
+    warning names the request and the reason, never the content. Longer than `capacity`: cut there, with a warning.
+    Both are counted in `refused`. Who names a pack that is not among `packs`, which the front end could not know,
+    uses all of them; one WARNING a name says so.
     """
-    given = wire.brought_by(sampling_params)
-    if given is None:
-        return DEFAULT_TERMS
-    recipes = given.recipes
-    unknown = set(recipes or ()).difference(packs)
-    if unknown:
-        recipes = None
-        for name in sorted(unknown - _unknown):
-            if len(_unknown) < _MAX_UNKNOWN:
-                _unknown.add(name)
-                logger.warning(
-                    "A request names recipes that are not there, and uses all that are: %s (told once)",
-                    shown_reason(name),
-                )
-    return Terms(given.is_empty, recipes, bool(given.memory), bool(given.related))
-
-
-def found_no_room(req_id: str, *, memory: bool = False) -> None:
-    """The drafter could not hold a request's prediction: warn and count. Earlier answers are no prediction."""
-    if memory:
-        _tell_of_no_room()
-        return
-    logger.warning(
-        "Request %s is served without its prediction: no room for it among the others (GPU_ALIGN_ARENA_TOKENS)",
-        shown_id(req_id),
-    )
-    _refuse(req_id, "no_room")
-
-
-@functools.cache
-def _tell_of_no_room() -> None:
-    logger.warning(
-        "A request is served without earlier answers: no room for them among the predictions "
-        "(GPU_ALIGN_ARENA_TOKENS; told once)"
-    )
-
-
-def sharing_key_of(req_id: str, sampling_params: Any) -> Hashable:
-    """Who may share the memory of this request's prediction: see `wire.prediction.Prediction.sharing_key`. Where
-    no scheduler of ours said who, this request alone, which finds its prediction again after a preemption."""
-    extra_args = getattr(sampling_params, "extra_args", None) or {}
-    key: bytes | None = getattr(extra_args.get(wire.KEY), "sharing_key", None)
-    return req_id if key is None else key
-
-
-def accept_prediction(
-    req_id: str, sampling_params: Any, *, vocab_size: int, capacity: int
-) -> wire.TokenIds | None:
-    """The prediction of a request that reached the worker, int32 [N] with 0 < N ≤ capacity, or None.
-
-    None when there is none, and when it is malformed (wrong type, an id outside `vocab_size`, text that no
-    front end tokenised): then one warning names the request and the reason, never the content, and the
-    request is served without. Longer than `capacity`: cut there, with a warning. Both are counted in `refused`.
-    """
-    extra_args = getattr(sampling_params, "extra_args", None)
-    if not extra_args or extra_args.get(wire.KEY) is None:
-        return None
+    value = (getattr(sampling_params, "extra_args", None) or {}).get(wire.KEY)
+    if value is None:
+        return wire.RequestContent() if even_without else None
+    content = wire.RequestContent()
     try:
-        prediction = wire.read(extra_args[wire.KEY])
-        if prediction.token_ids is None:
+        given = wire.read(value)
+        # Who may share is the scheduler's to say. One that is not ours leaves what a client may have written.
+        key = value.sharing_key if isinstance(value, wire.Prediction) else None
+        content = wire.RequestContent(content.token_ids, given.kind, _known(given.recipes, packs), key)
+        if given.token_ids is None:
             raise ValueError("prediction: expected token ids, got text that was not tokenised")
-        token_ids = wire.decode_token_ids(prediction.token_ids)
+        token_ids = wire.decode_token_ids(given.token_ids)
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
@@ -143,9 +89,7 @@ def accept_prediction(
             shown_reason(error),
             refused["dropped"],
         )
-        return None
-    if not token_ids.size:
-        return None
+        return content if even_without else None
     if token_ids.size > capacity:
         _refuse(req_id, "cut")
         logger.warning(
@@ -154,8 +98,111 @@ def accept_prediction(
             capacity,
             token_ids.size,
         )
-        token_ids = token_ids[:capacity]
-    return token_ids
+    return content._replace(token_ids=token_ids[:capacity])
+
+
+def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str, ...] | None:
+    unknown = set(recipes or ()).difference(packs)
+    for name in sorted(unknown - _unknown):
+        if len(_unknown) < _MAX_UNKNOWN:
+            _unknown.add(name)
+            logger.warning(
+                "A request names recipes that are not there, and uses all that are: %s (told once)",
+                shown_reason(name),
+            )
+    return None if unknown else recipes
+
+
+@functools.cache
+def _tell_of_no_room() -> None:
+    logger.warning(
+        "A request is served without earlier answers: no room for them among the predictions "
+        "(GPU_ALIGN_ARENA_TOKENS; told once)"
+    )
+
+
+DRAFTING = "drafting failed"
+
+
+def make_drafter(proposer: RequestDrafter, max_slots: int, **where: Any) -> Drafter:
+    """where: the device, and what else the model runners want differently."""
+    return Drafter(
+        max_slots=max_slots,
+        max_context_len=proposer.max_context_len,
+        max_prediction_len=proposer.capacity,
+        num_draft_tokens=proposer.num_draft_tokens,
+        vocab_size=proposer.vocab_size,
+        config=drafter_config(proposer.settings.survival_table),
+        recipes=proposer.recipes,
+        max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
+        **where,
+    )
+
+
+class RequestDrafter:
+    """What the proposers of both model runners do in the same way: they have a drafter, and give it requests.
+
+    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read. Whatever else fails turns drafting off, with
+    one ERROR line; but see `DraftingGuard`.
+    """
+
+    def __init__(self, vllm_config: Any, max_context_len: int, guard: DraftingGuard) -> None:
+        self.settings = Settings.from_env()
+        self.guard = guard
+        self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self.vocab_size = int(vllm_config.model_config.get_vocab_size())
+        self.max_context_len = max_context_len
+        self.capacity = self.settings.prediction_capacity(max_context_len)
+        self.recipes: Recipes | None = None
+        self.drafter: Any = None
+
+    def open(self, req_id: str, sampling_params: Any) -> wire.RequestContent | None:
+        """`open_request` with what this drafter has."""
+        return open_request(
+            req_id,
+            sampling_params,
+            vocab_size=self.vocab_size,
+            capacity=self.capacity,
+            packs=() if self.recipes is None else self.recipes.names,
+            even_without=self.settings.draft_without_prediction,
+        )
+
+    def add(
+        self, slot: int, req_id: str, content: wire.RequestContent, prompt_len: int
+    ) -> wire.RequestContent | None:
+        """Give a slot of the drafter to a request: what it is drafted from, without `token_ids` where these have
+        no room among the others; None, with a warning, where the drafter refuses them, or has no memory."""
+        # Where no scheduler of ours said who may share, nobody: the request finds its own after a preemption.
+        key = req_id if content.sharing_key is None else content.sharing_key
+        try:
+            held = self.drafter.add(
+                slot,
+                content.token_ids,
+                prompt_len,
+                sharing_key=key,
+                recipes=content.recipes,
+                memory=content.kind != wire.TextKind.PREDICTION,
+                related=content.kind == wire.TextKind.RELATED_MEMORY,
+            )
+        except Exception as error:
+            if not isinstance(error, (TypeError, ValueError)) and self.guard.raises(error):
+                raise
+            logger.warning(
+                "Request %s is served without its prediction: %s", shown_id(req_id), shown_error(error)
+            )
+            return None
+        if held:
+            return content
+        if content.kind == wire.TextKind.PREDICTION:
+            _refuse(req_id, "no_room")
+            logger.warning(
+                "Request %s is served without its prediction: no room for it among the others "
+                "(GPU_ALIGN_ARENA_TOKENS)",
+                shown_id(req_id),
+            )
+        else:
+            _tell_of_no_room()
+        return content._replace(token_ids=content.token_ids[:0])
 
 
 class SlotTable:
@@ -245,21 +292,17 @@ class StopRule:
 
 @dataclass
 class RequestState:
-    """One request: its prediction, where it stands, and where a log keeps its steps, what they did.
+    """One request: what it is drafted from, where it stands, and where a log keeps its steps, what they did.
 
-    prediction: int32 [N], or None for a request that is drafted from its context only.
     prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
     ended: it has met a stop token or `max_tokens`; nothing more is proposed.
-    sharing_key: who may share the memory of the prediction. terms: what else it is drafted from.
     tokens: prompt and output, of requests whose steps are kept.
     recipes: of the drafter, to explain its drafts by.
     """
 
     req_id: str
-    prediction: wire.TokenIds | None
+    content: wire.RequestContent
     stop: StopRule
-    sharing_key: Hashable = None
-    terms: Terms = DEFAULT_TERMS
     prompt_len: int = 0
     synced: int = 0
     ended: bool = False
@@ -276,9 +319,9 @@ class RequestState:
         """For requests whose steps are kept, before the first: `tokens()` are all before its sampled ones."""
         if self._explainer is None:
             self.tokens = tokens()
-            prediction = [] if self.prediction is None else self.prediction.tolist()
+            kind = self.content.kind
             self._explainer = Explainer(
-                prediction,
+                self.content.token_ids.tolist(),
                 self.prompt_len,
                 num_draft_tokens,
                 drafter_config(Settings.from_env().survival_table),
@@ -286,9 +329,9 @@ class RequestState:
                 max_context_len=max_context_len,
                 recipe_packs=ALL_PACKS
                 if self.recipes is None
-                else self.recipes.pack_bits(self.terms.recipes),
-                is_memory=self.terms.memory,
-                is_related=self.terms.related,
+                else self.recipes.pack_bits(self.content.recipes),
+                is_memory=kind != wire.TextKind.PREDICTION,
+                is_related=kind == wire.TextKind.RELATED_MEMORY,
             )
 
     def record(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:

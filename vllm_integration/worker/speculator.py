@@ -16,27 +16,22 @@ import torch
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from gpu_align import Drafter
-
 from ..config import engine_config as adaptive
-from ..config.settings import Settings
-from ..seams.install import DraftingGuard, install, off_reason, seam, shown_error, shown_id
+from ..seams.install import DraftingGuard, install, off_reason, seam
 from ..wire.reports import DraftReport, attach
 from .draft_reporter import DraftReporter, when_it_leaves
 from .miss_log import MissCopies, open_miss_log
-from .requests import accept_prediction, found_no_room, sharing_key_of, take_refusals, terms_of, warm_up_log
-from .startup import WarmUp, compiling, drafter_config, load_recipes
+from .requests import DRAFTING, RequestDrafter, make_drafter, take_refusals, warm_up_log
+from .startup import WarmUp, compiling, load_recipes
 from .step_log import StepLog, open_step_log
 
 logger = logging.getLogger("vllm.gpu_align")
-
-_DRAFTING = "drafting failed"
 
 #: Requests of so many tokens, and those that return with output, are prepared beside their prefill.
 PREPARED_LEN = 512
 
 
-class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM is not typed for us
+class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignore[misc]  # not typed for us
     """Drafts from each request's prediction, its own context and recipes; made once a worker, on the last PP rank.
 
     vllm_config: the engine's configuration. device: where the engine's tensors are.
@@ -46,25 +41,19 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
     Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's
     index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
     recipes about 400 bytes each.
-    A failure turns drafting off with one ERROR line, while the drafter is made too; but see `DraftingGuard`, for
-    on this runner each tensor-parallel rank verifies the drafts that it made itself. Raises `ValueError` when a
-    `GPU_ALIGN_*` variable cannot be read.
+    On this runner each tensor-parallel rank verifies the drafts that it made itself.
     """
 
     supports_mm_inputs = False
     draft_logits = None  # drafts are certain: the rejection sampler accepts with the target's probability
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
-        speculative = vllm_config.speculative_config
-        self.settings = Settings.from_env()
-        self.req_states = req_states
-        self.num_draft_tokens = int(speculative.num_speculative_tokens)
-        self.vocab_size = int(vllm_config.model_config.get_vocab_size())
-        self.guard = DraftingGuard(int(vllm_config.parallel_config.tensor_parallel_size))
         max_slots, max_context_len = req_states.all_token_ids.gpu.shape
-        self.capacity = self.settings.prediction_capacity(max_context_len)
+        guard = DraftingGuard(int(vllm_config.parallel_config.tensor_parallel_size))
+        super().__init__(vllm_config, max_context_len, guard)
+        self.req_states = req_states
         # What vLLM's adaptive verification trims by.
-        self._speculative = speculative
+        self._speculative = vllm_config.speculative_config
         self.draft_token_confidence_probs = torch.zeros(
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
@@ -73,34 +62,19 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.log: StepLog | None = None
         self.misses: MissCopies | None = None
-        #: Names of the drafter's recipe packs.
-        self.packs: tuple[str, ...] = ()
         self.reporter: Any = None
-        self.drafter: Any = None
         self._warm_up: WarmUp | None = None
         try:
-            self._make_drafter(vllm_config, device)
+            self._make(vllm_config, device)
         except Exception as error:
-            self.guard.fail(_DRAFTING, error)
-        self.guard.run(_DRAFTING, self._compile)
+            self.guard.fail(DRAFTING, error)
+        self.guard.run(DRAFTING, self._compile)
 
-    def _make_drafter(self, vllm_config: Any, device: torch.device) -> None:
+    def _make(self, vllm_config: Any, device: torch.device) -> None:
         """What only drafting needs; a server whose drafter cannot be made serves without drafts."""
         max_slots, max_context_len = _make_dense(self.req_states, device)
-        recipes = load_recipes(self.settings, vllm_config)
-        self.packs = () if recipes is None else recipes.names
-        self.drafter = Drafter(
-            max_slots=max_slots,
-            max_context_len=max_context_len,
-            max_prediction_len=self.capacity,
-            num_draft_tokens=self.num_draft_tokens,
-            vocab_size=self.vocab_size,
-            device=device,
-            config=drafter_config(self.settings.survival_table),
-            recipes=recipes,
-            backend="triton",
-            max_prediction_tokens=self.settings.prediction_room(max_slots, self.capacity),
-        )
+        recipes = self.recipes = load_recipes(self.settings, vllm_config)
+        self.drafter = make_drafter(self, max_slots, device=device, backend="triton")
         self.reporter = DraftReporter(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
         )
@@ -133,7 +107,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     def observe_new(self, scheduler_output: Any) -> None:
         """The runner has given rows to the new requests of a step, and to those that resume."""
-        self.guard.run(_DRAFTING, self._observe_new, scheduler_output)
+        self.guard.run(DRAFTING, self._observe_new, scheduler_output)
 
     def _observe_new(self, scheduler_output: Any) -> None:
         states, long = self.req_states, []
@@ -148,7 +122,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
 
     def observe_gone(self, req_id: str) -> None:
         """The runner is about to free the row of a request: finished, aborted or preempted."""
-        self.guard.run(_DRAFTING, self._observe_gone, req_id)
+        self.guard.run(DRAFTING, self._observe_gone, req_id)
 
     def _observe_gone(self, req_id: str) -> None:
         slot = self.req_states.req_id_to_index.get(req_id)
@@ -161,44 +135,21 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         Also called when a preempted request returns, in whatever row and with more tokens than its prompt:
         the next step rebuilds what is known of it from its tokens.
         """
-        self.guard.run(_DRAFTING, self._add_request, req_id, slot, prompt_len, sampling_params)
+        self.guard.run(DRAFTING, self._add_request, req_id, slot, prompt_len, sampling_params)
 
     def _add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
         self.remove_slot(slot)
         if sampling_params is None:
             return
-        prediction = accept_prediction(
-            req_id, sampling_params, vocab_size=self.vocab_size, capacity=self.capacity
-        )
-        terms = terms_of(sampling_params, self.packs)
-        if prediction is None and not (terms.empty or self.settings.draft_without_prediction):
+        content = self.open(req_id, sampling_params)
+        held = None if content is None else self.add(slot, req_id, content, prompt_len)
+        if held is None:
             return
-        key = sharing_key_of(req_id, sampling_params)
-        try:
-            held = self.drafter.add(
-                slot,
-                [] if prediction is None else prediction,
-                prompt_len,
-                sharing_key=key,
-                recipes=terms.recipes,
-                memory=terms.memory,
-                related=terms.related,
-            )
-        except Exception as error:
-            # A prediction that the drafter refuses, or memory that is not to be had.
-            if not isinstance(error, (TypeError, ValueError)) and self.guard.raises(error):
-                raise
-            logger.warning(
-                "Request %s is served without its prediction: %s", shown_id(req_id), shown_error(error)
-            )
-            return
-        if not held:
-            found_no_room(req_id, memory=terms.memory)
         self._occupied[slot] = True
         if self.misses is not None:
             self.misses.add(req_id, prompt_len)
         if self.log is not None:
-            self.log.add(req_id, prediction if held else None, prompt_len, sampling_params, terms)
+            self.log.add(req_id, held, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
@@ -237,7 +188,7 @@ class PredictedOutputsSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM 
         """
         num_reqs = int(input_batch.num_reqs)
         drafts: torch.Tensor | None = self.guard.run(
-            _DRAFTING, self._propose, input_batch, num_reqs, num_sampled, dummy_run
+            DRAFTING, self._propose, input_batch, num_reqs, num_sampled, dummy_run
         )
         return self._no_drafts(num_reqs) if drafts is None else drafts
 

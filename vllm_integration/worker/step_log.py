@@ -20,7 +20,7 @@ from ..config import engine_config as adaptive
 from ..config.settings import Settings
 from ..seams.install import Guard, shown_error
 from ..wire import request as wire
-from .requests import DEFAULT_TERMS, Proposal, RequestState, Terms, stop_rule
+from .requests import Proposal, RequestState, stop_rule
 from .startup import WarmUp
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -131,7 +131,7 @@ class DebugLog:
         return file
 
     def _log_of(self, state: RequestState) -> step_log.StepLog:
-        prediction = [] if state.prediction is None else state.prediction.tolist()
+        prediction = state.content.token_ids.tolist()
         return step_log.StepLog(
             state.req_id,
             self._num_draft_tokens,
@@ -217,16 +217,9 @@ class StepLog:
         """Wait for what the log runs; a log that would have to wait for it with a request is off."""
         self._files.run(warm_up.finish)
 
-    def add(
-        self,
-        req_id: str,
-        prediction: wire.TokenIds | None,
-        prompt_len: int,
-        sampling_params: Any,
-        terms: Terms = DEFAULT_TERMS,
-    ) -> None:
+    def add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
-        self._files.run(self._add, req_id, prediction, prompt_len, sampling_params, terms)
+        self._files.run(self._add, req_id, content, prompt_len, sampling_params)
 
     def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
         """Record what each request of the batch has just sampled; the arguments are those of `propose`.
@@ -245,18 +238,10 @@ class StepLog:
         if not self._files.on:
             self._requests.clear()
 
-    def _add(
-        self,
-        req_id: str,
-        prediction: wire.TokenIds | None,
-        prompt_len: int,
-        sampling_params: Any,
-        terms: Terms,
-    ) -> None:
+    def _add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
         state = self._requests.get(req_id)
         if state is None:
-            stop = stop_rule(sampling_params)
-            state = RequestState(req_id, prediction, stop, terms=terms, recipes=self._recipes)
+            state = RequestState(req_id, content, stop_rule(sampling_params), recipes=self._recipes)
             self._requests[req_id] = state
         state.prompt_len = prompt_len
         state.proposal = Proposal()
