@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vllm_integration.wire import reports
-from vllm_integration.worker import draft_reporter
+from vllm_integration.worker.copies import StepCopies
 from vllm_integration.worker.draft_reporter import DraftReporter
 
 K = 16
@@ -59,13 +59,14 @@ class Device:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
         monkeypatch.setattr(torch.cuda, "stream", self.on)
-        copy = draft_reporter._copy
+        copy = StepCopies.copy
 
-        def noted(host: torch.Tensor, device: torch.Tensor, size: int) -> None:
-            self.run(self.names[id(device)])
-            copy(host, device, size)
+        def noted(step: StepCopies, size: int, **tensors: torch.Tensor) -> None:
+            for tensor in tensors.values():
+                self.run(self.names[id(tensor)])
+            copy(step, size, **tensors)
 
-        monkeypatch.setattr(draft_reporter, "_copy", noted)
+        monkeypatch.setattr(StepCopies, "copy", noted)
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -135,7 +136,7 @@ def test_a_step_without_drafts_changes_nothing_of_that(device: Device) -> None:
 def test_the_host_reads_what_all_copies_of_a_step_have_written(device: Device, trims: bool) -> None:
     reporter = reporter_of(device)
     device.step(reporter, 1, trims=trims)
-    (copies,) = reporter._in_flight
+    (copies,) = reporter.queue.in_flight
     assert {f"{name} 1" for name in (*OURS, *(ENGINES if trims else ENGINES[:1]))} <= copies.event.before
 
 

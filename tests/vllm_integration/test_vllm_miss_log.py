@@ -169,10 +169,8 @@ def test_on_the_v2_runner_copies_are_compared_a_step_later(log: MissLog) -> None
         draft.length = torch.zeros(2, dtype=torch.int32)
     copies.finish(["a"])
     assert refuted(log._misses) == [((1, 2, 10, 11, 12), 13, 99), ((3, 20), 50, 11)]
-    while copies._free:  # all in use: a step is left out, and nothing waits
-        copies._in_flight.append(copies._free.pop())
-    for step in copies._in_flight:
-        step.event = SimpleNamespace(query=lambda: False)
+    while copies.queue.begin(0, ["b"]):  # all in use: a step is left out, and nothing waits
+        copies.queue.in_flight[-1].event = SimpleNamespace(query=lambda: False)
     copies.copy(["b"], torch.tensor([0]), draft, states)
     assert log.on
 

@@ -17,6 +17,7 @@ from vllm_integration.wire import reports
 from vllm_integration.wire.reports import DraftReport, survival_levels
 from vllm_integration.wire.steps import HEADER, decode
 from vllm_integration.worker import draft_reporter
+from vllm_integration.worker.copies import StepCopies
 from vllm_integration.worker.draft_reporter import DraftReporter
 
 K = 16
@@ -156,7 +157,7 @@ def test_survival_is_rounded_down_and_every_draft_reporter() -> None:
 
 def test_late_copies_are_never_waited_for_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     arrived: set[int] = set()
-    monkeypatch.setattr(draft_reporter._InFlight, "arrived", lambda self: self.step in arrived)
+    monkeypatch.setattr(StepCopies, "arrived", lambda self: self.step in arrived)
     reporter = DraftReporter(4, K, torch.device("cpu"), batches_in_flight=1)
     assert [list(step(reporter, [length], 1.0).drafts) for length in range(1, 7)] == [[]] * 6
     arrived.update(range(1, 10))
@@ -244,7 +245,7 @@ def test_a_report_that_cannot_be_made_costs_the_drafts_and_not_the_output(
 ) -> None:
     monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
     reporter = DraftReporter(4, K, torch.device("cpu"))
-    monkeypatch.setattr(draft_reporter._InFlight, "read", lambda self, now: 1 / 0)
+    monkeypatch.setattr(draft_reporter, "_read", lambda step, now: 1 / 0)
     assert step(reporter, [3], 1.0) == DraftReport(off=True)
     assert "ZeroDivisionError" in str(compat.off_reason())
     assert len(plugin_log) == 1

@@ -4,135 +4,19 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..seams.install import DraftingGuard, off_reason
-from ..wire.reports import DraftReport, StepDrafts, attach, survival_levels
+from ..wire.reports import DraftReport, Ints, StepDrafts, attach, survival_levels
+from .copies import CopyQueue, EngineStream, SideStream, StepCopies
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
 _SPARE = 3
-
-
-class _EngineStream:
-    """Copies to the host in line with the engine's work; all there is without CUDA."""
-
-    def event(self) -> Any:
-        """An event to record behind a step's copies; None where a copy has ended when it returns."""
-        return None
-
-    @contextmanager
-    def copies_behind(self, event: Any) -> Iterator[None]:
-        """A `with` block whose copies begin after the engine's work so far; `event` is recorded behind them."""
-        yield
-
-    def wait(self) -> None:
-        """Let the engine's work from here on begin after these copies."""
-
-
-class _SideStream(_EngineStream):
-    """The same on a stream of their own, so that the engine's goes on without them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._drafted = self.event()
-        #: Behind the last copies that the engine's stream has not waited for.
-        self._copied: Any = None
-
-    def event(self) -> Any:
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    @contextmanager
-    def copies_behind(self, event: Any) -> Iterator[None]:
-        self._drafted.record(torch.cuda.current_stream(self._device))
-        self._stream.wait_event(self._drafted)
-        with torch.cuda.stream(self._stream):
-            yield
-        event.record(self._stream)
-        self._copied = event
-
-    def wait(self) -> None:
-        if self._copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
-            self._copied = None
-
-
-class _InFlight:
-    """Pinned host memory for one step's drafts, and the event after which they are in it."""
-
-    def __init__(self, max_reqs: int, num_draft_tokens: int, stream: _EngineStream) -> None:
-        self.event = stream.event()
-
-        def pinned(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, pin_memory=self.event is not None)
-
-        self.length = pinned(max_reqs)
-        self.source = pinned(max_reqs, dtype=torch.int8)
-        self.total_len = pinned(max_reqs)
-        self.query_ends = pinned(max_reqs + 1)
-        self.confidence = pinned(max_reqs, num_draft_tokens, dtype=torch.float32)
-        self.step = 0
-        self.req_ids: Sequence[str] = ()
-        self.rows: npt.NDArray[np.integer[Any]] = np.zeros(0, dtype=np.int64)
-        self.trims = False
-
-    def start(
-        self,
-        step: int,
-        req_ids: Sequence[str],
-        rows: npt.NDArray[np.integer[Any]],
-        draft: Any,
-        total_len: torch.Tensor,
-        query_ends: torch.Tensor | None,
-        stream: _EngineStream,
-    ) -> None:
-        self.step, self.req_ids, self.rows, self.trims = step, req_ids, rows, query_ends is not None
-        num_reqs = len(req_ids)
-        # The engine overwrites these, or frees them, before the drafter is launched again.
-        _copy(self.total_len, total_len, len(total_len))
-        if query_ends is not None:
-            _copy(self.query_ends, query_ends, num_reqs + 1)
-        with stream.copies_behind(self.event):
-            _copy(self.length, draft.length, num_reqs)
-            _copy(self.source, draft.source, num_reqs)
-            _copy(self.confidence, draft.confidence, num_reqs)
-
-    def arrived(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-    def wait(self) -> None:
-        if self.event is not None:
-            self.event.synchronize()
-
-    def read(self, now: int) -> StepDrafts:
-        """Survival is multiplied on the host: confidences are copied as they are, no kernel computes it."""
-        num_reqs = len(self.req_ids)
-        length = self.length[:num_reqs].numpy().copy()
-        survival = np.cumprod(self.confidence[:num_reqs].numpy(), axis=1)
-        return StepDrafts(
-            self.req_ids,
-            now - self.step,
-            self.total_len.numpy()[self.rows],
-            length,
-            self.source[:num_reqs].numpy().copy(),
-            survival_levels(survival, length),
-        )
-
-    def verified(self) -> dict[str, int]:
-        """Draft slots that the device kept in this step: a request has one position more."""
-        widths = np.diff(self.query_ends[: len(self.req_ids) + 1].numpy()) - 1
-        return dict(zip(self.req_ids, widths.tolist(), strict=True))
-
-
-def _copy(host: torch.Tensor, device: torch.Tensor, size: int) -> None:
-    host[:size].copy_(device[:size], non_blocking=True)
 
 
 class DraftReporter:
@@ -160,10 +44,16 @@ class DraftReporter:
     def __init__(
         self, max_reqs: int, num_draft_tokens: int, device: torch.device, batches_in_flight: int = 1
     ) -> None:
-        self._stream = _SideStream(device) if torch.device(device).type == "cuda" else _EngineStream()
-        buffers = batches_in_flight + _SPARE
-        self._free = [_InFlight(max_reqs, num_draft_tokens, self._stream) for _ in range(buffers)]
-        self._in_flight: deque[_InFlight] = deque()
+        device = torch.device(device)
+        self._stream = (SideStream if device.type == "cuda" else EngineStream)(device)
+        columns = {
+            "length": ((max_reqs,), torch.int32),
+            "source": ((max_reqs,), torch.int8),
+            "confidence": ((max_reqs, num_draft_tokens), torch.float32),
+            "total_len": ((max_reqs,), torch.int32),
+            "query_ends": ((max_reqs + 1,), torch.int32),
+        }
+        self.queue = CopyQueue(columns, batches_in_flight + _SPARE, self._stream)
         self.step = 0
         self._lock = threading.Lock()
 
@@ -175,7 +65,7 @@ class DraftReporter:
     def copy(
         self,
         req_ids: Sequence[str],
-        rows: npt.NDArray[np.integer[Any]],
+        rows: Ints,
         draft: Any,
         total_len: torch.Tensor,
         query_ends: torch.Tensor | None = None,
@@ -190,12 +80,16 @@ class DraftReporter:
         outputs are not used nobody asks for any); if there is none, this step is not reported.
         """
         with self._lock:
-            if not self._free and self._in_flight[0].arrived():
-                self._free.append(self._in_flight.popleft())
-            if self._free:
-                buffer = self._free.pop()
-                buffer.start(self.step, req_ids, rows, draft, total_len, query_ends, self._stream)
-                self._in_flight.append(buffer)
+            step = self.queue.begin(self.step, req_ids)
+            if step is None:
+                return
+            step.rows, step.trims = rows, query_ends is not None
+            # The engine overwrites these, or frees them, before the drafter is launched again.
+            step.copy(len(total_len), total_len=total_len)
+            if query_ends is not None:
+                step.copy(len(req_ids) + 1, query_ends=query_ends)
+            with self._stream.copies_behind(step.event):
+                step.copy(len(req_ids), length=draft.length, source=draft.source, confidence=draft.confidence)
 
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones."""
@@ -203,21 +97,35 @@ class DraftReporter:
         report = DraftReport(drafts, trimmed, refused or {}, off=off_reason() is not None)
         attach(model_runner_output, report)
 
-    def _arrived_by(self, step: int) -> tuple[list[StepDrafts], dict[str, int]]:
+    def _arrived_by(self, now: int) -> tuple[list[StepDrafts], dict[str, int]]:
         drafts: list[StepDrafts] = []
         trimmed: dict[str, int] = {}
         with self._lock:
-            while self._in_flight and self._in_flight[0].step <= step:
-                oldest = self._in_flight[0]
-                if oldest.step < step or oldest.trims:
-                    oldest.wait()
-                if not oldest.arrived():
+            while self.queue.in_flight and (step := self.queue.in_flight[0]).step <= now:
+                if step.step < now or step.trims:
+                    step.wait()
+                if not step.arrived():
                     break
-                drafts.append(oldest.read(step))
-                if oldest.step == step and oldest.trims:
-                    trimmed = oldest.verified()
-                self._free.append(self._in_flight.popleft())
+                drafts.append(_read(step, now))
+                if step.step == now and step.trims:
+                    # A request has one verified position more than drafts.
+                    widths = np.diff(step.columns["query_ends"][: len(step.req_ids) + 1].numpy()) - 1
+                    trimmed = dict(zip(step.req_ids, widths.tolist(), strict=True))
+                self.queue.release()
         return drafts, trimmed
+
+
+def _read(step: StepCopies, now: int) -> StepDrafts:
+    """Survival is multiplied on the host: confidences are copied as they are, no kernel computes it."""
+    length = step.host("length").copy()
+    return StepDrafts(
+        step.req_ids,
+        now - step.step,
+        step.columns["total_len"].numpy()[step.rows],
+        length,
+        step.host("source").copy(),
+        survival_levels(np.cumprod(step.host("confidence"), axis=1), length),
+    )
 
 
 def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:

@@ -27,6 +27,7 @@ from gpu_align.recipes import Misses, count_misses, fingerprint
 
 from ..config.settings import Settings
 from ..seams.install import Guard
+from .copies import CopyQueue, EngineStream
 
 _COUNTS = "counts no recipe misses"
 #: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
@@ -192,31 +193,6 @@ class MissLog:
             self._path.chmod(0o600)
 
 
-class _Step:
-    """Pinned host memory for one step's copies, and the event behind them."""
-
-    def __init__(self, max_reqs: int, num_draft_tokens: int, tail_len: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self.event: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-
-        def pinned(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
-
-        self.total_len = pinned(max_reqs)
-        self.source = pinned(max_reqs, dtype=torch.int8)
-        self.length = pinned(max_reqs)
-        self.token_ids = pinned(max_reqs, num_draft_tokens, dtype=torch.int64)
-        self.tails = pinned(max_reqs, tail_len)
-        self.req_ids: Sequence[str] = ()
-
-    @property
-    def columns(self) -> tuple[torch.Tensor, ...]:
-        return self.total_len, self.source, self.length, self.token_ids, self.tails
-
-    def arrived(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
-
 class MissCopies:
     """A `MissLog` on the V2 runner: what it compares is copied to the host behind each step, and never waited for.
 
@@ -225,44 +201,41 @@ class MissCopies:
 
     def __init__(self, log: MissLog, max_reqs: int, num_draft_tokens: int, device: torch.device) -> None:
         self.log = log
+        self.add, self.finish = log.add, log.finish
         self._back = torch.arange(-log.tail_len, 0, device=device)
-        self._free = [
-            _Step(max_reqs, num_draft_tokens, log.tail_len, torch.device(device)) for _ in range(_IN_FLIGHT)
-        ]
-        self._in_flight: list[_Step] = []
-
-    def add(self, req_id: str, prompt_len: int) -> None:
-        self.log.add(req_id, prompt_len)
-
-    def finish(self, req_ids: Iterable[str]) -> None:
-        self.log.finish(req_ids)
+        self._stream = EngineStream(device)
+        columns = {
+            "total_len": ((max_reqs,), torch.int32),
+            "source": ((max_reqs,), torch.int8),
+            "length": ((max_reqs,), torch.int32),
+            "token_ids": ((max_reqs, num_draft_tokens), torch.int64),
+            "tails": ((max_reqs, log.tail_len), torch.int32),
+        }
+        self.queue = CopyQueue(columns, _IN_FLIGHT, self._stream)
 
     def copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
         """Behind the drafter. rows: [B] on the device."""
         self.log.run(self._copy, req_ids, rows, draft, req_states)
 
     def _copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
-        while self._in_flight and self._in_flight[0].arrived():
-            self._read(self._in_flight.pop(0))
-        if not self._free:
+        while self.queue.in_flight and (oldest := self.queue.in_flight[0]).arrived():
+            self.log.take(oldest.req_ids, *map(oldest.host, oldest.columns))
+            self.queue.release()
+        step = self.queue.begin(0, list(req_ids))
+        if step is None:
             return
-        step = self._free.pop()
-        step.req_ids = list(req_ids)
         total_len = req_states.total_len.gpu[rows]
         at = (total_len[:, None] + self._back).clamp_(min=0)
         tails = req_states.all_token_ids.gpu[rows[:, None], at]
-        given = (total_len, draft.source, draft.length, draft.token_ids, tails)
-        num_reqs = len(step.req_ids)
-        for host, device in zip(step.columns, given, strict=True):
-            host[:num_reqs].copy_(device[:num_reqs], non_blocking=True)
-        if step.event is not None:
-            step.event.record()
-        self._in_flight.append(step)
-
-    def _read(self, step: _Step) -> None:
-        num_reqs = len(step.req_ids)
-        self.log.take(step.req_ids, *(column[:num_reqs].numpy() for column in step.columns))
-        self._free.append(step)
+        with self._stream.copies_behind(step.event):
+            step.copy(
+                len(step.req_ids),
+                total_len=total_len,
+                source=draft.source,
+                length=draft.length,
+                token_ids=draft.token_ids,
+                tails=tails,
+            )
 
 
 def open_miss_log(
