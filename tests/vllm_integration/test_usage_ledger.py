@@ -62,10 +62,10 @@ def test_messages_of_a_batch_are_read_together() -> None:
         [1, 0, 1],
         [0, 0, 2],
     )
-    assert encode(found.steps, np.array([1, 1, 1]), np.array([0, 0, 2]))[2] == texts[2]
+    assert encode(found.steps, np.array([0, 0, 2]), found.own, found.refused) == texts
 
 
-@pytest.mark.parametrize("text", ["", "12", "12341234", "1234 ", "1,2,3,4", "1234" + chr(0xD800)])
+@pytest.mark.parametrize("text", ["", "1", "123", "12345678", "1,2,3,4,5", "12345678" + chr(0xD800) * 2])
 def test_another_text_is_no_message(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode([message([Step(1, 2, 2, 2)]), text])
@@ -174,6 +174,14 @@ def test_a_report_that_comes_late_is_waited_for(engine: Engine) -> None:
     assert engine.step(4, 5, report=late) == Message(
         [Step(1, 4, 4, 2), Step(2, 2, 2, 0), Step(1, 4, 4, 4)], own=True
     )
+
+
+def test_a_step_waits_for_an_output_of_its_own_request(engine: Engine) -> None:
+    """It may be preempted when its draft is reported."""
+    assert engine.step(4, 3) == Message([], own=False)
+    engine.add("other")
+    assert engine.step(req_id="other", report=drafted(10, 4)) == Message([Step(0, 0, 0, 0)], own=True)
+    assert engine.step() == Message([Step(1, 4, 4, 2), Step(0, 0, 0, 0)], own=True)
 
 
 def test_a_draft_that_was_never_made_is_not_waited_for_for_ever(engine: Engine) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from test_vllm_speculator import K, params_of, propose, speculators, write
+from usage_harness import Step, message
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
 
 from vllm_integration.frontend import endpoints, input_processor
@@ -296,7 +297,9 @@ def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -
                     request_id="r", sampling_params=SimpleNamespace(extra_args={wire.KEY: None})
                 )
                 output = SimpleNamespace(
-                    request_id="r", trace_headers={usage_collector.HEADER: "18851"}, new_token_ids=[1]
+                    request_id="r",
+                    trace_headers={usage_collector.HEADER: message([Step(1, 8, 8, 5)])},
+                    new_token_ids=[1],
                 )
                 processor = SimpleNamespace(request_states={"r": None})
                 usage_collector.start(lambda self: None, processor)

@@ -35,11 +35,9 @@ class Step(NamedTuple):
 
 def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0, off: bool = False) -> str:
     """What travels with one output: `steps`, the last of them its own if `own`."""
-    columns = [*steps] if own else [*steps, Step(0, 0, 0, 0)]
-    flags = (np.full(len(columns), own), np.full(len(columns), refused))
-    texts = encode(Steps(*np.array(columns).T), *flags, off)
-    *earlier, last = texts
-    return "".join(text[:-1] for text in earlier) + (last if own else last[-1])
+    columns = Steps(*np.array(steps, dtype=np.int64).reshape(-1, 4).T)
+    (text,) = encode(columns, np.zeros(len(steps), np.int64), np.array([own]), np.array([refused]), off)
+    return text
 
 
 @dataclass

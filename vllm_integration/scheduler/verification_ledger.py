@@ -6,7 +6,6 @@ worker reports how many of the slots hold drafts, and who proposed them. Here th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import compress, repeat
 from typing import Any, NamedTuple
@@ -86,21 +85,24 @@ class VerificationLedger:
             return
         kept = _lengths([output.new_token_ids for output in outputs], len(outputs))
         steps = np.concatenate([begun.columns.take(places, axis=1), kept[None]])
-        rows = steps[0]
-        waited = len(self)
-        if waited:
-            steps = np.concatenate([self._waiting, steps], axis=1)
-        messages, done = self._count(steps)
-        if waited or not done.all():
-            self._waiting = steps[:, ~done]
-            messages = _joined(messages, steps[0].tolist(), done, waited)
+        rows, waited = steps[0], len(self)
+        steps = np.concatenate([self._waiting, steps], axis=1)
+        counted, done = self._count(steps)
+        # A step goes with the first output of its request after its draft is known.
+        place = np.full(len(self._requests.table), -1)
+        place[rows] = np.arange(len(rows))
+        goes_with = place[steps[0]]
+        sent = done & (goes_with >= 0)
+        self._waiting = steps[:, ~sent]
+        own, refused = done[waited:].view(np.int8), self._requests.table["refused"][rows]
+        messages = encode(Steps(*counted[:, sent]), goes_with[sent], own, refused, self._requests.off)
         for output, text in zip(outputs, messages, strict=True):
             headers = output.trace_headers
             output.trace_headers = {HEADER: text} if headers is None else {**headers, HEADER: text}
         self._requests.table["refused"][rows] = 0
 
-    def _count(self, steps: Ints) -> tuple[list[str], npt.NDArray[np.bool_]]:
-        """The messages of S steps, and which of these need not wait any more."""
+    def _count(self, steps: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """[4, S] `Steps` of S steps, and which of these need not wait any more."""
         rows, positions, slots, sampled, kept = steps
         known = self._requests.table.take(rows)
         drafts = known["drafts"]  # [S, DEPTH, 3]
@@ -113,8 +115,7 @@ class VerificationLedger:
             done |= made_at.max(axis=1) > positions
         length = length * found
         verified, accepted = count_verified(np.maximum(slots, 0), length, sampled, kept)
-        counted = Steps(source * found, length, verified, accepted)
-        return encode(counted, done.view(np.int8), known["refused"], self._requests.off), done
+        return np.array([source * found, length, verified, accepted]), done
 
     def forget(self, rows: Sequence[int]) -> None:
         """The requests of these rows are gone."""
@@ -124,14 +125,3 @@ class VerificationLedger:
 
 def _lengths(lists: Iterable[Sized], count: int) -> Ints:
     return np.fromiter(map(len, lists), np.int64, count)
-
-
-def _joined(messages: list[str], rows: list[int], done: npt.NDArray[np.bool_], waited: int) -> list[str]:
-    """The messages of the outputs, from those of S steps: the first `waited` are of earlier steps and go with the
-    outputs of their requests; those that are not done wait on."""
-    earlier: defaultdict[int, str] = defaultdict(str)
-    for i in np.flatnonzero(done[:waited]):
-        earlier[rows[i]] += messages[i][:-1]
-    for i in np.flatnonzero(~done):
-        messages[i] = messages[i][-1]
-    return [earlier[row] + text for row, text in zip(rows[waited:], messages[waited:], strict=True)]

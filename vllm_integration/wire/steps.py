@@ -6,7 +6,8 @@ short text of its own, so that it reaches whichever front end the request came f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,10 +20,8 @@ HEADER = "x-gpu-align-steps"
 Ints = npt.NDArray[np.integer[Any]]
 Counts = TypeVar("Counts", int, Ints)
 
-#: A number n ≥ 0 travels as the character of code n + 48: a digit where it is below 10.
-_ZERO = ord("0")
-#: Stands behind each message while a batch of them is read: below 0, as no number of a message is.
-_END = ord("\n") - _ZERO
+#: How a number travels. vLLM's mapping takes text alone: each byte is the character of its value (Latin-1).
+_INT = np.dtype("<i2")
 
 
 class Steps(NamedTuple):
@@ -66,30 +65,36 @@ def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts)
     return verified, np.minimum(np.minimum(sampled - 1, verified), kept)
 
 
-def encode(steps: Steps, own: Ints, refused: Ints, off: bool = False) -> list[str]:
-    """One message a step: four characters of the step, then one of `own`, `off` and `refused`.
+#: Characters of a step, and of the flags behind the steps of a message.
+_STEP, _FLAGS = len(Steps._fields) * _INT.itemsize, _INT.itemsize
 
-    Messages are joined by `message[:-1] + later_message`; a message without its step is `message[-1]`.
+
+def encode(steps: Steps, output: Ints, own: Ints, refused: Ints, off: bool = False) -> list[str]:
+    """M messages. output: [S] the place of the output, 0 ≤ place < M, that each step goes with. own, refused: [M].
+
+    A message is the four numbers of each of its steps, in their order, then one of `own`, `off` and `refused`.
     """
-    numbers = np.array([*steps, own + 2 * off + 4 * refused]) + _ZERO
-    # NumPy's strings are code points of four bytes.
-    text = numbers.T.astype("<u4", order="C").view(f"<U{len(numbers)}")
-    messages: list[str] = text[:, 0].tolist()
-    return messages
+    in_order = np.array(steps)[:, np.argsort(output, kind="stable")]
+    ends = _STEP * np.cumsum(np.bincount(output, minlength=len(own)))
+    flags = own + 2 * off + 4 * refused
+    return list(map(add, _cut(in_order.T, ends), _cut(flags, _FLAGS * np.arange(1, len(own) + 1))))
+
+
+def _cut(numbers: Ints, ends: Ints) -> Iterator[str]:
+    """The text of these numbers in pieces that end there. (Loops over them would be in the interpreter.)"""
+    text = numbers.astype(_INT).tobytes().decode("latin-1")
+    return map(text.__getitem__, map(slice, [0, *ends.tolist()], ends.tolist()))
 
 
 def decode(texts: Sequence[str]) -> Messages:
     """The inverse of `encode`. Raises `ValueError` where one of the texts is no message."""
-    width = len(Steps._fields)
-    joined = "\n".join([*texts, ""])
-    numbers = np.frombuffer(joined.encode("utf-32-le"), dtype="<i4") - np.int64(_ZERO)
-    ends = np.flatnonzero(numbers < 0)  # of each text, if there is nothing else below 0
-    sizes = ends.copy()
-    sizes[1:] -= ends[:-1] + 1
-    counts, rest = np.divmod(sizes, width)
-    if len(ends) != len(texts) or (rest != 1).any() or (numbers[ends] != _END).any():
-        raise ValueError(f"expected messages of {width} characters a step and one more, got {texts!r:.80}")
-    is_step = numbers >= 0
-    is_step[ends - 1] = False
-    steps, last = numbers[is_step].reshape(-1, width), numbers[ends - 1]
-    return Messages(Steps(*steps.T), counts, last & 1, last >> 1 & 1, last >> 2)
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    counts, rest = np.divmod(sizes, _STEP)
+    if (rest != _FLAGS).any():
+        raise ValueError(
+            f"expected messages of {_STEP} characters a step and {_FLAGS} more, got {texts!r:.80}"
+        )
+    numbers = np.frombuffer("".join(texts).encode("latin-1"), dtype=_INT).astype(np.int64)
+    last = np.cumsum(sizes) // _INT.itemsize - 1
+    steps, flags = np.delete(numbers, last).reshape(-1, len(Steps._fields)), numbers[last]
+    return Messages(Steps(*steps.T), counts, flags & 1, flags >> 1 & 1, flags >> 2)
