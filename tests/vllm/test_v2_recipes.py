@@ -89,7 +89,7 @@ def test_recipe_tokens_are_counted_as_the_model_wrote_them(
     while not refuted <= counted and time.monotonic() < deadline:
         time.sleep(0.2)
         for path in (engine.steps.parent / "misses").glob("*.json"):
-            misses = Misses.load(path).content.counts
+            misses = Misses.load(path).counts
             counted = {(miss.expected, miss.said) for miss in misses if miss.said != miss.expected}
     assert refuted <= counted
 

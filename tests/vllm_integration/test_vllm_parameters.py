@@ -14,7 +14,7 @@ from vllm_integration.config import engine_config
 from vllm_integration.frontend.input_processor import engine_of_request, process_inputs
 from vllm_integration.seams.install import Guard, wrapped_by
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import parameters_v1, proposer_v1
+from vllm_integration.worker import sampling_v1, proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -149,7 +149,7 @@ def test_with_the_plugin_off_vllm_refuses_them(
 @pytest.fixture
 def build() -> Callable[..., Any]:
     processors = pytest.importorskip("vllm.v1.sample.logits_processor")
-    return wrapped_by(parameters_v1.build_processors)(processors.build_logitsprocs)
+    return wrapped_by(sampling_v1.build_processors)(processors.build_logitsprocs)
 
 
 def names(processors: Any) -> set[str]:
@@ -174,7 +174,7 @@ def test_the_log_corrects_what_vllm_says_of_them(
     build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(parameters_v1.logger, "info", lambda line, *args: lines.append(line % args))
+    monkeypatch.setattr(sampling_v1.logger, "info", lambda line, *args: lines.append(line % args))
     build(engine_config_of(), torch.device("cpu"), False, False)
     assert lines == ["gpu_align: requests with min_p or logit_bias are served, without drafts"]
 
@@ -218,7 +218,7 @@ def served(drafts: int, *, mended: bool = True) -> list[list[int]]:
     state = pytest.importorskip("vllm.v1.sample.thinking_budget_state")
     Holder = state.ThinkingBudgetStateHolder
     original = getattr(Holder.apply_to_logits, "__wrapped__", Holder.apply_to_logits)
-    apply = wrapped_by(parameters_v1.apply_budget)(original) if mended else original
+    apply = wrapped_by(sampling_v1.apply_budget)(original) if mended else original
     reasoning = SimpleNamespace(
         reasoning_start_token_ids=[START],
         reasoning_end_token_ids=[END],

@@ -21,7 +21,6 @@ from ..seams.install import DraftingGuard, install, off_reason, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from .draft_reporter import when_it_leaves
 from .miss_log import open_miss_log
-from .parameters_v1 import without_drafts
 from .requests import (
     DRAFTING,
     Proposal,
@@ -33,6 +32,7 @@ from .requests import (
     take_refusals,
     warm_up_log,
 )
+from .sampling_v1 import without_drafts
 from .startup import WarmUp, compiling, load_recipes
 from .step_log import open_debug_log
 
