@@ -43,7 +43,7 @@ class Fault:
 
 WORKER, SCHEDULER = "vllm_integration.worker", "vllm_integration.scheduler"
 LEDGER = f"{SCHEDULER}.verification_ledger:VerificationLedger"
-TABLE = f"{SCHEDULER}.drafted_requests:DraftedRequests"
+TABLE = f"{SCHEDULER}.draft_budget:DraftedRequests"
 V1, V2 = ("V1",), ("V2",)
 #: Whatever is drafted for nobody has no step log; usage says that nothing was drafted.
 NO_DRAFTS: dict[str, Any] = {"drafts": False, "logs": False}
@@ -55,13 +55,13 @@ FAULTS = (
     Fault("propose", "gpu_align:Drafter.propose", OFF, **NO_DRAFTS),
     Fault("add", "gpu_align:Drafter.add", REFUSED, refused=1),
     Fault("remove", "gpu_align:Drafter.remove", OFF, call=2, **NO_DRAFTS),
-    Fault("reading a prediction", f"{WORKER}.proposer_v1:accept_prediction", OFF, **NO_DRAFTS, runners=V1),
-    Fault("reading a prediction", f"{WORKER}.speculator:accept_prediction", OFF, **NO_DRAFTS, runners=V2),
-    Fault("cut", f"{WORKER}.request_state:RequestState.room", OFF, **NO_DRAFTS, runners=V1),
+    Fault("reading a prediction", f"{WORKER}.requests:open_request", OFF, **NO_DRAFTS, runners=V1),
+    Fault("reading a prediction", f"{WORKER}.requests:open_request", OFF, **NO_DRAFTS, runners=V2),
+    Fault("cut", f"{WORKER}.requests:RequestState.room", OFF, **NO_DRAFTS, runners=V1),
     Fault(
         "cut", f"{SCHEDULER}.schedulers:_WithDraftBudget._cut_to_slots", NO_SLOTS, drafts=False, runners=V2
     ),
-    Fault("grant", f"{WORKER}.slot_table:SlotTable.acquire", OFF, **NO_DRAFTS, runners=V1),
+    Fault("grant", f"{WORKER}.requests:SlotTable.acquire", OFF, **NO_DRAFTS, runners=V1),
     Fault("grant", f"{SCHEDULER}.draft_budget:DraftBudget.grant", NO_SLOTS, drafts=False, runners=V2),
     Fault("account, step begins", f"{LEDGER}.begin", NO_USAGE, usage=False),
     Fault("account, step ends", f"{LEDGER}.settle", NO_USAGE, usage=False),
@@ -69,9 +69,9 @@ FAULTS = (
     Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, drafts=False, runners=V2),
     Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.take_report", OFF, **NO_DRAFTS, runners=V1),
     Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OFF, **NO_DRAFTS, runners=V2),
-    Fault("log, record", f"{WORKER}.request_state:RequestState.record", NO_LOG + INJECTED, logs=False),
-    Fault("log, finish", f"{WORKER}.debug_log:DebugLog._write", NO_LOG + INJECTED, logs=False, runners=V1),
-    Fault("log, finish", f"{WORKER}.step_log:StepLog._finish", NO_LOG + INJECTED, logs=False, runners=V2),
+    Fault("log, record", f"{WORKER}.requests:RequestState.record", NO_LOG + INJECTED, logs=False),
+    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False, runners=V1),
+    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False, runners=V2),
     Fault("log, write", "gpu_align.step_log:dump", NO_LOG + INJECTED, call=2, logs=False),
     Fault("disk full", "", NO_LOG + "No space left on device", after="injected.fill_the_disk(2)", logs=False),
     Fault("read-only home", before="injected.cache_numba_in({file!r} + '/numba')", environment=NO_HOME),

@@ -60,8 +60,8 @@ def named(value: Any) -> str | None:
 LOG = [
     (request_state.RequestState, "record"),
     (request_state.RequestState, "know_prompt"),
-    (debug_log.DebugLog, "_write"),
-    (debug_log.DebugLog, "_follow"),
+    (debug_log.DebugLog, "_log_of"),
+    (debug_log.DebugLog, "_begin"),
     (debug_log.step_log, "dump_live_step"),
     (debug_log.step_log, "dump"),
     (debug_log.os, "open"),
@@ -96,7 +96,7 @@ def test_v1_goes_on(
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
     monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_follow")))
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_begin")))
     break_at(monkeypatch, *place)
     ours = PredictedOutputs(config())
     ours.load_model()
@@ -181,7 +181,7 @@ def runner_class(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
 
 # "module" is `worker.speculator`, which imports vLLM.
 V2: list[tuple[tuple[Any, str], bool]] = [
-    *[(("module", name), True) for name in ("_make_dense", "make_drafter", "DraftReporter", "open_step_log")],
+    *[(("module", name), True) for name in ("_make_dense", "make_drafter", "DraftReporter", "open_log")],
     (("Drafter", "warm_up"), True),
     ((request_state, "open_request"), True),
     (("Drafter", "add"), False),
@@ -190,7 +190,7 @@ V2: list[tuple[tuple[Any, str], bool]] = [
         ((draft_reporter.DraftReporter, name), True)
         for name in ("begin_step", "copy", "attach", "_arrived_by")
     ],
-    *[(("StepLog", name), False) for name in ("_add", "_settle", "_proposed", "_finish")],
+    *[((debug_log, name), False) for name in ("stop_rule", "Proposal")],
     *[(place, False) for place in (*LOG, WARM_UP)],
 ]
 
@@ -209,8 +209,8 @@ def test_v2_goes_on(
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
     make = speculators(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_follow")))
-    names = {"module": module, "Drafter": request_state.Drafter, "StepLog": module.StepLog}
+    monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_begin")))
+    names = {"module": module, "Drafter": request_state.Drafter}
     owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
     if name != "propose":  # which the start runs, too: see "warm_up"
         break_at(monkeypatch, owner, name)
@@ -245,7 +245,7 @@ def test_v2_goes_on(
     else:
         assert compat.off_reason() is None
         assert not reports.take(after).off
-    if place in LOG or place[0] == "StepLog":
+    if place in LOG or place[0] is debug_log:
         assert [draft[0] for draft in drafts.tolist()] == [109, 309], "drafts go on"
     lines = [line for line in plugin_log if "writes the texts of requests" not in line]
     assert len(lines) == (2 if name == "add" else 1), "one a request where each request fails by itself"

@@ -22,7 +22,7 @@ from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.requests import RequestState, StopRule
-from vllm_integration.worker.step_log import DebugLog, open_step_log
+from vllm_integration.worker.step_log import DebugLog, LoggedRequests, open_log
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
@@ -182,7 +182,7 @@ def test_v2_writes_each_step_as_it_happens_and_asks_the_device_for_no_more(tmp_p
     calls: dict[str, list[str]] = {}
     for live in (True, False):
         logs = tmp_path / str(live)
-        log = open_step_log(Settings(debug_dir=str(logs), debug_live=live), 4, config())
+        log = open_log(LoggedRequests, Settings(debug_dir=str(logs), debug_live=live), 4, config())
         assert log is not None
         log.add("r", RequestContent(np.arange(10, 40, dtype=np.int32)), 2, sampling())
         tokens, total_len = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)

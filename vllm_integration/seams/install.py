@@ -212,6 +212,16 @@ def _each(serves: str | tuple[str, ...]) -> tuple[str, ...]:
     return (serves,) if isinstance(serves, str) else serves
 
 
+def guarded(method: Function) -> Function:
+    """A method of an object whose `run` is that of a guard: it is run by it, and returns nothing."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.run(functools.partial(method, self, *args, **kwargs))
+
+    return run  # type: ignore[return-value]
+
+
 class DraftingGuard(Guard):
     """The same where drafting itself fails: the plugin is off in this process.
 

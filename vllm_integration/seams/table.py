@@ -122,9 +122,7 @@ GROUPS: dict[str, Group] = {
     "status": Group("caller"),
     "usage": Group("usage", OUTPUTS, ("vllm_integration.frontend.usage",)),
     "dump": Group("dump", DUMP, ("vllm_integration.scheduler.schedulers",)),
-    "v1": Group(
-        "plugin", "", ("vllm_integration.worker.proposer_v1", "vllm_integration.worker.sampling_v1")
-    ),
+    "v1": Group("plugin", "", ("vllm_integration.worker.proposer_v1", "vllm_integration.worker.sampling_v1")),
     "usage_v1": Group("usage", "", ("vllm_integration.worker.proposer_v1",)),
     "v2_start": Group("plugin", V2_RUNNER, ("vllm_integration.plugin",)),
     "v2": Group("plugin", "", ("vllm_integration.worker.speculator",)),

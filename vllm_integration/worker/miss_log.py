@@ -26,7 +26,7 @@ from gpu_align.ops.constants import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
 
 from ..config.settings import Settings
-from ..seams.install import Guard
+from ..seams.install import Guard, guarded
 from .copies import CopyQueue, EngineStream
 
 _COUNTS = "counts no recipe misses"
@@ -109,6 +109,7 @@ class MissLog:
         for req_id in req_ids:
             self._requests.pop(req_id, None)
 
+    @guarded
     def take(
         self,
         req_ids: Sequence[str],
@@ -124,7 +125,17 @@ class MissLog:
         [B, K] the drafts made behind them. tails: [B, tail_len] the last tokens of each; of shorter ones anything
         first.
         """
-        self.run(self._take, req_ids, total_len, source, length, token_ids, tails)
+        drafts = np.where(source == int(Source.RECIPE), length, 0).tolist()
+        for row, (req_id, total, drafted) in enumerate(zip(req_ids, total_len.tolist(), drafts, strict=True)):
+            request = self._requests.get(req_id)
+            if request is None:
+                continue
+            if request.draft:
+                self._compare(request, total, tails[row])
+            request.draft = token_ids[row, :drafted].tolist()
+            if drafted:
+                request.position = total
+                request.before = tails[row, -min(_BEFORE, total) :].tolist()
 
     def close(self) -> None:
         """Write what has been counted, for the last time."""
@@ -143,27 +154,6 @@ class MissLog:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(self._path.parent, os.W_OK):
             raise PermissionError(f"cannot write to {self._path.parent}")
-
-    def _take(
-        self,
-        req_ids: Sequence[str],
-        total_len: Ints,
-        source: Ints,
-        length: Ints,
-        token_ids: Ints,
-        tails: Ints,
-    ) -> None:
-        drafts = np.where(source == int(Source.RECIPE), length, 0).tolist()
-        for row, (req_id, total, drafted) in enumerate(zip(req_ids, total_len.tolist(), drafts, strict=True)):
-            request = self._requests.get(req_id)
-            if request is None:
-                continue
-            if request.draft:
-                self._compare(request, total, tails[row])
-            request.draft = token_ids[row, :drafted].tolist()
-            if drafted:
-                request.position = total
-                request.before = tails[row, -min(_BEFORE, total) :].tolist()
 
     def _compare(self, request: _Followed, total: int, tail: Ints) -> None:
         written = total - request.position

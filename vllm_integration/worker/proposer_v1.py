@@ -34,7 +34,7 @@ from .requests import (
 )
 from .sampling_v1 import without_drafts
 from .startup import WarmUp, compiling, load_recipes
-from .step_log import open_debug_log
+from .step_log import DebugLog, open_log
 
 
 class PredictedOutputs(RequestDrafter):
@@ -63,7 +63,7 @@ class PredictedOutputs(RequestDrafter):
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._drafts: list[StepDrafts] = []
-        self._log = open_debug_log(self.settings, self.num_draft_tokens, vllm_config)
+        self._log = open_log(DebugLog, self.settings, self.num_draft_tokens, vllm_config)
         self.recipes = load_recipes(self.settings, vllm_config)
         self._warm_up: WarmUp | None = None
         try:

@@ -6,8 +6,8 @@ sampler, with all processors. So a request that is never drafted for is served a
 
 `thinking_token_budget`: vLLM looks for the ends of thinking in what is written, not in drafts.
 
-Two functions of `vllm.v1.sample.rejection_sampler` that give each draft the parameters of its request fail with any
-drafter.
+Two functions of `vllm.v1.sample.rejection_sampler` that give each draft the parameters of its request fail with
+any drafter.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .draft_reporter import DraftReporter, when_it_leaves
 from .miss_log import MissCopies, open_miss_log
 from .requests import DRAFTING, RequestDrafter, make_drafter, take_refusals, warm_up_log
 from .startup import WarmUp, compiling, load_recipes
-from .step_log import StepLog, open_step_log
+from .step_log import LoggedRequests, open_log
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -60,7 +60,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        self.log: StepLog | None = None
+        self.log: LoggedRequests | None = None
         self.misses: MissCopies | None = None
         self.reporter: Any = None
         self._warm_up: WarmUp | None = None
@@ -78,7 +78,9 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self.reporter = DraftReporter(
             max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
         )
-        self.log = open_step_log(self.settings, self.num_draft_tokens, vllm_config, recipes)
+        self.log = open_log(
+            LoggedRequests, self.settings, self.num_draft_tokens, vllm_config, recipes=recipes
+        )
         if self.log is not None and off_reason() is None:
             self._warm_up = warm_up_log(self.num_draft_tokens, max_context_len, recipes)
         misses = open_miss_log(self.settings, recipes, self.num_draft_tokens, vllm_config)
@@ -100,7 +102,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         it may serve, when it has loaded the model and knows its memory, so by then everything has to be compiled.
         """
         if self._warm_up is not None and self.log is not None:
-            self.log.finish_warm_up(self._warm_up)
+            self.log.run(self._warm_up.finish)
 
     def capture(self) -> None:
         """Nothing to capture."""

@@ -1,4 +1,4 @@
-"""The step log of the V2 model runner. Only where `GPU_ALIGN_DEBUG_DIR` is set: it copies to the host."""
+"""The step log: a file a request, of what each of its steps did. Only where `GPU_ALIGN_DEBUG_DIR` is set."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_align import Recipes, step_log
 from gpu_align.step_log import SOURCES
 
 from ..config import engine_config as adaptive
 from ..config.settings import Settings
-from ..seams.install import Guard, shown_error
+from ..seams.install import Guard, guarded, shown_error
 from ..wire import request as wire
 from .requests import Proposal, RequestState, stop_rule
-from .startup import WarmUp
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -68,7 +67,7 @@ class DebugLog:
     ) -> None:
         self._num_draft_tokens = num_draft_tokens
         self._decode = None if decode is None else step_log.LineDecoder(decode)
-        self._directory = directory
+        self._directory = Path(directory)
         self._is_live = live
         self._live: dict[str, _LiveFile] = {}
         self._guard = Guard(f"any more (GPU_ALIGN_DEBUG_DIR={directory!r})", spared=(OSError,))
@@ -83,17 +82,8 @@ class DebugLog:
         """`step(*args)`, a step of the log; nothing once the log is off. If it fails, the log is off."""
         self._guard.run(_FILES, step, *args)
 
-    def follow(self, state: RequestState) -> None:
-        """Append the steps that a live file does not have yet; nothing where files are not live."""
-        if self._is_live:
-            self.run(self._follow, state)
-
-    def write(self, state: RequestState) -> None:
-        """Write the file of a request that has finished, whole or not at all; a live file is replaced by it."""
-        self.run(self._write, state)
-
     def _open(self) -> None:
-        directory = Path(self._directory)
+        directory = self._directory
         directory.parent.mkdir(parents=True, exist_ok=True)
         try:
             directory.mkdir(mode=0o700)
@@ -101,14 +91,18 @@ class DebugLog:
             mode = stat.S_IMODE(directory.stat().st_mode)
             if mode & 0o077:
                 logger.warning(
-                    "GPU_ALIGN_DEBUG_DIR=%r has mode %04o: other users can see into it", self._directory, mode
+                    "GPU_ALIGN_DEBUG_DIR=%r has mode %04o: other users can see into it", str(directory), mode
                 )
         logger.warning(
             "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
-            self._directory,
+            str(directory),
         )
 
-    def _follow(self, state: RequestState) -> None:
+    @guarded
+    def follow(self, state: RequestState) -> None:
+        """Append the steps that a live file does not have yet; nothing where files are not live."""
+        if not self._is_live:
+            return
         file = self._live.get(state.req_id)
         if file is None or not file.path.exists():  # somebody may have cleared the directory
             file = self._live[state.req_id] = self._begin(state)
@@ -125,7 +119,7 @@ class DebugLog:
         if self._decode is not None:
             texts = step_log.Texts(self._decode, state.tokens[: state.prompt_len])
             log = replace(log, steps=[]).with_texts(self._decode)
-        file = _LiveFile(Path(self._directory) / safe_name(state.req_id), texts)
+        file = _LiveFile(self._directory / safe_name(state.req_id), texts)
         file.path.unlink(missing_ok=True)  # of an earlier request of that id; and never follow a link
         _append(file.path, os.O_CREAT | os.O_EXCL, step_log.dump_live_head(log))
         return file
@@ -141,12 +135,14 @@ class DebugLog:
             prediction_lines=[step_log.Line(prediction)] if prediction else [],
         )
 
-    def _write(self, state: RequestState) -> None:
+    @guarded
+    def write(self, state: RequestState) -> None:
+        """Write the file of a request that has finished, whole or not at all; a live file is replaced by it."""
         self._live.pop(state.req_id, None)
         log = self._log_of(state)
         if self._decode is not None:
             log = log.with_texts(self._decode, state.tokens[: state.prompt_len])
-        target = Path(self._directory) / safe_name(state.req_id)
+        target = self._directory / safe_name(state.req_id)
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
         text = step_log.dump(log)
         partial.unlink(missing_ok=True)  # of a write that was killed; and never follow a link
@@ -167,17 +163,6 @@ def _append(path: Path, how: int, text: str) -> None:
             rest = rest[file.write(rest) :]
 
 
-def open_debug_log(settings: Settings, num_draft_tokens: int, vllm_config: Any) -> DebugLog | None:
-    """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same; the
-    first one writes."""
-    directory, parallel = settings.debug_dir, vllm_config.parallel_config
-    if not directory or int(parallel.rank) % int(parallel.tensor_parallel_size):
-        return None
-    decode = _decoder_of(vllm_config.model_config)
-    log = DebugLog(directory, num_draft_tokens, decode, live=settings.debug_live)
-    return log if log.on else None
-
-
 def _decoder_of(model_config: Any) -> step_log.Decode | None:
     """The decoder of the served model; None where it has no tokenizer, or it cannot be loaded here."""
     if model_config.skip_tokenizer_init:
@@ -193,52 +178,23 @@ def _decoder_of(model_config: Any) -> step_log.Decode | None:
     return decode
 
 
-class StepLog:
-    """Follows each request that is drafted for, and writes its file when it finishes.
+class LoggedRequests(DebugLog):
+    """Follows each request that the V2 runner drafts for, and writes its file when it finishes.
 
-    files: writes them. num_draft_tokens: K. recipes: of the drafter.
+    recipes: of the drafter.
 
     In each step, `settle` counts what was sampled, then `proposed` keeps what is drafted for the next step. Both
     wait for the device.
     """
 
-    def __init__(self, files: DebugLog, num_draft_tokens: int, recipes: Recipes | None = None) -> None:
-        self._files = files
+    def __init__(self, *args: Any, recipes: Recipes | None = None, **kwargs: Any) -> None:
         self._recipes = recipes
-        self._num_draft_tokens = num_draft_tokens
         self._requests: dict[str, RequestState] = {}
+        super().__init__(*args, **kwargs)
 
-    @property
-    def on(self) -> bool:
-        """Whether the log has not failed."""
-        return self._files.on
-
-    def finish_warm_up(self, warm_up: WarmUp) -> None:
-        """Wait for what the log runs; a log that would have to wait for it with a request is off."""
-        self._files.run(warm_up.finish)
-
+    @guarded
     def add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
-        self._files.run(self._add, req_id, content, prompt_len, sampling_params)
-
-    def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
-        """Record what each request of the batch has just sampled; the arguments are those of `propose`.
-
-        trimmed: whether the device may have kept fewer drafts than were scheduled.
-        """
-        self._files.run(self._settle, batch, num_sampled, req_states, trimmed)
-
-    def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
-        """Keep what the drafter proposes for the next step."""
-        self._files.run(self._proposed, batch, draft, duration_us)
-
-    def finish(self, req_ids: Iterable[str]) -> None:
-        """Write the files of requests that have finished."""
-        self._files.run(self._finish, req_ids)
-        if not self._files.on:
-            self._requests.clear()
-
-    def _add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
         state = self._requests.get(req_id)
         if state is None:
             state = RequestState(req_id, content, stop_rule(sampling_params), recipes=self._recipes)
@@ -246,7 +202,12 @@ class StepLog:
         state.prompt_len = prompt_len
         state.proposal = Proposal()
 
-    def _settle(self, batch: Any, num_sampled: Any, req_states: Any, trimmed: bool) -> None:
+    @guarded
+    def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
+        """Record what each request of the batch has just sampled; the arguments are those of `propose`.
+
+        trimmed: whether the device may have kept fewer drafts than were scheduled.
+        """
         if trimmed:
             batch = adaptive.as_verified(batch)
         verified = batch.num_draft_tokens_per_req
@@ -262,10 +223,12 @@ class StepLog:
             # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
             drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
             state.record(tokens, drafts, total_len)
-            self._files.follow(state)
+            self.follow(state)
             state.settle(tokens, total_len)
 
-    def _proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
+    @guarded
+    def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
+        """Keep what the drafter proposes for the next step."""
         columns = (draft.token_ids, draft.confidence, draft.length, draft.source)
         rows = zip(batch.req_ids, *(column.tolist() for column in columns), strict=True)
         for req_id, token_ids, confidence, length, source in rows:
@@ -274,16 +237,27 @@ class StepLog:
                 name = SOURCES[source] if length else SOURCES[0]
                 state.proposal = Proposal(token_ids[:length], confidence[:length], name, duration_us)
 
-    def _finish(self, req_ids: Iterable[str]) -> None:
+    def finish(self, req_ids: Iterable[str]) -> None:
+        """Write the files of requests that have finished."""
+        if not self.on:
+            self._requests.clear()
         for req_id in req_ids:
             state = self._requests.pop(req_id, None)
             if state is not None:
-                self._files.write(state)
+                self.write(state)
 
 
-def open_step_log(
-    settings: Settings, num_draft_tokens: int, vllm_config: Any, recipes: Recipes | None = None
-) -> StepLog | None:
-    """A log where one is asked for."""
-    files = open_debug_log(settings, num_draft_tokens, vllm_config)
-    return None if files is None else StepLog(files, num_draft_tokens, recipes)
+Log = TypeVar("Log", bound=DebugLog)
+
+
+def open_log(
+    kind: type[Log], settings: Settings, num_draft_tokens: int, vllm_config: Any, **more: Any
+) -> Log | None:
+    """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same; the
+    first one writes. more: what this kind of log takes."""
+    directory, parallel = settings.debug_dir, vllm_config.parallel_config
+    if not directory or int(parallel.rank) % int(parallel.tensor_parallel_size):
+        return None
+    decode = _decoder_of(vllm_config.model_config)
+    log = kind(directory, num_draft_tokens, decode, live=settings.debug_live, **more)
+    return log if log.on else None
