@@ -307,59 +307,80 @@ def map_tests(copy: Path, faults: list[Fault]) -> dict[str, dict[str, float]]:
     return reached
 
 
-def try_fault(copy: Path, fault: Fault, reached: dict[str, float], engines: bool) -> dict[str, Any]:
-    """Plant one fault; its row of the table."""
+def shortest(reached: dict[str, float]) -> tuple[list[str], float]:
+    """The tests that a fault gets, and their seconds."""
     tests, total = list[str](), 0.0
     for test, took in sorted(reached.items(), key=lambda item: item[1]):
         if len(tests) < 3 or total + took <= BUDGET_S:
             tests.append(test)
             total += took
-    if engines:  # those of the three files that name the module most often
-        texts = {path: path.read_text() for path in (copy / "tests").rglob("test_*.py")}
-        engine_files = [path for path, text in texts.items() if "mark.vllm" in text]
-        engine_files.sort(key=lambda path: -texts[path].count(Path(fault.file).stem))
-        tests, total = ["-m", "vllm", *map(str, engine_files[:3])], 60.0
+    return tests, total
+
+
+def of_engines(copy: Path, fault: Fault) -> tuple[list[str], float]:
+    """The engine tests of the three files that name the module most often."""
+    texts = {path: path.read_text() for path in (copy / "tests").rglob("test_*.py")}
+    files = [path for path, text in texts.items() if "mark.vllm" in text]
+    files.sort(key=lambda path: -texts[path].count(Path(fault.file).stem))
+    return ["-m", "vllm", *map(str, files[:3])], 60.0
+
+
+def try_fault(copy: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
+    """Plant one fault; its row of the table."""
     began, ended, lines = time.monotonic(), "exit 0", list[list[str]]()
     if tests:
         source = (copy / fault.file).read_bytes()
         content = source[: fault.start] + fault.new.encode() + source[fault.end :]
         with changed(copy, {fault.file: content}):
-            ended, lines = run_tests(copy, ["-x", *tests], START_S + PATIENCE * total)
+            ended, lines = run_tests(copy, ["-x", *tests], START_S + PATIENCE * seconds)
     red = [test for test, outcome, _ in lines if outcome == "failed"]
     found = "" if ended == "exit 0" else ended if ended == "time-out" else (red or [ended])[0]
     took = round(time.monotonic() - began, 1)
     print(f"{took:6.1f} s  {fault.file}:{fault.line}  {fault.kind}  {found or 'NOT FOUND'}", flush=True)
-    return {**asdict(fault), "reaching": len(reached), "run": len(tests), "found_by": found, "seconds": took}
+    return {**asdict(fault), "run": len(tests), "found_by": found, "seconds": took}
 
 
 def check(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Plant the faults of one checkout, one after the other; the rows of the table. In the end the tests that went
-    red run without a fault: one that is red then has found nothing."""
+    """Plant the faults of one checkout, one after the other; the rows of the table.
+
+    First with the test that found the fault in an earlier run, then with those that reach it. In the end the tests
+    that went red run without a fault: one that is red then has found nothing.
+    """
     digest = hashlib.sha256(f"{options.seed} {options.count}".encode())
     for path in sorted(path for folder in (*PACKAGES, "tests") for path in (tree / folder).rglob("*.py")):
         digest.update(path.read_bytes() if path.name != Path(__file__).name else b"")
     kept = KEPT / f"{digest.hexdigest()[:12]}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    state: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"done": {}}
+    states = {path: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
+    known = {key: row["found_by"] for state in states.values() for key, row in state["done"].items()}
+    state = states.get(kept, {"done": {}, "reached": {}})
+    done, reached = state["done"], state["reached"]
+    for name in ("torch", "triton.language", "numba", "vllm.config", "transformers", "httpx", "rich"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         leave = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", "site")
         shutil.copytree(tree, copy, ignore=leave)
         faults = choose(copy, options.seed, options.count)
-        if "reached" not in state:
-            state["reached"] = map_tests(copy, faults)
-            kept.write_text(json.dumps(state))
-        for name in ("torch", "triton.language", "numba", "vllm.config", "transformers", "httpx", "rich"):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
         for fault in faults:
-            row = state["done"].get(fault.key)
-            again = options.engines and fault.part == "plugin" and row and not row["found_by"]
-            if row is None or again:
-                reached = state["reached"][fault.key]
-                state["done"][fault.key] = try_fault(copy, fault, reached, engines=bool(again))
+            test = known.get(fault.key, "")
+            if fault.key not in done and "::" in test:
+                row = try_fault(copy, fault, [test], BUDGET_S)
+                if row["found_by"] == test:
+                    done[fault.key] = row
+                    kept.write_text(json.dumps(state))
+        left = [fault for fault in faults if fault.key not in done]
+        if not all(fault.key in reached for fault in left):
+            reached |= map_tests(copy, left)
+        for fault in left:
+            done[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
+            kept.write_text(json.dumps(state))
+        for fault in faults if options.engines else []:
+            if fault.part == "plugin" and not done[fault.key]["found_by"]:
+                done[fault.key] = try_fault(copy, fault, *of_engines(copy, fault))
                 kept.write_text(json.dumps(state))
-        rows = [state["done"][fault.key] for fault in faults]
+        rows = [done[fault.key] for fault in faults]
         _, lines = run_tests(
             copy, sorted({row["found_by"] for row in rows if "::" in row["found_by"]}), 1800.0
         )
@@ -373,7 +394,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=126)
     parser.add_argument("--seed", type=int, default=26)
     parser.add_argument("--json", type=Path, help="where all rows go")
-    parser.add_argument("--engines", action="store_true", help="in a later run: tests that start engines")
+    parser.add_argument(
+        "--engines", action="store_true", help="engine tests for plugin faults that no other finds"
+    )
     options = parser.parse_args()
     os.environ.update(TRITON_INTERPRET="1", NUMBA_DISABLE_JIT="1", GPU_ALIGN_RECIPES="off")
     trees = {"before": options.before, "now": ROOT}
