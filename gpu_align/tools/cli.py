@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import MissingExtraError
 from .bench.command import bench_command
-from .console import check_outputs, epilog, plugins, refuse, tokenizer_option
+from .console import JsonOut, check_outputs, epilog, plugins, refuse, tokenizer_option
 from .recipes.command import recipes_app
 from .tune.command import tune_command
 
@@ -155,9 +155,7 @@ def simulate_command(
     tokenizer: Annotated[
         str | None, tokenizer_option("for records with text, and to show ids as text")
     ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
-    ] = None,
+    json_out: JsonOut = None,
     html_out: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="write a page of coloured outputs")
     ] = None,
@@ -219,9 +217,7 @@ def report_command(
         Path, typer.Argument(metavar="FILE.yaml|DIR", help="a file of GPU_ALIGN_DEBUG_DIR, or the folder")
     ],
     html_out: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="write a page")] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
-    ] = None,
+    json_out: JsonOut = None,
     tokenizer: Annotated[str | None, tokenizer_option("for a file without texts")] = None,
     top: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="of a folder, so many requests and reasons (10)")

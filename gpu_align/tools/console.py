@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich import box
@@ -45,6 +45,9 @@ def refuse(message: str) -> NoReturn:
 def tokenizer_option(help_text: str) -> Any:
     """``--tokenizer``."""
     return typer.Option(metavar="NAME_OR_PATH", help=f"{help_text}: a transformers tokenizer, or tekken")
+
+
+JsonOut = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")]
 
 
 def check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:

@@ -5,6 +5,7 @@ What is found of an engine comes from its plugin, through the entry points of th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import importlib
@@ -237,31 +238,28 @@ def examine(deep: bool = False) -> Iterator[Finding]:
     on_cpu = SelfCheck("cpu")
     try:
         yield Finding("python", platform.python_version(), detail=True)
-        yield _gpu_align()
-        core = []
+        yield Finding("gpu-align", version_of("gpu-align") or f"not installed, runs from {ROOT}")
+        failed = False
         for name in ("torch", "triton", "numpy"):
-            core.append(_core(name))
-            yield core[-1]
-        if any(finding.ok is False for finding in core):
+            yield (finding := _core(name))
+            failed |= finding.ok is False
+        if failed:
             return
         yield _gpu()
         yield _kernels()
         yield _references()
         yield from misfits()
         yield from _engines(deep)
-        yield _step_logs()
+        if importlib.util.find_spec("yaml") is None:
+            found = "PyYAML is not installed: report reads none"
+            yield Finding("step logs", found, fix=install_extra("cli"))
+        else:
+            yield Finding("step logs", f"PyYAML {version_of('PyYAML')}", ok=True, detail=True)
         yield on_cpu.finding()
         if has_gpu():
             yield SelfCheck("cuda").finding()
     finally:
         on_cpu.stop()
-
-
-def _gpu_align() -> Finding:
-    version = version_of("gpu-align")
-    if version is None:
-        return Finding("gpu-align", f"not installed, runs from {ROOT}")
-    return Finding("gpu-align", version)
 
 
 def _core(name: str) -> Finding:
@@ -362,24 +360,20 @@ def _engines(deep: bool) -> Iterator[Finding]:
             yield from of_engine(has_gpu(), deep)
 
 
-def _step_logs() -> Finding:
-    if importlib.util.find_spec("yaml") is None:
-        return Finding("step logs", "PyYAML is not installed: report reads none", fix=install_extra("cli"))
-    return Finding("step logs", f"PyYAML {version_of('PyYAML')}", ok=True, detail=True)
-
-
 _MARKS = {True: ("ok", "green"), False: ("FAIL", "red"), None: ("", "")}
 
 
 def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -> list[Finding]:
     """Print each finding when it comes, then the verdict and the commands; all findings."""
     seen = []
-    for finding in _with_status(findings, console):
-        seen.append(finding)
-        if verbose or not finding.detail:
-            mark, style = _MARKS[finding.ok]
-            name = f" {finding.what:17} "
-            console.print(Text.assemble((f"{mark:4}", style), name, finding.found), soft_wrap=True)
+    # On a terminal, a line below the findings says that the examination goes on.
+    with console.status("examining …") if console.is_terminal else contextlib.nullcontext():
+        for finding in findings:
+            seen.append(finding)
+            if verbose or not finding.detail:
+                mark, style = _MARKS[finding.ok]
+                name = f" {finding.what:17} "
+                console.print(Text.assemble((f"{mark:4}", style), name, finding.found), soft_wrap=True)
     reached = verdict(seen)
     console.print(Text(f"\n{reached.line}", style="bold green" if reached.usable else "bold red"))
     for title, found in (("mend", reached.problems), ("optional", reached.advice)):
@@ -387,15 +381,6 @@ def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -
             told = f"  {title}: {', '.join(names)}"
             console.print(Text(f"{told}\n    {fix}" if fix else told), soft_wrap=True)
     return seen
-
-
-def _with_status(findings: Iterable[Finding], console: Console) -> Iterable[Finding]:
-    """The findings; on a terminal, a line below them says that the examination goes on."""
-    if not console.is_terminal:
-        yield from findings
-        return
-    with console.status("examining …"):
-        yield from findings
 
 
 def _by_fix(findings: Sequence[Finding]) -> dict[str, list[str]]:

@@ -43,9 +43,9 @@ _ASSETS = Path(__file__).parent / "assets"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def _visible(text: str) -> str:
-    """`text` escaped for HTML, control characters (but tab and line feed) as their pictures."""
-    pictured = _CONTROL.sub(lambda c: "␡" if c[0] == "\x7f" else chr(0x2400 + ord(c[0])), text)
+def text(value: str) -> str:
+    """`value` escaped for HTML, control characters (but tab and line feed) as their pictures."""
+    pictured = _CONTROL.sub(lambda c: "␡" if c[0] == "\x7f" else chr(0x2400 + ord(c[0])), value)
     # A lone surrogate cannot be written to a UTF-8 file.
     return escape(pictured.encode("utf-8", "replace").decode(), quote=True)
 
@@ -74,15 +74,14 @@ def tokens(texts: Sequence[str], origins: Sequence[int], steps: Sequence[int] | 
         any_step = steps is None or origin is Origin.GENERATED
         if end < len(texts) and origins[end] == origin and (any_step or step_keys[end] == step_keys[start]):
             continue
-        title = "" if steps is None else f' title="{_steps_title(steps[start], steps[end - 1])}"'
-        parts.append(f'<span class="o o{origin:d}"{title}>{_visible("".join(texts[start:end]))}</span>')
+        title = ""
+        if steps is not None:
+            first, last = steps[start] + 1, steps[end - 1] + 1
+            title = f' title="{f"step {first}" if first == last else f"steps {first}–{last}"}"'
+        parts.append(f'<span class="o o{origin:d}"{title}>{text("".join(texts[start:end]))}</span>')
         start = end
     # A line feed right after <pre> would be dropped by the browser: this one is there to be dropped.
     return '<pre class="tokens">\n' + "".join(parts) + "</pre>"
-
-
-def _steps_title(first: int, last: int) -> str:
-    return f"step {first + 1}" if first == last else f"steps {first + 1}–{last + 1}"
 
 
 def legend(origins: Iterable[int] = tuple(Origin)) -> str:
@@ -94,8 +93,8 @@ def legend(origins: Iterable[int] = tuple(Origin)) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], prose: bool = False) -> str:
     """A table; the first column is text, the others are numbers. prose: the last column is text, and long."""
-    head = "".join(f'<th scope="col">{_visible(cell)}</th>' for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{_visible(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     start = '<table class="prose">' if prose else "<table>"
     return f'<div class="scroll">{start}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
 
@@ -103,31 +102,26 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], prose: bool = Fa
 def details(title: str, note: str, content: str, opened: bool = False) -> str:
     """A part that opens on a click. `content` is HTML; `title` and `note` are text."""
     return (
-        f"<details{' open' if opened else ''}><summary>{_visible(title)}<small>{_visible(note)}</small>"
+        f"<details{' open' if opened else ''}><summary>{text(title)}<small>{text(note)}</small>"
         f"</summary>\n{content}\n</details>"
     )
 
 
-def heading(text: str) -> str:
+def heading(title: str) -> str:
     """A section's heading."""
-    return f"<h2>{_visible(text)}</h2>"
+    return f"<h2>{text(title)}</h2>"
 
 
-def note(text: str) -> str:
+def note(sentence: str) -> str:
     """A quiet paragraph."""
-    return f'<p class="note">{_visible(text)}</p>'
-
-
-def text(value: str) -> str:
-    """`value` escaped for HTML, control characters as their pictures."""
-    return _visible(value)
+    return f'<p class="note">{text(sentence)}</p>'
 
 
 def data(element_id: str, value: Any) -> str:
     """`value` as JSON that a script of the page reads; a browser does not run it."""
     # "<" could end the element; a lone surrogate is written as an escape, as all beyond ASCII is.
     content = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{_visible(element_id)}">{content}</script>'
+    return f'<script type="application/json" id="{text(element_id)}">{content}</script>'
 
 
 def page(title: str, parts: Iterable[str], *, styles: Sequence[str] = (), scripts: Sequence[str] = ()) -> str:
@@ -148,23 +142,15 @@ def page(title: str, parts: Iterable[str], *, styles: Sequence[str] = (), script
                 raise ValueError(f"{name}: expected no '</', found it at {source.index('</')}")
     body = "\n".join(parts)
     # Should an escape ever be missing, an unknown script would still not run.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'{_script_sources(scripts)}"
-    style = "\n".join([_asset("page.css"), *styles])
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = f"default-src 'none'; style-src 'unsafe-inline'{f'; script-src {hashes}' if hashes else ''}"
+    style = "\n".join([(_ASSETS / "page.css").read_text(encoding="utf-8").strip(), *styles])
     code = "".join(f"<script>{script}</script>\n" for script in scripts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f"<title>{_visible(title)}</title>\n<style>\n{style}\n</style>\n</head>\n<body>\n"
-        f"<h1>{_visible(title)}</h1>\n{body}\n{code}</body>\n</html>\n"
+        f"<title>{text(title)}</title>\n<style>\n{style}\n</style>\n</head>\n<body>\n"
+        f"<h1>{text(title)}</h1>\n{body}\n{code}</body>\n</html>\n"
     )
-
-
-def _script_sources(scripts: Sequence[str]) -> str:
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"; script-src {hashes}" if hashes else ""
-
-
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8").strip()

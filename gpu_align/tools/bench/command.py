@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import shlex
 import signal
@@ -16,7 +17,7 @@ import typer
 
 from ... import __version__
 from ...errors import MissingExtraError
-from ..console import check_outputs, counted, print_table, progress_bar, refuse
+from ..console import JsonOut, check_outputs, counted, print_table, progress_bar, refuse
 
 if TYPE_CHECKING:
     from .data import Choice, Pair, Predictions
@@ -36,18 +37,16 @@ gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,8
 
 def bench_command(
     base_url: Annotated[
-        str | None, typer.Option("--base-url", metavar="URL", help="a server with the plugin; ends in /v1")
+        str | None, typer.Option(metavar="URL", help="a server with the plugin; ends in /v1")
     ] = None,
     serve: Annotated[
         str | None,
         typer.Option(
-            "--serve",
-            metavar="MODEL",
-            help="instead: start vLLM without drafts, with n-gram, with the plugin",
+            metavar="MODEL", help="instead: start vLLM without drafts, with n-gram, with the plugin"
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="needed where the server has several")
+        str | None, typer.Option(metavar="NAME", help="needed where the server has several")
     ] = None,
     dataset: Annotated[
         Path | None,
@@ -55,41 +54,30 @@ def bench_command(
     ] = None,
     from_git: Annotated[
         tuple[str, str] | None,
-        typer.Option("--from-git", metavar="REPO RANGE", help="edits: the files that these commits modify"),
+        typer.Option(metavar="REPO RANGE", help="edits: the files that these commits modify"),
     ] = None,
     before: Annotated[Path | None, typer.Option(metavar="FILE", help="one edit: the text before it")] = None,
     after: Annotated[Path | None, typer.Option(metavar="FILE", help="and after it")] = None,
     instruction: Annotated[str | None, typer.Option(metavar="TEXT", help="what to do with --before")] = None,
     pairs: Annotated[int, typer.Option(min=1, metavar="N", help="most edits of --from-git")] = 16,
     concurrency: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="requests in flight [default: 1,8,32,128]", show_default=False),
+        str | None, typer.Option(metavar="N,N", help="requests in flight [default: 1,8,32,128]")
     ] = None,
     modes: Annotated[
         str | None,
-        typer.Option(
-            metavar="M,M",
-            help="of none, prediction, unrelated, ngram [default: all that can run]",
-            show_default=False,
-        ),
+        typer.Option(metavar="M,M", help="of none, prediction, unrelated, ngram [default: all that can run]"),
     ] = None,
     compare_url: Annotated[
-        str | None,
-        typer.Option("--compare-url", metavar="URL", help="a server with vLLM's n-gram, for mode ngram"),
+        str | None, typer.Option(metavar="URL", help="a server with vLLM's n-gram, for mode ngram")
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, metavar="N", help="how often each combination is measured")
     ] = 3,
     requests: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="a round [default: each edit once, two a stream at least]",
-            show_default=False,
-        ),
+        typer.Option(min=1, metavar="N", help="a round [default: each edit once, two a stream at least]"),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, metavar="N", help="of an answer")] = 1024,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="of an answer")] = 1024,
     prediction: Annotated[
         str,
         typer.Option(
@@ -101,7 +89,7 @@ def bench_command(
         typer.Option("--num-draft-tokens", "-k", min=1, max=128, metavar="K", help="with --serve: a step"),
     ] = 32,
     vllm_args: Annotated[
-        str, typer.Option("--vllm-args", metavar="ARGS", help="with --serve: more options of vLLM's server")
+        str, typer.Option(metavar="ARGS", help="with --serve: more options of vLLM's server")
     ] = "",
     together: Annotated[
         bool,
@@ -111,21 +99,15 @@ def bench_command(
         bool, typer.Option("--prefix-cache", help="let vLLM's prefix cache spare repeated prompts")
     ] = False,
     tie_margin: Annotated[
-        float,
-        typer.Option("--tie-margin", min=0, metavar="NATS", help="log probabilities this close are a tie"),
+        float, typer.Option(min=0, metavar="NATS", help="log probabilities this close are a tie")
     ] = 0.25,
     timeout: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="longest wait for a piece of an answer")
     ] = 600.0,
     api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key", envvar="OPENAI_API_KEY", metavar="KEY", show_envvar=True, help="of the servers"
-        ),
+        str | None, typer.Option(envvar="OPENAI_API_KEY", metavar="KEY", help="of the servers")
     ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
-    ] = None,
+    json_out: JsonOut = None,
     html_out: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="write a page with plots")
     ] = None,
@@ -303,7 +285,7 @@ def _finish(
 
     try:
         if json_out is not None:
-            result.write_json(json_out)
+            json_out.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
         if html_out is not None:
             html_out.write_text(page.render(result.as_json()), encoding="utf-8")
     except OSError as error:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -313,10 +311,6 @@ class Result:
         """Return the whole result, without dates and without any text of a request."""
         return {**self.about, "complete": self.complete, "notes": self.notes, "runs": self.runs()}
 
-    def write_json(self, path: Path) -> None:
-        """Write `as_json` to a file."""
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
-
     def _run(self, mode: str, concurrency: int) -> dict[str, Any]:
         samples = [s for s in self.samples if (s.turn.mode, s.turn.concurrency) == (mode, concurrency)]
         answers = [answer for sample in samples for _, answer in sample.answers]
@@ -441,8 +435,7 @@ class Session:
 
         async def answer(index: int) -> None:
             try:
-                found = await client.stream(self.pairs[index].messages(), self.settings.max_tokens, None)
-                outputs[index] = found.text
+                outputs[index] = (await self._send(client, "none", index, self.settings.max_tokens)).text
             except RequestRefusedError as error:
                 refusals.append(f"pair {self.pairs[index].id}: {error}")
             self._advance("first run", 1)
@@ -467,8 +460,7 @@ class Session:
         tokens = min(self.settings.max_tokens, WARM_UP_TOKENS)
 
         async def answer(number: int) -> None:
-            index = number % len(self.pairs)
-            await client.stream(self.pairs[index].messages(), tokens, self._prediction(mode, index))
+            await self._send(client, mode, number % len(self.pairs), tokens)
 
         await _each(range(min(2 * streams, max(8, streams))), streams, answer)
 
@@ -481,11 +473,10 @@ class Session:
 
         async def answer(number: int) -> None:
             index = (turn.round * requests + number) % len(self.pairs)
-            pair, prediction = self.pairs[index], self._prediction(turn.mode, index)
             try:
-                found = await client.stream(pair.messages(), self.settings.max_tokens, prediction)
+                found = await self._send(client, turn.mode, index, self.settings.max_tokens)
             except BenchError as error:
-                raise type(error)(f"{name}, pair {pair.id}: {error}", log=error.log) from error
+                raise type(error)(f"{name}, pair {self.pairs[index].id}: {error}", log=error.log) from error
             sample.answers.append((index, found))
             self._advance(name, 1)
 
@@ -502,20 +493,21 @@ class Session:
         sample.different = [(index, text) for index, text in texts if text != self._outputs[index]]
         if before is not None:
             sample.counts = await settled(client.metrics, before, sample.output_tokens)
+        counted = sample.counts.generated if sample.counts else 0
         if sample.counts is None:
             self.result.note(
                 f"no /metrics of vLLM at {client.base_url}: steps are unknown, and accepted and rejected are "
                 "those of `usage`."
             )
-        elif sample.counts.generated > sample.output_tokens:
+        elif counted > sample.output_tokens:
             self.result.note(
-                f"{client.base_url} also served others: /metrics counted {sample.counts.generated:,} output "
-                f"tokens where this run got {sample.output_tokens:,}. Steps, accepted and rejected include theirs."
+                f"{client.base_url} also served others: /metrics counted {counted:,} output tokens where this run "
+                f"got {sample.output_tokens:,}. Steps, accepted and rejected include theirs."
             )
-        elif sample.counts.generated < sample.output_tokens:
+        elif counted < sample.output_tokens:
             self.result.note(
-                f"/metrics of {client.base_url} counted {sample.counts.generated:,} output tokens where this run "
-                f"got {sample.output_tokens:,}: not all replicas answer there. Steps and draft tokens are too low."
+                f"/metrics of {client.base_url} counted {counted:,} output tokens where this run got "
+                f"{sample.output_tokens:,}: not all replicas answer there. Steps and draft tokens are too low."
             )
         return sample
 
@@ -528,9 +520,8 @@ class Session:
 
         async def ask(index: int) -> None:
             try:
-                places[index] = await client.alternatives(
-                    self.pairs[index].messages(), self.settings.max_tokens
-                )
+                messages = self.pairs[index].messages()
+                places[index] = await client.alternatives(messages, self.settings.max_tokens)
             except BenchError:
                 places[index] = []  # a server that gives no log probabilities: the difference stays one
 
@@ -539,8 +530,9 @@ class Session:
             tie = is_near_tie(self._outputs[index], text, places[index], self.settings.tie_margin)
             self.result.verdicts[index, text] = "near-tie" if tie else "no"
 
-    def _prediction(self, mode: str, index: int) -> str | None:
-        return self._predictions[mode][index] if mode in self._predictions else None
+    async def _send(self, client: Client, mode: str, index: int, max_tokens: int) -> Answer:
+        prediction = self._predictions[mode][index] if mode in self._predictions else None
+        return await client.stream(self.pairs[index].messages(), max_tokens, prediction)
 
 
 async def _each(items: Iterable[T], streams: int, work: Callable[[T], Awaitable[None]]) -> None:
