@@ -164,18 +164,12 @@ class LineDecoder:
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
-        self._ends_line: dict[int, bool] = {}
+        #: Whether the text of a token has a newline.
+        self.ends_line: Callable[[int], bool] = cache(lambda token: "\n" in decode([token]))
 
     def __call__(self, token_ids: list[int]) -> str:
         """The text of these tokens."""
         return self._decode(token_ids)
-
-    def ends_line(self, token: int) -> bool:
-        """Whether the text of the token has a newline."""
-        found = self._ends_line.get(token)
-        if found is None:
-            found = self._ends_line[token] = "\n" in self._decode([token])
-        return found
 
 
 class Texts:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import gzip
 import hashlib
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ... import __version__
 from ..console import check_outputs, counted, epilog, print_table, progress_bar, refuse, tokenizer_option
+from ..inputs import json_lines
 
 if TYPE_CHECKING:
     from ...recipes.misses import Misses
     from ...recipes.pack import RecipePack
-    from ...recipes.tokenize import Observed
+    from ...recipes.tokenize import Encode, Observed
     from .report import PackReport
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _ENDINGS = (".json", ".json.gz")
 #: Of a pack: the one that comes with the library.
 _SHIPPED = "base"
@@ -38,7 +35,7 @@ def read_samples(path: Path) -> Iterator[tuple[str, str, list[str]]]:
         ValueError: a line is none; the message has its number.
         OSError: the file cannot be read.
     """
-    for number, line in _lines(path):
+    for number, line in json_lines(path):
         samples = line.get("samples")
         if type(samples) is not list or not all(map(_is_text, samples)):
             raise ValueError(f"line {number}: samples: expected a list of texts, found {_kind(samples)}")
@@ -47,32 +44,9 @@ def read_samples(path: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 def read_outputs(path: Path) -> Iterator[tuple[str, str, str]]:
     """``{"task": str, "prompt": str, "output": str}`` a line; errors as in `read_samples`."""
-    for number, line in _lines(path):
+    for number, line in json_lines(path):
         fields = _text(number, line, "task", ""), _text(number, line, "prompt", "")
         yield (*fields, _text(number, line, "output"))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open("rb") as file:
-        opened: Callable[..., Any] = gzip.open if file.read(2) == _GZIP_MAGIC else open
-    number = 0
-    with opened(path, "rb") as lines:
-        try:
-            for number, raw in enumerate(lines, start=1):
-                raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-                if not raw.strip():
-                    continue
-                try:
-                    line = json.loads(raw)
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(
-                        f"line {number}: expected JSON ({str(error).splitlines()[0]})"
-                    ) from error
-                if type(line) is not dict:
-                    raise ValueError(f"line {number}: expected an object, found {_kind(line)}")
-                yield number, line
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"line {number + 1}: broken gzip ({error})") from error
 
 
 def _text(number: int, line: dict[str, Any], name: str, default: str | None = None) -> str:
@@ -182,14 +156,8 @@ _Pack = Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")]
 _Tokenizer = Annotated[str, tokenizer_option("of the model")]
 
 
-class _Tokens(NamedTuple):
-    """A tokenizer as packs take it."""
-
-    encode: Callable[[list[str]], Sequence[Sequence[int]]]
-    texts: Callable[[Sequence[int]], list[str]]
-
-
-def _load_tokenizer(name: str) -> _Tokens:
+def _load_tokenizer(name: str) -> tuple[Encode, Callable[[Sequence[int]], list[str]]]:
+    """What gives the token ids of each text, and what gives the text of each token id."""
     from .. import simulate
 
     try:
@@ -201,7 +169,7 @@ def _load_tokenizer(name: str) -> _Tokens:
         within = [token for token in ids if token < loaded.vocab_size]
         return [loaded.token_bytes(int(token)).decode("utf-8", "replace") for token in within]
 
-    return _Tokens(lambda given: [loaded.encode(text) for text in given], texts)
+    return lambda given: [loaded.encode(text) for text in given], texts
 
 
 @contextlib.contextmanager
@@ -294,15 +262,8 @@ def observe_command(
     groups = _read(samples, read_samples)
     tokens = _load_tokenizer(tokenizer)
     with progress_bar("observing", len(groups)) as advance:
-        pack = RecipePack.observe(
-            groups,
-            tokens.encode,
-            tokens.texts,
-            agree=agree,
-            task=task,
-            made_by="gpu-align recipes observe",
-            progress=advance,
-        )
+        made_by = "gpu-align recipes observe"
+        pack = RecipePack.observe(groups, *tokens, agree=agree, task=task, made_by=made_by, progress=advance)
     count = sum(len(texts) for _, _, texts in groups)
     typer.echo(f"read {counted(len(groups), 'prompt')}, {counted(count, 'sample')}")
     if not pack.observed:
@@ -366,9 +327,7 @@ def report_command(
     tokens = _load_tokenizer(tokenizer)
     misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
     with _refusing(pack, f"{pack}: "), progress_bar("replaying", len(texts)) as advance:
-        found = loaded.report(
-            texts, tokens.encode, tokens.texts, num_draft_tokens, misses=misses, progress=advance
-        )
+        found = loaded.report(texts, *tokens, num_draft_tokens, misses=misses, progress=advance)
     _print_report(found)
     if json_out is not None:
         about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
@@ -413,7 +372,7 @@ def show_command(
     loaded = _load(pack)
     texts: Callable[[Sequence[int]], list[str]] = lambda ids: [f"#{token}" for token in ids]  # noqa: E731
     if tokenizer is not None:
-        texts = _load_tokenizer(tokenizer).texts
+        _, texts = _load_tokenizer(tokenizer)
     told = {
         "task": loaded.task,
         "made by": loaded.made_by,

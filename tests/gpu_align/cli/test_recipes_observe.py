@@ -143,15 +143,15 @@ def test_index(tmp_path: Path, pack: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 2: expected JSON"),
-        ("[1]", "line 2: expected an object, found a list"),
+        ("{", "line 2: expected one JSON object"),
+        ("[1]", "line 2: expected a JSON object, found a list"),
         ("{}", "line 2: samples: expected a list of texts, found nothing"),
         ('{"samples": "abc"}', "line 2: samples: expected a list of texts, found a str"),
         ('{"samples": [1]}', "line 2: samples: expected a list of texts, found a list"),
         ('{"samples": ["\\ud800"]}', "line 2: samples: expected a list of texts"),
         ('{"samples": [], "task": 5}', "line 2: task: expected a text, found a int"),
-        ("\xff", "line 2: expected JSON"),
-        ("[" * 10**5, "line 2: expected JSON"),
+        ("\xff", "line 2: expected UTF-8, found byte 0xff"),
+        ("[" * 10**5, "line 2: expected one JSON object"),
     ],
 )
 def test_lines_that_are_none(tmp_path: Path, line: str, said: str) -> None:
@@ -181,7 +181,7 @@ def test_bad_arguments_are_one_line(tmp_path: Path, samples: Path, outputs: Path
         (("observe", samples, "-o", out, "--tokenizer", tmp_path / "none"), "--tokenizer: "),
         (("observe", empty, "-o", out, *TEKKEN), "expected lines of JSON, found none"),
         (("observe", tmp_path / "none", "-o", out, *TEKKEN), "No such file"),
-        (("observe", torn, "-o", out, *TEKKEN), "broken gzip"),
+        (("observe", torn, "-o", out, *TEKKEN), "damaged gzip data"),
         (("merge", "-o", pack, pack), "is also the input"),
         (("merge", "-o", out, misses), "expected a pack among the files"),
         (("merge", "-o", out, pack, other), "tokenizer: expected token ids of one"),
