@@ -14,7 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 
+logger = logging.getLogger("gpu_align.predictors")
 Result = TypeVar("Result")
+#: A function, and where to put what it returns or raises.
+_Call = tuple[Callable[[], Any], "queue.SimpleQueue[Any]"]
 
 
 def is_ours(predictor: TokenPredictor) -> bool:
@@ -34,9 +37,7 @@ class Guard:
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -53,11 +54,11 @@ class Guard:
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._calls.put((function, answer))
         try:
-            succeeded, result = answer.get(timeout=self._timeout)
+            result, error = answer.get(timeout=self._timeout)
         except queue.Empty:
             raise TimeoutError(f"no answer in {self._timeout:g} s") from None
-        if not succeeded:
-            raise result
+        if error is not None:
+            raise error
         value: Result = result
         return value
 
@@ -68,25 +69,20 @@ class Guard:
             self._thread = None
 
 
-def _serve(calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None]) -> None:
+def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
     while (call := calls.get()) is not None:
         function, answer = call
         try:
-            answer.put((True, function()))
+            answer.put((function(), None))
         except BaseException as error:  # the caller raises it
-            answer.put((False, error))
-
-
-logger = logging.getLogger("gpu_align.predictors")
+            answer.put((None, error))
 
 
 @dataclass
 class Predictions:
-    """Draft tokens of one sequence, as the loop counts them.
+    """Draft tokens of one sequence: those that the model wrote, and those that it did not.
 
-    Attributes:
-        validated: draft tokens that the model wrote.
-        refuted: draft tokens that it did not; those behind the last token of the output are neither.
+    Those behind the last token of the output are neither.
     """
 
     validated: int = 0
@@ -284,7 +280,7 @@ class PredictorLoop:
         try:
             checked = list(map(operator.index, taken))
         except TypeError:
-            bad = next(token for token in taken if not hasattr(token, "__index__"))
+            bad = next((token for token in taken if not hasattr(token, "__index__")), taken[0])
             raise TypeError(f"draft: expected token ids, found {type(bad).__name__}") from None
         below = float("inf") if self.vocab_size is None else self.vocab_size
         if checked and not (min(checked) >= 0 and max(checked) < below):

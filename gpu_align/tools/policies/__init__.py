@@ -44,18 +44,23 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "input_lookup_node_llama_cpp": InputLookup,
 }
 
-#: Spec factor of Arctic's suffix decoding -> a name; "suffix_decoding" is its default, 1.
-_FACTORS = {1: "suffix_decoding", 2: "suffix_decoding_2", 4: "suffix_decoding_4", 16: "suffix_decoding_16"}
+#: The name of suffix decoding -> its spec factor, and the depth of its tree. One of 128 holds a match of 64 tokens
+#: and a draft of as many; 24 is vLLM's default.
+_SUFFIX_DECODING = {
+    "suffix_decoding": (1, 64),
+    "suffix_decoding_2": (2, 64),
+    "suffix_decoding_4": (4, 64),
+    "suffix_decoding_16": (16, 64),
+    "suffix_decoding_deep": (1, 128),
+    "suffix_decoding_2_deep": (2, 128),
+    "suffix_decoding_4_deep": (4, 128),
+    "suffix_decoding_16_deep": (16, 128),
+    "suffix_decoding_vllm": (1.0, 24),
+}
 
 #: The same for policies that use another package; the error that they raise without it says how to get it.
 OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
-    **{name: partial(SuffixDecoding, factor, name=name) for factor, name in _FACTORS.items()},
-    # A tree of twice the default depth: it holds a match of 64 tokens and a draft of as many.
-    **{
-        f"{name}_deep": partial(SuffixDecoding, factor, max_tree_depth=128, name=f"{name}_deep")
-        for factor, name in _FACTORS.items()
-    },
-    "suffix_decoding_vllm": partial(SuffixDecoding, max_tree_depth=24, name="suffix_decoding_vllm"),
+    name: partial(SuffixDecoding, *sizes, name=name) for name, sizes in _SUFFIX_DECODING.items()
 }
 
 #: The same for policies that draft from recipes, which are tokens of one tokenizer.

@@ -31,52 +31,47 @@ from .replay import PairResult
 IntArray = NDArray[np.int64]
 
 
-class CandidateReplay:
+class CandidateReplay(StepView):
     """One slot a record, with all of its output already in the context: only the totals say what is known.
 
     Args:
         records: what is replayed.
         num_draft_tokens: K: right tokens are counted up to it.
         config: which matches are candidates; the defaults if None.
-        max_context_len: T; None is as long as the longest of `records`. Which positions of a context are
-            remembered depends on it.
+        max_context_len: T: which positions of a context are remembered depends on it.
         tables: what a choice is made by, for K; those of `config` if None.
         recipes: drafted where no candidate is likelier, for K; none if None.
 
     Attributes:
-        token_ids: [R, T] int32, prompt and output of each record.
         num_prompt, num_output: [R].
-        state: the step's, on the CPU.
     """
 
     def __init__(
         self,
         records: Sequence[Record],
         num_draft_tokens: int,
-        config: DrafterConfig | None = None,
-        max_context_len: int | None = None,
+        config: DrafterConfig | None,
+        max_context_len: int,
         tables: SurvivalTables | None = None,
         recipes: RecipeTable | None = None,
     ) -> None:
         self.num_prompt = np.array([len(r.prompt) for r in records])
         self.num_output = np.array([len(r.output) for r in records])
-        width = max_context_len or max(int((self.num_prompt + self.num_output).max()), 1)
         if recipes is None:
             recipes = RecipeTable.build(None, num_draft_tokens, "cpu")
-        self._view = StepView(
-            [r.prediction for r in records], self.num_prompt.tolist(), width, num_draft_tokens, config,
-            recipes.numpy(), tables,
+        super().__init__(
+            [r.prediction for r in records], self.num_prompt.tolist(), max_context_len, num_draft_tokens,
+            config, recipes.numpy(), tables,
         )  # fmt: skip
-        self.state, self.token_ids = self._view.state, self._view.token_ids
         self._num_draft_tokens = num_draft_tokens
         for row, record in zip(self.token_ids, records, strict=True):
             num_prompt = len(record.prompt)
             row[:num_prompt] = record.prompt
             row[num_prompt : num_prompt + len(record.output)] = record.output
 
-    def look(self, slots: IntArray, done: IntArray) -> View:
+    def look_after(self, slots: IntArray, done: IntArray) -> View:
         """What the drafter sees after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
-        return self._view.look(slots, self.num_prompt[slots] + done)
+        return self.look(slots, self.num_prompt[slots] + done)
 
     def right(self, found: CandidateArrays, slots: IntArray, done: IntArray) -> IntArray:
         """[R, C]: how many tokens of each candidate, copied as they are, come next in the output; at most K."""
@@ -126,12 +121,6 @@ def bound(
 
     No draft is ever rejected. A longer draft is never worse than a shorter one for a set of candidates that only
     grows, so with `everywhere` no drafter that copies from prediction or output takes fewer steps.
-
-    Args:
-        record: what to replay.
-        num_draft_tokens: K, at least 1.
-        candidates: what there is to choose from.
-        draft_in_prefill: let the prefill step verify drafts.
     """
     result = PairResult.begin(record, draft_in_prefill)
     at = candidates(record)
@@ -177,22 +166,11 @@ def perfect_choice(
     draft_in_prefill: bool = False,
     batch_size: int = 64,
 ) -> list[PairResult]:
-    """Replay with the best of what a `Drafter` chooses from.
-
-    ::
-
-        while position < L:
-            draft = the longest prefix of output[position:], up to K tokens, that one of its candidates starts with
+    """`bound` with what a `Drafter` chooses from, large enough for the longest record.
 
     The candidates are those of `gpu_align.ops.draft`, computed by its references: the best matches in prediction
-    and context, and the positions around the cursor.
-
-    Args:
-        records: what to replay; the drafter is large enough for the longest of them.
-        num_draft_tokens: K, at least 1.
-        config: which matches are candidates; the defaults if None.
-        draft_in_prefill: let the prefill step verify drafts.
-        batch_size: records that are replayed side by side; the results do not depend on it.
+    and context, and the positions around the cursor. config: which matches are candidates. batch_size: records
+    that are replayed side by side; the results do not depend on it.
     """
     width = max((len(r.prompt) + len(r.output) for r in records), default=1)
     results = [PairResult.begin(record, draft_in_prefill) for record in records]
@@ -201,7 +179,7 @@ def perfect_choice(
         batch = CandidateReplay(part, num_draft_tokens, config, width)
         done = np.minimum(0 if draft_in_prefill else 1, batch.num_output)
         while (slots := np.flatnonzero(done < batch.num_output)).size:
-            found = batch.look(slots, done[slots]).candidates
+            found = batch.look_after(slots, done[slots]).candidates
             right = batch.right(found, slots, done[slots]).max(axis=1)
             for slot, start, length in zip(slots.tolist(), done[slots].tolist(), right.tolist(), strict=True):
                 output = part[slot].output

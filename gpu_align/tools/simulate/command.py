@@ -24,7 +24,7 @@ _DEFAULT_TOKENIZER = "tekken"
 
 
 class Input(NamedTuple):
-    """Where records come from: exactly one of a file, two texts and a repository's history."""
+    """Where records come from: a file, two texts, or a repository's history."""
 
     pairs: Path | None
     before: Path | None
@@ -63,7 +63,6 @@ def run(
     sources = [path for path in (given.pairs, given.before, given.after) if path is not None]
     check_outputs({"--json": outputs.json, "--html": outputs.html}, sources)
     records = _records(given, tokenizer)
-
     chosen = _runnable(recipes, records, chosen)
     try:
         policies = simulate.make_policies(chosen, records, num_draft_tokens, combined, recipes)
@@ -76,8 +75,9 @@ def run(
         results = simulate.simulate(records, policies, num_draft_tokens, draft_in_prefill, advance)
 
     if outputs.json is not None:
+        records_of = f"{given.before} to {given.after}" if given.git is None else f"git {given.git}"
         about = {
-            "records": _name_of(given),
+            "records": records_of if given.pairs is None else str(given.pairs),
             "tokenizer": simulate.tokenizer_of(records),
             "settings": {
                 "draft_in_prefill": draft_in_prefill,
@@ -140,12 +140,6 @@ def _records(given: Input, tokenizer: str | None) -> list[simulate.Record]:
         refuse(f"{path}: {error.strerror or error}" if path else str(error))
 
 
-def _name_of(given: Input) -> str:
-    if given.pairs is not None:
-        return str(given.pairs)
-    return f"{given.before} to {given.after}" if given.git is None else f"git {given.git}"
-
-
 def _runnable(pack: str, records: Sequence[simulate.Record], names: list[str]) -> list[str]:
     """The policies to run: `names`, or else all that can run with this pack."""
     known = simulate.tokenizer_of(records) is not None
@@ -182,15 +176,9 @@ _NOT_OPTIONS = ("name", "recipes", "earlier", "ends_line")
 
 @dataclass(frozen=True)
 class PolicyInfo:
-    """One drafter.
+    """One drafter: what it does, in a line; its options as it runs; how others are given; who published it.
 
-    Attributes:
-        name: for ``--policy``.
-        summary: what it does, in a line.
-        options: its arguments, and the values that it runs with.
-        given_as: how another value is given.
-        source: who published it.
-        needs: what it cannot run without here; empty where nothing is missing.
+    needs: what it cannot run without here; empty where nothing is missing.
     """
 
     name: str
@@ -206,23 +194,23 @@ class PolicyInfo:
 
 def describe() -> list[PolicyInfo]:
     """Every policy, in the order of ``simulate``."""
-    factories: dict[str, Callable[..., Any]] = {
-        **policies.POLICIES,
-        **policies.RECIPE_POLICIES,
-        **policies.OPTIONAL_POLICIES,
-    }
-    return [_ours(), *(_published(name, factory) for name, factory in factories.items())]
-
-
-def _ours() -> PolicyInfo:
-    names = "length_factor", "min_survival", "min_survival_recipe"
-    options = {name: getattr(DrafterConfig(), name) for name in names}
-    summary = "This library's drafter: aligns the prediction, looks the context and recipes up."
-    given_as = "--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off"
-    return PolicyInfo(simulate.OURS, summary, options, given_as, "this library, docs/alignment.md", "")
+    fields = "length_factor", "min_survival", "min_survival_recipe"
+    ours = PolicyInfo(
+        name=simulate.OURS,
+        summary="This library's drafter: aligns the prediction, looks the context and recipes up.",
+        options={field: getattr(DrafterConfig(), field) for field in fields},
+        given_as="--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off",
+        source="this library, docs/alignment.md",
+        needs="",
+    )
+    groups: tuple[Mapping[str, Callable[..., Any]], ...] = (
+        policies.POLICIES, policies.RECIPE_POLICIES, policies.OPTIONAL_POLICIES,
+    )  # fmt: skip
+    return [ours, *(_published(name, factory) for group in groups for name, factory in group.items())]
 
 
 def _published(name: str, factory: Callable[..., Any]) -> PolicyInfo:
+    """By its signature, and by the first paragraph and the source of its docstring."""
     function, args, keywords = factory, (), {}
     if isinstance(factory, functools.partial):
         function, args, keywords = factory.func, factory.args, factory.keywords
@@ -233,33 +221,20 @@ def _published(name: str, factory: Callable[..., Any]) -> PolicyInfo:
         for option, value in bound.arguments.items()
         if option not in _NOT_OPTIONS and not isinstance(value, tuple)
     }
+    given = [f"--policy 'gpu_align.policies:{function.__name__}?{o}={v}'" for o, v in options.items()]
     text = (inspect.getdoc(function) or "").replace("``", "`")
+    source = re.search(r"\bSource:\s+(.+?)(?:\n\n|\Z)", text, re.DOTALL)
+    needs = "--tokenizer, or records that name one" if name in policies.RECIPE_POLICIES else ""
+    if name in policies.OPTIONAL_POLICIES and not policies.suffix_decoding_available():
+        needs = "arctic-inference"
     return PolicyInfo(
         name=name,
         summary=" ".join(text.partition("\n\n")[0].split()),
         options=options,
-        given_as=_given_as(function, options),
-        source=_source(text),
-        needs=_needs(name),
+        given_as=given[0] if given else "",
+        source=" ".join(source[1].split()) if source else "",
+        needs=needs,
     )
-
-
-def _given_as(function: Callable[..., Any], options: dict[str, Any]) -> str:
-    if not options:
-        return ""
-    option, value = next(iter(options.items()))
-    return f"--policy 'gpu_align.policies:{function.__name__}?{option}={value}'"
-
-
-def _source(text: str) -> str:
-    found = re.search(r"\bSource:\s+(.+?)(?:\n\n|\Z)", text, re.DOTALL)
-    return " ".join(found[1].split()) if found else ""
-
-
-def _needs(name: str) -> str:
-    if name in policies.OPTIONAL_POLICIES and not policies.suffix_decoding_available():
-        return "arctic-inference"
-    return "--tokenizer, or records that name one" if name in policies.RECIPE_POLICIES else ""
 
 
 def lines_of(info: PolicyInfo) -> list[str]:
@@ -271,8 +246,5 @@ def lines_of(info: PolicyInfo) -> list[str]:
         "source": info.source,
         "needs": info.needs,
     }
-    return [
-        info.name,
-        f"  {info.summary}",
-        *(f"  {what:9} {value}" for what, value in told.items() if value),
-    ]
+    lines = [f"  {what:9} {value}" for what, value in told.items() if value]
+    return [info.name, f"  {info.summary}", *lines]

@@ -56,7 +56,7 @@ def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes 
 
 @lru_cache(maxsize=8)
 def tokenized_pack(pack: str, tokenizer: str) -> Recipes:
-    """`recipes_for` the tokens of this tokenizer."""
+    """`recipes_for` this tokenizer."""
     encode = load_tokenizer(tokenizer).encode
     loaded = RecipePack.load(None if pack == SHIPPED_PACK else pack)
     return loaded.tokenize(lambda texts: [encode(text) for text in texts])
@@ -108,16 +108,8 @@ def replay_batched(
     The counts are the same, as a draft depends on nothing outside its own request; it takes less time, because a
     call's fixed costs are shared. A step's time is its share of the call.
 
-    Args:
-        records: what to replay.
-        num_draft_tokens: K, at least 1.
-        config: the drafter's settings.
-        draft_in_prefill: let the prefill step verify drafts.
-        name: the name in reports.
-        batch_size: slots of the drafter.
-        recipes: the drafter's.
-        memory: take the records' predictions for texts of earlier answers.
-        related: of which records these are answers to requests like it; none if empty.
+    memory: take the records' predictions for texts of earlier answers. related: of which records these are answers
+    to requests like it; none if empty.
     """
     sizes = sizes_for(records, recipes)
     drafter = Drafter(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import MissingExtraError
 from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of
-from .tokenizers import TextTokenizer, load_tokenizer
+from .tokenizers import load_tokenizer
 
 #: Token ids travel as int32.
 MAX_TOKEN_ID = 2**31 - 1
@@ -69,41 +68,24 @@ def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None) -> 
     name = fields.get("tokenizer", default_tokenizer)
     if name is not None and (not isinstance(name, str) or not name):
         raise RecordError(line, f'"tokenizer": expected a tokenizer\'s name, found {kind_of(name)}')
-
-    def encoder() -> TextTokenizer:
-        if name is None:
-            raise RecordError(line, "a field with text needs a tokenizer: --tokenizer NAME_OR_PATH")
-        try:
-            return load_tokenizer(name)
-        except MissingExtraError:
-            raise
-        except (ValueError, OSError) as error:
-            raise RecordError(line, str(error)) from error
-
-    output = _tokens(line, fields, "output", encoder)
+    output = _tokens(line, fields, "output", name)
     if not output:
         raise RecordError(line, '"output": expected at least one token, found none')
-    return Record(
-        id=identifier,
-        prompt=_tokens(line, fields, "prompt", encoder, required=False),
-        prediction=_tokens(line, fields, "prediction", encoder),
-        output=output,
-        tokenizer=name,
-    )
+    prompt = _tokens(line, fields, "prompt", name, required=False)
+    return Record(identifier, prompt, _tokens(line, fields, "prediction", name), output, name)
 
 
 def _tokens(
-    line: int, fields: dict[str, Any], field: str, encoder: Callable[[], TextTokenizer], required: bool = True
+    line: int, fields: dict[str, Any], field: str, tokenizer: str | None, required: bool = True
 ) -> list[int]:
     """The token ids of `field`, or of ``field_text`` encoded; [] where an optional field is absent."""
     text_field = f"{field}_text"
-    given = [name for name in (field, text_field) if name in fields]
-    if len(given) == 2:
+    if field in fields and text_field in fields:
         raise RecordError(line, f'expected "{field}" or "{text_field}", found both')
-    if not given and required:
+    if text_field in fields:
+        return _encode(line, text_field, fields[text_field], tokenizer)
+    if field not in fields and required:
         raise RecordError(line, f'field "{field}" (or "{text_field}") is missing')
-    if text_field in given:
-        return _encode(line, text_field, fields[text_field], encoder)
     value = fields.get(field)
     if value is None and not required:
         return []
@@ -121,7 +103,7 @@ def _tokens(
     return value
 
 
-def _encode(line: int, field: str, value: object, encoder: Callable[[], TextTokenizer]) -> list[int]:
+def _encode(line: int, field: str, value: object, tokenizer: str | None) -> list[int]:
     if not isinstance(value, str):
         raise RecordError(line, f'"{field}": expected a string, found {kind_of(value)}')
     try:
@@ -129,7 +111,13 @@ def _encode(line: int, field: str, value: object, encoder: Callable[[], TextToke
     except UnicodeEncodeError as error:
         message = f'"{field}": expected text, found a lone surrogate at {error.start}'
         raise RecordError(line, message) from error
-    return encoder().encode(value.replace("\r\n", "\n").replace("\r", "\n"))
+    if tokenizer is None:
+        raise RecordError(line, "a field with text needs a tokenizer: --tokenizer NAME_OR_PATH")
+    try:
+        encode = load_tokenizer(tokenizer).encode
+    except (ValueError, OSError) as error:
+        raise RecordError(line, str(error)) from error
+    return encode(value.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 #: Larger files of a history are left out.

@@ -51,17 +51,13 @@ def tune_command(
         files = tuning.files_of(places)
         check_outputs({"--out": out, "--pack": pack}, files)
         with progress_bar("reading", len(files)) as advance:
-            traffic = tuning.Traffic()
-            for file in files:
-                traffic.add(tuning.read_traffic([file], tokenizer))
-                advance("", 1)
+            traffic = tuning.read_traffic(files, tokenizer, advance)
     except OSError as error:
         refuse(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
     except ValueError as error:
         refuse(str(error))
-    typer.echo(
-        f"read {counted(len(traffic.records), 'request')}, {counted(traffic.num_tokens, 'output token')}"
-    )
+    num_tokens = sum(len(record.output) for record in traffic.records)
+    typer.echo(f"read {counted(len(traffic.records), 'request')}, {counted(num_tokens, 'output token')}")
     for reason, count in traffic.skipped.most_common():
         typer.echo(f"skipped {counted(count, 'request')}: {reason}")
     try:
@@ -77,14 +73,13 @@ def tune_command(
             tuned.pack.save(pack)
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror or error}")
-    use = f"GPU_ALIGN_SURVIVAL_TABLE={out}"
+    use, wrote = f"GPU_ALIGN_SURVIVAL_TABLE={out}", f"wrote {out}, {out.stat().st_size:,} bytes"
     if pack is not None and tuned.pack is not None:
-        typer.echo(f"wrote {out}, {out.stat().st_size:,} bytes")
         parts = f"{len(tuned.pack.words):,} words of your texts, {len(tuned.pack.recipes):,} recipes"
-        typer.echo(f"wrote {pack}, {pack.stat().st_size:,} bytes: {parts}")
+        typer.echo(f"{wrote}\nwrote {pack}, {pack.stat().st_size:,} bytes: {parts}")
         typer.echo(f"use both with {use} GPU_ALIGN_RECIPES={pack},base")
     else:
-        typer.echo(f"wrote {out}, {out.stat().st_size:,} bytes; use it with {use}")
+        typer.echo(f"{wrote}; use it with {use}")
 
 
 def _print(report: Report) -> None:

@@ -68,19 +68,19 @@ def observe(
         config: settings; the table that it names is not read.
         calibration: [NUM_BINS], of the confidences.
         progress: told of output tokens as they are replayed.
-        recipes: drafted where no candidate is likelier, for K; none if None.
-        counts: its first recipes with other probabilities, for `Observed.counted`.
+        recipes, counts: for K: what is drafted where no candidate is likelier; the first of these with other
+            probabilities, for `Observed.counted`.
     """
     thresholds = config.min_survival, config.min_survival_lost
     tables = SurvivalTables.from_survival(survival, "cpu", *thresholds, calibration)
     confidence = tables.confidence.numpy()
-    runs, drafts = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1)), np.zeros((2, NUM_BINS))
-    recipe_drafts, counted = np.zeros((2, NUM_BINS)), np.zeros((2, NUM_BINS))
+    runs = np.zeros((NUM_CLASSES, NUM_DRAFT_TOKENS + 1))
+    drafts, recipe_drafts, counted = np.zeros((3, 2, NUM_BINS))
     replay = CandidateReplay(records, NUM_DRAFT_TOKENS, config, max_context_len, tables, recipes)
     done = np.minimum(1, replay.num_output)
     total = np.array([replay.num_output.sum(), len(records), 0, 0])
     while (slots := np.flatnonzero(done < replay.num_output)).size:
-        view = replay.look(slots, done[slots])
+        view = replay.look_after(slots, done[slots])
         found = view.candidates
         right = replay.right(found, slots, done[slots])
         seen = _distinct(found)
@@ -88,7 +88,8 @@ def observe(
         left = replay.num_output[slots] - done[slots]
         drafted = np.minimum(view.length, left)
         ahead = np.arange(NUM_DRAFT_TOKENS)
-        truth = np.minimum(done[slots, None] + ahead, replay.token_ids.shape[1] - 1)
+        behind = (replay.num_prompt + done)[slots, None] + ahead
+        truth = np.minimum(behind, replay.token_ids.shape[1] - 1)
         wrong = (view.draft != replay.token_ids[slots[:, None], truth]) | (ahead >= drafted[:, None])
         taken = np.where(wrong.any(axis=1), wrong.argmax(axis=1), NUM_DRAFT_TOKENS)
         reached = ahead < np.minimum(taken + 1, drafted)[:, None]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ...ops.recipe_lookup import Recipes, RecipeTable
 from ...recipes.pack import NUM_BINS, RecipePack
+from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record
 from ..simulate.tokenizers import TextTokenizer, load_tokenizer
 from .fit import NUM_DRAFT_TOKENS, rising
@@ -39,9 +39,10 @@ def in_parts(records: Sequence[Record]) -> list[list[Record]]:
 
 
 class Tokens:
-    """A tokenizer, as packs and requests need it."""
+    """A tokenizer, as packs and requests need it; `name` loads it."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.name = tokenizer.name
         self._tokenizer = tokenizer
         self._pieces: dict[int, bytes] = {}
 
@@ -77,10 +78,6 @@ class Tokens:
             )
         return cls(tokenizer)
 
-    def shipped_recipes(self) -> Recipes:
-        """The pack that comes with the library."""
-        return _shipped_recipes(self._tokenizer.name)
-
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
         return [self._tokenizer.encode(text) for text in texts]
@@ -101,17 +98,11 @@ class Tokens:
         return piece
 
 
-@lru_cache(maxsize=1)
-def _shipped_recipes(tokenizer: str) -> Recipes:
-    return RecipePack.load().tokenize(Tokens(load_tokenizer(tokenizer)).encode)
-
-
 @dataclass
 class Part:
     """Requests, and the recipes that they are replayed with.
 
     Attributes:
-        records: requests.
         recipes: of several packs, the requests' own first; None: no recipes.
         counts: the own pack by its counts alone, not calibrated; None where there is none.
     """
@@ -123,24 +114,17 @@ class Part:
 
     def table(self, min_survival: float) -> RecipeTable | None:
         """The recipes as a step looks them up."""
-        if self.recipes is None:
-            return None
-        if min_survival not in self._tables:
-            self._tables[min_survival] = RecipeTable.build(
-                self.recipes, NUM_DRAFT_TOKENS, "cpu", min_survival
-            )
-        return self._tables[min_survival]
+        if self.recipes is not None and min_survival not in self._tables:
+            table = RecipeTable.build(self.recipes, NUM_DRAFT_TOKENS, "cpu", min_survival)
+            self._tables[min_survival] = table
+        return self._tables.get(min_survival)
 
 
 class OwnPack:
     """A pack of some requests, in front of the shipped one.
 
-    Which requests are replayed with it is kept apart from which ones it is learned from: `parts` has a pack for
-    each part of the requests, learned from the other parts.
-
-    Args:
-        records: what is learned from.
-        tokens: their tokenizer.
+    No request is replayed with what it taught: `parts` has a pack for each part of the requests, learned from the
+    other parts.
 
     Attributes:
         calibration: of the own packs; at first that of the shipped one.
@@ -151,12 +135,8 @@ class OwnPack:
         self._tokens = tokens
         self.calibration = list(RecipePack.load().calibration)
         self._prior = np.array(self.calibration)
-        self.shipped = tokens.shipped_recipes()
-        texts = [
-            (key_of(record), tokens.text(ids))
-            for record in records
-            for ids in (record.prediction, record.output)
-        ]
+        self.shipped = tokenized_pack(SHIPPED_PACK, tokens.name)
+        texts = [(key_of(r), tokens.text(ids)) for r in records for ids in (r.prediction, r.output)]
         self._pack = _learn(texts)
         self._records = in_parts(records)
         inside = [{key_of(record) for record in part} for part in self._records]
@@ -168,7 +148,7 @@ class OwnPack:
         return self._pack.calibrated(self.calibration)
 
     def joined(self, pack: RecipePack) -> Recipes:
-        """Behind a pack the shipped one."""
+        """A pack, and behind it the shipped one."""
         return Recipes.join({"own": pack.tokenize(self._tokens.encode), "base": self.shipped})
 
     def parts(self) -> list[Part]:

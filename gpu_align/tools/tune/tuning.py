@@ -16,6 +16,7 @@ from ... import step_log
 from ...config import DrafterConfig
 from ...ops.constants import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
 from ...ops.draft import FORMAT, KNOTS, NUM_BINS, SHIPPED, IntArray, content_hash, fit_curves, read_survival
+from ...ops.recipe_lookup import Recipes
 from ...recipes.pack import RecipePack
 from ..simulate.records import Record, read_records
 from .fit import NUM_DRAFT_TOKENS, Array, Observed, at_knots, calibrate, observe, relearn
@@ -26,25 +27,10 @@ _LOG_ENDINGS = (".yaml", ".yml")
 
 @dataclass
 class Traffic:
-    """Requests that can be replayed.
-
-    Attributes:
-        records: one a request, ids as they were logged.
-        skipped: reasons why others cannot be, and how many.
-    """
+    """Requests that can be replayed, and the reasons why others cannot be, with how many."""
 
     records: list[Record] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Traffic) -> None:
-        """Take in the requests of `other`."""
-        self.records += other.records
-        self.skipped += other.skipped
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens."""
-        return sum(len(record.output) for record in self.records)
 
 
 def files_of(places: Sequence[Path]) -> list[Path]:
@@ -67,8 +53,10 @@ def files_of(places: Sequence[Path]) -> list[Path]:
     return files
 
 
-def read_traffic(files: Iterable[Path], tokenizer: str | None = None) -> Traffic:
-    """Read step logs and files of pairs.
+def read_traffic(
+    files: Iterable[Path], tokenizer: str | None = None, progress: Callable[[str, int], object] | None = None
+) -> Traffic:
+    """Read step logs and files of pairs; `progress` is told after each.
 
     A step log is one request: its prediction and its output are in it. It has no tokens of the prompt, so drafts
     from the prompt are not seen. Logs without a prediction, and torn ones, are skipped and counted.
@@ -80,20 +68,21 @@ def read_traffic(files: Iterable[Path], tokenizer: str | None = None) -> Traffic
     """
     traffic = Traffic()
     for file in files:
+        found: list[Record | str]
         if file.suffix not in _LOG_ENDINGS:
-            for record in read_records(file, tokenizer):
-                _add(traffic, record)
-            continue
-        try:
-            log = step_log.read_step_log(file)
-        except step_log.StepLogError:
-            traffic.skipped["not a whole step log"] += 1
-            continue
-        record_or_reason = record_of(log)
-        if isinstance(record_or_reason, str):
-            traffic.skipped[record_or_reason] += 1
+            found = [r if r.prediction else "no prediction" for r in read_records(file, tokenizer)]
         else:
-            _add(traffic, record_or_reason)
+            try:
+                found = [record_of(step_log.read_step_log(file))]
+            except step_log.StepLogError:
+                found = ["not a whole step log"]
+        for record in found:
+            if isinstance(record, str):
+                traffic.skipped[record] += 1
+            else:
+                traffic.records.append(record)
+        if progress is not None:
+            progress("", 1)
     return traffic
 
 
@@ -115,23 +104,11 @@ def record_of(log: Any) -> Record | str:
     return Record(log.request_id, [], prediction, output)
 
 
-def _add(traffic: Traffic, record: Record) -> None:
-    if record.prediction:
-        traffic.records.append(record)
-    else:
-        traffic.skipped["no prediction"] += 1
-
-
 @dataclass(frozen=True)
 class Point:
-    """What a table and its settings come to on some requests.
+    """What a table and its settings come to on some requests: output tokens, verification steps, draft tokens.
 
-    Attributes:
-        tokens: output tokens.
-        steps: verification steps.
-        accepted: draft tokens.
-        rejected: draft tokens.
-        gap: how far confidences are off: the mean of |accepted − promised| over the drafts, by bins of 0.05.
+    gap: how far confidences are off: the mean of |accepted − promised| over the drafts, by bins of 0.05.
     """
 
     tokens: int
@@ -154,8 +131,7 @@ class Report:
     """Before and after, on requests that were held back.
 
     Attributes:
-        learned_from: requests.
-        held_back: requests.
+        learned_from, held_back: requests.
         before: the table that comes with the library, at the default settings; where a pack was learned, with the
             recipes that come with the library.
         after: the new table, and the pack if one was learned, at the settings chosen with them.
@@ -261,7 +237,6 @@ MAX_CHOICE_TOKENS = 120_000
 
 #: Of recipes, tried beside the default.
 MIN_SURVIVAL_RECIPE = 0.1
-_NO_SETTINGS: Mapping[str, Any] = {}
 
 #: Told what is being done, and of output tokens as they are replayed.
 Progress = Callable[[str, int], object]
@@ -287,14 +262,9 @@ def replays(records: Sequence[Record], with_pack: bool = False) -> int:
 
 def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """``(learned from, held back)``: by the requests' contents, so that the same texts are never in both."""
-    ordered = sorted(records, key=key_of)
-    learned: list[Record] = []
-    held: list[Record] = []
-    part, before = -1, ""
-    for record in ordered:
-        part, before = part + (key_of(record) != before), key_of(record)
-        (learned if part % HELD_BACK else held).append(record)
-    return learned, held
+    keyed = sorted(((key_of(record), record) for record in records), key=lambda pair: pair[0])
+    held = set(sorted({key for key, _ in keyed})[::HELD_BACK])
+    return [r for key, r in keyed if key not in held], [r for key, r in keyed if key in held]
 
 
 def tune(
@@ -334,67 +304,81 @@ def tune(
     own = None if tokens is None else OwnPack(learned, tokens)
     if own is not None and not own.pack.recipes:
         raise ValueError("--pack: too little text: no two requests have the same words often enough")
-    replayed = _Replays(records, config if config is not None else DrafterConfig(), progress)
     base = None if own is None else own.shipped
+    width = max(len(r.prompt) + len(r.output) for r in records)
+
+    def parts_now() -> list[Part]:
+        """The requests that are learned from in parts, with recipes of their own if there are any."""
+        return [Part(part) for part in in_parts(learned)] if own is None else own.parts()
+
+    def each(
+        doing: str, parts: Sequence[Part], tables: Sequence[_Table], **settings: float
+    ) -> list[Observed]:
+        """What each part shows with its table."""
+        chosen: dict[str, Any] = {**settings}
+        with_settings = replace(config if config is not None else DrafterConfig(), **chosen)
+        return [
+            observe(
+                part.records, table.survival, width, with_settings, table.calibration,
+                lambda done: progress(doing, done) if progress is not None else None,
+                part.table(with_settings.min_survival_recipe), part.counts,
+            )
+            for part, table in zip(parts, tables, strict=True)
+        ]  # fmt: skip
 
     shipped = _Table.shipped()
     known = np.minimum(shipped.survival / SURVIVAL_ONE, 1.0)
     table = shipped
     for _ in range(NUM_ROUNDS):
-        parts = _parts(learned, own)
-        each = replayed.each("learning", parts, [_Table(table.survival)] * len(parts))
-        found = _sum(each)
+        parts = parts_now()
+        shown = each("learning", parts, [_Table(table.survival)] * len(parts))
+        found = _sum(shown)
         curves = relearn(found.runs, known)
         table = _Table.of(curves)
         if own is not None:
             own.calibrate(found.counted)
     # What is chosen among is tried on requests that it was not learned from, like the recipes.
-    unseen = [_Table.of(relearn(found.runs - part.runs, known)) for part in each]
+    unseen = [_Table.of(relearn(found.runs - part.runs, known)) for part in shown]
     parts = [
-        replace(part, records=_sample(part.records, MAX_CHOICE_TOKENS // len(parts)))
-        for part in _parts(learned, own)
+        replace(part, records=_sample(part.records, MAX_CHOICE_TOKENS // len(parts))) for part in parts_now()
     ]
     sample = [record for part in parts for record in part.records]
-    first = replayed.of("choosing", [Part(sample, base)], _Table(shipped.survival))
+    uncalibrated = _Table(shipped.survival)
+    [first] = each("choosing", [Part(sample, base)], [uncalibrated])
     most = point_of(first).rejected_per_accepted
 
     def choose(tables: Sequence[_Table]) -> _Choice:
-        tried = {s: _sum(replayed.each("choosing", parts, tables, _settings(s))) for s in SETTINGS}
+        tried = {s: _sum(each("choosing", parts, tables, **_settings(s))) for s in SETTINGS}
         return _Choice.of(tried, most)
 
-    choice, plain = choose(unseen), choose([_Table(shipped.survival)] * len(parts))
+    choice, plain = choose(unseen), choose([uncalibrated] * len(parts))
     if plain.value >= choice.value:
         # These requests teach nothing that holds for others of them.
-        choice, curves, unseen = plain, known, [_Table(shipped.survival)] * len(parts)
-        table = shipped
-    chosen, observed, more = choice.setting, choice.observed, {}
+        choice, curves, table, unseen = plain, known, shipped, [uncalibrated] * len(parts)
+    observed, more = choice.observed, {}
     if own is not None:
         # More drafts from recipes, if that is above the line through the settings.
         low = {"min_survival_recipe": MIN_SURVIVAL_RECIPE}
-        lower = _sum(replayed.each("choosing", parts, unseen, _settings(chosen) | low))
+        lower = _sum(each("choosing", parts, unseen, **_settings(choice.setting), **low))
         point = point_of(lower)
         others = at_rejections([p for _, p in choice.front], point.rejected_per_accepted)
         if others is not None and point.tokens_per_step > others:
             observed, more = lower, low
     calibration = calibrate(observed.drafts, shipped.calibration)
-
     table = _Table(table.survival, tuple(calibration))
-    settings = _settings(chosen) | more
-    before = point_of(replayed.of("reporting", [Part(held, base)], shipped))
-    without_pack = None
-    with_own = None
-    if own is not None:
-        without_pack = point_of(replayed.of("reporting", [Part(held, base)], table, settings))
-        with_own = own.joined(own.pack)
-    after = {
-        s: point_of(replayed.of("reporting", [Part(held, with_own)], table, _settings(s) | more))
-        for s in choice.reported
-    }
+
+    def report(recipes: Recipes | None, table: _Table, **settings: float) -> Point:
+        return point_of(each("reporting", [Part(held, recipes)], [table], **settings)[0])
+
+    settings = _settings(choice.setting) | more
+    before = report(base, shipped)
+    without_pack = None if own is None else report(base, table, **settings)
+    with_own = None if own is None else own.joined(own.pack)
+    after = {s: report(with_own, table, **_settings(s), **more) for s in choice.reported}
     equal = at_rejections(list(after.values()), before.rejected_per_accepted)
-    report = Report(len(learned), len(held), before, after[chosen], equal, settings, without_pack)
+    told = Report(len(learned), len(held), before, after[choice.setting], equal, settings, without_pack)
     made = make_table(at_knots(curves), calibration, found.runs.sum(axis=1), len(learned), MADE_BY, settings)
-    assert made["knots"] == list(KNOTS)
-    return Tuned(made, report, None if own is None else own.pack)
+    return Tuned(made, told, None if own is None else own.pack)
 
 
 @dataclass(frozen=True)
@@ -413,38 +397,6 @@ class _Table:
     def shipped(cls) -> _Table:
         knots, calibration = read_survival(SHIPPED)
         return cls(fit_curves(knots, NUM_DRAFT_TOKENS), calibration)
-
-
-class _Replays:
-    """Replays of parts of some requests, which tell of their progress."""
-
-    def __init__(self, records: Sequence[Record], config: DrafterConfig, progress: Progress | None) -> None:
-        self._config = config
-        self._width = max(len(r.prompt) + len(r.output) for r in records)
-        self._tell = progress if progress is not None else lambda *_: None
-
-    def each(
-        self,
-        doing: str,
-        parts: Sequence[Part],
-        tables: Sequence[_Table],
-        settings: Mapping[str, Any] = _NO_SETTINGS,
-    ) -> list[Observed]:
-        """What each part shows with its table."""
-        config = replace(self._config, **settings)
-        return [
-            observe(
-                part.records, table.survival, self._width, config, table.calibration,
-                lambda done: self._tell(doing, done), part.table(config.min_survival_recipe), part.counts,
-            )
-            for part, table in zip(parts, tables, strict=True)
-        ]  # fmt: skip
-
-    def of(
-        self, doing: str, parts: Sequence[Part], table: _Table, settings: Mapping[str, Any] = _NO_SETTINGS
-    ) -> Observed:
-        """The sums over parts with one table."""
-        return _sum(self.each(doing, parts, [table] * len(parts), settings))
 
 
 @dataclass(frozen=True)
@@ -466,7 +418,11 @@ class _Choice:
     @classmethod
     def of(cls, tried: Mapping[tuple[float, float], Observed], most: float) -> _Choice:
         """most: rejected drafts per accepted one."""
-        front = _front({setting: point_of(observed) for setting, observed in tried.items()})
+        points = [(setting, point_of(observed)) for setting, observed in tried.items()]
+        front: list[tuple[tuple[float, float], Point]] = []
+        for setting, point in sorted(points, key=lambda p: (p[1].rejected_per_accepted, p[1].steps)):
+            if not front or point.steps < front[-1][1].steps:
+                front.append((setting, point))
         allowed = [s for s, point in front if point.rejected_per_accepted <= most] or [front[0][0]]
         value = at_rejections([point for _, point in front], most)
         return cls(front, allowed[-1], tried[allowed[-1]], 0.0 if value is None else value)
@@ -481,20 +437,6 @@ class _Choice:
 
 def _sum(found: Sequence[Observed]) -> Observed:
     return Observed(*(sum(arrays[1:], arrays[0]) for arrays in zip(*found, strict=True)))
-
-
-def _parts(records: Sequence[Record], own: OwnPack | None) -> list[Part]:
-    """In parts, with recipes of their own if there are any."""
-    return [Part(part) for part in in_parts(records)] if own is None else own.parts()
-
-
-def _front(points: Mapping[tuple[float, float], Point]) -> list[tuple[tuple[float, float], Point]]:
-    """The settings that no other one beats in both, from few rejected drafts to many."""
-    front: list[tuple[tuple[float, float], Point]] = []
-    for setting, point in sorted(points.items(), key=lambda p: (p[1].rejected_per_accepted, p[1].steps)):
-        if not front or point.steps < front[-1][1].steps:
-            front.append((setting, point))
-    return front
 
 
 def _settings(setting: tuple[float, float]) -> dict[str, float]:

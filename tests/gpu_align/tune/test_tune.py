@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from gpu_align import Drafter, DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
 from gpu_align.ops.draft import KNOTS, SHIPPED, content_hash, read_survival, read_table
-from gpu_align.simulate import Record
+from gpu_align.simulate import Record, simulate
 from gpu_align.tools.cli import app
+from gpu_align.tools.simulate.policies import our_drafter, sizes_for
 from gpu_align.tools.tune import fit, tuning
 from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, observe
 from gpu_align.tools.tune.tuning import (
@@ -133,6 +134,20 @@ class TestTune:
         ]  # fmt: skip
         # What is told never passes the length of the bar, and is most of it.
         assert 0.7 * tuning.replays(records) <= sum(done for _, done in found) <= tuning.replays(records)
+
+    def test_observing_counts_what_a_replay_counts(self) -> None:
+        """With prompts, too: they move where an output stands in its row."""
+        records = [replace(r, prompt=r.prediction[: 7 * i]) for i, r in enumerate(requests(4))]
+        knots, calibration = read_survival(SHIPPED)
+        ours = our_drafter(records)
+        width = sizes_for(records).max_context_len
+        found = observe(
+            records, tuning.fit_curves(knots, NUM_DRAFT_TOKENS), width, DrafterConfig(), calibration
+        )
+        [expected] = simulate(records, [ours], NUM_DRAFT_TOKENS)
+        assert found.total.tolist() == [
+            expected.output_tokens, expected.steps, expected.accepted, expected.rejected,
+        ]  # fmt: skip
 
     def test_no_text_is_in_the_table(self) -> None:
         records = [Record(r.id, [], [t + 70_000 for t in r.prediction], [t + 70_000 for t in r.output])
