@@ -238,6 +238,7 @@ def test_version() -> None:
 
 def test_policies_are_those_of_simulate() -> None:
     listed = json.loads(run("policies", "--json").output)["policies"]
+    assert not run("policies").output.startswith("{")
     assert [policy["name"] for policy in listed] == policy_names()
     found = {policy["name"]: policy for policy in listed}
     assert found["openai"]["options"] == {"lookahead": 16, "resume_after": 32, "resume_delay": 0}

@@ -159,8 +159,10 @@ def test_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokenizers.hub_is_out_of_reach() == "HF_HUB_OFFLINE is set"
 
 
-def test_a_folder_that_there_is_not_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tokenizers, "hub_is_out_of_reach", lambda: pytest.fail("the hub is asked"))
     for name in ("/no/such/folder", "./folder", "a/b/c"):
         with pytest.raises(ValueError, match=r"\(no such folder\)"):
             tokenizers.TransformersTokenizer(name)
+    with pytest.raises(ValueError, match=r"\(\S+ \w+ .*\)$"):  # what transformers says
+        tokenizers.TransformersTokenizer(str(tmp_path))

@@ -234,7 +234,9 @@ def test_totals_over_records() -> None:
     assert result.propose_us_median > 0
 
 
-def test_ratios_without_a_denominator() -> None:
+def test_ratios() -> None:
+    (two_of_three,) = simulate([record([1, 2, 3, 9])], [Scripted([[2, 3, 5]])], 3)
+    assert two_of_three.rejected_per_accepted == 0.5
     (none_drafted,) = simulate([record([1])], [Scripted([])], 2)
     assert (none_drafted.rejected_per_accepted, none_drafted.propose_us_median) == (0.0, None)
     (none_accepted,) = simulate([record([1, 2])], [Scripted([[9]])], 2)

@@ -181,7 +181,10 @@ def test_the_page_holds_all_and_loads_nothing(dataset: Path, tmp_path: Path) -> 
     assert text.count("<figure>") == 6
     assert text.count('<rect class="m-prediction"') == 2 * 6 + 1  # and the legend
     assert "default-src 'none'" in text
-    assert not any(word in text for word in ("http://www", "src=", "<script", "<b>", "@import"))
+    assert not any(
+        word in text for word in ("http://www", "src=", "<script", "<b>", "@import", ">None<", '"prose"')
+    )
+    assert "<summary>Settings and servers" in text
     assert "&lt;b&gt;&amp;" in text
     assert f"{by_key(found)['prediction', 1]['speed_up']['median']:.2f}×" in text
 
