@@ -31,7 +31,6 @@ ENGINES = {
         "test_vllm_server",
         "test_vllm_request_endpoints",
         "test_vllm_request_clients",
-        "test_a_whole_server_survives",
     ],
     "k16": ["whatever_is_predicted[k16]"],
     "v2": ["test_v2_output", "test_v2_adaptive"],

@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from byte_llama import build
+from v2_harness import Request, Run, V2Engine
+
 from tests.campaign.campaign import Campaign, Row, main
 from tests.campaign.greedy_cases import WORDS, Probe, prompt_of
-from tests.campaign.greedy_engine import Request, Run, V2Engine, build, start
 from tests.campaign.greedy_stages import (
     NEAR_TIE,
     Asked,
@@ -151,10 +153,8 @@ class StageRun:
         for one, found in parted:
             (again,) = serve(engine, [replace(one.request, arrives=0)]).answers
             found["differs, alone"] = difference(again, one.case.answer)
-        settings = {**self.stage.settings, "logprobs_mode": "processed_logits"}
-        for name in ("asynchronous", "delay_counts"):
-            settings.pop(name, None)
-        with start("V1", self.model, self.directory / "judge", None, **settings) as judge:
+        how: dict[str, Any] = {"logprobs_mode": "processed_logits", "asynchronous": False}
+        with self.stage.engine(self.model, self.directory, None, "V1", **how) as judge:
             for one, found in parted:
                 found["lead"] = lead_where_they_part(judge, one, found["ours"], one.case.answer)
 

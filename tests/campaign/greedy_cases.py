@@ -124,29 +124,14 @@ def _others(draw: random.Random, count: int) -> Tokens:
     return [draw.choice(WORDS) for _ in range(count)]
 
 
-def _replaced(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
-    i = _middle(output, draw)
-    return output[:i] + _others(draw, 1) + output[i + 1 :]
+def _spliced(gone: int, new: int) -> Callable[[Tokens, Tokens, random.Random], Tokens]:
+    """The output with `gone` tokens in the middle replaced by `new` others."""
 
+    def splice(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
+        i = _middle(output, draw)
+        return output[:i] + _others(draw, new) + output[i + gone :]
 
-def _inserted(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
-    i = _middle(output, draw)
-    return output[:i] + _others(draw, 1) + output[i:]
-
-
-def _deleted(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
-    i = _middle(output, draw)
-    return output[:i] + output[i + 1 :]
-
-
-def _block_deleted(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
-    i = _middle(output, draw)
-    return output[:i] + output[i + 6 :]
-
-
-def _block_inserted(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
-    i = _middle(output, draw)
-    return output[:i] + _others(draw, 12) + output[i:]
+    return splice
 
 
 def _block_moved(prompt: Tokens, output: Tokens, draw: random.Random) -> Tokens:
@@ -179,11 +164,11 @@ KINDS: dict[str, Callable[[Tokens, Tokens, random.Random], Tokens | None]] = {
     "verbatim": lambda prompt, output, draw: output,
     "verbatim, longer": lambda prompt, output, draw: output + _others(draw, 30),
     "prefix only": lambda prompt, output, draw: output[: len(output) // 2],
-    "one token replaced": _replaced,
-    "one token inserted": _inserted,
-    "one token deleted": _deleted,
-    "block deleted": _block_deleted,
-    "block inserted": _block_inserted,
+    "one token replaced": _spliced(1, 1),
+    "one token inserted": _spliced(0, 1),
+    "one token deleted": _spliced(1, 0),
+    "block deleted": _spliced(6, 0),
+    "block inserted": _spliced(0, 12),
     "block moved": _block_moved,
     "unrelated": lambda prompt, output, draw: _others(draw, 60),
     "repeated tokens": lambda prompt, output, draw: output[:1] * 80,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from v2_harness import Request, Run, V2Engine
+
 from tests.campaign.greedy_cases import FEATURES, KINDS, MAX_MODEL_LEN, Probe
-from tests.campaign.greedy_engine import Request, Run, V2Engine, start
 
 Answer = dict[str, Any]
 #: Up to this lead of the likeliest token rounding may change which one is the likeliest.
@@ -51,13 +52,20 @@ class Stage:
     def cached(self) -> bool:
         return bool(self.settings["enable_prefix_caching"])
 
-    def engine(self, model: Path, directory: Path, num_draft_tokens: int | None) -> V2Engine:
-        settings = dict(self.settings)
+    def engine(
+        self, model: Path, directory: Path, num_draft_tokens: int | None, runner: str = "", **changed: Any
+    ) -> V2Engine:
+        """To be used as a context manager. num_draft_tokens: None for the engine without the plugin."""
+        settings = {**self.settings, **changed}
         if num_draft_tokens is None:
+            settings |= {"speculative_config": None, "environment": {"VLLM_PLUGINS": ""}}
             settings.pop("delay_counts", None)
-        return start(
-            self.runner, model, directory / f"{self.name}-{num_draft_tokens}", num_draft_tokens, **settings
-        )
+        else:  # without recipes, whose drafts would come before those of the prediction
+            settings["environment"] = {"GPU_ALIGN_RECIPES": "off"}
+        return V2Engine(
+            model, directory / f"{self.name}-{num_draft_tokens}{runner}", runner=runner or self.runner,
+            num_draft_tokens=num_draft_tokens or 0, **settings,
+        )  # fmt: skip
 
 
 ALL = (1, 7, 16, 64, 128)

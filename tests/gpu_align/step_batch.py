@@ -80,6 +80,10 @@ class Running:
     draft: list[int] = field(default_factory=list)
     splits: list[int] = field(default_factory=list)
 
+    def enter(self, drafter: Drafter, slot: int) -> None:
+        how = {"memory": self.memory, "related": self.related}
+        assert drafter.add(slot, self.prediction, self.prompt_len, **how)
+
 
 class Drafted(NamedTuple):
     """One row of a `Draft`, as lists: floats are compared by their bits, of which none is a NaN's."""
@@ -90,12 +94,18 @@ class Drafted(NamedTuple):
     source: int
 
 
+def drafted(drafter: Drafter, *inputs: torch.Tensor) -> list[Drafted]:
+    return list(map(Drafted, *(x.tolist() for x in drafter.propose(*(x.to(drafter.device) for x in inputs)))))
+
+
 class StepRow(NamedTuple):
     """One request in one step. wrong: what differs from the oracle, in words; empty where nothing does."""
 
     source: str
     wrong: list[str]
     of: dict[str, Any]
+    expected: Drafted
+    request: Running | None
 
 
 class StepBatch:
@@ -109,25 +119,27 @@ class StepBatch:
         self.rng, self.K, self.vocab_size, self.capacity = rng, K, vocab_size, capacity
         self.alphabet, self.max_slots, self.longest = alphabet, max_slots, longest
         self.config, self.known = config or DrafterConfig(), known or Known()
-        self.drafters = {
-            backend: Drafter(
-                max_slots=max_slots, max_context_len=capacity, max_prediction_len=longest, num_draft_tokens=K,
-                vocab_size=vocab_size, device=device_of(backend), config=self.config, backend=backend,
-                recipes=self.known.recipes,
-            )
-            for backend in backends
-        }  # fmt: skip
-        for backend, drafter in self.drafters.items():
-            poison(drafter)
-            if curves is not None:
-                floors = self.config.min_survival, self.config.min_survival_lost
-                tables = SurvivalTables.from_survival(curves.astype(np.int32), drafter.device, *floors)
-                use_tables(drafter, tables, backend)
+        self.curves = curves
+        self.drafters = {backend: self.make(backend, max_slots) for backend in backends}
         # A slice of a wider tensor: the stride is not the length.
         self.token_ids = torch.randint(0, alphabet, (max_slots, capacity + 16), dtype=torch.int32)
         self.token_ids = self.token_ids[:, :capacity]
         self.total_len = torch.zeros(max_slots, dtype=torch.int32)
         self.running: dict[int, Running] = {}
+
+    def make(self, backend: str, max_slots: int) -> Drafter:
+        """A drafter with the settings of this batch."""
+        drafter = Drafter(
+            max_slots=max_slots, max_context_len=self.capacity, max_prediction_len=self.longest,
+            num_draft_tokens=self.K, vocab_size=self.vocab_size, device=device_of(backend), config=self.config,
+            backend=backend, recipes=self.known.recipes,
+        )  # fmt: skip
+        poison(drafter)
+        if self.curves is not None:
+            floors = self.config.min_survival, self.config.min_survival_lost
+            tables = SurvivalTables.from_survival(self.curves.astype(np.int32), drafter.device, *floors)
+            use_tables(drafter, tables, backend)
+        return drafter
 
     def oracle_of(self, request: Running) -> Oracle:
         config, known = self.config, self.known
@@ -142,9 +154,7 @@ class StepBatch:
 
     def add(self, slot: int, request: Running) -> None:
         for drafter in self.drafters.values():
-            assert drafter.add(
-                slot, request.prediction, request.prompt_len, memory=request.memory, related=request.related
-            )
+            request.enter(drafter, slot)
         if request.oracle is None:
             request.oracle = self.oracle_of(request)
         self.running[slot] = request
@@ -176,8 +186,8 @@ class StepBatch:
             torch.tensor(sampled, dtype=torch.int32),
         )  # fmt: skip
         before = {b: [tensor.clone() for tensor in d._state] for b, d in self.drafters.items()}
-        drafted = {backend: self._launch(d, inputs, wild) for backend, d in self.drafters.items()}
-        rows = [self._row(b, *of, drafted) for b, of in enumerate(zip(slots, sampled, strict=True))]
+        found = {backend: self._launch(d, inputs, wild) for backend, d in self.drafters.items()}
+        rows = [self._row(b, *of, found) for b, of in enumerate(zip(slots, sampled, strict=True))]
         active = [s for s, n in zip(slots, sampled, strict=True) if n and s in self.running]
         others = [s for s in range(self.max_slots) if s not in active]
         for backend, drafter in self.drafters.items():
@@ -189,16 +199,13 @@ class StepBatch:
         return rows
 
     def _launch(self, drafter: Drafter, inputs: Any, wild: Any) -> list[Drafted]:
-        inputs = [tensor.to(drafter.device) for tensor in inputs]
         if wild and isinstance(drafter._step, StepLaunch):
-            drafter._step(*inputs)
-            draft = drafter._draft
-        else:
-            inputs[1] = inputs[1].clamp(0, self.capacity)
-            draft = drafter.propose(*inputs)
-        return list(map(Drafted, *(column[: len(inputs[2])].tolist() for column in draft)))
+            drafter._step(*(tensor.to(drafter.device) for tensor in inputs))
+            return list(map(Drafted, *(column[: len(inputs[2])].tolist() for column in drafter._draft)))
+        token_ids, total_len, *rest = inputs
+        return drafted(drafter, token_ids, total_len.clamp(0, self.capacity), *rest)
 
-    def _row(self, b: int, slot: int, num: int, drafted: dict[str, list[Drafted]]) -> StepRow:
+    def _row(self, b: int, slot: int, num: int, found: dict[str, list[Drafted]]) -> StepRow:
         request = self.running.get(slot)
         total = min(max(int(self.total_len[slot]), 0), self.capacity)
         tokens = self.token_ids[slot, :total].tolist()
@@ -208,7 +215,7 @@ class StepBatch:
         rest = self.K - len(draft)
         last = tokens[-1] if tokens and 0 <= tokens[-1] < self.vocab_size else 0
         expected = Drafted([*draft, *[last] * rest], len(draft), [*promised, *[0.0] * rest], source)
-        wrong = [f"{backend}: {got[b]}" for backend, got in drafted.items() if got[b] != expected]
+        wrong = [f"{backend}: {got[b]}" for backend, got in found.items() if got[b] != expected]
         of: dict[str, Any] = {"slot": slot, "tokens": tokens, "num_sampled": num, "expected": expected}
         if request is not None:
             request.draft = draft
@@ -219,7 +226,7 @@ class StepBatch:
             }  # fmt: skip
             if num:
                 wrong += self._remembered_wrongly(slot, total)
-        return StepRow(SOURCES[source], wrong, of)
+        return StepRow(SOURCES[source], wrong, of, expected, request if num else None)
 
     def _remembered_wrongly(self, slot: int, total: int) -> list[str]:
         oracle, wrong = self.running[slot].oracle, []

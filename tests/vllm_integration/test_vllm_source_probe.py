@@ -1,8 +1,7 @@
-"""Seams looked up in sources: what importing finds, and every single one missed when it is gone."""
+"""Seams looked up in sources: what importing finds. The campaign's `seams` renames every single one."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import zipfile
@@ -105,30 +104,6 @@ def test_every_seam_is_in_the_installed_vllm_and_this_is_found_without_importing
     installed()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[] []", done.stderr
-
-
-class Mutated(Sources):
-    """vLLM's sources, with one name spelt differently everywhere."""
-
-    def __init__(self, root: Path, name: str) -> None:
-        super().__init__(root)
-        self._name = name
-
-    def text(self, module: str) -> str | None:
-        text = super().text(module)
-        return None if text is None else re.sub(rf"\b{self._name}\b", "spelt_differently", text)
-
-
-@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
-def test_each_seam_is_missed_when_its_name_or_its_signature_changes(seam: Seam) -> None:
-    root = installed()
-    leaf = seam.attribute.rpartition(".")[2]
-    status = source_probe.probe_one(Mutated(root, leaf), seam)
-    assert status.state == "missing"
-    for parameter in seam.parameters[1:]:
-        status = source_probe.probe_one(Mutated(root, parameter), seam)
-        assert status.state == "changed"
-        assert "spelt_differently" in status.detail
 
 
 def test_the_command_reports_a_deleted_seam_and_fails(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -107,10 +108,7 @@ def test_the_mix_has_every_kind_and_repeats() -> None:
             assert after[edit.before] != after[edit.after]
 
 
-def test_other_tokenizers(tmp_path: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
+def test_other_tokenizers(tmp_path: Path) -> None:
     found = {
         name: (encode, edits)
         for name, encode, edits in other_tokens(texts(), "test", [TEXT, DONOR], tmp_path)
@@ -121,10 +119,7 @@ def test_other_tokenizers(tmp_path: object) -> None:
     assert ByteTokenizer().token_bytes(10) == b"\n"
 
 
-def test_the_trained_tokenizer_repeats(tmp_path: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
+def test_the_trained_tokenizer_repeats(tmp_path: Path) -> None:
     first = trained_bpe([TEXT, DONOR], tmp_path / "a", vocab_size=400)
     second = trained_bpe([DONOR, TEXT], tmp_path / "b", vocab_size=400)
     assert first.encode(TEXT) == second.encode(TEXT)

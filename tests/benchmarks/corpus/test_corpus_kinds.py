@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import random
-import tarfile
 import urllib.error
 import urllib.request
 from email.message import Message
@@ -13,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.corpus import build, kinds, registries
-from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES, KindText, Releases
+from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES, Releases
 from benchmarks.corpus.model_like import EDITS, badly_applied, model_output, wrong_lines
 from benchmarks.corpus.registries import NPM
-from benchmarks.corpus.sources import SETS
+from benchmarks.corpus.sources import FIVE, SETS
+from tests.benchmarks.corpus.archives import tarball
 
 TEXT = "import module_3\nimport module_1\nimport module_2\n" + "".join(
     f"# about step {i}\ndef step_{i}(value):\n    result = run(value, {i})\n    return result\n\n"
@@ -30,16 +29,6 @@ def lines_kept(before: str, after: str) -> float:
     return sum(line in old for line in after.splitlines()) / len(after.splitlines())
 
 
-def archive(path: Path, files: dict[str, str]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as opened:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"package/{name}")
-            member.size = len(content.encode())
-            opened.addfile(member, io.BytesIO(content.encode()))
-    return path
-
-
 def javascript(version: int, which: int) -> str:
     functions = (
         f"function f{which}_{i}(x) {{ return x + {i if i % 7 else i + version}; }}\n" for i in range(40)
@@ -50,7 +39,11 @@ def javascript(version: int, which: int) -> str:
 def fetch(name: str, version: str, cache: Path, sdist: bool) -> Path:
     path = cache / f"{name.replace(':', '-')}-{version}.tgz"
     files = {f"lib/file{which}.js": javascript(int(version), which) for which in range(4)}
-    return path if path.is_file() else archive(path, {**files, "lib/app.min.js": javascript(int(version), 9)})
+    return (
+        path
+        if path.is_file()
+        else tarball(path, {**files, "lib/app.min.js": javascript(int(version), 9)}, "package/")
+    )
 
 
 @pytest.fixture
@@ -105,26 +98,17 @@ def test_records_of_a_split(releases: None, tmp_path: Path) -> None:
     assert pairs == list(kinds.made_pairs(texts))
 
 
-def test_a_long_file_in_parts() -> None:
-    old = "".join(f"line {i}\n" for i in range(4000))
-    new = old.replace("line 2000\n", "line two thousand\n")
-    parts = kinds._parts(old, new)
-    assert len(parts) > 2
-    assert "".join(a for a, _ in parts) == old
-    assert "".join(b for _, b in parts) == new
-    assert sum(a != b for a, b in parts) == 1
-
-
 def test_no_package_is_in_both_splits() -> None:
     split_of: dict[str, set[str]] = {}
     for split, found in RELEASES.items():
         for releases in found:
-            split_of.setdefault(releases.name, set()).add(split)
+            split_of.setdefault(releases.name.removeprefix(NPM), set()).add(split)
             assert 2 <= len(releases.versions) <= 4
             assert set(releases.kinds) <= set(KINDS)
     for split, source in SETS["all"]:
         split_of.setdefault(source.package.name, set()).add(split)
     assert [name for name, splits in split_of.items() if len(splits) > 1] == []
+    assert all(split_of[package.name] == {"test"} for package in FIVE)
     for split, found in RELEASES.items():
         assert {kind for releases in found for kind in releases.kinds} == set(KINDS), split
 
@@ -151,8 +135,3 @@ def test_the_command_writes_the_same_bytes(releases: None, tmp_path: Path) -> No
         out = tmp_path / f"{name}.jsonl.gz"
         assert build.main([str(out), "--set", "kinds-test", "--cache", str(tmp_path)], fetch) == 0
     assert (tmp_path / "first.jsonl.gz").read_bytes() == (tmp_path / "second.jsonl.gz").read_bytes()
-
-
-def test_kind_texts_know_their_ids() -> None:
-    text = KindText("c", "pkg", "a.c", ("1", "2"), "x", "y", None)
-    assert text.id == "pkg/1..2/a.c"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.corpus import packages
 from benchmarks.corpus.files import PackagePair, Source
-from benchmarks.corpus.kinds import RELEASES, Releases
+from benchmarks.corpus.kinds import Releases
 from benchmarks.corpus.packages import is_vendored, package_texts
 from benchmarks.corpus.registries import NPM
-from benchmarks.corpus.sources import SETS
 from benchmarks.learn import recipes
 from gpu_align import RecipePack
+from tests.benchmarks.corpus.archives import tarball
 
 SHARED = "export const shared = 1;\n" * 5
 
@@ -47,13 +45,7 @@ FILES = {
 
 def fetch(name: str, version: str, cache: Path, sdist: bool) -> Path:
     path = cache / (f"{name}-{version}.tgz" if name.startswith(NPM) else f"{name}-{version}.tar.gz")
-    if not path.is_file():
-        with tarfile.open(path, "w:gz") as opened:
-            for file, content in FILES[f"{name} {version}"].items():
-                member = tarfile.TarInfo(f"top/{file}")
-                member.size = len(content.encode())
-                opened.addfile(member, io.BytesIO(content.encode()))
-    return path
+    return path if path.is_file() else tarball(path, FILES[f"{name} {version}"], "top/")
 
 
 @pytest.fixture(autouse=True)
@@ -126,15 +118,3 @@ def test_nothing_of_a_package_that_is_held_out_is_learned() -> None:
 def test_a_text_of_two_packages_is_of_one_source() -> None:
     pack = recipes.learn([("p", "k b\n" * 3), ("q", "k b\n" * 3), ("q", "m\n")])
     assert pack.recipes == RecipePack.learn([("p", "k b\n" * 3), ("q", "m\n")]).recipes == []
-
-
-def test_the_splits_share_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    names = {
-        split: {r.name.removeprefix(NPM) for r in RELEASES[split]}
-        | {source.package.name for _, source in SETS[split]}
-        for split in ("tune", "test")
-    }
-    assert packages.RELEASES is RELEASES
-    assert packages.SETS is SETS
-    assert not names["tune"] & names["test"]

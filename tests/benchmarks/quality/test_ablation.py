@@ -23,14 +23,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def counted(steps: int, accepted: int, rejected: int) -> dict[str, int]:
-    return {
-        "records": 1,
-        "output_tokens": 1000,
-        "steps": steps,
-        "accepted": accepted,
-        "rejected": rejected,
-        "rejected_from_prediction": 0,
-    }
+    counts = {"steps": steps, "accepted": accepted, "rejected": rejected, "rejected_from_prediction": 0}
+    return {"records": 1, "output_tokens": 1000, **counts}
 
 
 def row_of(*settings: tuple[int, int, int]) -> dict[str, Any]:
@@ -141,9 +135,9 @@ def records(count: int) -> list[dict[str, Any]]:
         fields = {
             "text": "python",
             "kind": "python",
-            "package": f"p{seed}",
             "split": "test",
             "tokens": "tekken",
+            "package": f"p{seed}",
         }
         found.append({"id": str(seed), "prediction": before, "output": after, **fields})
     return found
@@ -157,13 +151,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     pairs.write_bytes(gzip.compress("\n".join(map(json.dumps, records(2))).encode()))
     known = tmp_path / "known.pickle"
     known.write_bytes(pickle.dumps({}))
-    return {
-        "corpus": str(pairs),
-        "tune": str(pairs),
-        "known": str(known),
-        "one_in": 1,
-        "settings": [{}, {"length_factor": 1}],
-    }
+    files = {"corpus": str(pairs), "tune": str(pairs), "known": str(known)}
+    return {**files, "one_in": 1, "settings": [{}, {"length_factor": 1}]}
 
 
 def measure(name: str, job: dict[str, Any], tables: Path) -> dict[str, Any]:

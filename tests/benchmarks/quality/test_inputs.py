@@ -11,20 +11,16 @@ pytest.importorskip("rapidfuzz")
 from benchmarks.quality import inputs
 
 
-def test_what_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("status", "sets"), [(0, ["tune", "kinds"]), (1, ["tune"])])
+def test_what_is_missing_is_made_up_to_the_first_failure(
+    status: int, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[list[str]] = []
-    monkeypatch.setattr(inputs.corpus, "main", lambda argv: made.append(argv) or 0)
-    there, missing = tmp_path / "test.gz", tmp_path / "tune.gz"
-    there.write_bytes(b"")
-    assert inputs.make_corpora({"test": there, "tune": missing}) == 0
-    assert made == [[str(missing), "--set", "tune"]]
-
-
-def test_the_first_failure_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[list[str]] = []
-    monkeypatch.setattr(inputs.corpus, "main", lambda argv: made.append(argv) or 1)
-    assert inputs.make_corpora({"test": tmp_path / "a", "tune": tmp_path / "b"}) == 1
-    assert len(made) == 1
+    monkeypatch.setattr(inputs.corpus, "main", lambda argv: made.append(argv) or status)
+    paths = {name: tmp_path / f"{name}.gz" for name in ("test", "tune", "kinds")}
+    paths["test"].write_bytes(b"")
+    assert inputs.make_corpora(paths) == status
+    assert made == [[str(paths[name]), "--set", name] for name in sets]
 
 
 def test_without_the_peer_nothing_is_made(

@@ -19,16 +19,15 @@ def line(kind: str, text: str, number: int, tokens: str = "tekken") -> dict[str,
     prediction = RNG.integers(0, 30, 60).tolist()
     output = list(prediction)
     output[number % 50 + 5] = 99
-    return {
+    labels = {
         "id": f"{kind}{number}",
         "kind": kind,
         "text": text,
         "package": "p",
         "split": "tune",
         "tokens": tokens,
-        "prediction": prediction,
-        "output": output[: 40 + number],
     }
+    return {**labels, "prediction": prediction, "output": output[: 40 + number]}
 
 
 @pytest.fixture
@@ -45,14 +44,10 @@ def corpora(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_records(corpora: tuple[Path, Path]) -> None:
-    assert [r.id for r in survival.training_records(corpora[0])] == [
-        "python3",
-        "python2",
-        "python1",
-        "python0",
-    ]
+    latest_first = [f"python{i}" for i in (3, 2, 1, 0)]
+    assert [r.id for r in survival.training_records(corpora[0])] == latest_first
     found = [r.id for r in survival.calibration_records(*corpora)]
-    assert found == ["draft_209", "model8", "rust7", "python3", "python2", "python1", "python0"]
+    assert found == ["draft_209", "model8", "rust7", *latest_first]
 
 
 def test_only_the_calibration_changes(corpora: tuple[Path, Path], tmp_path: Path) -> None:

@@ -44,16 +44,8 @@ def entries(count: int = 6) -> list[Entry]:
         before = [rng.randrange(40) for _ in range(120)]
         after = [*before[:50], *(rng.randrange(40, 60) for _ in range(5)), *before[55:]]
         kind = ("python", "json")[seed % 2]
-        found.append(
-            Entry(
-                Record(str(seed), [], before, after),
-                kind,
-                kind,
-                f"p{seed % 3}",
-                "test",
-                ("bytes", "bpe")[seed % 2],
-            )
-        )
+        tokens = ("bytes", "bpe")[seed % 2]
+        found.append(Entry(Record(str(seed), [], before, after), kind, kind, f"p{seed % 3}", "test", tokens))
     return found
 
 
@@ -94,6 +86,13 @@ def test_peer_checks_ask_for_ten_per_cent_at_64_and_for_no_less_elsewhere() -> N
         "K=16: over near": True,
     }
     assert "few rejections" in rows["K=64: over careful"].value
+    # The curve is that of one drafter.
+    both = {
+        Run("gpu_align", 64): counts(100, 900, 90),
+        Run("gpu_align", 64, WITHOUT_RECIPES): counts(50, 900, 10),
+    }
+    assert checks.our_curve(both, 64) == [checks.point(both[Run("gpu_align", 64)])]
+    assert checks.peer_checks(both, []) == []
 
 
 def test_verdicts_fail_on_nothing_at_all() -> None:
@@ -155,13 +154,8 @@ def test_workers_count_what_one_process_counts() -> None:
     corpus = entries()
     runs = [Run("gpu_align", 16), Run("prompt_lookup", 16), Run("clairvoyant", 16), Run("recipe_pack", 16)]
     known = {tokens: Knowledge(some_recipes(corpus, tokens)) for tokens in ("bytes", "bpe")}
-    found = run_all(
-        runs,
-        corpus,
-        2,
-        lambda run, entry: run.policy != "clairvoyant" or entry.kind == "json",
-        known=known,
-    )
+    only_json = lambda run, entry: run.policy != "clairvoyant" or entry.kind == "json"  # noqa: E731
+    found = run_all(runs, corpus, 2, only_json, known=known)
     for run in runs:
         assert found[run]
         assert all(found[run][i].id == corpus[i].record.id for i in found[run])
@@ -190,13 +184,6 @@ def test_recipes_make_a_difference_unless_they_are_off() -> None:
     assert (ours.name, off.name) == ("gpu_align", "gpu_align recipes=off")
     with pytest.raises(ValueError, match="recipe_pack: expected recipes"):
         run_records(Run("recipe_pack", 16), [record])
-
-
-def test_the_curve_is_that_of_one_drafter() -> None:
-    with_them, without = Run("gpu_align", 64), Run("gpu_align", 64, WITHOUT_RECIPES)
-    runs = {with_them: counts(100, 900, 90), without: counts(50, 900, 10)}
-    assert checks.our_curve(runs, 64) == [checks.point(runs[with_them])]
-    assert checks.peer_checks(runs, []) == []
 
 
 def test_every_drafter_is_planned() -> None:

@@ -205,9 +205,8 @@ def entries() -> list[Entry]:
         old = rng.integers(1, 900, 300).tolist()
         new = [*old[:100], 901 + number, *old[100:]]
         kind, package = ("python", "a") if number < 2 else ("document", "b")
-        found.append(
-            Entry(Record(str(number), [], old, new, "tekken"), kind, kind, package, "test", "tekken")
-        )
+        record = Record(str(number), [], old, new, "tekken")
+        found.append(Entry(record, kind, kind, package, "test", "tekken"))
     return found
 
 
@@ -259,21 +258,11 @@ def _holds(text: Sequence[int], part: Sequence[int]) -> bool:
     return any(list(text[i : i + len(part)]) == list(part) for i in range(len(text) - len(part) + 1))
 
 
-class TestPage:
-    @staticmethod
-    def results() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(page.RESULTS.read_text(encoding="utf-8"))
-        return found
-
-    def test_the_page_is_made_from_the_results(self) -> None:
-        text = page.PAGE.read_text(encoding="utf-8")
-        assert page.fill(text, self.results()) == text, "run: python -m benchmarks.recipes --write"
-
-    def test_results_have_every_task_and_case(self) -> None:
-        found = self.results()
-        assert list(found["tasks"]) == list(tasks.TASKS)
-        assert list(found["memory"]) == list(page.CASES)
-
-    def test_missing_markers_are_an_error(self) -> None:
-        with pytest.raises(ValueError, match="checks:begin"):
-            page.fill("no markers", self.results())
+def test_the_page_is_made_from_the_results() -> None:
+    found: dict[str, Any] = json.loads(page.RESULTS.read_text(encoding="utf-8"))
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.fill(text, found) == text, "run: python -m benchmarks.recipes --write"
+    assert list(found["tasks"]) == list(tasks.TASKS)
+    assert list(found["memory"]) == list(page.CASES)
+    with pytest.raises(ValueError, match="checks:begin"):
+        page.fill("no markers", found)

@@ -122,10 +122,8 @@ class TestRules:
             (99, [3, 2, 3]),
         ):
             assert likeliest(batch.survival, budget).tolist() == expected, budget
-
-    def test_ties_go_to_the_first_requests_and_keep_prefixes(self) -> None:
-        batch = batch_of([[0.5, 0.5, 0.5], [0.9, 0.5, 0.5], [0.5, 0.5, 0]])
-        assert likeliest(batch.survival, 5).tolist() == [3, 2, 0]
+        ties = batch_of([[0.5, 0.5, 0.5], [0.9, 0.5, 0.5], [0.5, 0.5, 0]])
+        assert likeliest(ties.survival, 5).tolist() == [3, 2, 0]
 
     def test_a_budget_spends_no_more_than_it_has(self) -> None:
         rng = np.random.default_rng(0)
@@ -308,38 +306,28 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [{"id": str(i), "prediction": r.prediction, "output": r.output} for i, r in enumerate(records)]
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = tmp_path / "curve.json"
-    curve.write_text(
-        json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 1}]})
-    )
-    page, second = tmp_path / "page.md", tmp_path / "second.md"
+
+    def cost(ms: int) -> None:
+        """Of 64 tokens; one takes 1 ms."""
+        points = [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": ms}]
+        curve.write_text(json.dumps({"name": "mine", "points": points}))
+
+    cost(1)
+    page, second, out = (tmp_path / name for name in ("page.md", "second.md", "out.json"))
     first, *others = (f"<!-- {name}:begin -->\nstale text\n<!-- {name}:end -->\n" for name in tables.BLOCKS)
     page.write_text(first)
     second.write_text("".join(others))
+    rules = [FixedK(4), Lengths(), Budget(floor=4), Budget(fill=64, sure=0.8)]
     monkeypatch.setattr(serving, "BATCHES", (1, 8))
-    monkeypatch.setattr(
-        serving,
-        "rules",
-        lambda k: [FixedK(4), Lengths(), Budget(floor=4), Budget(fill=64, sure=0.8), Plugin(k, 1)],
-    )
+    monkeypatch.setattr(serving, "rules", lambda k: [*rules, Plugin(k, 1)])
     app = Typer()
     app.command()(serving.main)
-    out = tmp_path / "out.json"
-    args = [
-        "--corpus",
-        corpus,
-        "--traces",
-        tmp_path / "t",
-        "--json",
-        out,
-        "--page",
-        page,
-        "--page",
-        second,
-        "--curve",
-        curve,
+    files = {"corpus": corpus, "traces": tmp_path / "t", "json": out, "curve": curve}
+    args = [f"--{name}={path}" for name, path in files.items()] + [
+        f"--page={path}" for path in (page, second)
     ]
-    args += ["--jobs", 1, "--num-draft-tokens", 8, "--drafter-us", 0]
-    done = CliRunner().invoke(app, list(map(str, args)))
+    args += ["--jobs=1", "--num-draft-tokens=8", "--drafter-us=0"]
+    done = CliRunner().invoke(app, args)
     assert done.exit_code == 0, done.output
     results = json.loads(out.read_text())
     assert results["num_draft_tokens"] == 8
@@ -354,10 +342,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| `lengths` |" in filled
     assert CliRunner().invoke(app, ["--keep-traces", "--traces", str(tmp_path / "none")]).exit_code == 2
     # On a machine where every token costs the plugin's defaults lose. All is written, and that is said.
-    curve.write_text(
-        json.dumps({"name": "mine", "points": [{"tokens": 1, "ms": 1}, {"tokens": 64, "ms": 64}]})
-    )
-    steep = CliRunner().invoke(app, [*map(str, args), "--keep-traces"])
+    cost(64)
+    steep = CliRunner().invoke(app, [*args, "--keep-traces"])
     assert steep.exit_code == 1
     assert "error: plugin, late by 1: 0." in steep.output
     assert json.loads(out.read_text()) != results

@@ -19,16 +19,10 @@ MACHINE = {"gpu": "none", "cpu": "a CPU", "python": "3.12"}
 def row(name: str, median: float, iqr: float, **more: Any) -> dict[str, Any]:
     """One benchmark as pytest-benchmark writes it; seconds."""
     stats = {"median": median * 1e-6, "iqr": iqr * 1e-6}
-    test = {
-        "name": f"test_{name}[64-1024-lost]",
-        "fullname": f"benchmarks/t.py::T::test_{name}[64-1024-lost]",
-    }
-    base = {
-        "group": "step, batch 64, 1024 tokens, lost",
-        "params": {"batch": 64, "size": 1024},
-        "stats": stats,
-    }
-    return {**base, **test, "extra_info": {}, **more}
+    test = f"test_{name}[64-1024-lost]"
+    base = {"name": test, "fullname": f"benchmarks/t.py::T::{test}", "params": {"batch": 64, "size": 1024}}
+    group = "step, batch 64, 1024 tokens, lost"
+    return {**base, "group": group, "stats": stats, "extra_info": {}, **more}
 
 
 def write_run(path: Path, *rows: dict[str, Any], machine: dict[str, str] = MACHINE) -> str:

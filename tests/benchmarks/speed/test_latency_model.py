@@ -156,15 +156,11 @@ def test_a_difference_above_two_per_cent_is_named() -> None:
 
 def _run_model(**variables: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    arguments = ["--target", "sm_90", "--only", "step: aligned, 8"]
+    command = [sys.executable, "-m", "benchmarks.speed.latency_model"]
+    command += ["--target", "sm_90", "--only", "step: aligned, 8"]
+    env = {**os.environ, "PYTHONPATH": path, **variables}
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.speed.latency_model", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, **variables},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -180,10 +176,8 @@ def test_the_compiled_step_is_as_fast_as_the_table_says(tmp_path: Path) -> None:
 def test_the_interpreter_is_refused() -> None:
     done = _run_model(TRITON_INTERPRET="1")
     assert done.returncode == 1
-    assert (
-        done.stderr.strip()
-        == "TRITON_INTERPRET: expected unset or 0, found 1: the interpreter compiles nothing"
-    )
+    said = "TRITON_INTERPRET: expected unset or 0, found 1: the interpreter compiles nothing"
+    assert done.stderr.strip() == said
 
 
 def test_a_table_has_every_path_on_both_targets() -> None:
