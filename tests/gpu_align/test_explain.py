@@ -6,10 +6,10 @@ import random
 import re
 
 import pytest
-import torch
 
-from gpu_align import Drafter, DrafterConfig
+from gpu_align import DrafterConfig
 from gpu_align.tools.explain import Explainer, Explanation
+from tests.gpu_align.engine import Engine
 
 K, WIDTH, VOCABULARY = 8, 300, 50
 SOURCES = {1: "prediction", 2: "context"}
@@ -35,46 +35,36 @@ def test_it_tells_the_source_and_the_place_of_what_the_drafter_drafts(
     prompt = [draw.randrange(alphabet) for _ in range(20)]
     prediction = [draw.randrange(alphabet) for _ in range(60)]
     output = edited(draw, prediction, alphabet)
-    drafter = Drafter(
-        max_slots=1, max_context_len=WIDTH, max_prediction_len=64, num_draft_tokens=K,
-        vocab_size=VOCABULARY, device="cpu", config=config,
-    )  # fmt: skip
-    drafter.add(0, prediction=prediction, prompt_len=len(prompt))
+    engine = Engine("reference", max_slots=1, T=WIDTH, N=64, K=K, vocab=VOCABULARY, config=config)
+    engine.add(0, prediction, prompt)
     explainer = Explainer(prediction, len(prompt), K, config, max_context_len=WIDTH)
-    ids = torch.zeros((1, WIDTH), dtype=torch.int32)
     seen = set()
     done = 0
     while done <= len(output):
         tokens = prompt + output[:done]
-        ids[0, : len(tokens)] = torch.tensor(tokens)
-        draft = drafter.propose(
-            ids,
-            torch.tensor([len(tokens)], dtype=torch.int32),
-            torch.zeros(1, dtype=torch.int64),
-            torch.ones(1, dtype=torch.int32),
-        )
-        length = int(draft.length)
+        [(drafted, length, _, source)] = engine.propose([0])
         explanation = explainer.at(tokens)
         if not length:
             assert explanation.chosen is None
         else:
             chosen = explanation.chosen
             assert chosen is not None
-            assert chosen.source == SOURCES[int(draft.source)]
-            drafted = draft.token_ids[0, :length].tolist()
+            assert chosen.source == SOURCES[source]
             text = prediction if chosen.source == "prediction" else tokens
             # What is not a copy of the place has been edited on the way, and is said to be.
             place = text[chosen.position :]
             if "repeat themselves" in chosen.why:
                 assert f"with period {len(place)}" in chosen.why
                 place = place * K
-            copied = drafted == place[:length]
+            copied = drafted[:length] == place[:length]
             assert copied or "as before" in chosen.why
             assert 0 < chosen.expected <= K
             assert chosen not in explanation.others
             seen.add(chosen.why)
         assert 0 <= explanation.cursor <= len(prediction)
-        done += draw.randrange(1, 5)
+        width = draw.randrange(1, 5)
+        engine.write(0, output[done : done + width])
+        done += width
     assert len(seen) >= 2
 
 
@@ -83,26 +73,16 @@ def test_the_context_is_remembered_as_by_the_drafter() -> None:
     draw = random.Random(1)
     tokens = [draw.randrange(3) for _ in range(WIDTH - K)]
     for capacity in (WIDTH, 8 * WIDTH):
-        drafter = Drafter(
-            max_slots=1, max_context_len=capacity, max_prediction_len=1, num_draft_tokens=K, vocab_size=3,
-            device="cpu",
-        )  # fmt: skip
-        drafter.add(0, [], 0)
-        ids = torch.zeros((1, capacity), dtype=torch.int32)
-        ids[0, : len(tokens)] = torch.tensor(tokens)
+        engine = Engine("reference", max_slots=1, T=capacity, N=1, K=K, vocab=3)
+        engine.add(0, [], [], tokens[: WIDTH - 2 * K])
         explainer = Explainer([], 0, K, max_context_len=capacity)
         for done in range(WIDTH - 2 * K, WIDTH - K):
-            draft = drafter.propose(
-                ids,
-                torch.tensor([done], dtype=torch.int32),
-                torch.zeros(1, dtype=torch.int64),
-                torch.ones(1, dtype=torch.int32),
-            )
-            length, chosen = int(draft.length), explainer.at(tokens[:done]).chosen
+            [(drafted, length, _, _)] = engine.propose([0])
+            chosen = explainer.at(tokens[:done]).chosen
             assert length > 0
             assert chosen is not None
-            found = tokens[chosen.position : min(chosen.position + length, done)]
-            assert draft.token_ids[0, :length].tolist() == found
+            assert drafted[:length] == tokens[chosen.position : min(chosen.position + length, done)]
+            engine.write(0, tokens[done : done + 1])
 
 
 def explain(prediction: list[int], output: list[int]) -> Explanation:

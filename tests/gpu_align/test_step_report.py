@@ -1,21 +1,27 @@
-"""`gpu-align report`: step logs are read with care and shown as they are."""
+"""`gpu-align report`: step logs are read with care and shown as they are; a folder's sums are theirs."""
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("yaml")
+pytest.importorskip("typer")
 import yaml
 from typer.testing import CliRunner
 
 from gpu_align import step_log
-from gpu_align.tools import report as step_report
+from gpu_align.tools import report
 from gpu_align.tools.cli import app
 from gpu_align.tools.html import Origin
 
-RUN = CliRunner()
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
 def step_of(step: int, position: int, new: list[int], **more: Any) -> dict[str, Any]:
@@ -30,6 +36,13 @@ def step_of(step: int, position: int, new: list[int], **more: Any) -> dict[str, 
     return {"step": step, "position": position, "new": new, **empty, **more}
 
 
+def log_of(steps: list[Any], name: str = "chatcmpl-1", k: int = 8) -> dict[str, Any]:
+    return {
+        "format": step_log.FORMAT, "request_id": name, "num_draft_tokens": k, "prompt_tokens": 5,
+        "prediction_tokens": 4, "usage": {}, "steps": steps,
+    }  # fmt: skip
+
+
 def document() -> dict[str, Any]:
     candidate = {"source": "prediction", "position": 1, "matched": 1, "expected": 2.5, "why": "because <b>"}
     texts = {"proposed_text": " b c d", "accepted_text": " b c", "own_text": " <x>"}
@@ -40,20 +53,11 @@ def document() -> dict[str, Any]:
         "confidence": [0.9, 0.8, 0.7],
         "duration_us": 12,
     }
-    steps = [
+    return log_of([
         step_of(0, 5, [1], proposed_text="", accepted_text="", own_text="a"),
         step_of(1, 6, [2, 3, 9], **drafted, verified=3, accepted=2, **more),
         step_of(2, 9, [5], proposed_text="", accepted_text="", own_text=" e"),
-    ]
-    return {
-        "format": step_log.FORMAT,
-        "request_id": "chatcmpl-1",
-        "num_draft_tokens": 8,
-        "prompt_tokens": 5,
-        "prediction_tokens": 4,
-        "usage": {},
-        "steps": steps,
-    }
+    ])  # fmt: skip
 
 
 def written(tmp_path: Path, content: Any) -> Path:
@@ -64,7 +68,7 @@ def written(tmp_path: Path, content: Any) -> Path:
 
 def test_the_table_and_the_page_show_every_step(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    result = RUN.invoke(app, ["report", str(written(tmp_path, document())), "--html", str(page)])
+    result = run(written(tmp_path, document()), "--html", page)
     assert result.exit_code == 0, result.output
     assert "chatcmpl-1" in result.output
     assert "5 tokens in 3 steps, 1.7 a step; 2 drafts accepted, 1 rejected" in result.output
@@ -84,7 +88,7 @@ def test_a_file_without_texts_shows_ids_or_is_decoded(tmp_path: Path) -> None:
         for name in ("proposed_text", "accepted_text", "own_text", "cursor_before", "candidate"):
             step.pop(name, None)
     log = step_log.read_step_log(written(tmp_path, bare))
-    assert ">2 3 </span>" in step_report.page(log)
+    assert ">2 3 </span>" in report.page(log)
     decoded = log.with_texts(lambda ids: "".join(f"<{i}>" for i in ids))
     assert [step.own_text for step in decoded.steps] == ["<1>", "<9>", "<5>"]
     assert decoded.steps[1].accepted_text == "<2><3>"
@@ -95,12 +99,12 @@ def test_the_page_has_the_prediction_and_the_summary_says_when_a_request_did_not
     lines = [{"tokens": [1, 2], "text": "a <b>\n"}, {"tokens": [3]}]
     raw = {**document(), "live": True, "prediction_lines": lines}
     log = step_log.read_step_log(written(tmp_path, raw))
-    page = step_report.page(log)
+    page = report.page(log)
     assert "2 lines" in page
     assert "a &lt;b&gt;\n3</span>" in page
-    assert step_report.summary(log).endswith("prompt of 5; not finished: the last whole step is shown last")
+    assert report.summary(log).endswith("prompt of 5; not finished: the last whole step is shown last")
     file = written(tmp_path, raw)
-    assert "not finished" in RUN.invoke(app, ["report", str(file)]).output
+    assert "not finished" in run(file).output
 
 
 def test_a_torn_character_belongs_to_the_token_that_completes_it(tmp_path: Path) -> None:
@@ -167,7 +171,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 )
 def test_a_bad_file_is_refused_with_its_name_and_the_place(tmp_path: Path, content: Any, place: str) -> None:
     file = written(tmp_path, content)
-    result = RUN.invoke(app, ["report", str(file)])
+    result = run(file)
     assert result.exit_code == 2
     assert place in result.output
     assert f"error: {file}: " in result.output
@@ -178,19 +182,123 @@ def test_every_cut_of_a_file_is_refused_or_a_whole_log(tmp_path: Path) -> None:
     whole = yaml.safe_dump(document(), sort_keys=False)
     refused = 0
     for end in range(0, len(whole) - 1, 7):
-        result = RUN.invoke(app, ["report", str(written(tmp_path, whole[:end]))])
+        result = run(written(tmp_path, whole[:end]))
         assert result.exit_code in (0, 2), (end, result.output)
         refused += result.exit_code == 2
     assert refused > 0.7 * len(whole) / 7
 
 
 def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
-    assert "No such file" in RUN.invoke(app, ["report", str(tmp_path / "none.yaml")]).output
+    assert "No such file" in run(tmp_path / "none.yaml").output
     (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00")
-    result = RUN.invoke(app, ["report", str(tmp_path / "bin.yaml")])
+    result = run(tmp_path / "bin.yaml")
     assert result.exit_code == 2
     assert "expected UTF-8 text" in result.output
     same = written(tmp_path, document())
-    result = RUN.invoke(app, ["report", str(same), "--html", str(same)])
+    result = run(same, "--html", same)
     assert result.exit_code == 2
     assert "is also the input" in result.output
+
+
+def step(
+    new: int, source: str = "none", proposed: int = 0, verified: int = 0, accepted: int = 0, why: str = ""
+) -> Any:
+    drafted = {"source": source, "proposed": [7] * proposed, "confidence": [0.5] * proposed}
+    candidate = {"why": why} if why else None
+    return step_of(0, 5, [7] * new, **drafted, verified=verified, accepted=accepted, candidate=candidate)
+
+
+AT_2, AT_31 = "the last 2 tokens occur in the prediction", "the last 31 tokens occur in the prediction"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    (folder / "day").mkdir(parents=True)
+    good = [step(1), step(5, "prediction", 4, 4, 4)]
+    bad = [
+        step(1), step(2, "prediction", 4, 4, 1, AT_2), step(1, "prediction", 4, 3, 0, AT_31),
+        step(1, "context", 2, 2, 0), step(1),
+    ]  # fmt: skip
+    logs = {"a": log_of(good, "good", 4), "day/b": log_of(bad, "bad", 4), "c": log_of([], "empty", 4)}
+    for path, content in logs.items():
+        (folder / f"{path}.yaml").write_text(yaml.safe_dump(content))
+    (folder / "torn.yaml").write_text("format: gpu-align-steps/1\nsteps:\n")
+    (folder / "notes.txt").write_text("not a log")
+    return folder
+
+
+def test_sums_sources_and_reasons(folder: Path) -> None:
+    found = report.FolderCounts.read(folder)
+    assert [request.file for request in found.requests] == ["a.yaml", "c.yaml", "day/b.yaml"]
+    assert [name for name, _ in found.skipped] == ["torn.yaml"]
+    assert found.sources == {
+        "prediction": [3, 11, 5],
+        "context": [1, 2, 0],
+    }
+    assert list(found.sources) == ["prediction", "context"]
+    assert found.losses(10) == [
+        ("prediction", "the last N tokens occur in the prediction", 6, 2),
+        ("context", report.UNKNOWN, 2, 1),
+        ("prediction", report.NOT_VERIFIED, 1, 1),
+    ]
+    assert found.losses(1)[0][2] == 6
+    # Nothing is lost twice or forgotten: rejected, and proposed without being verified.
+    assert sum(tokens for _, _, tokens, _ in found.losses(10)) == found.total("rejected") + 1
+
+
+def test_the_worst_request_takes_most_steps_beyond_a_perfect_prediction(folder: Path) -> None:
+    found = report.FolderCounts.read(folder)
+    # K = 4: a perfect prediction writes 6 tokens in 1 + 1 steps, and 6 in 2.
+    assert [(r.request_id, r.steps_lost) for r in found.worst(5)] == [("bad", 3), ("good", 0), ("empty", 0)]
+    assert [r.request_id for r in found.worst(1)] == ["bad"]
+
+
+@pytest.mark.parametrize(("tokens", "steps", "lost"), [(0, 0, 0), (1, 1, 0), (6, 2, 0), (7, 3, 0), (7, 7, 4)])
+def test_steps_of_a_perfect_prediction(tmp_path: Path, tokens: int, steps: int, lost: int) -> None:
+    sizes = [tokens - steps + 1, *[1] * (steps - 1)] if steps else []
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump(log_of([*map(step, sizes)], k=4)))
+    [request] = report.FolderCounts.read(tmp_path).requests
+    assert (request.output_tokens, request.steps, request.steps_lost) == (tokens, steps, lost)
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    out, page = tmp_path / "o.json", tmp_path / "o.html"
+    result = run(folder, "--json", out, "--html", page, "--top", 1)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("note: torn.yaml: ")
+    assert "3 requests, 12 tokens in 7 steps, 1.7 a step; 5 drafts accepted, 8 rejected;" in result.stdout
+    found = json.loads(out.read_text())
+    assert (found["requests"], found["accepted"], found["rejected"], found["steps_lost"]) == (3, 5, 8, 3)
+    assert [request["request_id"] for request in found["worst"]] == ["bad"]
+    assert len(found["losses"]) == 1
+    assert [skipped["file"] for skipped in found["skipped"]] == ["torn.yaml"]
+    text = page.read_text()
+    assert "day/b.yaml" in text
+    assert "the last N tokens occur in the prediction" in text
+
+
+def test_the_sums_are_those_of_the_single_reports(folder: Path) -> None:
+    found = report.FolderCounts.read(folder)
+    logs = [step_log.read_step_log(folder / request.file) for request in found.requests]
+    assert found.total("output_tokens") == sum(log.output_tokens for log in logs)
+    assert found.total("accepted") == sum(log.accepted for log in logs)
+    assert found.total("rejected") == sum(log.rejected for log in logs)
+
+
+def test_a_file_has_json_too(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.json"
+    assert run(folder / "a.yaml", "--json", out).exit_code == 0
+    found = json.loads(out.read_text())
+    assert (found["request_id"], found["steps"], found["accepted"]) == ("good", 2, 4)
+    assert found["by_source"] == {"prediction": {"drafted": 4, "accepted": 4}}
+
+
+def test_a_request_that_has_not_finished_is_skipped(folder: Path) -> None:
+    whole = step_log.read_step_log(folder / "a.yaml")
+    live = step_log.dump_live_head(whole) + "".join(map(step_log.dump_live_step, whole.steps))
+    (folder / "a.yaml").write_text(live)
+    found = report.FolderCounts.read(folder)
+    assert [request.file for request in found.requests] == ["c.yaml", "day/b.yaml"]
+    assert ("a.yaml", "the request has not finished") in found.skipped
