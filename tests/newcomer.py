@@ -65,7 +65,7 @@ def send_request() -> int:
         folder = model.make_model(model.ModelSpec(), work / "models", lambda now: None)
     port = servers.free_port()
     options = (*run.SERVER_OPTIONS, "--served-model-name", "tiny")
-    command = servers.command_line(str(folder), servers.PLUGIN, port, 32, options, gpu=False)
+    command = servers.command_line(str(folder), servers.PLUGIN_DRAFTS, port, 32, options, gpu=False)
     environment = {**servers.environment(gpu=False), "HF_HUB_OFFLINE": "1"}
     url = f"http://{servers.HOST}:{port}"
     with servers.ServerProcess(command, url, work / "server.log", environment) as server:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpu_align.tools.bench import command as bench
+from gpu_align.tools.bench.client import BenchError
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer, token_texts
 from vllm_integration import demo
 from vllm_integration.demo import __main__ as command_line
@@ -244,6 +246,55 @@ def test_the_variable_can_be_wrong_too(
     assert command_line.main([]) == 2
     expected = "demo: expected a model as its folder or its Hugging Face name, found '/no/such/folder'\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "ngram", "timeout_s", "failure", "code"),
+    [
+        (None, True, 300.0, BenchError("it ended", log="its log"), 2),
+        ("org/name", False, 3600.0, KeyboardInterrupt(), 130),
+    ],
+)
+def test_what_bench_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model: str | None,
+    ngram: bool,
+    timeout_s: float,
+    failure: BaseException,
+    code: int,
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(bench, "measure_servers", lambda *given: seen.extend(given) or failure)
+    monkeypatch.setattr(demo_run, "problems", list)
+    monkeypatch.setattr(demo_run, "_tiny_model", lambda console: tmp_path / "tiny")
+    monkeypatch.setenv("DEMO_DTYPE", "bfloat16")
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "old.yaml").write_text("")
+    assert demo.run_demo(model, tmp_path, ngram) == code
+    served, [pair], settings, _, predict = seen
+    assert (served.model, served.timeout_s) == (model or str(tmp_path / "tiny"), timeout_s)
+    methods = [kind.speculation["method"] for kind in served.kinds.values()]
+    assert methods == ["custom_class", "ngram"][: 1 + ngram]
+    options = dict(zip(served.arguments[-4::2], served.arguments[-3::2], strict=True))
+    name, dtype = ("tiny-editor", "float32") if model is None else (model, "bfloat16")
+    assert options == {"--served-model-name": name, "--dtype": dtype}
+    assert served.env["GPU_ALIGN_DEBUG_DIR"] == str(tmp_path / "steps")
+    assert ("HF_HUB_OFFLINE" in served.env) == (model is None)
+    assert served.logs == tmp_path
+    assert served.body == {"return_token_ids": True}
+    assert list((tmp_path / "steps").iterdir()) == []
+    assert settings.modes == ("none", "verbatim", "edited", "unrelated", "n-gram")[: 4 + ngram]
+    assert (settings.concurrency, settings.rounds, settings.requests_at(1, 1)) == ((1,), 3, 1)
+    assert pair.messages() == task.MESSAGES
+    assert predict([pair], ["an output"]).texts == {
+        "verbatim": ["an output"],
+        "edited": [task.ORIGINAL],
+        "unrelated": [task.UNRELATED],
+    }
+    shown = capsys.readouterr().out
+    assert ("demo: it ended\nits log" if code == 2 else "demo: interrupted") in shown
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(

@@ -81,11 +81,10 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from rich.padding import Padding
     from rich.text import Text
 
-    from gpu_align.tools.bench.command import measure
+    from gpu_align.tools.bench.command import measure_servers
     from gpu_align.tools.bench.data import Pair, Predictions
     from gpu_align.tools.bench.measure import Result, Settings
-    from gpu_align.tools.bench.servers import NGRAM as NGRAM_DRAFTS
-    from gpu_align.tools.bench.servers import PLUGIN, Kind, Served
+    from gpu_align.tools.bench.servers import NGRAM_DRAFTS, PLUGIN_DRAFTS, Kind, Served
     from gpu_align.tools.doctor import has_gpu
     from gpu_align.tools.simulate import load_tokenizer
 
@@ -109,7 +108,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         dtype = os.environ.get("DEMO_DTYPE") or dtype
 
     headline(2, f"The same edit request with different predictions, {REPEATS} rounds")
-    kinds = {"server": Kind("vLLM with the plugin", PLUGIN, (NONE, *PREDICTED))}
+    kinds = {"server": Kind("vLLM with the plugin", PLUGIN_DRAFTS, (NONE, *PREDICTED))}
     if ngram:
         kinds["server-ngram"] = Kind("vLLM with its own n-gram drafter", NGRAM_DRAFTS, (NGRAM,))
     offline = {"HF_HUB_OFFLINE": "1"} if tiny else {}
@@ -133,7 +132,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
 
     pair = Pair(task.FILE_NAME, "", task.ORIGINAL, prompt=task.PROMPT)
     result = Result()
-    failure = measure(served, [pair], settings, result, predict)
+    failure = measure_servers(served, [pair], settings, result, predict)
     if failure is not None:
         raise failure
     rows = rows_of(result, steps_dir)

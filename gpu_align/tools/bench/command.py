@@ -188,7 +188,7 @@ def bench_command(
                 "arguments": list(where.arguments),
                 "together": where.together,
             }
-        failure = measure(where, edits, settings, result)
+        failure = measure_servers(where, edits, settings, result)
     except BenchError as error:
         refuse(str(error))
     _finish(result, json_out, html_out, failure)
@@ -222,7 +222,7 @@ def _edits(
     return data.SHIPPED, data.shipped_pairs()
 
 
-def measure(
+def measure_servers(
     where: Attached | Served,
     pairs: Sequence[Pair],
     settings: Settings,

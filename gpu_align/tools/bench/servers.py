@@ -164,14 +164,14 @@ class Kind(NamedTuple):
     modes: tuple[str, ...]
 
 
-NGRAM: Mapping[str, object] = {"method": "ngram"}
-PLUGIN: Mapping[str, object] = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
+NGRAM_DRAFTS: Mapping[str, object] = {"method": "ngram"}
+PLUGIN_DRAFTS: Mapping[str, object] = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
 KINDS: Mapping[str, Kind] = {
     "none": Kind("no drafts", None, ("none",)),
     "ngram": Kind(
-        "vLLM's n-gram drafts", {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4}, ("ngram",)
+        "vLLM's n-gram drafts", {**NGRAM_DRAFTS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}, ("ngram",)
     ),
-    "gpu-align": Kind("gpu-align", PLUGIN, ("prediction", "unrelated")),
+    "gpu-align": Kind("gpu-align", PLUGIN_DRAFTS, ("prediction", "unrelated")),
 }
 
 

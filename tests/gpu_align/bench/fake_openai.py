@@ -15,12 +15,38 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 K = 3
 WASTED = 2
+
+
+WORDS = [f"W{i}" for i in range(41)]
+#: Edits whose answers have 30, 31 and 32 tokens.
+PAIRS = [
+    {"id": str(n), "instruction": "edit", "before": (text := " ".join(WORDS[: 30 + n])), "after": f"{text} x"}
+    for n in range(3)
+]
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that has ended may still be there until its parent looks."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether `true` is so within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
 
 
 def answer_of(prompt: str) -> list[str]:

@@ -21,25 +21,7 @@ from typer.testing import CliRunner
 from gpu_align import tools as cli
 from gpu_align.tools.bench.measure import MODES, turns
 from gpu_align.tools.cli import app
-from tests.gpu_align.bench.fake_openai import WASTED, Fake
-
-WORDS = [f"W{i}" for i in range(41)]
-PAIRS = [
-    {
-        "id": str(n),
-        "instruction": "edit",
-        "before": " ".join(WORDS[: 30 + n]),
-        "after": " ".join(WORDS[: 30 + n]) + " x",
-    }
-    for n in range(3)
-]
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(map(json.dumps, PAIRS)))
-    return path
+from tests.gpu_align.bench.fake_openai import WASTED, WORDS, Fake
 
 
 def run(*arguments: object) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from gpu_align.tools.bench.client import BenchError
 from gpu_align.tools.bench.servers import HOST, STOP_GRACE_S, ServerProcess, free_port
+from tests.gpu_align.bench.fake_openai import alive, wait_until
 
 # Starts a child of its own, as vLLM does, and tells both ids; `stubborn` ignores the request to end.
 _FAKE = """
@@ -24,19 +26,6 @@ time.sleep(600)
 """
 
 
-def _gone(pid: int) -> bool:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":  # ended; whoever adopted it has not looked yet
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def _fake_server(tmp_path: Path, *words: str) -> ServerProcess:
     command = [sys.executable, "-c", _FAKE, *words]
     return ServerProcess(command, "http://127.0.0.1:9", tmp_path / "log", os.environ)
@@ -47,14 +36,14 @@ def _wait_ready(server: ServerProcess, seconds: float) -> list[float]:
     return [time.sleep(0.05) or waited for waited in server.waiting(seconds)]
 
 
-def _child_pid(running: ServerProcess) -> int:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        words = running.log.read_text().split()
-        if len(words) == 2:
-            return int(words[1])
-        time.sleep(0.02)
-    raise AssertionError("the fake server did not start its child")
+def _pids(running: ServerProcess) -> list[int]:
+    """The server's, and its child's once it has told it."""
+    assert wait_until(lambda: len(running.log.read_text().split()) == 2)
+    return [running.pid, int(running.log.read_text().split()[1])]
+
+
+def _gone(pids: list[int]) -> bool:
+    return wait_until(lambda: not any(map(alive, pids)), 5)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
@@ -65,34 +54,31 @@ def test_server_and_its_children_are_always_stopped(
 
     def use() -> None:
         with _fake_server(tmp_path) as running:
-            pids.extend([running.pid, _child_pid(running)])
+            pids.extend(_pids(running))
             if error is not None:
                 raise error
 
-    if error is None:
+    with pytest.raises(error) if error else contextlib.nullcontext():
         use()
-    else:
-        with pytest.raises(error):
-            use()
     assert len(pids) == 2
-    assert all(_gone(pid) for pid in pids)
+    assert _gone(pids)
 
 
 def test_a_stubborn_server_is_forced(tmp_path: Path) -> None:
     with _fake_server(tmp_path, "stubborn") as running:
-        pids = [running.pid, _child_pid(running)]
+        pids = _pids(running)
         running.stop(grace_s=0.2)
         running.stop()  # nothing left to do
-    assert all(_gone(pid) for pid in pids)
+    assert _gone(pids)
 
 
 def test_a_stubborn_server_that_still_starts_is_forced_soon(tmp_path: Path) -> None:
     """As vLLM is: it acts on no SIGTERM while its engine starts."""
     with _fake_server(tmp_path, "stubborn") as running:
-        pids = [running.pid, _child_pid(running)]
+        pids = _pids(running)
         started = time.monotonic()
     assert time.monotonic() - started < STOP_GRACE_S / 2
-    assert all(_gone(pid) for pid in pids)
+    assert _gone(pids)
 
 
 def test_a_second_interrupt_does_not_leave_it_running(
@@ -103,11 +89,11 @@ def test_a_second_interrupt_does_not_leave_it_running(
         raise KeyboardInterrupt
 
     with _fake_server(tmp_path, "stubborn") as running:
-        pids = [running.pid, _child_pid(running)]
+        pids = _pids(running)
         monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             running.stop()
-    assert all(_gone(pid) for pid in pids)
+    assert _gone(pids)
 
 
 def test_a_server_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:

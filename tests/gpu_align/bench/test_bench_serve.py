@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from gpu_align.tools.bench.command import bench_command
 from gpu_align.tools.bench.measure import MODES
 from gpu_align.tools.cli import app
 from tests.gpu_align.bench import fake_openai
-from tests.gpu_align.bench.fake_openai import Fake
-from tests.gpu_align.bench.test_bench_command import PAIRS, by_key
+from tests.gpu_align.bench.fake_openai import Fake, alive, wait_until
+from tests.gpu_align.bench.test_bench_command import by_key
 from tests.gpu_align.bench.test_bench_data import git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,27 +63,6 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     return Started(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(map(json.dumps, PAIRS)))
-    return path
-
-
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(true: Any, seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(true())
 
 
 def bench(dataset: Path, *arguments: object) -> tuple[Any, dict[str, Any]]:

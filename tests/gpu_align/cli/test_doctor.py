@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 import gpu_align
 from gpu_align.tools import console, doctor
 from gpu_align.tools.cli import app
-from gpu_align.tools.doctor import Finding, verdict
+from gpu_align.tools.doctor import Finding
 
 
 def run(*arguments: str) -> Any:
@@ -44,16 +45,28 @@ def of(*findings: Finding) -> Callable[..., Any]:
 GOOD = Finding("torch", "2.13.0", True)
 SEAM = Finding("seam v1.run", "[found] it", True, detail=True)
 BROKEN = Finding("torchvision", "does not fit torch", False, "pip uninstall -y torchvision")
+ENGINE = Finding("runner", "V2", True, proves="the engine drafts")
 BETTER = Finding("step logs", "PyYAML is not installed", None, "pip install PyYAML")
 
 
-@pytest.mark.parametrize(("findings", "exit_code"), [([GOOD, BETTER], 0), ([GOOD, BROKEN], 1)])
+@pytest.mark.parametrize(
+    ("findings", "exit_code", "line"),
+    [
+        ([GOOD, BETTER], 0, "usable: the library drafts here"),
+        ([GOOD, ENGINE], 0, "usable: the engine drafts"),
+        ([GOOD, BROKEN, ENGINE], 1, "not usable: 1 problem"),
+        ([GOOD, BROKEN, BROKEN], 1, "not usable: 2 problems"),
+        ([replace(SEAM, ok=False)], 1, "not usable: 1 problem"),  # a detail alone
+    ],
+)
 def test_the_exit_code_is_the_verdict(
-    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], exit_code: int
+    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], exit_code: int, line: str
 ) -> None:
     monkeypatch.setattr(doctor, "examine", of(*findings))
     for options in ([], ["-v"], ["--json"]):
-        assert run(*options).exit_code == exit_code
+        result = run(*options)
+        assert result.exit_code == exit_code
+        assert line in result.output
 
 
 def test_it_ends_with_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +109,6 @@ def test_json_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding["what"] for finding in found["findings"]] == ["torch", "torchvision", "seam v1.run"]
 
 
-def test_details_alone_make_it_unusable() -> None:
-    assert not verdict([Finding("seam v1.run", "missing", False, detail=True)]).usable
-
-
 def test_deep_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(doctor, "examine", lambda deep: asked.append(deep) or [GOOD])
@@ -109,7 +118,7 @@ def test_deep_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine(has_gpu: bool, deep: bool) -> list[Finding]:
     """A plugin's part of the examination."""
-    return [Finding("runner", f"{has_gpu} {deep}", True, proves="the engine drafts")]
+    return [Finding("runner", f"{has_gpu} {deep}", True)]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +139,6 @@ def test_engines_are_examined_by_their_plugins(
     findings = list(doctor._engines(True))
     assert [(f.what, f.found.removeprefix("ModuleNotFoundError: "), f.ok) for f in findings] == expected
     assert all(f.fix for f in findings if not f.ok)
-    assert verdict([GOOD]).line == "usable: the library drafts here"
-    assert verdict([GOOD, *engine(False, False)]).line == "usable: the engine drafts"
 
 
 def test_a_checkout_has_the_plugins_of_its_project_file(
