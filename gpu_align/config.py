@@ -10,6 +10,7 @@ from typing import Any
 from .ops.backend import check_int
 from .ops.constants import MAX_MATCH
 from .ops.draft import length_quarters, read_table
+from .ops.state import StepSettings
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class DrafterConfig:
             return cls(**settings, survival_table=path)
         except TypeError as error:
             raise ValueError(f"{path}: {error}") from None
+
+    def step_settings(self, vocab_size: int) -> StepSettings:
+        """These settings as a step takes them."""
+        quarters = length_quarters(self.length_factor)
+        return StepSettings(quarters, self.min_match, self.min_context_match, vocab_size)
 
     def __post_init__(self) -> None:
         probabilities = "min_survival", "min_survival_lost", "min_survival_recipe"

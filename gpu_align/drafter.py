@@ -20,8 +20,8 @@ from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.draft_budget import limit_drafts_inplace
 from .ops.recipe_lookup import Recipes, shared_recipe_table
 from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
-from .ops.state import StepSettings, StepState, allocate_state
-from .ops.step import Step, StepLaunch, make_step
+from .ops.state import StepState, allocate_state
+from .ops.step import StepCall, StepLaunch, make_step
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
@@ -119,7 +119,7 @@ class Preparation:
     """
 
     def __init__(
-        self, make: Callable[[Draft], Step], max_slots: int, num_draft_tokens: int, device: torch.device
+        self, make: Callable[[Draft], StepCall], max_slots: int, num_draft_tokens: int, device: torch.device
     ) -> None:
         self._device = device
         self._step = make(allocate_draft(max_slots, num_draft_tokens, device))
@@ -371,7 +371,7 @@ class Drafter:
         self._draft = allocate_draft(max_slots, num_draft_tokens, self.device)
         #: The first rows of it, by batch size.
         self._drafts: dict[int, Draft] = {}
-        self._settings = StepSettings.of(self.config, vocab_size)
+        self._settings = self.config.step_settings(vocab_size)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
         self._step = self._make_step(self._draft)
         self._preparation: Preparation | None = None
@@ -384,7 +384,7 @@ class Drafter:
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in names)
         return f"Drafter({sizes}, device={str(self.device)!r})"
 
-    def _make_step(self, out: Draft) -> Step:
+    def _make_step(self, out: Draft) -> StepCall:
         return make_step(self._backend, self._state, self._tables, self._recipes, out, self._settings)
 
     def add(

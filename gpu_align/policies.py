@@ -1,10 +1,7 @@
 """Drafters that others published: the public name of `gpu_align.tools.policies`."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .tools.policies import *  # noqa: F403
+from typing import Any
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,7 @@
 """Deterministic replay of known outputs: the public name of `gpu_align.tools.simulate`."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .tools.simulate import *  # noqa: F403
-    from .tools.simulate.replay import replay as replay  # and not the module
+from typing import Any
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""Who imports whom, by the sources: no circles, wings apart, and a library that knows no engine.
+"""Who imports whom, by the sources: no circles, wings apart, few floors, and a library that knows no engine.
+
+No module imports another one's private name, and a class name stands for one class.
 
 Imports inside functions count like those at the top; those under `TYPE_CHECKING` do not.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +31,8 @@ MAY_IMPORT = {
     "wire": frozenset[str](),
     "seams": frozenset[str](),
 }
+#: Of the files and folders of `gpu_align`: how many stand on each other, and imports between them.
+MAX_FLOORS, MAX_ARROWS = 5, 25
 #: What `import gpu_align` may load besides the standard library and itself.
 LOADED = {"torch", "triton", "numpy"}
 #: Where `gpu_align` takes its names from.
@@ -91,7 +96,44 @@ def _statements(body: list[ast.stmt], *, at_top: bool) -> Iterator[tuple[ast.stm
 def violations(modules: Mapping[str, str]) -> list[str]:
     """Each import, or circle of imports, that must not be; empty when all is well."""
     found = imports(modules)
-    return [*_of_the_library(found), *_of_the_rooms(found), *_circles(found, modules)]
+    named = [*_private_names(modules), *_class_names(modules), *_floors(found)]
+    return [*_of_the_library(found), *_of_the_rooms(found), *_circles(found, modules), *named]
+
+
+def _private_names(modules: Mapping[str, str]) -> Iterator[str]:
+    for importer, source in modules.items():
+        for node in ast.walk(ast.parse(source)):
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                if alias.name.startswith("_") and not alias.name.startswith("__"):
+                    yield f"{importer} imports the private name {alias.name} of {node.module}"
+
+
+def _class_names(modules: Mapping[str, str]) -> Iterator[str]:
+    places = defaultdict(list)
+    for module, source in modules.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module)
+    for name, found in sorted(places.items()):
+        if len(found) > 1:
+            yield f"{' and '.join(found)} each have a class {name}"
+
+
+def _floors(found: list[Import]) -> Iterator[str]:
+    """The parts of `gpu_align`, files and folders: each stands on what it imports."""
+    edges: dict[str, set[str]] = defaultdict(set)
+    for importer, imported, _ in found:
+        parts = [*importer.split("."), ""][:2], [*imported.split("."), ""][:2]
+        if parts[0][0] == parts[1][0] == "gpu_align" and parts[0] != parts[1] and all(p[1] for p in parts):
+            edges[parts[0][1]].add(parts[1][1])
+
+    def floor(part: str, above: tuple[str, ...] = ()) -> int:
+        below = [floor(other, (*above, part)) for other in edges[part] if other not in above]
+        return 1 + max(below, default=0)
+
+    floors, arrows = max(map(floor, list(edges))), sum(map(len, edges.values()))
+    if floors > MAX_FLOORS or arrows > MAX_ARROWS:
+        yield f"gpu_align: expected {MAX_FLOORS} floors and {MAX_ARROWS} arrows, found {floors} and {arrows}"
 
 
 def _of_the_library(found: list[Import]) -> Iterator[str]:
@@ -201,6 +243,9 @@ PLANTED = [
         "seams may import nothing",
     ),
     ("vllm_integration.seams.table", "from vllm_integration.seams import install", "import each other"),
+    ("gpu_align.arena", "def f():\n    from .drafter import _MOST", "imports the private name _MOST"),
+    ("gpu_align.arena", "class Drafter:\n    pass", "each have a class Drafter"),
+    ("gpu_align.ops.state", "def f():\n    from ..tools import cli", "expected 5 floors"),
 ]
 
 
@@ -210,7 +255,7 @@ def test_one_planted_import_is_named(module: str, line: str, words: str) -> None
     before = set(violations(modules))
     modules[module] += f"\n{line}\n"
     new = set(violations(modules)) - before
-    assert any(words in text and module in text for text in new), new
+    assert any(words in text and (module in text or "floors" in text) for text in new), new
 
 
 def test_imports_for_type_checkers_do_not_count() -> None:

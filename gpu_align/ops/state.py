@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from . import constants as c
-from .draft import length_quarters
-
-if TYPE_CHECKING:
-    from ..config import DrafterConfig
-
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
@@ -88,12 +83,6 @@ class StepSettings(NamedTuple):
     min_context_match: int
     #: A draft ends before the first token that is not below it.
     vocab_size: int
-
-    @classmethod
-    def of(cls, config: DrafterConfig, vocab_size: int) -> StepSettings:
-        """The settings that a drafter's configuration says."""
-        quarters = length_quarters(config.length_factor)
-        return cls(quarters, config.min_match, config.min_context_match, vocab_size)
 
 
 class DraftChoice(NamedTuple):

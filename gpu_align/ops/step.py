@@ -15,7 +15,7 @@ from .state import StepSettings, StepState
 _CALL = ("token_ids_ptr", "stride_token_ids_s", "total_len_ptr", "slots_ptr", "num_sampled_ptr")
 
 
-class Step(Protocol):
+class StepCall(Protocol):
     """A step of one `Drafter`, bound to what the drafter keeps."""
 
     def __call__(
@@ -130,7 +130,7 @@ def make_step(
     recipes: RecipeTable,
     out: Draft,
     settings: StepSettings,
-) -> Step:
+) -> StepCall:
     """The step of a backend, "triton" or "reference"; arguments as in `StepLaunch`."""
     if backend == "triton":
         return StepLaunch(state, tables, recipes, out, settings)

@@ -26,7 +26,7 @@ def is_ours(predictor: TokenPredictor) -> bool:
     return type(predictor).__module__.startswith(__package__ + ".") and all(map(is_ours, inner))
 
 
-class Guard:
+class TimedCalls:
     """Runs calls one by one on a thread of its own, and gives up on one that takes longer than `timeout`.
 
     Python cannot end a thread: one that hangs stays behind, as a daemon, and the guard takes no more calls.
@@ -168,7 +168,7 @@ class PredictorLoop:
         self.vocab_size = vocab_size
         self.strict = strict
         self._timeout = None if is_ours(predictor) else timeout
-        self._guard = Guard(self._timeout)
+        self._guard = TimedCalls(self._timeout)
         self.predictions = Predictions()
         self.failure: str | None = None
         self._draft: list[int] = []
@@ -190,7 +190,7 @@ class PredictorLoop:
             tokenizer: the model's.
         """
         self._guard.close()  # one that hangs is left to itself
-        self._guard = Guard(self._timeout)
+        self._guard = TimedCalls(self._timeout)
         self.predictions, self.failure, self._draft = Predictions(), None, []
         options = PredictorOptions(
             self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer

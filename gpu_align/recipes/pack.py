@@ -33,7 +33,6 @@ from .tokenize import (
 )
 
 if TYPE_CHECKING:
-    from ..tools.recipes.report import PackReport
     from .misses import Misses
 
 #: The pack that comes with the library.
@@ -248,7 +247,7 @@ class RecipePack:
         *,
         misses: Misses | None = None,
         progress: Callable[[str, int], None] | None = None,
-    ) -> PackReport:
+    ) -> Any:
         """Replay outputs with this pack alone, and with a drafter that has the context as well.
 
         Args:
@@ -259,9 +258,7 @@ class RecipePack:
             progress: called as ``progress(task, 1)`` after each output.
         """
         recipes = self.tokenize(encode, token_texts)
-        found: PackReport = _tool("report").report(
-            recipes, outputs, encode, num_draft_tokens, misses, progress
-        )
+        found = _tool("report").report(recipes, outputs, encode, num_draft_tokens, misses, progress)
         return found
 
 

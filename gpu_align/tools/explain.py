@@ -91,7 +91,7 @@ class StepView:
         self.token_ids = np.zeros((len(predictions), max_context_len), dtype=np.int32)
         self._recipes = recipes
         # A draft is shown as it is found: no vocabulary ends it.
-        self._settings = StepSettings.of(config, 1 << 31)
+        self._settings = config.step_settings(1 << 31)
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
         """Bring requests up to date and say what there is to draft from. totals: [R], tokens of each so far."""

@@ -82,8 +82,8 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from rich.text import Text
 
     from gpu_align.tools.bench.command import measure_servers
-    from gpu_align.tools.bench.data import Pair, Predictions
-    from gpu_align.tools.bench.measure import Result, Settings
+    from gpu_align.tools.bench.data import Pair, SentPredictions
+    from gpu_align.tools.bench.measure import Result, BenchSettings
     from gpu_align.tools.bench.servers import NGRAM_DRAFTS, PLUGIN_DRAFTS, Kind, Served
     from gpu_align.tools.doctor import has_gpu
     from gpu_align.tools.simulate import load_tokenizer
@@ -123,12 +123,12 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         timeout_s=TINY_TIMEOUT_S if tiny else TIMEOUT_S,
     )
     modes = tuple(mode for kind in kinds.values() for mode in kind.modes)
-    settings = Settings((1,), modes, REPEATS, requests=1, max_tokens=MAX_TOKENS, fresh_prefix=False)
+    settings = BenchSettings((1,), modes, REPEATS, requests=1, max_tokens=MAX_TOKENS, fresh_prefix=False)
     predictions: dict[str, Sequence[str]] = {EDITED: [task.ORIGINAL], UNRELATED: [task.UNRELATED]}
 
-    def predict(pairs: Sequence[Pair], outputs: Sequence[str]) -> Predictions:
+    def predict(pairs: Sequence[Pair], outputs: Sequence[str]) -> SentPredictions:
         predictions[VERBATIM] = outputs
-        return Predictions(predictions, ["before"])
+        return SentPredictions(predictions, ["before"])
 
     pair = Pair(task.FILE_NAME, "", task.ORIGINAL, prompt=task.PROMPT)
     result = Result()

@@ -81,11 +81,11 @@ class _HttpRequest:
     """usage: of its engine requests that have ended. open: those that have not."""
 
     usage: RequestUsage = field(default_factory=RequestUsage)
-    open: dict[str, _Followed] = field(default_factory=dict)
+    open: dict[str, _FollowedUsage] = field(default_factory=dict)
 
 
 @dataclass
-class _Followed:
+class _FollowedUsage:
     """One engine request. diverged: the last drafts from its prediction were not all accepted. req_id: its id.
     prediction_tokens: the length of its prediction, 0 where that is not known."""
 
@@ -116,7 +116,7 @@ class Collector:
     """
 
     def __init__(self) -> None:
-        self.requests: dict[str, _Followed] = {}
+        self.requests: dict[str, _FollowedUsage] = {}
         self.http_requests: dict[str, _HttpRequest] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
@@ -130,7 +130,7 @@ class Collector:
         # Its choices bring one prediction together.
         if predicted and (name is None or name not in self.http_requests):
             metrics.count_request(None if encoded is None else len(encoded) // 4)
-        followed = self.requests[req_id] = _Followed(
+        followed = self.requests[req_id] = _FollowedUsage(
             name, RequestUsage(predicted=predicted), req_id=req_id, prediction_tokens=len(encoded or b"") // 4
         )
         if name is not None:
@@ -140,7 +140,7 @@ class Collector:
             http_request.open[req_id] = followed
             self._ended.pop(name, None)
 
-    def count(self, messages: Messages, followed: Sequence[_Followed], kept: Sequence[int]) -> None:
+    def count(self, messages: Messages, followed: Sequence[_FollowedUsage], kept: Sequence[int]) -> None:
         """Count what came with M outputs. followed: their requests. kept: their tokens that are output after the
         front end's own cuts."""
         accepted, last = messages.steps.accepted, np.cumsum(messages.counts) - 1
@@ -259,7 +259,7 @@ def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
 
 def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None:
     texts: list[str] = []
-    followed: list[_Followed] = []
+    followed: list[_FollowedUsage] = []
     kept: list[int] = []
     for output, text in messages:
         request = collector.requests.get(output.request_id)
@@ -267,7 +267,7 @@ def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None
             if output.request_id not in open_requests:  # aborted: nobody will read what it did since then
                 continue
             # Drafted for without a prediction.
-            request = collector.requests[output.request_id] = _Followed(req_id=output.request_id)
+            request = collector.requests[output.request_id] = _FollowedUsage(req_id=output.request_id)
         texts.append(text)
         followed.append(request)
         kept.append(len(output.new_token_ids))

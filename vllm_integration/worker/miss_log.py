@@ -46,7 +46,7 @@ Ints = npt.NDArray[np.integer[Any]]
 
 
 @dataclass
-class _Followed:
+class _FollowedMisses:
     """One request. draft: of recipe tokens that was made behind the `position`th token, the last of `before`."""
 
     prompt_len: int
@@ -72,7 +72,7 @@ class MissLog:
         self._path, self._misses, self._recipes = path, misses, recipes
         #: Tokens of a request's end that `take` wants: those before a draft, and what a step can write.
         self.tail_len = _BEFORE + num_draft_tokens + 1
-        self._requests: OrderedDict[str, _Followed] = OrderedDict()
+        self._requests: OrderedDict[str, _FollowedMisses] = OrderedDict()
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self._dirty = False
@@ -100,7 +100,7 @@ class MissLog:
     def add(self, req_id: str, prompt_len: int) -> None:
         """A request that is drafted for arrives, or returns."""
         if self.on:
-            self._requests.setdefault(req_id, _Followed(prompt_len))
+            self._requests.setdefault(req_id, _FollowedMisses(prompt_len))
             if len(self._requests) > _MAX_REQUESTS:
                 self._requests.popitem(last=False)
 
@@ -155,7 +155,7 @@ class MissLog:
         if not os.access(self._path.parent, os.W_OK):
             raise PermissionError(f"cannot write to {self._path.parent}")
 
-    def _compare(self, request: _Followed, total: int, tail: Ints) -> None:
+    def _compare(self, request: _FollowedMisses, total: int, tail: Ints) -> None:
         written = total - request.position
         if not 0 < written <= len(tail) - _BEFORE:
             return

@@ -37,7 +37,7 @@ from .startup import WarmUp, compiling, load_recipes
 from .step_log import DebugLog, open_log
 
 
-class PredictedOutputs(RequestDrafter):
+class PredictedOutputsProposer(RequestDrafter):
     """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
 
     vllm_config: the engine's configuration. Read: `num_speculative_tokens` (K), `max_num_seqs` (slots),
@@ -265,6 +265,10 @@ class PredictedOutputs(RequestDrafter):
         self._drafts = []
 
 
+#: By this name a speculative configuration asks for it.
+PredictedOutputs = PredictedOutputsProposer
+
+
 def _step_drafts(states: list[RequestState], proposals: list[Proposal]) -> StepDrafts:
     return StepDrafts(
         [state.req_id for state in states],
@@ -276,9 +280,9 @@ def _step_drafts(states: list[RequestState], proposals: list[Proposal]) -> StepD
     )
 
 
-def _ours(runner: Any) -> PredictedOutputs | None:
+def _ours(runner: Any) -> PredictedOutputsProposer | None:
     drafter = getattr(runner, "drafter", None)
-    return drafter if isinstance(drafter, PredictedOutputs) else None
+    return drafter if isinstance(drafter, PredictedOutputsProposer) else None
 
 
 @seam("v1._update_states")

@@ -47,7 +47,14 @@ from .draft import (
 )
 from .realign import load_state, realign, starts_over
 from .recipe_lookup import RecipePointers, begin_lookup, find_recipe, find_shape
-from .suffix_match import Context, Prediction, clear_context, insert_blocks, insert_rest, load_last_bucket
+from .suffix_match import (
+    ContextPointers,
+    PredictionPointers,
+    clear_context,
+    insert_blocks,
+    insert_rest,
+    load_last_bucket,
+)
 
 
 class RequestPointers(NamedTuple):
@@ -289,10 +296,10 @@ def step_kernel(
     source = tl.full([], SOURCE_NONE, tl.int32)
     recipe = tl.full([], -1, tl.int32)
     if (tl.load(num_sampled_ptr + i_b) > 0) & (output_start != VACANT):
-        prediction = Prediction(
+        prediction = PredictionPointers(
             prediction_tokens_ptr + base, prediction_len, positions_ptr + base, offsets_ptr + base, hash_shift
         )
-        context = Context(
+        context = ContextPointers(
             p_tokens, total, output_start, context_index_ptr + i_slot * stride_context_index_s,
             stride_context_index_s, context_shift, uses_context,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from .constexprs import (
 )
 
 
-class Prediction(NamedTuple):
+class PredictionPointers(NamedTuple):
     """One request's prediction and its index."""
 
     p_tokens: Any  # [length] int32
@@ -42,7 +42,7 @@ class Bucket(NamedTuple):
     end: Any
 
 
-class Context(NamedTuple):
+class ContextPointers(NamedTuple):
     """One request's prompt and output, and its index."""
 
     p_tokens: Any  # [total] int32

@@ -20,8 +20,8 @@ from ...errors import MissingExtraError
 from ..console import JsonOut, check_outputs, counted, print_table, progress_bar, refuse
 
 if TYPE_CHECKING:
-    from .data import Choice, Pair, Predictions
-    from .measure import Advance, Result, Settings
+    from .data import Choice, Pair, SentPredictions
+    from .measure import Advance, BenchSettings, Result
     from .servers import Attached, Served
 
 _INTERRUPTED = 130
@@ -116,7 +116,7 @@ def bench_command(
     try:
         from . import servers
         from .client import BenchError
-        from .measure import MODES, Result, Settings, parse_concurrency, parse_modes
+        from .measure import MODES, BenchSettings, Result, parse_concurrency, parse_modes
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("httpx", "prometheus_client"):
@@ -163,8 +163,10 @@ def bench_command(
             refuse("--modes: ngram needs --compare-url, a server with vLLM's n-gram drafts, or --serve")
         if compare_url is not None and "ngram" not in chosen:
             refuse(f"--compare-url: {compare_url} is for the mode ngram, found --modes {modes}")
-        settings = Settings(
-            concurrency=parse_concurrency(concurrency) if concurrency is not None else Settings.concurrency,
+        settings = BenchSettings(
+            concurrency=parse_concurrency(concurrency)
+            if concurrency is not None
+            else BenchSettings.concurrency,
             modes=chosen,
             rounds=rounds,
             requests=requests or 0,
@@ -225,9 +227,9 @@ def _edits(
 def measure_servers(
     where: Attached | Served,
     pairs: Sequence[Pair],
-    settings: Settings,
+    settings: BenchSettings,
     result: Result,
-    predict: Callable[[Sequence[Pair], Sequence[str]], Predictions] | None = None,
+    predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None,
 ) -> BaseException | None:
     """Fill `result`, with a progress bar on stderr.
 

@@ -185,7 +185,7 @@ _WORDS = re.findall(
 
 
 @dataclass(frozen=True)
-class Predictions:
+class SentPredictions:
     """What each mode sends, and a sentence on where the predictions come from.
 
     Attributes:
@@ -210,7 +210,7 @@ class Predictions:
         )
 
 
-def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choice) -> Predictions:
+def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choice) -> SentPredictions:
     """Choose a prediction and a useless one of about its length for each pair, after the first run.
 
     Args:
@@ -225,7 +225,7 @@ def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choi
         sources.append("before" if before else "output")
         useful.append(pair.before if before else edited(output, pair))
     unrelated = [unrelated_text(len(text), pair.id) for text, pair in zip(useful, pairs, strict=True)]
-    return Predictions({"prediction": useful, "unrelated": unrelated}, sources)
+    return SentPredictions({"prediction": useful, "unrelated": unrelated}, sources)
 
 
 def resemblance(output: str, text: str) -> float:

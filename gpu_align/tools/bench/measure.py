@@ -15,7 +15,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from .client import Alternatives, Answer, BenchError, Client, RequestRefusedError, Verdict, is_near_tie
-from .data import Choice, Pair, Predictions, make_predictions
+from .data import Choice, Pair, SentPredictions, make_predictions
 
 #: In the order of tables. `ngram` is vLLM's own drafter, on a server of its own.
 MODES = ("none", "prediction", "unrelated", "ngram")
@@ -23,7 +23,7 @@ MAX_CONCURRENCY = 4096
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """How to measure.
 
     Attributes:
@@ -401,10 +401,10 @@ class Session:
     def __init__(
         self,
         pairs: Sequence[Pair],
-        settings: Settings,
+        settings: BenchSettings,
         result: Result,
         advance: Advance,
-        predict: Callable[[Sequence[Pair], Sequence[str]], Predictions] | None = None,
+        predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None,
     ) -> None:
         self.pairs = list(pairs)
         self.settings = settings

@@ -30,7 +30,7 @@ IntArray = npt.NDArray[np.int64]
 NUM_DRAFT_TOKENS = 64
 
 
-class Observed(NamedTuple):
+class ReplayCounts(NamedTuple):
     """What one replay of all records has shown.
 
     Attributes:
@@ -58,7 +58,7 @@ def observe(
     progress: Callable[[int], object] | None = None,
     recipes: RecipeTable | None = None,
     counts: RecipeTable | None = None,
-) -> Observed:
+) -> ReplayCounts:
     """Replay all records with the drafter's own choices.
 
     Args:
@@ -69,7 +69,7 @@ def observe(
         calibration: [NUM_BINS], of the confidences.
         progress: told of output tokens as they are replayed.
         recipes, counts: for K: what is drafted where no candidate is likelier; the first of these with other
-            probabilities, for `Observed.counted`.
+            probabilities, for `ReplayCounts.counted`.
     """
     thresholds = config.min_survival, config.min_survival_lost
     tables = SurvivalTables.from_survival(survival, "cpu", *thresholds, calibration)
@@ -110,7 +110,7 @@ def observe(
         if progress is not None:
             progress(int((after - done[slots]).sum()))
         done[slots] = after
-    return Observed(runs, drafts, recipe_drafts, counted, total)
+    return ReplayCounts(runs, drafts, recipe_drafts, counted, total)
 
 
 def _add_promises(
@@ -202,7 +202,7 @@ def calibrate(drafts: Array, known: Sequence[float] = ()) -> list[float]:
     The candidate that looks best is more often one that looks too good, and doubtful ones the more so: of the
     drafts that are chosen fewer are accepted than of all the places that look alike.
 
-    drafts: [2, NUM_BINS], of `Observed`. known: another calibration, which counts as `PRIOR` drafts of each bin.
+    drafts: [2, NUM_BINS], of `ReplayCounts`. known: another calibration, which counts as `PRIOR` drafts of each bin.
     """
     start = np.asarray(known if len(known) else np.zeros(drafts.shape[1]))
     return [round(float(p), 4) for p in (drafts[1] + PRIOR * start) / (drafts[0] + PRIOR)]

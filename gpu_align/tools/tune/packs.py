@@ -161,7 +161,7 @@ class OwnPack:
         return parts
 
     def calibrate(self, counted: npt.NDArray[np.float64]) -> None:
-        """Take over how many drafts were accepted by what the counts promised, `Observed.counted` of all parts.
+        """Take over how many drafts were accepted by what the counts promised, `counted` of all parts.
 
         What is promised rises with what is counted.
         """

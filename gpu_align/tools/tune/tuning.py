@@ -19,7 +19,7 @@ from ...ops.draft import FORMAT, KNOTS, NUM_BINS, SHIPPED, IntArray, content_has
 from ...ops.recipe_lookup import Recipes
 from ...recipes.pack import RecipePack
 from ..simulate.records import Record, read_records
-from .fit import NUM_DRAFT_TOKENS, Array, Observed, at_knots, calibrate, observe, relearn
+from .fit import NUM_DRAFT_TOKENS, Array, ReplayCounts, at_knots, calibrate, observe, relearn
 from .packs import MADE_BY, OwnPack, Part, Tokens, in_parts, key_of
 
 _LOG_ENDINGS = (".yaml", ".yml")
@@ -168,7 +168,7 @@ def at_rejections(points: Sequence[Point], rejected: float) -> float | None:
     return float(np.interp(rejected, xs, ys)) if rejected <= xs[-1] else float(ys[-1])
 
 
-def point_of(found: Observed) -> Point:
+def point_of(found: ReplayCounts) -> Point:
     tokens, steps, accepted, rejected = map(int, found.total)
     drafts = found.drafts + found.recipe_drafts
     gap = float(np.abs(drafts[1]).sum() / max(drafts[0].sum(), 1))
@@ -313,7 +313,7 @@ def tune(
 
     def each(
         doing: str, parts: Sequence[Part], tables: Sequence[_Table], **settings: float
-    ) -> list[Observed]:
+    ) -> list[ReplayCounts]:
         """What each part shows with its table."""
         chosen: dict[str, Any] = {**settings}
         with_settings = replace(config if config is not None else DrafterConfig(), **chosen)
@@ -412,11 +412,11 @@ class _Choice:
 
     front: list[tuple[tuple[float, float], Point]]
     setting: tuple[float, float]
-    observed: Observed
+    observed: ReplayCounts
     value: float
 
     @classmethod
-    def of(cls, tried: Mapping[tuple[float, float], Observed], most: float) -> _Choice:
+    def of(cls, tried: Mapping[tuple[float, float], ReplayCounts], most: float) -> _Choice:
         """most: rejected drafts per accepted one."""
         points = [(setting, point_of(observed)) for setting, observed in tried.items()]
         front: list[tuple[tuple[float, float], Point]] = []
@@ -435,8 +435,8 @@ class _Choice:
         return settings[first:][:MAX_REPORTED]
 
 
-def _sum(found: Sequence[Observed]) -> Observed:
-    return Observed(*(sum(arrays[1:], arrays[0]) for arrays in zip(*found, strict=True)))
+def _sum(found: Sequence[ReplayCounts]) -> ReplayCounts:
+    return ReplayCounts(*(sum(arrays[1:], arrays[0]) for arrays in zip(*found, strict=True)))
 
 
 def _settings(setting: tuple[float, float]) -> dict[str, float]:
