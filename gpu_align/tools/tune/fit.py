@@ -202,7 +202,7 @@ def calibrate(drafts: Array, known: Sequence[float] = ()) -> list[float]:
     The candidate that looks best is more often one that looks too good, and doubtful ones the more so: of the
     drafts that are chosen fewer are accepted than of all the places that look alike.
 
-    drafts: [2, NUM_BINS], of `ReplayCounts`. known: another calibration, which counts as `PRIOR` drafts of each bin.
+    drafts: of `ReplayCounts`. known: another calibration, which counts as `PRIOR` drafts of each bin.
     """
     start = np.asarray(known if len(known) else np.zeros(drafts.shape[1]))
     return [round(float(p), 4) for p in (drafts[1] + PRIOR * start) / (drafts[0] + PRIOR)]
