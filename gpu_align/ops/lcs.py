@@ -197,20 +197,15 @@ def lcs_length(
     hash table; they take longer where many different tokens fall into neighbouring slots.
     Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004).
     """
-    B, _, _ = _check_pairs(context, context_len, prediction, prediction_len)
+    call = _begin(context, context_len, prediction, prediction_len, carry, workspace, block_words, backend)
     if out is None:
-        out = torch.empty(B, dtype=torch.int32, device=context.device)
-    check_tensor("out", out, dtype=torch.int32, shape=[B], device=context.device)
-    inputs = (context, context_len, prediction, prediction_len)
-    block_words = choose_block_words(prediction.shape[1], block_words)
-    carry, workspace = _scratch(
-        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
-    )
-    if resolve_backend(backend, context) == "reference":
+        out = torch.empty(call.B, dtype=torch.int32, device=context.device)
+    check_tensor("out", out, dtype=torch.int32, shape=[call.B], device=context.device)
+    if call.workspace is None:
         from .reference.lcs import lcs_length_reference  # late: it brings Numba, where that is installed
 
-        return lcs_length_reference(*inputs, out=out)
-    _launch_wavefront(*inputs, length=out, carry=carry, workspace=workspace)
+        return lcs_length_reference(*call.inputs, out=out)
+    _launch_wavefront(call, length=out)
     return out
 
 
@@ -247,25 +242,21 @@ def lcs_prefix_row(
     Raises:
         TypeError, ValueError: as `lcs_length`.
     """
-    B, _, N = _check_pairs(context, context_len, prediction, prediction_len)
+    call = _begin(context, context_len, prediction, prediction_len, carry, workspace, block_words, backend)
+    B, N = call.B, call.N
     if out is None:
         out = torch.empty(B, N + 1, dtype=torch.int32, device=context.device)
     if length is None:
         length = torch.empty(B, dtype=torch.int32, device=context.device)
     check_tensor("out", out, dtype=torch.int32, shape=[B, N + 1], device=context.device, contiguous="inner")
     check_tensor("length", length, dtype=torch.int32, shape=[B], device=context.device)
-    inputs = (context, context_len, prediction, prediction_len)
-    block_words = choose_block_words(N, block_words)
-    carry, workspace = _scratch(
-        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
-    )
-    if resolve_backend(backend, context) == "reference":
+    if call.workspace is None:
         from .reference.lcs import lcs_prefix_row_reference  # late: it brings Numba, where that is installed
 
-        lcs_prefix_row_reference(*inputs, out=out)
+        lcs_prefix_row_reference(*call.inputs, out=out)
         length.copy_(out[:, -1])
         return out
-    _launch_wavefront(*inputs, length=length, row=out, carry=carry, workspace=workspace)
+    _launch_wavefront(call, length=length, row=out)
     return out
 
 
@@ -310,142 +301,105 @@ def lcs_edit_script(
 
     Cost: that of `lcs_length`, then m + n − lcs dependent steps in one thread a request.
     """
-    B, M, N = _check_pairs(context, context_len, prediction, prediction_len)
-    device, int32 = context.device, torch.int32
+    call = _begin(context, context_len, prediction, prediction_len, carry, workspace, block_words, backend)
+    (B, M, N), device, int32 = (call.B, call.M, call.N), context.device, torch.int32
     if out is None:
         out = EditScript(
             torch.empty(B, M + N, dtype=torch.int8, device=device), torch.empty(B, dtype=int32, device=device)
         )
     check_tensor("out.op", out.op, dtype=torch.int8, shape=[B, M + N], device=device, contiguous="inner")
     check_tensor("out.length", out.length, dtype=int32, shape=[B], device=device)
-    W = lcs_row_words(N)
+    shape = [B, M, lcs_row_words(N)]
     if history is not None:
-        check_tensor("history", history, dtype=int32, shape=[B, M, W], device=device)
-    inputs = (context, context_len, prediction, prediction_len)
-    block_words = choose_block_words(N, block_words)
-    carry, workspace = _scratch(
-        context, prediction, carry, workspace, block_words, resolve_backend(backend, context)
-    )
-    if resolve_backend(backend, context) == "reference":
+        check_tensor("history", history, dtype=int32, shape=shape, device=device)
+    if call.workspace is None:
         from .reference.lcs import lcs_edit_script_reference  # late: it brings Numba, where that is installed
 
-        lcs_edit_script_reference(*inputs, op=out.op, length=out.length)
+        lcs_edit_script_reference(*call.inputs, op=out.op, length=out.length)
         return out
     if history is None:
-        history = torch.empty(B, M, W, dtype=int32, device=device)
-    _launch_wavefront(*inputs, length=out.length, history=history, carry=carry, workspace=workspace)
+        history = torch.empty(shape, dtype=int32, device=device)
+    _launch_wavefront(call, length=out.length, history=history)
     _launch_walk(history, context_len, prediction_len, op=out.op, length=out.length)
     return out
 
 
-def _check_pairs(
-    context: torch.Tensor, context_len: torch.Tensor, prediction: torch.Tensor, prediction_len: torch.Tensor
-) -> tuple[int, int, int]:
-    """Check what every standalone operation reads; return B, M, N."""
+class _Call(NamedTuple):
+    """What all operations begin with, checked. workspace: None for the reference. carry: None for one panel."""
+
+    B: int
+    M: int
+    N: int
+    #: context, context_len, prediction, prediction_len.
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    carry: torch.Tensor | None
+    workspace: LcsWorkspace | None
+
+
+def _begin(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    carry: torch.Tensor | None,
+    workspace: LcsWorkspace | None,
+    block_words: int | None,
+    backend: Backend,
+) -> _Call:
+    """Check what every operation reads, and check or allocate its scratch.
+
+    The reference needs no scratch; what it is given is checked all the same.
+    """
     check_tensor("context", context, dtype=torch.int32, shape=[None, None], contiguous="inner")
     (B, M), device, int32 = context.shape, context.device, torch.int32
     check_tensor("context_len", context_len, dtype=int32, shape=[B], device=device)
     check_tensor("prediction", prediction, dtype=int32, shape=[B, None], device=device, contiguous="inner")
     check_tensor("prediction_len", prediction_len, dtype=int32, shape=[B], device=device)
-    return B, M, prediction.shape[1]
-
-
-def _scratch(
-    context: torch.Tensor,
-    prediction: torch.Tensor,
-    carry: torch.Tensor | None,
-    workspace: LcsWorkspace | None,
-    block_words: int,
-    backend: str,
-) -> tuple[torch.Tensor | None, LcsWorkspace | None]:
-    """Check or allocate the carries between panels, None where one panel is enough, and the workspace.
-
-    The reference needs neither; what it is given is checked all the same.
-    """
-    (B, M), N, device = context.shape, prediction.shape[1], context.device
+    N = prediction.shape[1]
+    words = choose_block_words(N, block_words)
+    is_reference = resolve_backend(backend, context) == "reference"
     if carry is not None:
         check_tensor("carry", carry, dtype=torch.int8, shape=[B, M], device=device)
-    for name, (dtype, shape) in workspace_shapes(B, M, N, block_words).items() if workspace else ():
+    for name, (dtype, shape) in workspace_shapes(B, M, N, words).items() if workspace else ():
         check_tensor(f"workspace.{name}", getattr(workspace, name), dtype=dtype, shape=shape, device=device)
-    if backend == "reference":
-        return None, None
-    if lcs_row_words(N) <= block_words:
+    inputs = context, context_len, prediction, prediction_len
+    if is_reference:
+        return _Call(B, M, N, inputs, None, None)
+    if lcs_row_words(N) <= words:
         carry = None
     elif carry is None:
         carry = torch.empty(B, M, dtype=torch.int8, device=device)
-    return carry, workspace or lcs_workspace(B, M, N, device=device, block_words=block_words)
+    workspace = workspace or lcs_workspace(B, M, N, device=device, block_words=words)
+    return _Call(B, M, N, inputs, carry, workspace)
 
 
 def _launch_wavefront(
-    context: torch.Tensor,
-    context_len: torch.Tensor,
-    prediction: torch.Tensor,
-    prediction_len: torch.Tensor,
-    *,
-    length: torch.Tensor,
-    row: torch.Tensor | None = None,
-    history: torch.Tensor | None = None,
-    carry: torch.Tensor | None,
-    workspace: LcsWorkspace | None,
+    call: _Call, *, length: torch.Tensor, row: torch.Tensor | None = None, history: torch.Tensor | None = None
 ) -> None:
-    """Launch `lcs_code_kernel` and `lcs_wavefront_kernel`; `carry` is needed where a prediction spans panels."""
+    """Launch `lcs_code_kernel` and `lcs_wavefront_kernel`."""
     # Imported here: a kernel module reads TRITON_INTERPRET when it is loaded, and the CPU path needs none.
     from .kernels.lcs import lcs_code_kernel, lcs_wavefront_kernel
 
-    B, M = context.shape
-    N = prediction.shape[1]
+    B, M, N, (context, context_len, prediction, prediction_len), carry, workspace = call
     if B == 0 or workspace is None:
         return
     block_requests = _block_requests(B, context)
     table, codes, planes = workspace
-    num_planes = planes.shape[2]
+    num_panels, num_planes, num_words = planes.shape[1:]
     block_tokens = min(1 << num_planes, _MAX_BLOCK_TOKENS)
-    lcs_code_kernel[(triton.cdiv(B, block_requests), planes.shape[1])](
-        context,
-        context.stride(0),
-        context_len,
-        prediction,
-        prediction.stride(0),
-        prediction_len,
-        table,
-        table.stride(0),
-        codes.view(torch.int16),
-        4 * codes.stride(0),
-        planes,
-        planes.stride(0),
-        B,
-        M,
-        N,
-        BLOCK_B=block_requests,
-        BLOCK_T=block_tokens,
-        PLANES=num_planes,
-        num_warps=_code_warps(block_tokens),
-    )
-    lanes = planes.shape[3] // 2
+    lcs_code_kernel[(triton.cdiv(B, block_requests), num_panels)](
+        context, context.stride(0), context_len, prediction, prediction.stride(0), prediction_len,
+        table, table.stride(0), codes.view(torch.int16), 4 * codes.stride(0), planes, planes.stride(0), B, M, N,
+        BLOCK_B=block_requests, BLOCK_T=block_tokens, PLANES=num_planes, num_warps=_code_warps(block_tokens),
+    )  # fmt: skip
+    lanes = num_words // 2
     lcs_wavefront_kernel[(triton.cdiv(B, block_requests),)](
-        codes,
-        codes.stride(0),
-        planes,
-        planes.stride(0),
-        context_len,
-        prediction_len,
-        length,
-        row,
-        0 if row is None else row.stride(0),
-        history,
-        0 if history is None else history.stride(0),
-        0 if history is None else history.stride(1),
-        carry,
-        0 if carry is None else carry.stride(0),
-        B,
-        M,
-        N,
-        2,
-        BLOCK_B=block_requests,
-        BLOCK_W=lanes,
-        PLANES=num_planes,
-        num_warps=max(lanes // 32, 1),
-    )
+        codes, codes.stride(0), planes, planes.stride(0), context_len, prediction_len, length,
+        row, 0 if row is None else row.stride(0),
+        history, *((0, 0) if history is None else history.stride()[:2]),
+        carry, 0 if carry is None else carry.stride(0), B, M, N, 2,
+        BLOCK_B=block_requests, BLOCK_W=lanes, PLANES=num_planes, num_warps=max(lanes // 32, 1),
+    )  # fmt: skip
 
 
 def _launch_walk(
@@ -463,21 +417,10 @@ def _launch_walk(
     block_requests = _block_requests(B, history)
     if B:
         lcs_walk_kernel[(triton.cdiv(B, block_requests),)](
-            history,
-            history.stride(0),
-            history.stride(1),
-            context_len,
-            prediction_len,
-            length,
-            op,
-            op.stride(0),
-            B,
-            M,
-            op.shape[1] - M,
-            BLOCK_B=block_requests,
-            BLOCK_O=256,
-            num_warps=1,  # one thread walks
-        )
+            history, history.stride(0), history.stride(1), context_len, prediction_len, length,
+            op, op.stride(0), B, M, op.shape[1] - M,
+            BLOCK_B=block_requests, BLOCK_O=256, num_warps=1,  # one thread walks
+        )  # fmt: skip
 
 
 def _block_requests(B: int, t: torch.Tensor) -> int:
