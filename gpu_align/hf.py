@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from transformers import cache_utils
 
 from .errors import MissingExtraError
 from .predictors.base import TokenPredictor
 from .predictors.loop import PredictorLoop
 from .predictors.predicted_output import PredictedOutputTokenPredictor, encode_prediction
+
+try:
+    from transformers import StoppingCriteriaList, StopStringCriteria, cache_utils
+    from transformers.generation import GenerateDecoderOnlyOutput
+    from transformers.generation.candidate_generator import CandidateGenerator
+    from transformers.generation.configuration_utils import GenerationMode
+except ImportError as error:
+    raise MissingExtraError("gpu_align.hf", "transformers", "transformers") from error
 
 _GROWS = cache_utils.DynamicLayer
 _PREALLOCATED = cache_utils.StaticLayer
@@ -279,15 +286,6 @@ class DraftForward:
         else:
             positions = torch.arange(self._end, device=device)[None]
         return positions[:, positions.shape[1] - (self._end - self._cached) :]
-
-
-try:
-    from transformers import StoppingCriteriaList, StopStringCriteria
-    from transformers.generation import GenerateDecoderOnlyOutput
-    from transformers.generation.candidate_generator import CandidateGenerator
-    from transformers.generation.configuration_utils import GenerationMode
-except ImportError as error:
-    raise MissingExtraError("gpu_align.hf", "transformers", "transformers") from error
 
 
 #: Arguments of ``model.generate`` that choose another source of drafts, or another prompt.
