@@ -307,8 +307,11 @@ def read_file(path: Path, **parse: Callable[[dict[str, Any]], Any]) -> Any:
 def write_file(path: Path, data: dict[str, Any]) -> None:
     """Write the file at once or not at all; gzipped if its name ends in ``.gz``."""
     content = _text(data)
-    if path.name.endswith(".gz"):
-        content = gzip.compress(content, mtime=0)
+    write_at_once(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
+
+
+def write_at_once(path: Path, content: bytes) -> None:
+    """Write the file at once or not at all."""
     passing = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         passing.write_bytes(content)
@@ -386,7 +389,8 @@ def parse_pack(data: dict[str, Any]) -> RecipePack:
 
 
 def _recipe(name: str, names: Sequence[str], entry: Any) -> Recipe:
-    expect(type(entry) is list and len(entry) >= 2, name, "two counts and words", entry)
+    if type(entry) is not list or len(entry) < 2:
+        raise PackError(f"{name}: expected two counts and words, found {shown(entry)}")
     hits, seen, *numbers = entry
     is_known = all(type(number) is int and 0 <= number < len(names) for number in numbers)
     if not (is_known and 2 <= len(numbers) <= MAX_WORDS + 1):
@@ -455,8 +459,9 @@ def text_of(data: dict[str, Any], name: str) -> str:
 
 def count_of(name: str, number: Any, least: int = 1) -> int:
     """A count."""
-    expect(type(number) is int and least <= number <= MAX_COUNT, name, "a count", number)
-    return int(number)
+    if type(number) is not int or not least <= number <= MAX_COUNT:
+        raise PackError(f"{name}: expected a count, found {shown(number)}")
+    return number
 
 
 def is_token(found: Any, least: int = 0) -> bool:

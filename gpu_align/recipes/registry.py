@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .pack import MAX_BYTES, PackError, RecipePack, shown
+from .pack import MAX_BYTES, PackError, RecipePack, shown, write_at_once
 
 INDEX = "index.json"
 #: What may stand for a pack's name: the pack that comes with the library, and none.
@@ -76,11 +75,8 @@ class Registry:
         Raises:
             PackError: neither the index nor the disk has it.
         """
-        if any(pack.task == name.partition("@")[0] for pack in self.packs):
-            return self.folder / self.find(name).file
-        if Path(name).is_file():
-            return Path(name)
-        return self.folder / self.find(name).file
+        is_task = any(pack.task == name.partition("@")[0] for pack in self.packs)
+        return Path(name) if not is_task and Path(name).is_file() else self.folder / self.find(name).file
 
     def load(self, name: str) -> tuple[str, RecipePack]:
         """A pack and what it is called: its task, or the stem of its file.
@@ -149,9 +145,7 @@ class Registry:
     def _save(self) -> None:
         self.packs.sort(key=lambda pack: (pack.task, pack.version))
         text = json.dumps({"format": 1, "packs": [asdict(pack) for pack in self.packs]}, indent=2) + "\n"
-        passing = self.folder / f"{INDEX}.{os.getpid()}.tmp"
-        passing.write_text(text, encoding="utf-8")
-        passing.replace(self.folder / INDEX)
+        write_at_once(self.folder / INDEX, text.encode())
 
 
 def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, RecipePack]:

@@ -51,14 +51,9 @@ class StepView:
     """A slot a request on the CPU, and what a step sees of each.
 
     Args:
-        predictions: token ids of each request's prediction.
-        prompt_lens: tokens of each prompt.
-        max_context_len: T of the drafter: which positions of the context it remembers depends on it.
-        config: of the drafter; the defaults if None.
+        predictions, prompt_lens: of each request; of all the others, which are those of `Explainer`.
         recipes: of the drafter, for K.
         tables: what a choice is made by, for K; those of `config` if None.
-        recipe_packs: bit i: the requests use recipe pack i.
-        text_kind: what the predictions are, see `gpu_align.ops.constants`.
 
     Attributes:
         token_ids: [R, T] int32, for the caller to write prompts and outputs in.

@@ -43,7 +43,7 @@ def words_of(text: str) -> list[str]:
 
 
 def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe]]:
-    """Words with their counts, and recipes; see `RecipePack.learn`.
+    """Words with their counts, the most frequent first, and recipes; see `RecipePack.learn`.
 
     ::
 
@@ -54,6 +54,7 @@ def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe
             if it was seen MIN_SEEN times, and several sources write the word there (or there is one source):
                 if nothing is told, or told != word and before < MIN_LIKELY:    keep it if share >= MIN_LIKELY
                 else:    keep it if told != word or abs(before - share) >= SAME
+        words: those of recipes, and those seen MIN_SEEN times, in several sources
 
     The loop is over lengths; contexts of one length are rows of arrays, numbered in the order in which `np.unique`
     finds them.
@@ -86,7 +87,12 @@ def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe
         for i in kept[np.lexsort(spelled[kept].T[::-1])]:
             words = tuple(spellings[w] for w in spelled[i])
             recipes.append(Recipe(words, spellings[top.word[i]], int(top.hits[i]), int(top.seen[i])))
-    return _named_words(spellings, stream, recipes), recipes
+    # Each word is a context of its own, behind which nothing in particular comes.
+    found = _likeliest(stream.word, np.zeros_like(stream.word), stream.source, len(spellings))
+    often = (found.seen >= MIN_SEEN) & (found.in_several | stream.is_one)
+    named = {word for recipe in recipes for word in (*recipe.context, recipe.word)}
+    ranked = [w for w in np.argsort(-found.seen, kind="stable") if often[w] or spellings[w] in named]
+    return {spellings[w]: int(found.seen[w]) for w in ranked}, recipes
 
 
 class _Stream(NamedTuple):
@@ -142,13 +148,3 @@ def _likeliest(context: IntArray, word: IntArray, source: IntArray, num_contexts
     best = order[np.searchsorted(context[order], np.arange(num_contexts), side="right") - 1]
     seen = np.bincount(context, hits, num_contexts).astype(np.int64)
     return _Likeliest(word[best], hits[best], seen, several[best])
-
-
-def _named_words(spellings: list[str], stream: _Stream, recipes: list[Recipe]) -> dict[str, int]:
-    """Words with their counts, the most frequent first: those of recipes, and those that are seen often."""
-    # As what follows nothing in particular: each word is a context of its own.
-    found = _likeliest(stream.word, np.zeros_like(stream.word), stream.source, len(spellings))
-    often = (found.seen >= MIN_SEEN) & (found.in_several | stream.is_one)
-    named = {word for recipe in recipes for word in (*recipe.context, recipe.word)}
-    ranked = np.argsort(-found.seen, kind="stable")
-    return {spellings[w]: int(found.seen[w]) for w in ranked if often[w] or spellings[w] in named}
