@@ -343,8 +343,8 @@ def try_fault(copy: Path, fault: Fault, tests: list[str], seconds: float) -> dic
 def check(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Plant the faults of one checkout, one after the other; the rows of the table.
 
-    First with the test that found the fault in an earlier run, then with those that reach it. In the end the tests
-    that went red run without a fault: one that is red then has found nothing.
+    First with the test that found the fault in an earlier run, then with those that reach it. Then the tests that
+    went red run without a fault: what one that is red again has found is looked for without it.
     """
     digest = hashlib.sha256(f"{options.seed} {options.count}".encode())
     for path in sorted(path for folder in (*PACKAGES, "tests") for path in (tree / folder).rglob("*.py")):
@@ -371,21 +371,25 @@ def check(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                     done[fault.key] = row
                     kept.write_text(json.dumps(state))
         left = [fault for fault in faults if fault.key not in done]
-        if not all(fault.key in reached for fault in left):
-            reached |= map_tests(copy, left)
-        for fault in left:
-            done[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
-            kept.write_text(json.dumps(state))
+        while True:
+            if not all(fault.key in reached for fault in left):
+                reached |= map_tests(copy, left)
+            for fault in left:
+                done[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
+                kept.write_text(json.dumps(state))
+            finders = {done[fault.key]["found_by"] for fault in faults}
+            _, lines = run_tests(copy, sorted(test for test in finders if "::" in test), 1800.0)
+            red = {test for test, outcome, _ in lines if outcome == "failed"}
+            left = [fault for fault in faults if done[fault.key]["found_by"] in red]
+            for test, tests in ((test, tests) for test in red for tests in reached.values()):
+                tests.pop(test, None)
+            if not left:
+                break
         for fault in faults if options.engines else []:
             if fault.part == "plugin" and not done[fault.key]["found_by"]:
                 done[fault.key] = try_fault(copy, fault, *of_engines(copy, fault))
                 kept.write_text(json.dumps(state))
-        rows = [done[fault.key] for fault in faults]
-        _, lines = run_tests(
-            copy, sorted({row["found_by"] for row in rows if "::" in row["found_by"]}), 1800.0
-        )
-    red = {test for test, outcome, _ in lines if outcome == "failed"}
-    return [{**row, "found_by": "" if row["found_by"] in red else row["found_by"]} for row in rows]
+        return [done[fault.key] for fault in faults]
 
 
 def main() -> int:
