@@ -91,6 +91,9 @@ def test_tokens_after_the_end_do_not_count(sampled: list[int], before: int, kept
     rule = StopRule(frozenset({9}), max_tokens=10)
     assert rule.kept(sampled, before) == kept
     assert rule.ends(sampled[:kept], before) is ends
+    state = RequestState("r", RequestContent(np.zeros(0, np.int32)), rule, prompt_len=5)
+    state.settle(sampled, 5 + before + len(sampled))
+    assert state.ended is ends
     assert StopRule().kept(sampled, before) == len(sampled)
     assert StopRule().ends(sampled, before) is False
 
