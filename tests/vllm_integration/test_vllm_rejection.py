@@ -52,6 +52,7 @@ def test_each_draft_gets_the_value_of_its_request(mended: Any, dtype: torch.dtyp
     assert expanded.dtype == dtype
     assert x.tolist() == [7, 0, 5, 9]
     assert mended.expand_batch_to_tokens(x, ends * 0, 0).tolist() == []
+    assert mended.expand_batch_to_tokens(x * 0 + 1, ends, 6).tolist() == [1] * 6  # nothing is replaced
 
 
 def test_drafts_are_scaled_and_masked_by_their_own_request(mended: Any) -> None:
