@@ -90,7 +90,9 @@ class BackgroundTokenPredictor(TokenPredictor):
             self._check_disposed()
             self._stopped = False
             if self.background:
-                self._start_thread()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name=type(self).__name__, daemon=True)
+                    self._thread.start()
                 self._changed.notify_all()
                 self._changed.wait_for(self._is_enough)
                 self._check_disposed()
@@ -133,11 +135,6 @@ class BackgroundTokenPredictor(TokenPredictor):
     def _wants_more(self) -> bool:
         idle = self._stopped or self._ended or self._error is not None
         return not idle and len(self._predicted) < self.max_prediction_tokens
-
-    def _start_thread(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=type(self).__name__, daemon=True)
-            self._thread.start()
 
     def _work(self) -> None:
         while True:
@@ -254,7 +251,14 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         self._cached: list[int] = []
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
-        self._check_vocabulary(options)
+        if self.tokenizer is not None and options.tokenizer is not None:
+            if self.tokenizer.get_vocab() != options.tokenizer.get_vocab():
+                raise VocabularyError("draft model: its tokenizer has other tokens than the target's")
+        elif options.vocab_size not in (None, self._vocab_size):
+            raise VocabularyError(
+                f"draft model: expected a vocabulary of {options.vocab_size} tokens, as the target has, "
+                f"found {self._vocab_size}"
+            )
         super().reset(state_tokens, options)
 
     @torch.no_grad()
@@ -282,13 +286,3 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         super().dispose()
         if not self.background:  # else the thread may be at it; it goes with the predictor
             self._cache, self._cached = None, []
-
-    def _check_vocabulary(self, options: PredictorOptions) -> None:
-        if self.tokenizer is not None and options.tokenizer is not None:
-            if self.tokenizer.get_vocab() != options.tokenizer.get_vocab():
-                raise VocabularyError("draft model: its tokenizer has other tokens than the target's")
-        elif options.vocab_size not in (None, self._vocab_size):
-            raise VocabularyError(
-                f"draft model: expected a vocabulary of {options.vocab_size} tokens, as the target has, "
-                f"found {self._vocab_size}"
-            )

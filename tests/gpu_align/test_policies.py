@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_align.policies import POLICIES, Cursor, OpenAI, Policy
+from gpu_align import simulate
+from gpu_align.policies import (
+    POLICIES,
+    Cursor,
+    InputLookup,
+    OpenAI,
+    Policy,
+    PromptLookup,
+    SuffixDecoding,
+)
+from gpu_align.predictors import DisposedError, PredictorOptions
 
 ALL = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
 TOKENS = st.lists(st.integers(0, 5), max_size=40)
@@ -93,6 +105,25 @@ def test_start_forgets_and_propose_repeats(
     for token in output:
         assert fresh.propose() == fresh.propose()
         fresh.extend([token])
+
+
+@ALL
+def test_a_policy_is_a_predictor(make: Callable[[], Policy]) -> None:
+    """`replay` asks it as a predictor, and finds what the loop here finds."""
+    rng = random.Random(5)
+    prediction = [rng.randrange(9) for _ in range(120)]
+    output = [t if rng.random() < 0.9 else rng.randrange(9) for t in prediction if rng.random() < 0.97]
+    for prefill in (False, True):
+        found = simulate.replay(make(), simulate.Record("", [3, 4], prediction, output), 4, prefill)
+        expected = replay(make(), prediction, output, 4, [3, 4], prefill)
+        assert (found.steps, found.accepted) == (expected.steps, expected.accepted)
+    policy = make()
+    policy.reset([3, 4], PredictorOptions(num_draft_tokens=4, prediction=tuple(prediction)))
+    policy.push_tokens(output[:5])
+    assert policy.state_tokens == [3, 4, *output[:5]]
+    policy.dispose()
+    with pytest.raises(DisposedError):
+        policy.predict_tokens()
 
 
 @ALL
@@ -245,7 +276,30 @@ def test_openai_seeded_edits_are_counted_like_the_replay() -> None:
         assert (policy.accepted, policy.rejected) == (result.accepted, result.rejected)
 
 
-@pytest.mark.parametrize("argument", ["lookahead", "resume_after"])
-def test_openai_refuses_zero(argument: str) -> None:
-    with pytest.raises(ValueError, match=f"{argument}: expected an integer >= 1, got 0"):
-        OpenAI(**{argument: 0})
+BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any], str]] = [
+    (OpenAI, {"lookahead": 0}, "lookahead: expected an integer >= 1, got 0"),
+    (OpenAI, {"resume_after": 0}, "resume_after: expected an integer >= 1, got 0"),
+    (OpenAI, {"resume_delay": -1}, "resume_delay: expected an integer >= 0, got -1"),
+    (PromptLookup, {"pattern_min": 0}, "pattern_min: expected an integer >= 1, got 0"),
+    (PromptLookup, {"pattern_min": 4, "pattern_max": 3}, "pattern_max: expected an integer >= 4, got 3"),
+    (PromptLookup, {"prediction_min": 0}, "prediction_min: expected an integer >= 1, got 0"),
+    (
+        PromptLookup,
+        {"prediction_min": 3, "prediction_max": 2},
+        "prediction_max: expected an integer >= 3, got 2",
+    ),
+    (PromptLookup, {"tie": "first"}, "tie: expected 'latest' or 'earliest', got 'first'"),
+    (InputLookup, {"pattern_max": 0}, "pattern_max: expected an integer >= 1, got 0"),
+    (InputLookup, {"prediction_max": 0}, "prediction_max: expected an integer >= 1, got 0"),
+    (SuffixDecoding, {"max_spec_factor": -1}, "max_spec_factor: expected a number >= 0, got -1"),
+    (SuffixDecoding, {"min_token_prob": 2}, "min_token_prob: expected 0 <= p <= 1, got 2"),
+    (SuffixDecoding, {"max_tree_depth": 0}, "max_tree_depth: expected an integer >= 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "message"), BAD_ARGUMENTS)
+def test_bad_arguments_are_named(
+    make: Callable[..., Policy], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(**arguments)

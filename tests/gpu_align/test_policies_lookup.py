@@ -253,25 +253,3 @@ def test_input_lookup_follows_its_match_instead_of_looking_again() -> None:
     assert policy.propose() == [6, 7, 8]
     policy.extend([0])
     assert policy.propose() == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"pattern_min": 0}, "pattern_min: expected an integer >= 1, got 0"),
-        ({"pattern_min": 4, "pattern_max": 3}, "pattern_max: expected an integer >= 4, got 3"),
-        ({"prediction_min": 0}, "prediction_min: expected an integer >= 1, got 0"),
-        ({"prediction_min": 3, "prediction_max": 2}, "prediction_max: expected an integer >= 3, got 2"),
-        ({"tie": "first"}, "tie: expected 'latest' or 'earliest', got 'first'"),
-    ],
-)
-def test_prompt_lookup_names_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PromptLookup(**arguments)
-
-
-def test_input_lookup_names_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="pattern_max: expected an integer >= 1, got 0"):
-        InputLookup(pattern_max=0)
-    with pytest.raises(ValueError, match="prediction_max: expected an integer >= 1, got 0"):
-        InputLookup(prediction_max=0)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.policies import OPTIONAL_POLICIES
 from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import (
     SWEEP,
@@ -199,16 +198,6 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
     )
     with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
         make_policies(["suffix_decoding"], RECORDS, 8)
-
-
-def test_suffix_decoding_arguments() -> None:
-    with pytest.raises(ValueError, match="max_spec_factor"):
-        suffix_decoding.SuffixDecoding(-1)
-    with pytest.raises(ValueError, match="min_token_prob"):
-        suffix_decoding.SuffixDecoding(1, min_token_prob=2)
-    with pytest.raises(ValueError, match="max_tree_depth"):
-        suffix_decoding.SuffixDecoding(1, max_tree_depth=0)
-    assert {"suffix_decoding", "suffix_decoding_4", "suffix_decoding_4_deep"} <= set(OPTIONAL_POLICIES)
 
 
 @pytest.mark.parametrize(("drafts", "stays_below"), [(100, 0.098), (10_000, 0.0098)])

@@ -30,7 +30,7 @@ from .policies import (
 )
 from .records import Record, read_records, records_of_files, records_of_git
 from .replay import Decile, PairResult, PolicyResult, Reliability, replay, simulate
-from .report import to_html, to_json, write_html, write_json
+from .report import to_html, to_json
 from .tokenizers import TextTokenizer, line_ending_ids, load_tokenizer, token_texts
 
 __all__ = [
@@ -68,6 +68,4 @@ __all__ = [
     "to_json",
     "token_texts",
     "tokenizer_of",
-    "write_html",
-    "write_json",
 ]

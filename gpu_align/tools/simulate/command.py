@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -85,9 +86,10 @@ def run(
                 "drafter": [asdict(simulate.config_of(setting)) for setting in combined],
             },
         }
-        simulate.write_json(results, num_draft_tokens, outputs.json, about)
+        found = simulate.to_json(results, num_draft_tokens, about)
+        outputs.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if outputs.html is not None:
-        simulate.write_html(records, results, num_draft_tokens, outputs.html)
+        outputs.html.write_text(simulate.to_html(records, results, num_draft_tokens), encoding="utf-8")
     title = f"up to {num_draft_tokens} draft tokens a step"
     print_table(title, TABLE_HEADER, table_rows(results), words=["policy"], folded="policy")
     for written in outputs:

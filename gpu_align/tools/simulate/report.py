@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import bisect
+import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,34 +41,16 @@ def to_json(
     """
     counts = ("output_tokens", "steps", "accepted", "rejected")
     figures = (*counts, "tokens_per_step", "rejected_per_accepted", "propose_us_median")
-    policies = {
-        result.name: {
-            **_named(figures, result),
-            "pairs": [_named(("id", *counts), pair) for pair in result.pairs],
-        }
-        for result in results
-    }
+    policies = {}
+    for result in results:
+        pairs = [{name: getattr(pair, name) for name in ("id", *counts)} for pair in result.pairs]
+        policies[result.name] = {**{name: getattr(result, name) for name in figures}, "pairs": pairs}
     return {
         "version": __version__,
         **(about or {}),
         "num_draft_tokens": num_draft_tokens,
         "policies": policies,
     }
-
-
-def _named(names: Sequence[str], result: PolicyResult | PairResult) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in names}
-
-
-def write_json(
-    results: Sequence[PolicyResult],
-    num_draft_tokens: int,
-    path: Path,
-    about: Mapping[str, Any] | None = None,
-) -> None:
-    """Write `to_json` to `path`."""
-    found = to_json(results, num_draft_tokens, about)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
@@ -98,7 +80,11 @@ def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draf
     Records with a tokenizer show text, the others token ids. `gpu_align` is shown first, or else the first
     policy; the others follow in their order as long as there is room (`MAX_PAGE_TOKENS`).
     """
-    shown, left_out = _that_fit(results)
+    # The sort is stable; behind our name there may be settings.
+    ordered = sorted(results, key=lambda result: result.name.split(" ")[0] != "gpu_align")
+    used = list(itertools.accumulate(result.output_tokens for result in ordered))
+    num_shown = max(1, bisect.bisect_right(used, MAX_PAGE_TOKENS))
+    shown, left_out = ordered[:num_shown], [result.name for result in ordered[num_shown:]]
     present = {int(origin) for result in shown for pair in result.pairs for origin in np.unique(pair.origins)}
     parts = [
         html.note(
@@ -113,7 +99,9 @@ def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draf
     if left_out:
         parts.append(html.note(f"Not shown, to keep the page small: {', '.join(left_out)}."))
     for index, record in enumerate(records):
-        texts = _shown_tokens(record)
+        texts = [f"{token} " for token in record.output]
+        if record.tokenizer is not None:
+            texts = token_texts(load_tokenizer(record.tokenizer), record.output)
         pairs = [result.pairs[index] for result in shown]
         outputs = [html.tokens(texts, pair.origins.tolist(), pair.step_of.tolist()) for pair in pairs]
         if len(shown) > 1:
@@ -126,35 +114,9 @@ def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draf
     return html.page("gpu-align simulate", parts)
 
 
-def _that_fit(results: Sequence[PolicyResult]) -> tuple[list[PolicyResult], list[str]]:
-    # The sort is stable; behind our name there may be settings.
-    ordered = sorted(results, key=lambda result: result.name.split(" ")[0] != "gpu_align")
-    shown: list[PolicyResult] = []
-    used = 0
-    for result in ordered:
-        if shown and used + result.output_tokens > MAX_PAGE_TOKENS:
-            break
-        shown.append(result)
-        used += result.output_tokens
-    return shown, [result.name for result in ordered[len(shown) :]]
-
-
-def _shown_tokens(record: Record) -> list[str]:
-    if record.tokenizer is None:
-        return [f"{token} " for token in record.output]
-    return token_texts(load_tokenizer(record.tokenizer), record.output)
-
-
 def _pair_note(pair: PairResult) -> str:
     return (
         f"{pair.output_tokens:,} tokens in {pair.steps:,} steps "
         f"({pair.output_tokens / pair.steps:.1f} a step), "
         f"{pair.accepted:,} accepted, {pair.rejected:,} rejected"
     )
-
-
-def write_html(
-    records: Sequence[Record], results: Sequence[PolicyResult], num_draft_tokens: int, path: Path
-) -> None:
-    """Write `to_html` to `path`."""
-    path.write_text(to_html(records, results, num_draft_tokens), encoding="utf-8")
