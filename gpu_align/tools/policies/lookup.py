@@ -190,10 +190,9 @@ class SuffixDecoding(Policy):
             score(m) = sum of the estimated probabilities along path(m)
         return the path of highest score, the longer match where scores are equal
 
-    The prediction goes where a user of vLLM would put it: at the end of the prompt. The tree of earlier responses
-    holds those of `earlier`, and is off without them, as every output is replayed once. It is asked as well, and
-    the draft of higher score is taken, the request's own where scores are equal. What is replayed does not enter
-    it: a draft would depend on what was replayed before.
+    The prediction goes where a user of vLLM would put it: at the end of the prompt. A tree of earlier responses is
+    asked as well where there is one, and the draft of higher score is taken, the request's own where scores are
+    equal. What is replayed does not enter it: a draft would depend on what was replayed before.
 
     Args:
         max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1.
@@ -244,28 +243,22 @@ class SuffixDecoding(Policy):
         self._tail = (self._tail + tokens)[-self._max_tree_depth :]
 
     def _draft(self) -> list[int]:
-        draft = self._speculate(self._cache)
-        if self._earlier is not None:
-            other = self._speculate(self._earlier.cache)
-            draft = draft if draft.score >= other.score else other
-        return list(draft.token_ids)
-
-    def _speculate(self, cache: Any) -> Any:
-        return cache.speculate(
-            _REQUEST,
-            self._tail,
-            max_spec_tokens=self._num_draft_tokens,
-            max_spec_factor=self._max_spec_factor,
-            min_token_prob=self._min_token_prob,
-        )
+        drafts = [
+            cache.speculate(
+                _REQUEST,
+                self._tail,
+                max_spec_tokens=self._num_draft_tokens,
+                max_spec_factor=self._max_spec_factor,
+                min_token_prob=self._min_token_prob,
+            )
+            for cache in (self._cache, *([] if self._earlier is None else [self._earlier.cache]))
+        ]
+        # Of equal scores, max takes the first.
+        return list(max(drafts, key=lambda draft: draft.score).token_ids)
 
 
 class EarlierResponses:
     """Arctic's tree of earlier responses, filled once and then only asked; any number of policies may share it.
-
-    Args:
-        responses: token ids of each.
-        max_tree_depth: as in `SuffixDecoding`.
 
     Raises:
         MissingExtraError: arctic-inference cannot be imported.
@@ -313,8 +306,7 @@ class RecipeLookup(Policy):
             if tokens[-n:] has a recipe:
                 return its continuation, as far as survival >= min_survival
 
-    The longest context decides, also where its continuation is empty or not likely enough. A continuation is as
-    long as the table has it, a few tokens; its end is not looked up again.
+    The longest context decides, also where its continuation is empty or not likely enough.
 
     Args:
         recipes: the table, of `gpu_align.RecipePack.tokenize`.

@@ -228,8 +228,7 @@ class OpenAI(Policy):
         self._begin()
 
     def _begin(self) -> None:
-        self.accepted = 0
-        self.rejected = 0
+        self.accepted = self.rejected = 0
         self._cursor = 0
         self._aligned = True
         self._delay = 0  # tokens that have to pass before the next draft
@@ -320,7 +319,12 @@ class MyersFrontier:
         self._length = grown
         self._slide()
         while not len(self.ends()):
-            self._next_layer()
+            # One more edit: from k - 1 by skipping a token of a, from k + 1 by inserting one of b.
+            deleted = np.concatenate([[_UNREACHED], self._furthest + 1])
+            inserted = np.concatenate([self._furthest, [_UNREACHED]])
+            deleted[deleted > len(self._a)] = _UNREACHED
+            self.edits += 1
+            self._furthest = np.maximum(deleted, inserted)
             self._slide()
 
     def ends(self) -> _Int:
@@ -331,14 +335,6 @@ class MyersFrontier:
 
     def _diagonals(self) -> _Int:
         return np.arange(-self.edits, self.edits + 1, 2, dtype=np.int64)
-
-    def _next_layer(self) -> None:
-        """One more edit: from k - 1 by skipping a token of ``a``, from k + 1 by inserting one of ``b``."""
-        deleted = np.concatenate([[_UNREACHED], self._furthest + 1])
-        inserted = np.concatenate([self._furthest, [_UNREACHED]])
-        deleted[deleted > len(self._a)] = _UNREACHED
-        self.edits += 1
-        self._furthest = np.maximum(deleted, inserted)
 
     def _slide(self) -> None:
         """Move every path along its diagonal while the tokens are equal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import threading
@@ -17,11 +18,12 @@ _HUB_PATIENCE = 5
 
 
 class TextTokenizer(Protocol):
-    """What the simulator, the corpus and the pages use of a tokenizer."""
+    """What the simulator, the corpus and the pages use of a tokenizer.
 
-    #: The name or path that it was loaded by.
+    name: the name or path that it was loaded by. vocab_size: ids are in ``[0, vocab_size)``.
+    """
+
     name: str
-    #: Ids are in ``[0, vocab_size)``.
     vocab_size: int
 
     def encode(self, text: str) -> list[int]:
@@ -95,7 +97,11 @@ class TransformersTokenizer:
             raise ValueError(_unreadable(name_or_path, why)) from error
         self.vocab_size = len(self._tokenizer)
         self._special = set(self._tokenizer.all_special_ids)
-        self._byte_level = _is_byte_level(self._tokenizer)
+        # Pieces are written in GPT-2's byte alphabet where a newline becomes this.
+        pieces = self._tokenizer.convert_ids_to_tokens(
+            self._tokenizer.encode("a\nb", add_special_tokens=False)
+        )
+        self._byte_level = any("Ċ" in piece for piece in pieces)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -146,12 +152,6 @@ def hub_is_out_of_reach() -> str:
     return failed[0] if failed else ""
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether pieces are written in GPT-2's byte alphabet, found by what a newline becomes."""
-    pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode("a\nb", add_special_tokens=False))
-    return any("Ċ" in piece for piece in pieces)
-
-
 @lru_cache(maxsize=1)
 def _byte_level_table() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others sit from U+0100 on."""
@@ -181,8 +181,6 @@ def token_texts(tokenizer: TextTokenizer, ids: Iterable[int]) -> list[str]:
     A character whose bytes span several tokens is shown whole at the token that completes it; the
     tokens before it show nothing. Bytes that never become UTF-8 show as U+FFFD.
     """
-    import codecs
-
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [
         decoder.decode(tokenizer.token_bytes(i) if 0 <= i < tokenizer.vocab_size else b"\xff") for i in ids
