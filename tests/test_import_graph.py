@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,9 @@ TRIED = {"gpu_align.ops.jit": {"numba"}}
 TOOLS, CALLS_TOOLS = "gpu_align.tools.", {"gpu_align.predictors.input_lookup"}
 
 
+_parsed = lru_cache(maxsize=1000)(ast.parse)
+
+
 class Import(NamedTuple):
     importer: str
     imported: str
@@ -64,7 +68,7 @@ def imports(modules: Mapping[str, str]) -> list[Import]:
     found = []
     for importer, source in modules.items():
         is_package = any(name.startswith(importer + ".") for name in modules)
-        for node, at_top in _statements(ast.parse(source).body, at_top=True):
+        for node, at_top in _statements(_parsed(source).body, at_top=True):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -102,7 +106,7 @@ def violations(modules: Mapping[str, str]) -> list[str]:
 
 def _private_names(modules: Mapping[str, str]) -> Iterator[str]:
     for importer, source in modules.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(_parsed(source)):
             for alias in node.names if isinstance(node, ast.ImportFrom) else ():
                 if alias.name.startswith("_") and not alias.name.startswith("__"):
                     yield f"{importer} imports the private name {alias.name} of {node.module}"
@@ -111,7 +115,7 @@ def _private_names(modules: Mapping[str, str]) -> Iterator[str]:
 def _class_names(modules: Mapping[str, str]) -> Iterator[str]:
     places = defaultdict(list)
     for module, source in modules.items():
-        for node in ast.parse(source).body:
+        for node in _parsed(source).body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     for name, found in sorted(places.items()):

@@ -51,7 +51,7 @@ class StepLaunch:
         settings: StepSettings,
     ) -> None:
         # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-        from .kernels.step import step_kernel
+        from .kernels import step as kernels
 
         K = out.token_ids.shape[1]
         bound = {
@@ -80,8 +80,8 @@ class StepLaunch:
             "BLOCK_K": max(32, 1 << (K - 1).bit_length()),
             "HAS_SHAPES": recipes.has_shapes,
         }
-        names = step_kernel.arg_names
-        self._kernel = step_kernel
+        names = kernels.step_kernel.arg_names
+        self._kernels = kernels
         # In the kernel's order, with places for what a call brings: `_CALL` behind the first, T behind the second.
         self._before = tuple(bound[name] for name in names[: names.index(_CALL[0])])
         rest = names[names.index(_CALL[-1]) + 1 :]
@@ -110,7 +110,9 @@ class StepLaunch:
         if self._compiled is not None:
             self._compiled[grid](*args, *self._sizes.values())
             return
-        self._compiled = self._kernel[grid](*args, **self._sizes, **compile_options(self._sizes["K"]))
+        self._compiled = self._kernels.step_kernel[grid](
+            *args, **self._sizes, **compile_options(self._sizes["K"])
+        )
 
 
 def compile_options(K: int) -> dict[str, int]:
