@@ -67,7 +67,6 @@ def _told(message: str, code: int) -> int:
 app = typer.Typer(
     name="gpu-align",
     cls=OneLineErrors,
-    help="Predicted outputs for LLM serving: replay, check and show what a prediction is worth.",
     no_args_is_help=True,
     # A traceback that prints local variables would print predictions.
     pretty_exceptions_enable=False,
@@ -247,8 +246,7 @@ def doctor_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
     deep: Annotated[
-        bool,
-        typer.Option("--deep", help="import vLLM (a minute) instead of reading its sources"),
+        bool, typer.Option("--deep", help="import vLLM (a minute) instead of reading its sources")
     ] = False,
 ) -> None:
     """Examine this machine: what is installed, whether drafting works, and the command that mends what does not.

@@ -102,65 +102,40 @@ def print_table(
     return console
 
 
-#: Command → its examples: what it is good for, and the line.
-EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+#: Command → its examples.
+EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
-        ("Every drafter on a file of records", "gpu-align simulate pairs.jsonl"),
-        (
-            "Two drafters, the figures as JSON",
-            "gpu-align simulate pairs.jsonl --policy gpu_align --policy prompt_lookup -k 32 --json out.json",
-        ),
-        (
-            "One edit: what the old file saves of the new one",
-            "gpu-align simulate --before old.py --after new.py --policy gpu_align --html page.html",
-        ),
-        (
-            "The edits of the last commits of a repository",
-            "gpu-align simulate --git HEAD~2..HEAD --repo project --suffix .py --policy gpu_align",
-        ),
+        "gpu-align simulate pairs.jsonl",
+        "gpu-align simulate pairs.jsonl --policy gpu_align --policy prompt_lookup -k 32 --json out.json",
+        "gpu-align simulate --before old.py --after new.py --policy gpu_align --html page.html",
+        "gpu-align simulate --git HEAD~2..HEAD --repo project --suffix .py --policy gpu_align",
     ),
     "policies": (
-        ("All drafters", "gpu-align policies"),
-        ("Options and source of one", "gpu-align policies openai"),
+        "gpu-align policies",
+        "gpu-align policies openai",
     ),
-    "recipes learn": (
-        ("From two projects", "gpu-align recipes learn own.json.gz projects/one projects/two --suffix .py"),
-    ),
-    "recipes observe": (
-        (
-            "From samples of a model",
-            "gpu-align recipes observe samples.jsonl --tokenizer tekken --out observed.json.gz",
-        ),
-    ),
-    "recipes merge": (("Two packs", "gpu-align recipes merge one.json.gz two.json.gz --out both.json.gz"),),
-    "recipes report": (
-        (
-            "What a pack is worth on a model's outputs",
-            "gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json",
-        ),
-    ),
-    "recipes show": (("The most frequent entries", "gpu-align recipes show base --top 5"),),
-    "recipes index": (("A folder for a server", "gpu-align recipes index packs"),),
+    "recipes learn": ("gpu-align recipes learn own.json.gz projects/one projects/two --suffix .py",),
+    "recipes observe": ("gpu-align recipes observe samples.jsonl --tokenizer tekken --out observed.json.gz",),
+    "recipes merge": ("gpu-align recipes merge one.json.gz two.json.gz --out both.json.gz",),
+    "recipes report": ("gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json",),
+    "recipes show": ("gpu-align recipes show base --top 5",),
+    "recipes index": ("gpu-align recipes index packs",),
     "tune": (
-        ("From requests with their predictions", "gpu-align tune traffic.jsonl --out table.json"),
-        (
-            "With a recipe pack, which holds words of them",
-            "gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken",
-        ),
+        "gpu-align tune traffic.jsonl --out table.json",
+        "gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken",
     ),
     "report": (
-        ("One request", "gpu-align report logs/chatcmpl-1.yaml --html page.html"),
-        ("All requests of a folder", "gpu-align report logs --top 3 --json requests.json"),
+        "gpu-align report logs/chatcmpl-1.yaml --html page.html",
+        "gpu-align report logs --top 3 --json requests.json",
     ),
     "doctor": (
-        ("The verdict", "gpu-align doctor"),
-        ("Everything, for a bug report", "gpu-align doctor -v"),
-        ("For a script", "gpu-align doctor --json"),
+        "gpu-align doctor",
+        "gpu-align doctor -v",
+        "gpu-align doctor --json",
     ),
 }
 
 
-def epilog(examples: str | Sequence[tuple[str, str]]) -> str:
-    """The examples of a command, or those given, for ``@app.command(..., epilog=...)``."""
-    lines = EXAMPLES[examples] if isinstance(examples, str) else examples
-    return "\n\n".join(["Examples:", *(f"  {line}" for _, line in lines)])
+def epilog(command: str) -> str:
+    """The examples of a command, for ``@app.command(..., epilog=...)``."""
+    return "\n\n".join(["Examples:", *(f"  {line}" for line in EXAMPLES[command])])

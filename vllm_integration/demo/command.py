@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from gpu_align.tools.console import epilog, refuse
+from gpu_align.tools.console import refuse
 
-EXAMPLES = (("A tiny model, made here", "gpu-align demo --out demo_out"),)
+EXAMPLE = "gpu-align demo --out demo_out"
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("demo", epilog=epilog(EXAMPLES))(demo_command)
+    app.command("demo", epilog=f"Examples:\n\n  {EXAMPLE}")(demo_command)
 
 
 def demo_command(

@@ -22,7 +22,7 @@ from gpu_align import RecipePack
 from gpu_align.tools.cli import app
 from gpu_align.tools.console import EXAMPLES
 from gpu_align.tools.doctor import Finding
-from vllm_integration.demo.command import EXAMPLES as DEMO_EXAMPLES
+from vllm_integration.demo.command import EXAMPLE as DEMO
 
 ROOT = Path(__file__).parents[3]
 OLD = "def load(path):\n    with open(path) as file:\n        return file.read()\n"
@@ -116,7 +116,7 @@ def _served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("command", "line"),
-    [(command, line) for command, lines in {**EXAMPLES, "demo": DEMO_EXAMPLES}.items() for _, line in lines],
+    [(command, line) for command, lines in {**EXAMPLES, "demo": (DEMO,)}.items() for line in lines],
 )
 def test_an_example_runs(command: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.startswith(f"gpu-align {command}")
