@@ -31,7 +31,7 @@ def broken(*_: Any, **__: Any) -> Any:
     [
         (body_limit, "in_use"),
         (body_limit.Settings, "from_env"),
-        (body_limit, "_content_length"),
+        (body_limit, "_to_be_read"),
         (body_limit, "BodyScan"),
         (body_limit.BodyScan, "feed"),
         (body_limit.BodyScan, "_look_for_key"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from vllm_fakes import config
 from vllm_integration.config import engine_config
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.frontend.body import BodyLimit
+
+DOCUMENTED = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
 
 
 def test_all_that_cannot_be_read_is_told_in_one_line() -> None:
@@ -34,7 +37,9 @@ def test_a_very_long_value_names_its_variable_too(name: str) -> None:
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_every_setting_says_what_it_expects_and_is_in_the_table(name: str) -> None:
     assert Settings.model_fields[name].description
-    assert f"| `GPU_ALIGN_{name.upper()}` |" in str(Settings.__doc__)
+    assert f"| `GPU_ALIGN_{name.upper()}` |" in (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def post_init(method: str) -> list[Any]:

@@ -74,34 +74,7 @@ def _count(of: str, *, least: int = 1) -> Any:
 
 
 class Settings(BaseModel):
-    """The `GPU_ALIGN_*` environment variables.
-
-    | variable | default | meaning |
-    |---|---|---|
-    | `GPU_ALIGN_STRICT` | 0 | 1: a vLLM seam that is missing raises instead of turning the plugin off |
-    | `GPU_ALIGN_DRAFT_WITHOUT_PREDICTION` | 0 | 1: draft for requests without a prediction too |
-    | `GPU_ALIGN_MAX_PREDICTION_TOKENS` | the model's context length | longer predictions are cut there |
-    | `GPU_ALIGN_ARENA_TOKENS` | 4194304, or less where less can hold all | tokens of all predictions together |
-    | `GPU_ALIGN_MAX_DRAFT_TOKENS` | half of `max_num_batched_tokens` | draft slots of a batch, V2 runner |
-    | `GPU_ALIGN_FILL_TOKENS` | 128 | up to so many tokens a step drafts count as free, V2 runner |
-    | `GPU_ALIGN_SURE` | 0.9, 0.92 for older drafts | drafts as likely as that are verified in any batch, V2 |
-    | `GPU_ALIGN_SURVIVAL_TABLE` | unset | a table of `gpu-align tune`, in place of the shipped one |
-    | `GPU_ALIGN_RECIPES` | base | packs to draft from: `base` is the library's own, `off` none (see below) |
-    | `GPU_ALIGN_RECIPE_REGISTRY` | unset | the folder of packs in which a `name@version` is looked up |
-    | `GPU_ALIGN_RECIPE_MISSES` | unset | directory for one file a worker: recipe tokens that were refuted |
-    | `GPU_ALIGN_RECIPE_MISSES_SHAPES` | 0 | 1: these files hold shapes of contexts, and no contexts |
-    | `GPU_ALIGN_MEMORY_TOKENS` | 0 | tokens of earlier answers that requests of the same `cache_salt` draft from |
-    | `GPU_ALIGN_BILL_REJECTED` | 0 | 1: `completion_tokens` includes rejected prediction tokens |
-    | `GPU_ALIGN_USAGE_DETAILS` | 0 | 1: `usage` also tells steps, and drafted and accepted tokens by source |
-    | `GPU_ALIGN_DEBUG_DIR` | unset | directory for one YAML file a request (see `debug_log`) |
-    | `GPU_ALIGN_DEBUG_LIVE` | 0 | 1: each step is appended to that file as it happens |
-    | `GPU_ALIGN_VERBOSE` | 0 | 1: one INFO line for each request that is drafted for; 2: and one for each step |
-    | `GPU_ALIGN_STRICT_LIMITS` | 0 | 1: a prediction over a limit is refused instead of cut |
-    | `GPU_ALIGN_MAX_PREDICTION_CHARS` | 16 a token of the limit above | text beyond is not tokenised |
-    | `GPU_ALIGN_MAX_PREDICTION_PARTS` | 1000 | parts of a prediction given as an array |
-    | `GPU_ALIGN_MAX_PREDICTION_DEPTH` | 8 | nesting of the field; without unknown keys it is 3 |
-    | `GPU_ALIGN_MAX_BODY_BYTES` | 4194304 | a longer request body that brings a prediction is refused |
-    | `GPU_ALIGN_MAX_BODY_ITEMS` | 40000 | and one with more keys, arrays and objects; 4 values count as one |
+    """The `GPU_ALIGN_*` environment variables; docs/deploy.md has a table of them.
 
     `GPU_ALIGN_RECIPES` is a list, separated by commas, of `base`, `name` or `name@version` of the registry, and
     paths. White space around a value counts for nothing, and an empty value is the default.

@@ -124,10 +124,7 @@ class BodyLimit:
 
     A body whose content-length is too short for either passes at once. Any other is read to its end, also one that
     is refused, because some clients read the answer only after they have sent everything; a refused body is not
-    kept.
-
-    A body that cannot be read here goes to vLLM as it is, with one ERROR line. (With `GPU_ALIGN_STRICT=1` the
-    error is raised.)
+    kept. A body that cannot be read here goes to vLLM as it is.
     """
 
     def __init__(self, app: App) -> None:
@@ -136,13 +133,21 @@ class BodyLimit:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(ENDPOINTS):
             return await self._app(scope, receive, send)
-        body = guard.run(_LIMIT, _to_be_read, scope)
+        body: _Body | None = guard.run(_LIMIT, _to_be_read, scope)
         if body is None:
             return await self._app(scope, receive, send)
-        messages = await body.read(receive)
-        if (found := body.exceeds()) is None:
+        messages: list[Message] = []
+        while not messages or messages[-1].get("more_body", False):
+            messages.append(await receive())
+            if messages[-1]["type"] != "http.request":  # the client has gone
+                return await self._app(scope, replay(messages, receive), send)
+            await body.look_at(messages[-1].get("body", b""))
+            if body.is_refused:
+                messages[-1] = {**messages[-1], "body": b""}
+                del messages[:-1]
+        if not body.is_refused:
             return await self._app(scope, replay(messages, receive), send)
-        reason, message = found
+        reason, message = body.exceeds()
         limits.count_refused(reason)
         await refuse(send, 413, message)
 
@@ -152,17 +157,9 @@ def _to_be_read(scope: Message) -> _Body | None:
     if not in_use(scope):
         return None
     settings = Settings.from_env()
-    if _content_length(scope) <= min(settings.max_body_bytes, settings.max_body_items):
-        return None
-    return _Body(settings)
-
-
-def _content_length(scope: Message) -> float:
-    """What the client says about its body's length; infinite when it says nothing."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return float("inf")
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    shortest = min(settings.max_body_bytes, settings.max_body_items)
+    return None if length.isdigit() and int(length) <= shortest else _Body(settings)
 
 
 def in_use(scope: Message) -> bool:
@@ -172,46 +169,31 @@ def in_use(scope: Message) -> bool:
 
 
 class _Body:
-    """One request's body on its way in."""
+    """One request's body on its way in. is_refused: it is over a limit and brings a prediction."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._scan = BodyScan()
-        self._is_whole = False
-        self._is_refused = False
-        self._has_failed = False
+        self._can_be_read = True
+        self.is_refused = False
 
-    async def read(self, receive: Receive) -> list[Message]:
-        """All its messages; not those of a body that is refused."""
-        messages: list[Message] = []
-        while not self._is_whole:
-            message = await receive()
-            if message["type"] != "http.request":  # the client has gone
-                return [*messages, message]
-            chunk = message.get("body", b"")
-            for start in range(0, len(chunk), _SLICE):
-                if start:
-                    await asyncio.sleep(0)
-                if not self._has_failed:  # what has been refused by then stays refused
-                    self._has_failed = not guard.run(_LIMIT, self._look_at, chunk[start : start + _SLICE])
-            self._is_whole = not message.get("more_body", False)
-            messages.append(message)
-            if self._is_refused:
-                messages.clear()
-        return messages
+    async def look_at(self, chunk: bytes) -> None:
+        for start in range(0, len(chunk), _SLICE):
+            if start:
+                await asyncio.sleep(0)
+            if self._can_be_read:  # what has been refused by then stays refused
+                self._can_be_read = bool(guard.run(_LIMIT, self._feed, chunk[start : start + _SLICE]))
 
-    def _look_at(self, part: bytes) -> bool:
+    def _feed(self, part: bytes) -> bool:
         scan, settings = self._scan, self._settings
         scan.feed(part)
         is_over = scan.size > settings.max_body_bytes or scan.items > settings.max_body_items
-        self._is_refused |= is_over and scan.brings_prediction
+        self.is_refused |= is_over and scan.brings_prediction
         return True
 
-    def exceeds(self) -> tuple[limits.Reason, str] | None:
-        """The limit that the whole body is over, and what to tell the client; None if it is served."""
+    def exceeds(self) -> tuple[limits.Reason, str]:
+        """The limit that a refused body is over, and what to tell the client."""
         scan, settings = self._scan, self._settings
-        if not (self._is_whole and self._is_refused):
-            return None
         if scan.size > settings.max_body_bytes:
             limit = f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES), got {scan.size}"
             return "bytes", f"prediction: expected a request body of at most {limit}"

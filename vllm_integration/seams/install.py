@@ -213,11 +213,11 @@ def _each(serves: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def guarded(method: Function) -> Function:
-    """A method of an object whose `run` is that of a guard: it is run by it, and returns nothing."""
+    """A method of an object whose `run` is that of a guard: what it returns, None where it fails or has ended."""
 
     @functools.wraps(method)
-    def run(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.run(functools.partial(method, self, *args, **kwargs))
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.run(functools.partial(method, self, *args, **kwargs))
 
     return run  # type: ignore[return-value]
 

@@ -17,7 +17,7 @@ import torch
 
 from gpu_align.step_log import SOURCES
 
-from ..seams.install import DraftingGuard, install, off_reason, seam, watch
+from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from .draft_reporter import when_it_leaves
 from .miss_log import open_miss_log
@@ -81,11 +81,6 @@ class PredictedOutputsProposer(RequestDrafter):
         if self._warm_up is not None and self._log is not None:
             self._log.run(self._warm_up.finish)
 
-    def observe(self, runner: Any, scheduler_output: Any) -> None:
-        """What `_update_states` has just made of the scheduler's output: called once a step, before the
-        forward pass, and also when nothing is scheduled."""
-        self.guard.run(DRAFTING, self._observe, runner, scheduler_output)
-
     def propose(
         self,
         sampled_token_ids: list[list[int]],
@@ -102,9 +97,7 @@ class PredictedOutputsProposer(RequestDrafter):
         """
         drafts: list[list[int]] | None = None
         if self._batch is not None:
-            drafts = self.guard.run(
-                DRAFTING, self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu
-            )
+            drafts = self.run(self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         return [[] for _ in sampled_token_ids] if drafts is None else drafts
 
     def take_report(self) -> DraftReport:
@@ -112,7 +105,10 @@ class PredictedOutputsProposer(RequestDrafter):
         drafts, self._drafts = self._drafts, []
         return DraftReport(drafts, {}, take_refusals(), off=off_reason() is not None)
 
-    def _observe(self, runner: Any, scheduler_output: Any) -> None:
+    @guarded
+    def observe(self, runner: Any, scheduler_output: Any) -> None:
+        """What `_update_states` has just made of the scheduler's output: called once a step, before the
+        forward pass, and also when nothing is scheduled."""
         self._batch = runner.input_batch
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
         for req_id in scheduler_output.finished_req_ids:

@@ -156,6 +156,10 @@ class RequestDrafter:
         self.recipes: Recipes | None = None
         self.drafter: Any = None
 
+    def run(self, step: Callable[..., Any], *args: Any) -> Any:
+        """`step(*args)`, a step of drafting; None once drafting is off."""
+        return self.guard.run(DRAFTING, step, *args)
+
     def open(self, req_id: str, sampling_params: Any) -> wire.RequestContent | None:
         """`open_request` with what this drafter has."""
         return open_request(
@@ -208,8 +212,7 @@ class RequestDrafter:
 class SlotTable:
     """Request id → slot, 0 ≤ slot < max_slots; the smallest free slot is given first.
 
-    A request holds at most one slot, a slot at most one request. Not thread-safe: a model runner is not
-    either.
+    A request holds at most one slot, a slot at most one request.
     """
 
     def __init__(self, max_slots: int) -> None:
@@ -218,12 +221,6 @@ class SlotTable:
         self.max_slots = max_slots
         self._slot_of: dict[str, int] = {}
         self._free = list(range(max_slots))
-
-    def __len__(self) -> int:
-        return len(self._slot_of)
-
-    def __contains__(self, req_id: object) -> bool:
-        return req_id in self._slot_of
 
     def get(self, req_id: str) -> int | None:
         """The slot of a request, or None."""

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..config import engine_config as adaptive
-from ..seams.install import DraftingGuard, install, off_reason, seam
+from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
 from ..wire.reports import DraftReport, attach
 from .draft_reporter import DraftReporter, when_it_leaves
 from .miss_log import MissCopies, open_miss_log
@@ -68,7 +68,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             self._make(vllm_config, device)
         except Exception as error:
             self.guard.fail(DRAFTING, error)
-        self.guard.run(DRAFTING, self._compile)
+        self.run(self._compile)
 
     def _make(self, vllm_config: Any, device: torch.device) -> None:
         """What only drafting needs; a server whose drafter cannot be made serves without drafts."""
@@ -107,11 +107,9 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
     def capture(self) -> None:
         """Nothing to capture."""
 
+    @guarded
     def observe_new(self, scheduler_output: Any) -> None:
         """The runner has given rows to the new requests of a step, and to those that resume."""
-        self.guard.run(DRAFTING, self._observe_new, scheduler_output)
-
-    def _observe_new(self, scheduler_output: Any) -> None:
         states, long = self.req_states, []
         for new in scheduler_output.scheduled_new_reqs:
             slot = states.req_id_to_index[new.req_id]
@@ -122,24 +120,20 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         if long:
             self.drafter.prepare(states.all_token_ids.gpu, states.total_len.gpu, long)
 
+    @guarded
     def observe_gone(self, req_id: str) -> None:
         """The runner is about to free the row of a request: finished, aborted or preempted."""
-        self.guard.run(DRAFTING, self._observe_gone, req_id)
-
-    def _observe_gone(self, req_id: str) -> None:
         slot = self.req_states.req_id_to_index.get(req_id)
         if slot is not None:
             self.remove_slot(slot)
 
+    @guarded
     def add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
         """A request got row `slot`: upload its prediction, once.
 
         Also called when a preempted request returns, in whatever row and with more tokens than its prompt:
         the next step rebuilds what is known of it from its tokens.
         """
-        self.guard.run(DRAFTING, self._add_request, req_id, slot, prompt_len, sampling_params)
-
-    def _add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
         self.remove_slot(slot)
         if sampling_params is None:
             return
@@ -189,9 +183,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             run (and compile), no state changes.
         """
         num_reqs = int(input_batch.num_reqs)
-        drafts: torch.Tensor | None = self.guard.run(
-            DRAFTING, self._propose, input_batch, num_reqs, num_sampled, dummy_run
-        )
+        drafts: torch.Tensor | None = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run)
         return self._no_drafts(num_reqs) if drafts is None else drafts
 
     def _propose(
