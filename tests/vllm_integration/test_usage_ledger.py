@@ -630,7 +630,3 @@ def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
     before = shown.model_dump()
     response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     assert shown.model_dump() == before
-
-
-def test_ids_of_http_requests_differ() -> None:
-    assert len({response_usage.new_http_request_id() for _ in range(1000)}) == 1000

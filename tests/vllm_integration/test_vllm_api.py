@@ -210,7 +210,7 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("GPU_ALIGN_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(response_usage, "new_http_request_id", lambda: "http")
+    monkeypatch.setattr(api.uuid, "uuid4", lambda: SimpleNamespace(hex="http"))
 
 
 def test_a_prediction_travels_in_vllm_xargs() -> None:

@@ -91,9 +91,6 @@ class Params:
     def __init__(self, extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> None:
         self.extra_args, self.max_tokens = extra_args, max_tokens
 
-    def clone(self) -> Params:
-        return Params(self.extra_args, self.max_tokens)
-
 
 def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> dict[str, Any] | None:
     """What a request has in `extra_args` when the engine gets it; the caller's own are left alone."""
@@ -249,5 +246,8 @@ def test_what_travels_is_read_back() -> None:
     for bad in ({"recipes": "a"}, {"recipes": [1]}, {"memory": 1}, {"kind": "1"}, {"kind": 3}):
         with pytest.raises((TypeError, ValueError), match=r"expected|TextKind"):
             wire.read({"token_ids": b"", **bad})
-    assert wire.brought_by(SimpleNamespace(extra_args={KEY: {"x": 1}})) == Prediction()
+    request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: {"x": 1}, "x": None}))
+    wire.put_back(request)
+    assert request.sampling_params.extra_args == {KEY: Prediction(sharing_key=b""), "x": None}
+    assert wire.brought_by(request.sampling_params) == Prediction(sharing_key=b"")
     assert wire.brought_by(SimpleNamespace(extra_args=None)) is None

@@ -121,7 +121,7 @@ def test_other_engines_print_what_they_do(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_cannot_be_made_printable_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "printable", lambda *_: 1 / 0)
+    monkeypatch.setattr(wire, "read", lambda *_: 1 / 0)
     dumped = dump(plan_of(arrived(prediction()), []), config(), monkeypatch)
     assert dumped.endswith("'not printed: ZeroDivisionError'")
 
@@ -148,7 +148,7 @@ def test_requests_without_prediction_are_passed_on_untouched(monkeypatch: pytest
 
 
 def test_a_failure_costs_the_prediction(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    monkeypatch.setattr(wire, "printable", lambda *_: 1 / 0)
+    monkeypatch.setattr(wire, "read", lambda *_: 1 / 0)
     request = added(monkeypatch, SCHEDULERS[0], arrived(prediction(), extra={"other": 5}))
     assert request.sampling_params is not None
     assert request.sampling_params.extra_args == {"other": 5}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpu_align import Drafter, Source
-from vllm_integration.scheduler.schedulers import Recall, put_back
+from vllm_integration.scheduler.schedulers import Recall
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker.requests import open_request
@@ -34,7 +34,7 @@ def request_of(
 
 def given_to(recall: Recall, request: Any) -> list[int]:
     """What a request drafts from when it has arrived."""
-    put_back(request)
+    wire.put_back(request)
     recall.give(request)
     given = wire.brought_by(request.sampling_params)
     return [] if given is None or not given.token_ids else wire.decode_token_ids(given.token_ids).tolist()

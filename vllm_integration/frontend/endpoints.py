@@ -18,8 +18,10 @@ import asyncio
 import functools
 import json
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from pydantic_core import SchemaSerializer, core_schema
@@ -36,7 +38,6 @@ from .input_processor import as_prediction, tokenize_params
 from .prediction import (
     KEYS,
     ChoiceError,
-    Choices,
     Limits,
     PredictionError,
     check_known,
@@ -195,10 +196,6 @@ def to_chat_completion_request(original: Callable[..., Any], self: Any, *args: A
     return request
 
 
-def _brings_prediction(request: Any) -> bool:
-    return (request.model_extra or {}).get(FIELD) is not None or wire.KEY in _xargs(request)
-
-
 def _xargs(request: Any) -> dict[str, Any]:
     """`vllm_xargs`, which is a field, or one more unknown key of a batch request; `{}` when there is none."""
     xargs = getattr(request, "vllm_xargs", None)
@@ -208,27 +205,21 @@ def _xargs(request: Any) -> dict[str, Any]:
 async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:
     """Take out of a request what is ours; None when it is served as it came. Raises `PredictionError` and
     `ChoiceError`."""
-    choices = await _take_choices(request)
+    xargs = _xargs(request)
+    choices = choices_of({key: xargs.pop(key) for key in KEYS if key in xargs})
+    if choices.recipes:
+        await asyncio.to_thread(check_known, choices, Settings.from_env())
     prediction = None
-    if _brings_prediction(request):
+    if (request.model_extra or {}).get(FIELD) is not None or wire.KEY in xargs:
         prediction = await take_prediction(serving, request, plain_text=plain_text)
     elif getattr(request, "use_beam_search", False):
         return None
     if prediction is None:
         if not choices and not (drafts_without_prediction() and Settings.from_env().usage_details):
             return None
-        http_request_id = response_usage.new_http_request_id()
-        prediction = wire.Prediction(token_ids=b"", http_request_id=http_request_id)
-    return choices.put_into(prediction)
-
-
-async def _take_choices(request: Any) -> Choices:
-    xargs = _xargs(request)
-    given = {key: xargs.pop(key) for key in KEYS if key in xargs}
-    choices = choices_of(given)
-    if choices.recipes:
-        await asyncio.to_thread(check_known, choices, Settings.from_env())
-    return choices
+        prediction = wire.Prediction(token_ids=b"")
+    # One name for its usage, unique among all front ends.
+    return replace(choices.put_into(prediction), http_request_id=uuid.uuid4().hex)
 
 
 async def take_prediction(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:
@@ -266,8 +257,7 @@ async def _tokenise(serving: Any, text: str, allowed: Limits) -> wire.Prediction
         )
     params = tokenize_params(allowed.tokens)
     prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, params)
-    http_request_id = response_usage.new_http_request_id()
-    return await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed, http_request_id)
+    return await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed)
 
 
 def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Prediction | None:
@@ -284,11 +274,7 @@ def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Predicti
     ids = wire.decode_token_ids(encoded)
     if ids.size and ids.max() >= vocab_size:
         raise PredictionError(f"{where}: expected 0 ≤ token id < {vocab_size}, got others")
-    return (
-        wire.Prediction(token_ids=encoded, http_request_id=response_usage.new_http_request_id())
-        if ids.size
-        else None
-    )
+    return wire.Prediction(token_ids=encoded) if ids.size else None
 
 
 @seam("app.init_entrypoints_middleware")

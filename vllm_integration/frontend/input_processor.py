@@ -19,6 +19,7 @@ from .prediction import (
     Limits,
     PredictionError,
     check_known,
+    checked_text,
     choices_of,
     count_refused,
     serve_without_prediction,
@@ -40,16 +41,12 @@ def tokenize_params(limit: int) -> Any:
     )
 
 
-def as_prediction(
-    token_ids: list[int], limits: Limits, http_request_id: str | None = None
-) -> wire.Prediction:
+def as_prediction(token_ids: list[int], limits: Limits) -> wire.Prediction:
     """A tokenizer's ids, at most `limits.tokens` of them, ready to travel."""
     if len(token_ids) > limits.tokens:
         limits.exceeded("prediction", "tokens", limits.tokens)
         token_ids = token_ids[: limits.tokens]
-    return wire.Prediction(
-        token_ids=wire.encode_token_ids("prediction", token_ids, tell=False), http_request_id=http_request_id
-    )
+    return wire.Prediction(token_ids=wire.encode_token_ids("prediction", token_ids, tell=False))
 
 
 @seam("inputs.process_inputs")
@@ -75,7 +72,8 @@ def process_inputs(
         if _is_the_callers(error):
             raise
         serve_without_prediction(f"Request {shown_id(request_id)}", error)
-        params = _without(params, wire.KEY, *KEYS)
+        if getattr(params, "extra_args", None):
+            params = wire.with_extra_args(params, dict.fromkeys((wire.KEY, *KEYS)))
     outer = engine_of_request.set(self.vllm_config)
     try:
         return original(self, request_id, prompt, params, *args, **kwargs)
@@ -92,18 +90,17 @@ def _is_the_callers(error: Exception) -> bool:
 def _prepared(processor: Any, params: Any) -> Any:
     """`params` with what the engine shall know; the caller's own where that is nothing."""
     extra_args = getattr(params, "extra_args", None) or {}
-    choices = _choices_of(extra_args) if any(key in extra_args for key in KEYS) else None
-    prediction = _with_token_ids(processor, extra_args[wire.KEY]) if wire.KEY in extra_args else None
-    if choices is not None:
-        params = _without(params, *KEYS)
-        prediction = choices.put_into(prediction or wire.Prediction(token_ids=b""))
-    kept = _of_none(params, prediction) if prediction is None or prediction.is_empty else prediction
-    if kept is not None:
-        return _with(params, wire.KEY, kept)
-    params = _without(params, wire.KEY)
-    # Its answer is not to be remembered, though nothing is drafted for it.
-    apart = prediction is not None and prediction.memory is False
-    return _with(params, wire.MEMORY_KEY, False) if apart else params
+    prediction = kept = _with_token_ids(processor, extra_args[wire.KEY]) if wire.KEY in extra_args else None
+    if any(key in extra_args for key in KEYS):
+        prediction = kept = _choices_of(extra_args).put_into(prediction or wire.Prediction(token_ids=b""))
+    if prediction is None or prediction.is_empty:
+        kept = _of_none(params, prediction)
+    # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
+    apart = kept is None and prediction is not None and prediction.memory is False
+    changes = {wire.KEY: kept, wire.RECIPES_KEY: None, wire.MEMORY_KEY: False if apart else None}
+    if kept is None and not changes.keys() & extra_args.keys():
+        return params
+    return wire.with_extra_args(params, changes)
 
 
 def _of_none(params: Any, empty: wire.Prediction | None) -> wire.Prediction | None:
@@ -130,8 +127,6 @@ def _choices_of(extra_args: Any) -> Any:
 def _with_token_ids(processor: Any, value: Any) -> wire.Prediction:
     from vllm.exceptions import VLLMValidationError
 
-    from .prediction import checked_text
-
     try:
         prediction = wire.read(value)
         if prediction.text is not None:
@@ -146,21 +141,6 @@ def _with_token_ids(processor: Any, value: Any) -> wire.Prediction:
         count_refused(error.reason if isinstance(error, PredictionError) else "malformed")
         raise VLLMValidationError(str(error), parameter="prediction") from None
     return prediction
-
-
-def _with(params: Any, key: str, value: object) -> Any:
-    params = params.clone()
-    params.extra_args = {**(params.extra_args or {}), key: value}
-    return params
-
-
-def _without(params: Any, *keys: str) -> Any:
-    extra_args = getattr(params, "extra_args", None) or {}
-    if not any(key in extra_args for key in keys):
-        return params
-    params = params.clone()
-    params.extra_args = {name: extra_args[name] for name in extra_args if name not in keys} or None
-    return params
 
 
 @seam("parameters._validate_spec_decode")

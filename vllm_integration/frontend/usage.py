@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -282,11 +281,6 @@ def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None
 DETAILS = "gpu_align"
 
 
-def new_http_request_id() -> str:
-    """A name for one HTTP request, unique among all front ends: goes into `wire.Prediction.http_request_id`."""
-    return uuid.uuid4().hex
-
-
 def with_usage(result: Any, http_request_id: str) -> Any:
     """`result` of a serving method, with the accepted and rejected prediction tokens of its HTTP request.
 
@@ -305,14 +299,9 @@ def with_usage(result: Any, http_request_id: str) -> Any:
     """
     if hasattr(result, "__aiter__"):
         return _stream(result, http_request_id)
-    guard.run("could not complete the usage of a response", _complete_result, result, http_request_id)
+    shown = getattr(result, "usage", None)
+    guard.run("could not complete the usage of a response", _complete_object, shown, http_request_id)
     return result
-
-
-def _complete_result(result: Any, http_request_id: str) -> None:
-    usage = collector.take(http_request_id)
-    if usage is not None:
-        _complete_object(getattr(result, "usage", None), usage)
 
 
 async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
@@ -337,9 +326,7 @@ def _complete_event(event: Any, http_request_id: str) -> Any:
         return event
     response = getattr(event, "response", None)
     if response is not None and getattr(response, "usage", None) is not None:
-        usage = collector.take(http_request_id)
-        if usage is not None:
-            _complete_object(response.usage, usage)
+        _complete_object(response.usage, http_request_id)
     return event
 
 
@@ -360,29 +347,26 @@ def _complete_chunk(event: str, http_request_id: str) -> str:
     return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def _complete_object(shown: Any, usage: RequestUsage) -> None:
+def _complete_object(shown: Any, http_request_id: str) -> None:
     """Complete a `UsageInfo` or a `ResponseUsage`; their models take further fields."""
-    fields = _fields(usage)
-    if shown is None or not fields:
+    usage = collector.take(http_request_id)
+    fields = {} if usage is None else _fields(usage)
+    if usage is None or shown is None or not fields:
         return
     output_tokens = "completion_tokens"
     if hasattr(shown, "output_tokens_details"):
         output_tokens, details = "output_tokens", shown.output_tokens_details
     else:
         if shown.completion_tokens_details is None:
-            shown.completion_tokens_details = _empty_details()
+            from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
+
+            shown.completion_tokens_details = CompletionTokenUsageInfo()
         details = shown.completion_tokens_details
     for name, value in fields.items():
         setattr(details, name, value)
     if extra := _billed(usage):
         setattr(shown, output_tokens, (getattr(shown, output_tokens) or 0) + extra)
         shown.total_tokens += extra
-
-
-def _empty_details() -> Any:
-    from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
-
-    return CompletionTokenUsageInfo()
 
 
 def _fields(usage: RequestUsage) -> dict[str, Any]:

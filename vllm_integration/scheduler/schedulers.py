@@ -11,7 +11,6 @@ scheduler, by `engine_config`.
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,32 +30,6 @@ from ..wire import request as wire
 from ..wire.reports import DraftReport
 from .draft_budget import DraftBudget, DraftedRequests
 from .verification_ledger import VerificationLedger
-
-
-def put_back(request: Any) -> None:
-    """Give a vLLM `Request` (or `NewRequestData`) its prediction as a `wire.prediction.Prediction` again, which
-    prints as its size and carries who may share its memory: the requests of one `cache_salt`.
-
-    The request gets sampling parameters of its own: in an engine without processes the caller holds the others.
-    """
-    params = request.sampling_params
-    extra_args = getattr(params, "extra_args", None)
-    if extra_args and extra_args.get(wire.KEY) is not None:
-        given = wire.printable(extra_args[wire.KEY], sharing_key_of(request))
-        request.sampling_params = with_prediction(params, given)
-
-
-def without_prediction(request: Any) -> None:
-    """Give a vLLM `Request` sampling parameters without its prediction."""
-    params = copy.copy(request.sampling_params)
-    params.extra_args = {name: value for name, value in params.extra_args.items() if name != wire.KEY}
-    request.sampling_params = params
-
-
-def sharing_key_of(request: Any) -> bytes:
-    """The same for all requests with one `cache_salt`, and for all without one."""
-    salt = getattr(request, "cache_salt", None)
-    return b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
 
 
 @seam("dump._dump_engine_exception")
@@ -79,15 +52,8 @@ def _without_predictions(scheduler_output: Any) -> Any:
     output.scheduled_spec_decode_tokens = {req_id: f"{len(ids)} tokens" for req_id, ids in drafts.items()}
     output.scheduled_new_reqs = list(map(copy.copy, output.scheduled_new_reqs))
     for new in output.scheduled_new_reqs:
-        put_back(new)
+        wire.put_back(new)
     return output
-
-
-def with_prediction(params: Any, prediction: wire.Prediction) -> Any:
-    """A copy of vLLM's `SamplingParams` that carries this prediction."""
-    params = copy.copy(params)
-    params.extra_args = {**params.extra_args, wire.KEY: prediction}
-    return params
 
 
 class Recall:
@@ -110,12 +76,12 @@ class Recall:
         given = wire.brought_by(request.sampling_params)
         if given is None or not given.is_empty or given.memory is False:
             return
-        found = self._memory.recall_for(sharing_key_of(request), _prompt_of(request), self._most)
+        found = self._memory.recall_for(wire.sharing_key_of(request), _prompt_of(request), self._most)
         if len(found.token_ids):
             token_ids = wire.encode_token_ids("answers", found.token_ids)
             kind = wire.TextKind.RELATED_MEMORY if found.related else wire.TextKind.MEMORY
             recalled = replace(given, token_ids=token_ids, kind=kind)
-            request.sampling_params = with_prediction(request.sampling_params, recalled)
+            request.sampling_params = wire.with_extra_args(request.sampling_params, {wire.KEY: recalled})
 
     def keep(self, request: Any) -> None:
         """Remember the answer of a request."""
@@ -125,7 +91,9 @@ class Recall:
         given = wire.brought_by(params)
         if given is not None and given.memory is False:
             return
-        self._memory.remember(sharing_key_of(request), list(request.output_token_ids), _prompt_of(request))
+        self._memory.remember(
+            wire.sharing_key_of(request), list(request.output_token_ids), _prompt_of(request)
+        )
 
 
 def _prompt_of(request: Any) -> list[int]:
@@ -182,13 +150,13 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if getattr(request.sampling_params, "logprob_token_ids", None):
             self._scored.add(request.request_id)
         try:
-            put_back(request)
+            wire.put_back(request)
         except Exception as error:
             if strict():
                 raise
             # It is served without its prediction: what cannot be made printable must not be printed.
             logger.error("gpu_align cannot pass a prediction on: %s", type(error).__name__)
-            without_prediction(request)
+            request.sampling_params = wire.with_extra_args(request.sampling_params, {wire.KEY: None})
         if self._recall is not None:
             self.guard.run(_MEMORY, self._recall.give, request)
         super().add_request(request)

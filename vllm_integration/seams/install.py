@@ -26,7 +26,7 @@ from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from . import source_probe
-from .table import GROUPS, SEAMS, TESTED, Seam, SeamStatus, signature_difference
+from .table import GROUPS, SEAMS, TESTED, Seam, SeamStatus, status_by_signature
 
 #: Characters that are shown of an id, and of an error message.
 _LONGEST_ID, _LONGEST_MESSAGE = 100, 400
@@ -401,22 +401,13 @@ def _probe_one(seam: Seam) -> SeamStatus:
         return SeamStatus(seam, "missing", missing)
     if seam.kind in ("field", "global"):
         return SeamStatus(seam, "found")
-    difference = _signature_difference(getattr(owner, leaf), seam)
-    return SeamStatus(seam, "changed", difference) if difference else SeamStatus(seam, "found")
-
-
-def _signature_difference(target: Callable[..., Any], seam: Seam) -> str:
     try:
-        parameters = list(inspect.signature(target).parameters.values())
+        parameters = inspect.signature(getattr(owner, leaf)).parameters.values()
     except (TypeError, ValueError) as error:
-        return f"no signature: {error}"
+        return SeamStatus(seam, "changed", f"no signature: {error}")
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = {
-        parameter.name
-        for parameter in parameters
-        if parameter.default is inspect.Parameter.empty and parameter.kind not in variable
-    }
-    return signature_difference(seam, [parameter.name for parameter in parameters], needed)
+    needed = {p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variable}
+    return status_by_signature(seam, [parameter.name for parameter in parameters], needed)
 
 
 def _has_field(cls: type, name: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .table import SEAMS, Seam, SeamStatus, signature_difference
+from .table import SEAMS, Seam, SeamStatus, status_by_signature
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_IMPORTS = 8  # a name is followed through that many modules
@@ -118,8 +118,7 @@ def probe_one(sources: Sources, seam: Seam) -> SeamStatus:
     parameters = _parameters(found, bases, member)
     if parameters is None:
         return SeamStatus(seam, "missing", f"no callable {member or name}")
-    difference = signature_difference(seam, *parameters)
-    return SeamStatus(seam, "changed", difference) if difference else SeamStatus(seam, "found")
+    return status_by_signature(seam, *parameters)
 
 
 def _parameters(found: _Found, bases: list[_Found], member: str) -> tuple[list[str], set[str]] | None:

@@ -65,17 +65,16 @@ class Group:
     rooms: tuple[str, ...] = ()
 
 
-def signature_difference(seam: Seam, names: Sequence[str], needed: Collection[str]) -> str:
-    """What keeps a seam's signature from being the expected one; empty when nothing does.
-
-    names: all parameters, in order. needed: those that need an argument.
-    """
-    if tuple(names[: len(seam.parameters)]) != seam.parameters:
-        return f"expected parameters {', '.join(seam.parameters)}, got {', '.join(names)}"
+def status_by_signature(seam: Seam, names: Sequence[str], needed: Collection[str]) -> SeamStatus:
+    """Whether what was found can be called as expected. names: all its parameters, in order. needed: those that
+    need an argument."""
     more = [name for name in names[len(seam.parameters) :] if name in needed]
+    if tuple(names[: len(seam.parameters)]) != seam.parameters:
+        expected = ", ".join(seam.parameters)
+        return SeamStatus(seam, "changed", f"expected parameters {expected}, got {', '.join(names)}")
     if seam.kind == "call" and more:
-        return f"needs further parameters {', '.join(more)}"
-    return ""
+        return SeamStatus(seam, "changed", f"needs further parameters {', '.join(more)}")
+    return SeamStatus(seam, "found")
 
 
 V1_RUNNER = "vllm.v1.worker.gpu_model_runner"

@@ -9,6 +9,8 @@ shows its size and never its content, because `--enable-log-requests` and vLLM's
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from enum import IntEnum
@@ -242,22 +244,38 @@ def read(value: object) -> Prediction:
 
 
 def brought_by(sampling_params: Any) -> Prediction | None:
-    """What a request has under `KEY`; None where it has nothing there. What is malformed is a `Prediction` without
-    content, which `read` refuses."""
-    extra_args = getattr(sampling_params, "extra_args", None) or {}
-    value = extra_args.get(KEY)
+    """What a request has under `KEY` since `put_back`; None where it has nothing there."""
+    value = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
+    return value if isinstance(value, Prediction) else None
+
+
+def with_extra_args(sampling_params: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy of vLLM's `SamplingParams` whose `extra_args` have these values; None takes a key away. In an engine
+    without processes the caller holds the others."""
+    given = sampling_params.extra_args or {}
+    changed = copy.copy(sampling_params)
+    kept = {name: value for name, value in given.items() if name not in changes}
+    kept |= {name: value for name, value in changes.items() if value is not None}
+    changed.extra_args = kept or None
+    return changed
+
+
+def put_back(request: Any) -> None:
+    """Give a vLLM `Request` (or `NewRequestData`) its prediction as a `Prediction` again, which prints as its size
+    and carries who may share its memory: the requests of one `cache_salt`. What is none becomes one that `read`
+    refuses: its content is in no place where it could be printed."""
+    value = (getattr(request.sampling_params, "extra_args", None) or {}).get(KEY)
     if value is None:
-        return None
+        return
     try:
-        return read(value)
+        given = read(value)
     except (TypeError, ValueError):
-        return Prediction()
+        given = Prediction()
+    given = replace(given, sharing_key=sharing_key_of(request))
+    request.sampling_params = with_extra_args(request.sampling_params, {KEY: given})
 
 
-def printable(value: object, sharing_key: bytes | None = None) -> Prediction:
-    """Whatever arrived under `KEY`, as a `Prediction` with this key. What is none becomes one that `read` refuses:
-    its content is in no place where it could be printed."""
-    try:
-        return replace(read(value), sharing_key=sharing_key)
-    except (TypeError, ValueError):
-        return Prediction(sharing_key=sharing_key)
+def sharing_key_of(request: Any) -> bytes:
+    """The same for all requests with one `cache_salt`, and for all without one."""
+    salt = getattr(request, "cache_salt", None)
+    return b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()

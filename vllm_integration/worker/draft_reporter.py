@@ -30,15 +30,10 @@ class DraftReporter:
     max_reqs, num_draft_tokens: sizes of a batch. device: where the drafts are.
     batches_in_flight: how many steps the engine may have started and not finished.
 
-    On CUDA the drafter's tensors are copied on a stream beside the engine's. The copies of step t begin behind the
-    drafter of step t, and the engine's stream waits for them before the drafter of the next step rewrites what
-    they read. The engine's own tensors, which it changes before that, are copied on its stream.
-
-    `attach` adds what has arrived by then of this step, and all of earlier ones, with its age in steps. vLLM calls
-    it for step t when it has itself waited for what step t sampled. The copies of step t − 1 have been under way
-    since before step t began, so `attach` waits for them, in general for nothing: the draft that step t verified
-    is always in the report. Of step t it waits for the copies only where vLLM trims drafts on the device (`copy`
-    got `query_ends`); they end with the drafter's kernels. Another thread may call it.
+    `attach` adds what has arrived by then of this step, and all of earlier ones, with its age in steps. The copies
+    of step t − 1 have been under way since before step t began, so it waits for them, in general for nothing: the
+    draft that step t verified is always in the report. Of step t it waits only where vLLM trims drafts on the
+    device (`copy` got `query_ends`). Another thread may call it. README.md says what is copied on which stream.
     """
 
     def __init__(

@@ -108,23 +108,21 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
             continue
         made[name] = recipes
         told.append(f"{name} {len(recipes):,} {pack.content_hash[:_HASH]}")
-    return _joined(settings, made, told, started) if made else None
-
-
-def _joined(settings: Settings, made: dict[str, Recipes], told: list[str], started: float) -> Recipes | None:
+    if not made:
+        return None
     try:
-        recipes = Recipes.join(made)
+        joined = Recipes.join(made)
     except Exception as error:
         _go_without(settings.recipes, shown_error(error))
         return None
     logger.info(
         "gpu_align drafts from %d recipes (GPU_ALIGN_RECIPES=%s), made in %.1f s: %s",
-        len(recipes),
+        len(joined),
         settings.recipes,
         time.perf_counter() - started,
         shown_reason("; ".join(told)),
     )
-    return recipes
+    return joined
 
 
 def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
