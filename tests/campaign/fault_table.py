@@ -55,8 +55,7 @@ FAULTS = (
     Fault("propose", "gpu_align:Drafter.propose", OFF, **NO_DRAFTS),
     Fault("add", "gpu_align:Drafter.add", REFUSED, refused=1),
     Fault("remove", "gpu_align:Drafter.remove", OFF, call=2, **NO_DRAFTS),
-    Fault("reading a prediction", f"{WORKER}.requests:open_request", OFF, **NO_DRAFTS, runners=V1),
-    Fault("reading a prediction", f"{WORKER}.requests:open_request", OFF, **NO_DRAFTS, runners=V2),
+    Fault("reading a prediction", f"{WORKER}.request_drafter:open_request", OFF, **NO_DRAFTS),
     Fault("cut", f"{WORKER}.requests:RequestState.room", OFF, **NO_DRAFTS, runners=V1),
     Fault(
         "cut", f"{SCHEDULER}.schedulers:_WithDraftBudget._cut_to_slots", NO_SLOTS, drafts=False, runners=V2
@@ -70,8 +69,7 @@ FAULTS = (
     Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.take_report", OFF, **NO_DRAFTS, runners=V1),
     Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OFF, **NO_DRAFTS, runners=V2),
     Fault("log, record", f"{WORKER}.requests:RequestState.record", NO_LOG + INJECTED, logs=False),
-    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False, runners=V1),
-    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False, runners=V2),
+    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False),
     Fault("log, write", "gpu_align.step_log:dump", NO_LOG + INJECTED, call=2, logs=False),
     Fault("disk full", "", NO_LOG + "No space left on device", after="injected.fill_the_disk(2)", logs=False),
     Fault("read-only home", before="injected.cache_numba_in({file!r} + '/numba')", environment=NO_HOME),

@@ -179,7 +179,7 @@ def v1_drafter(logs: Path, rng: random.Random) -> Iterator[Any]:
         sizes = {"K": rng.choice([1, 4, 16]), "max_num_seqs": rng.randint(1, 8), "max_model_len": 160}
         proposer = proposer_v1.PredictedOutputs(vllm_fakes.config(vocab_size=VOCABULARY, **sizes))
         proposer.load_model()
-        proposer._log._decode = lambda ids: "".join(f"<{token}>" for token in ids)
+        proposer.log._decode = lambda ids: "".join(f"<{token}>" for token in ids)
         yield proposer
 
 

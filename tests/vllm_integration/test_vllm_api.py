@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -213,17 +214,93 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api.uuid, "uuid4", lambda: SimpleNamespace(hex="http"))
 
 
-def test_a_prediction_travels_in_vllm_xargs() -> None:
-    status, xargs, raw = call(Serving(), content("ab"), vllm_xargs={"mine": 1})
-    assert (status, raw) == ("served", "raw")
-    assert xargs == {"mine": 1, **travelling(97, 98)}
+KEY = wire.KEY
+#: A server, the field, what else the request has; and what vLLM then gets in `vllm_xargs`.
+SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None]] = [
+    ({}, content("ab"), {"vllm_xargs": {"mine": 1}}, {"mine": 1, **travelling(97, 98)}),
+    ({}, None, {}, None),
+    ({}, content(""), {}, None),
+    ({}, content([]), {}, None),
+    ({}, None, {"model_extra": None}, None),
+    ({}, content(""), {"use_beam_search": True}, None),
+    ({}, "ab", {"plain_text": True}, travelling(97, 98)),
+    ({}, None, {"vllm_xargs": {KEY: [0, 99], "mine": 1}}, {**travelling(0, 99), "mine": 1}),
+    ({}, None, {"vllm_xargs": {KEY: "a\rb", "mine": 1}}, {**travelling(97, 10, 98), "mine": 1}),
+    ({}, None, {"vllm_xargs": {KEY: []}}, {}),
+    ({}, None, {"vllm_xargs": {KEY: ""}}, {}),
+    ({"limit": 4}, None, {"vllm_xargs": {KEY: [1, 2, 3, 4, 500]}}, travelling(1, 2, 3, 4)),
+    ({"limit": 4, "strict": "1"}, content("abcd"), {}, travelling(97, 98, 99, 100)),
+    ({"tokenizer": None}, None, {"vllm_xargs": {KEY: [1]}}, travelling(1)),
+    ({"method": "ngram"}, content(5), {}, None),  # an engine that drafts otherwise
+    ({"off": "a seam is missing"}, content(5), {}, None),
+]
 
 
-@pytest.mark.parametrize("nothing", [None, content(""), content([])])
-def test_nothing_predicted_is_nothing_changed(nothing: Any) -> None:
-    serving = Serving()
-    assert call(serving, nothing) == ("served", None, "raw")
-    assert serving.tokenised == []
+@pytest.mark.parametrize(("server", "prediction", "fields", "xargs"), SERVED)
+def test_what_is_served(
+    server: dict[str, Any],
+    prediction: Any,
+    fields: dict[str, Any],
+    xargs: dict[str, Any] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serving = set_up(server, monkeypatch)
+    assert call(serving, prediction, **copy.deepcopy(fields)) == ("served", xargs, "raw")
+    assert xargs or not serving.tokenised
+
+
+def set_up(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Serving:
+    rest = dict(server)
+    monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", rest.pop("strict", "0"))
+    monkeypatch.setattr(compat, "_off_reason", rest.pop("off", None))
+    tokenizer = rest.pop("tokenizer", "a tokenizer")
+    serving = Serving(**rest)
+    serving.tokenizer = tokenizer
+    return serving
+
+
+XARGS = f"vllm_xargs.{KEY}"
+
+
+@pytest.mark.parametrize(
+    ("server", "prediction", "fields", "found"),
+    [
+        ({}, content(5), {}, "got number"),
+        ({}, "ab", {}, "got string"),
+        ({}, content("ab"), {"use_beam_search": True}, "cannot be combined with use_beam_search"),
+        ({}, content("ab"), {"vllm_xargs": {KEY: [1]}}, "got both"),
+        ({"limit": 4, "strict": "1"}, content("abcde"), {}, "at most 4 tokens, got more"),
+        ({"tokenizer": None}, content("ab"), {}, "expected token ids in vllm_xargs"),
+        *[
+            (server, None, {"vllm_xargs": {KEY: given}}, found)
+            for server, given, found in (
+                ({"limit": 4, "strict": "1"}, [1, 2, 3, 4, 500], "at most 4 tokens, got more"),
+                ({}, [31337], "expected 0 ≤ token id < 100"),
+                ({}, [100], "expected 0 ≤ token id < 100"),
+                ({}, [5, -31337], "expected 0 ≤ id"),
+                ({}, [31337 * 2**60], "expected 0 ≤ id"),
+                ({}, [5, "31337"], "[1]: expected a token id, got str"),
+                ({}, [5.0], "[0]: expected a token id, got float"),
+                ({}, 31337, "got number"),
+                ({}, None, "got null"),
+                ({}, {"31337": 1}, "got object"),
+                ({}, "\ud800", "lone surrogate"),
+            )
+        ],
+    ],
+)
+def test_what_is_refused_is_named_and_not_repeated(
+    server: dict[str, Any],
+    prediction: Any,
+    fields: dict[str, Any],
+    found: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status, message, param = call(set_up(server, monkeypatch), prediction, **fields)
+    assert (status, param) == ("error", "prediction")
+    assert message.startswith("prediction" if prediction is not None else XARGS)
+    assert found in message
+    assert "31337" not in message
 
 
 def test_the_text_is_not_kept_with_the_request() -> None:
@@ -232,97 +309,12 @@ def test_the_text_is_not_kept_with_the_request() -> None:
     assert extra == {"other": 1}
 
 
-def test_requests_without_extra_fields_pass() -> None:
-    assert call(Serving(), None, model_extra=None) == ("served", None, "raw")
-
-
-def test_a_malformed_prediction_is_an_error_response() -> None:
-    status, message, param = call(Serving(), content(5))
-    assert (status, param) == ("error", "prediction")
-    assert "got number" in message
-
-
-def test_beam_search_is_refused_with_a_prediction_only() -> None:
-    status, message, param = call(Serving(), content("ab"), use_beam_search=True)
-    assert (status, message, param) == (
-        "error",
-        "prediction: cannot be combined with use_beam_search",
-        "prediction",
-    )
-    assert call(Serving(), content(""), use_beam_search=True)[0] == "served"
-
-
-def test_a_string_is_a_prediction_where_the_endpoint_says_so() -> None:
-    assert call(Serving(), "ab", plain_text=True)[1] == travelling(97, 98)
-    assert call(Serving(), "ab")[0] == "error"
-
-
 def test_the_usage_of_a_response_with_a_prediction_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         response_usage, "with_usage", lambda result, http_request_id: (http_request_id, result)
     )
     assert call(Serving(), content("ab")) == ("http", ("served", travelling(97, 98), "raw"))
     assert call(Serving(), content(""))[0] == "served"
-
-
-XARGS = f"vllm_xargs.{wire.KEY}"
-
-
-@pytest.mark.parametrize(("given", "taken"), [([0, 99], (0, 99)), ("a\rb", (97, 10, 98))])
-def test_a_prediction_may_come_in_vllm_xargs(given: Any, taken: tuple[int, ...]) -> None:
-    _, xargs, _ = call(Serving(), None, vllm_xargs={wire.KEY: given, "mine": 1})
-    assert xargs == {**travelling(*taken), "mine": 1}
-
-
-@pytest.mark.parametrize("given", [[], ""])
-def test_an_empty_one_in_vllm_xargs_is_none(given: Any) -> None:
-    assert call(Serving(), None, vllm_xargs={wire.KEY: given}) == ("served", {}, "raw")
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ([31337], "expected 0 ≤ token id < 100"),
-        ([100], "expected 0 ≤ token id < 100"),
-        ([5, -31337], "expected 0 ≤ id"),
-        ([31337 * 2**60], "expected 0 ≤ id"),
-        ([5, "31337"], "[1]: expected a token id, got str"),
-        ([5.0], "[0]: expected a token id, got float"),
-        (31337, "got number"),
-        (None, "got null"),
-        ({"31337": 1}, "got object"),
-        ("\ud800", "lone surrogate"),
-    ],
-)
-def test_bad_ids_in_vllm_xargs_are_named_and_not_repeated(given: Any, found: str) -> None:
-    status, message, param = call(Serving(), None, vllm_xargs={wire.KEY: given})
-    assert (status, param) == ("error", "prediction")
-    assert message.startswith(XARGS)
-    assert found in message
-    assert "31337" not in message
-
-
-def test_both_ways_at_once_are_refused() -> None:
-    status, message, _ = call(Serving(), content("ab"), vllm_xargs={wire.KEY: [1]})
-    assert status == "error"
-    assert "got both" in message
-
-
-def test_too_many_ids_are_cut_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(Serving(limit=4), None, vllm_xargs={wire.KEY: [1, 2, 3, 4, 500]})[1] == travelling(1, 2, 3, 4)
-    monkeypatch.setenv("GPU_ALIGN_STRICT_LIMITS", "1")
-    assert call(Serving(limit=4), None, vllm_xargs={wire.KEY: [1, 2, 3, 4, 500]})[0] == "error"
-    assert call(Serving(limit=4), content("abcde"))[0] == "error"
-    assert call(Serving(limit=4), content("abcd"))[0] == "served"
-
-
-def test_a_server_without_a_tokenizer_asks_for_ids() -> None:
-    serving = Serving()
-    serving.tokenizer = None
-    status, message, _ = call(serving, content("ab"))
-    assert status == "error"
-    assert "expected token ids in vllm_xargs" in message
-    assert call(serving, None, vllm_xargs={wire.KEY: [1]})[0] == "served"
 
 
 def test_refusals_are_counted() -> None:
@@ -352,16 +344,6 @@ def test_each_conversation_of_a_batch_gets_the_prediction() -> None:
     split = wrapped_by(api.to_chat_completion_request)(Batch.to_chat_completion_request)
     Batch.to_chat_completion_request = split  # type: ignore[method-assign]
     assert asyncio.run(both()) == [[travelling(97, 98)] * 2, [None, None]]
-
-
-def test_an_engine_that_drafts_otherwise_ignores_the_field() -> None:
-    serving = Serving(method="ngram")
-    assert call(serving, content(5)) == ("served", None, "raw")
-
-
-def test_the_plugin_off_ignores_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
-    assert call(Serving(), content(5)) == ("served", None, "raw")
 
 
 def test_a_long_prediction_is_cut_with_a_warning(plugin_log: list[str]) -> None:

@@ -13,7 +13,7 @@ from vllm_harness import MAX_MODEL_LEN, K, OfflineEngine
 from gpu_align import Recipes
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import request as wire
-from vllm_integration.worker.proposer_v1 import make_drafter
+from vllm_integration.worker.request_drafter import make_drafter
 
 pytestmark = pytest.mark.vllm
 
@@ -232,7 +232,7 @@ def test_aborted_requests_give_everything_back(engine: OfflineEngine, greedy: Gr
     engine.flush()
     assert finished > 6
     assert not engine.proposer.requests
-    assert len(engine.proposer.slots) == 0
+    assert engine.proposer.slots.holders() == []
 
 
 @pytest.mark.parametrize(

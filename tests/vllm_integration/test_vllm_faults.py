@@ -27,7 +27,7 @@ from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import draft_reporter, proposer_v1
+from vllm_integration.worker import draft_reporter, proposer_v1, request_drafter
 from vllm_integration.worker import requests as request_state
 from vllm_integration.worker import step_log as debug_log
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -72,8 +72,8 @@ WARM_UP = (request_state.explain, "warm_up")
 
 # What is broken, and whether all drafts are lost.
 V1 = [
-    *[((proposer_v1, name), True) for name in ("make_drafter", "RequestState")],
-    ((request_state, "open_request"), True),
+    *[((request_drafter, name), True) for name in ("make_drafter", "open_request")],
+    ((proposer_v1, "RequestState"), True),
     *[((FakeDrafter, name), True) for name in ("remove", "propose")],
     ((FakeDrafter, "add"), False),
     *[((proposer_v1.SlotTable, name), True) for name in ("acquire", "release", "holders")],
@@ -94,7 +94,7 @@ def test_v1_goes_on(
 ) -> None:
     monkeypatch.setattr(proposer_v1, "install", lambda group: "")
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-    monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
+    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_begin")))
     break_at(monkeypatch, *place)
@@ -134,7 +134,7 @@ def test_v1_an_output_leaves_without_its_report(
     place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
     monkeypatch.setattr(proposer_v1, "install", lambda group: "")
-    monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
+    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
     runner = SimpleNamespace(drafter=PredictedOutputs(config()))
     break_at(monkeypatch, *place)
     for output in (SimpleNamespace(), SimpleNamespace()):
@@ -181,9 +181,9 @@ def runner_class(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
 
 # "module" is `worker.speculator`, which imports vLLM.
 V2: list[tuple[tuple[Any, str], bool]] = [
-    *[(("module", name), True) for name in ("_make_dense", "make_drafter", "DraftReporter", "open_log")],
+    *[(("module", name), True) for name in ("_make_dense", "DraftReporter")],
+    *[((request_drafter, name), True) for name in ("make_drafter", "open_log", "open_request")],
     (("Drafter", "warm_up"), True),
-    ((request_state, "open_request"), True),
     (("Drafter", "add"), False),
     *[(("Drafter", name), True) for name in ("remove", "propose")],
     *[
@@ -210,7 +210,7 @@ def test_v2_goes_on(
     make = speculators(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_begin")))
-    names = {"module": module, "Drafter": request_state.Drafter}
+    names = {"module": module, "Drafter": request_drafter.Drafter}
     owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
     if name != "propose":  # which the start runs, too: see "warm_up"
         break_at(monkeypatch, owner, name)
@@ -337,7 +337,7 @@ def test_responses_go_on(name: str, monkeypatch: pytest.MonkeyPatch, plugin_log:
     assert all("could not complete the usage" in line for line in plugin_log)
 
 
-@pytest.mark.parametrize("name", ["_brings_prediction", "drafts_predictions", "take_prediction", "attach"])
+@pytest.mark.parametrize("name", ["choices_of", "drafts_predictions", "take_prediction", "attach"])
 @pytest.mark.parametrize("serve", [endpoints.serve, endpoints.serve_completion, endpoints.serve_batch])
 def test_endpoints_go_on(
     name: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
@@ -351,12 +351,11 @@ def test_endpoints_go_on(
         return "answer"
 
     many = serve is endpoints.serve_batch
-    monkeypatch.setattr(endpoints, "_brings_prediction", lambda _: True)
     monkeypatch.setattr(endpoints, "drafts_predictions", lambda _: True)
     monkeypatch.setattr(endpoints, "take_prediction", taken)
     break_at(monkeypatch, endpoints, name)
     serving = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=None))
-    request = SimpleNamespace(request_id="r\n", vllm_xargs=None)
+    request = SimpleNamespace(request_id="r\n", vllm_xargs={wire.KEY: [1]}, model_extra=None)
     assert asyncio.run(serve(original, serving, request)) == "answer"
     (line,) = plugin_log
     assert "RuntimeError" in line

@@ -13,7 +13,8 @@ import vllm_integration
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import shown_error, shown_id
 from vllm_integration.wire import request as wire
-from vllm_integration.worker.requests import RequestDrafter, open_request
+from vllm_integration.worker.request_drafter import RequestDrafter
+from vllm_integration.worker.requests import open_request
 
 HOSTILE = {
     "chatcmpl-8f-1a2b3c4d": "chatcmpl-8f-1a2b3c4d",

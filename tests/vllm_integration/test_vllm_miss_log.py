@@ -18,7 +18,7 @@ from gpu_align import Recipes, Source
 from gpu_align.recipes import Misses
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import KEY, Prediction
-from vllm_integration.worker import miss_log
+from vllm_integration.worker import miss_log, request_drafter
 from vllm_integration.worker import proposer_v1 as proposer
 from vllm_integration.worker.miss_log import ACCEPTED_OF, MissCopies, MissLog, open_miss_log
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -187,8 +187,8 @@ def test_the_proposer_of_v1_counts(
     while len(engine.written["r"]) < len(output):
         engine.step()
     engine.step(finished=("r",))
-    assert ours._misses is not None
-    assert refuted(ours._misses._misses) == [((1, 2, 3, 10, 11, 12), 13, 99)]
+    assert ours.miss_log is not None
+    assert refuted(ours.miss_log._misses) == [((1, 2, 3, 10, 11, 12), 13, 99)]
     assert engine.usage["r"].by_source()["recipe"] == {"drafted": 4, "accepted": 3}
 
 
@@ -196,7 +196,7 @@ def test_the_proposer_of_v1_counts(
 def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PredictedOutputs]:
     monkeypatch.setattr(proposer, "install", lambda group: "")
     monkeypatch.setattr(proposer, "watch", lambda: None)
-    monkeypatch.setattr(proposer, "load_recipes", lambda settings, vllm_config: RECIPES)
+    monkeypatch.setattr(request_drafter, "load_recipes", lambda settings, vllm_config: RECIPES)
     return lambda: PredictedOutputs(config())
 
 

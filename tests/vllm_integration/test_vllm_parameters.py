@@ -14,7 +14,7 @@ from vllm_integration.config import engine_config
 from vllm_integration.frontend.input_processor import engine_of_request, process_inputs
 from vllm_integration.seams.install import Guard, wrapped_by
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import proposer_v1, sampling_v1
+from vllm_integration.worker import proposer_v1, request_drafter, sampling_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -184,7 +184,7 @@ def proposer(monkeypatch: pytest.MonkeyPatch) -> PredictedOutputs:
     """K = 4, without vLLM."""
     monkeypatch.setattr(proposer_v1, "install", lambda group: "")
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-    monkeypatch.setattr(proposer_v1, "make_drafter", FakeDrafter)
+    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
     return PredictedOutputs(config(K=4))
 
 

@@ -15,6 +15,7 @@ from vllm_integration.seams import install as compat
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import proposer_v1 as proposer
+from vllm_integration.worker import request_drafter
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("plugin_on")
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposer, "install", lambda group: "")
     monkeypatch.setattr(proposer, "watch", lambda: None)
-    monkeypatch.setattr(proposer, "make_drafter", FakeDrafter)
+    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
     for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
 
@@ -76,7 +77,7 @@ def test_nothing_is_proposed_while_prefilling() -> None:
     engine.submit("a", [1, 2], [5, 6, 7], predicted([5, 6, 7]))
     engine.step(prefilling=("a",))
     assert engine.drafts["a"] == []
-    assert len(ours.slots) == 0
+    assert ours.slots.holders() == []
     engine.step()
     assert engine.drafts["a"] == [6, 7]
     assert ours.drafter.calls == [([0], [3], [1])]
@@ -296,5 +297,5 @@ def test_no_slot_and_no_token_of_one_request_reaches_another() -> None:
     assert number > 300
     engine.step(finished=(*engine.rows, *waiting))
     assert not ours.requests
-    assert len(ours.slots) == 0
+    assert ours.slots.holders() == []
     assert ours.drafter.slots == {}

@@ -21,6 +21,7 @@ from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
 from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import proposer_v1 as proposer
+from vllm_integration.worker import request_drafter
 from vllm_integration.worker import startup as recipes
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.startup import in_tokens, load_recipes
@@ -461,7 +462,7 @@ def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipes | None],
     monkeypatch.setattr(proposer, "watch", lambda: None)
 
     def make(given: Recipes | None) -> PredictedOutputs:
-        monkeypatch.setattr(proposer, "load_recipes", lambda settings, vllm_config: given)
+        monkeypatch.setattr(request_drafter, "load_recipes", lambda settings, vllm_config: given)
         return PredictedOutputs(config())
 
     return make

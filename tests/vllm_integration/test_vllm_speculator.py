@@ -19,6 +19,7 @@ from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import take
+from vllm_integration.worker import request_drafter
 
 pytest.importorskip("vllm")
 
@@ -51,7 +52,7 @@ def speculators(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.delenv(name, raising=False)
 
     def make(rank: int = 0, ranks: int = 1, recipes: Recipes | None = None) -> Any:
-        monkeypatch.setattr(module, "load_recipes", lambda *_: recipes)
+        monkeypatch.setattr(request_drafter, "load_recipes", lambda *_: recipes)
         states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=torch.zeros((ROWS, WIDTH), dtype=torch.int32)),
             total_len=SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32, device=DEVICE)),

@@ -239,8 +239,8 @@ def test_a_start_does_not_wait_for_ever_for_what_the_log_needs(
         monkeypatch.setattr(proposer_v1, "install", lambda group: "")
         ours = proposer_v1.PredictedOutputs(config())
         ours.load_model()
-        assert ours._log is not None
-        assert not ours._log.on
+        assert ours.log is not None
+        assert not ours.log.on
     else:
         pytest.importorskip("vllm")
         from test_vllm_speculator import make_speculator as fixture

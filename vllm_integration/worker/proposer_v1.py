@@ -20,24 +20,14 @@ from gpu_align.step_log import SOURCES
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from .draft_reporter import when_it_leaves
-from .miss_log import open_miss_log
-from .requests import (
-    DRAFTING,
-    Proposal,
-    RequestDrafter,
-    RequestState,
-    SlotTable,
-    make_drafter,
-    stop_rule,
-    take_refusals,
-    warm_up_log,
-)
+from .request_drafter import DRAFTING, RequestDrafter
+from .requests import Proposal, RequestState, SlotTable, stop_rule, take_refusals
 from .sampling_v1 import without_drafts
-from .startup import WarmUp, compiling, load_recipes
-from .step_log import DebugLog, open_log
+from .startup import compiling
+from .step_log import DebugLog
 
 
-class PredictedOutputsProposer(RequestDrafter):
+class PredictedOutputsProposer(RequestDrafter[DebugLog]):
     """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
 
     vllm_config: the engine's configuration. Read: `num_speculative_tokens` (K), `max_num_seqs` (slots),
@@ -63,23 +53,14 @@ class PredictedOutputsProposer(RequestDrafter):
         self._batch: Any = None
         self._scheduled: dict[str, list[int]] = {}
         self._drafts: list[StepDrafts] = []
-        self._log = open_log(DebugLog, self.settings, self.num_draft_tokens, vllm_config)
-        self.recipes = load_recipes(self.settings, vllm_config)
-        self._warm_up: WarmUp | None = None
         try:
-            with compiling("the drafter's step"):
-                self.drafter = make_drafter(self, max_slots, device="cpu")
+            self.make(vllm_config, max_slots, DebugLog, compiling("the drafter's step"), device="cpu")
         except Exception as error:
             self.guard.fail(DRAFTING, error)
-        self._misses = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
-        if self._log is not None and off_reason() is None:
-            self._warm_up = warm_up_log(self.num_draft_tokens, max_context_len, self.recipes)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load. The model runner calls this on every drafter when it has loaded the model, so by then
-        everything has to be compiled."""
-        if self._warm_up is not None and self._log is not None:
-            self._log.run(self._warm_up.finish)
+        """Nothing to load. The model runner calls this on every drafter when it has loaded the model."""
+        self.finish_warm_up()
 
     def propose(
         self,
@@ -136,10 +117,10 @@ class PredictedOutputsProposer(RequestDrafter):
         if state is None:
             return
         self._release(req_id)
-        if self._misses is not None:
-            self._misses.finish([req_id])
-        if self._log is not None:
-            self._log.write(state)
+        if self.miss_log is not None:
+            self.miss_log.finish([req_id])
+        if self.log is not None:
+            self.log.write(state)
 
     def _release(self, req_id: str) -> None:
         slot = self.slots.release(req_id)
@@ -168,8 +149,8 @@ class PredictedOutputsProposer(RequestDrafter):
                 continue
             total_len = int(num_tokens_no_spec[row])
             state.prompt_len = int(self._batch.num_prompt_tokens[row])
-            if self._log is not None:
-                self._log.run(self._record, state, token_ids_cpu[row], sampled, total_len)
+            if self.log is not None:
+                self.log.run(self._record, state, token_ids_cpu[row], sampled, total_len)
             state.settle(sampled, total_len)
             room = state.room(total_len, self.num_draft_tokens, self.max_context_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
@@ -191,8 +172,8 @@ class PredictedOutputsProposer(RequestDrafter):
         before = total_len - len(sampled)
         state.know_prompt(row[:before].tolist, self.num_draft_tokens, self.max_context_len)
         state.record(sampled, self._scheduled.get(state.req_id, ()), total_len)
-        if self._log is not None:
-            self._log.follow(state)
+        if self.log is not None:
+            self.log.follow(state)
 
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
         slots = torch.tensor([self.slots.get(state.req_id) for state in states], dtype=torch.int64)
@@ -201,8 +182,8 @@ class PredictedOutputsProposer(RequestDrafter):
             self.token_ids, self.total_len, slots, torch.tensor(num_sampled, dtype=torch.int32)
         )
         duration_us = (time.perf_counter_ns() - started) // 1000
-        if self._misses is not None:
-            self._misses.run(self._compare, states, draft)
+        if self.miss_log is not None:
+            self.miss_log.run(self._compare, states, draft)
         token_ids = draft.token_ids.tolist()
         confidence = draft.confidence.tolist()
         proposals = []
@@ -220,7 +201,7 @@ class PredictedOutputsProposer(RequestDrafter):
 
     def _compare(self, states: list[RequestState], draft: Any) -> None:
         """Let the misses know what has been written, and what is drafted behind it."""
-        misses = self._misses
+        misses = self.miss_log
         assert misses is not None
         tails = np.zeros((len(states), misses.tail_len), dtype=np.int32)
         for tail, state in zip(tails, states, strict=True):

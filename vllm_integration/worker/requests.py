@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import logging
 from collections import Counter
@@ -10,17 +9,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_align import Drafter, Recipes
+from gpu_align import Recipes
 from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.step_log import SOURCES, Step
-from gpu_align.tools import explain
 from gpu_align.tools.explain import Explainer, Explanation
 
 from ..config.settings import Settings
-from ..seams.install import DraftingGuard, shown_error, shown_id, shown_reason
+from ..seams.install import shown_id, shown_reason
 from ..wire import request as wire
 from ..wire.steps import count_verified
-from .startup import WarmUp, drafter_config
+from .startup import drafter_config
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -38,7 +36,7 @@ def take_refusals() -> dict[str, str]:
     return taken
 
 
-def _refuse(req_id: str, reason: str) -> None:
+def refuse(req_id: str, reason: str) -> None:
     refused[reason] += 1
     if len(_refusals) < _MAX_REFUSALS:  # where nobody asks they must not pile up
         _refusals[req_id] = reason
@@ -82,7 +80,7 @@ def open_request(
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
-        _refuse(req_id, "dropped")
+        refuse(req_id, "dropped")
         logger.warning(
             "Request %s is served without its prediction: %s (%d dropped so far)",
             shown_id(req_id),
@@ -91,7 +89,7 @@ def open_request(
         )
         return content if even_without else None
     if token_ids.size > capacity:
-        _refuse(req_id, "cut")
+        refuse(req_id, "cut")
         logger.warning(
             "The prediction of request %s was cut: expected at most %d tokens, got %d",
             shown_id(req_id),
@@ -111,102 +109,6 @@ def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str
                 shown_reason(name),
             )
     return None if unknown else recipes
-
-
-@functools.cache
-def _tell_of_no_room() -> None:
-    logger.warning(
-        "A request is served without earlier answers: no room for them among the predictions "
-        "(GPU_ALIGN_ARENA_TOKENS; told once)"
-    )
-
-
-DRAFTING = "drafting failed"
-
-
-def make_drafter(proposer: RequestDrafter, max_slots: int, **where: Any) -> Drafter:
-    """where: the device, and what else the model runners want differently."""
-    return Drafter(
-        max_slots=max_slots,
-        max_context_len=proposer.max_context_len,
-        max_prediction_len=proposer.capacity,
-        num_draft_tokens=proposer.num_draft_tokens,
-        vocab_size=proposer.vocab_size,
-        config=drafter_config(proposer.settings.survival_table),
-        recipes=proposer.recipes,
-        max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
-        **where,
-    )
-
-
-class RequestDrafter:
-    """What the proposers of both model runners do in the same way: they have a drafter, and give it requests.
-
-    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read. Whatever else fails turns drafting off, with
-    one ERROR line; but see `DraftingGuard`.
-    """
-
-    def __init__(self, vllm_config: Any, max_context_len: int, guard: DraftingGuard) -> None:
-        self.settings = Settings.from_env()
-        self.guard = guard
-        self.num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
-        self.vocab_size = int(vllm_config.model_config.get_vocab_size())
-        self.max_context_len = max_context_len
-        self.capacity = self.settings.prediction_capacity(max_context_len)
-        self.recipes: Recipes | None = None
-        self.drafter: Any = None
-
-    def run(self, step: Callable[..., Any], *args: Any) -> Any:
-        """`step(*args)`, a step of drafting; None once drafting is off."""
-        return self.guard.run(DRAFTING, step, *args)
-
-    def open(self, req_id: str, sampling_params: Any) -> wire.RequestContent | None:
-        """`open_request` with what this drafter has."""
-        return open_request(
-            req_id,
-            sampling_params,
-            vocab_size=self.vocab_size,
-            capacity=self.capacity,
-            packs=() if self.recipes is None else self.recipes.names,
-            even_without=self.settings.draft_without_prediction,
-        )
-
-    def add(
-        self, slot: int, req_id: str, content: wire.RequestContent, prompt_len: int
-    ) -> wire.RequestContent | None:
-        """Give a slot of the drafter to a request: what it is drafted from, without `token_ids` where these have
-        no room among the others; None, with a warning, where the drafter refuses them, or has no memory."""
-        # Where no scheduler of ours said who may share, nobody: the request finds its own after a preemption.
-        key = req_id if content.sharing_key is None else content.sharing_key
-        try:
-            held = self.drafter.add(
-                slot,
-                content.token_ids,
-                prompt_len,
-                sharing_key=key,
-                recipes=content.recipes,
-                memory=content.kind != wire.TextKind.PREDICTION,
-                related=content.kind == wire.TextKind.RELATED_MEMORY,
-            )
-        except Exception as error:
-            if not isinstance(error, (TypeError, ValueError)) and self.guard.raises(error):
-                raise
-            logger.warning(
-                "Request %s is served without its prediction: %s", shown_id(req_id), shown_error(error)
-            )
-            return None
-        if held:
-            return content
-        if content.kind == wire.TextKind.PREDICTION:
-            _refuse(req_id, "no_room")
-            logger.warning(
-                "Request %s is served without its prediction: no room for it among the others "
-                "(GPU_ALIGN_ARENA_TOKENS)",
-                shown_id(req_id),
-            )
-        else:
-            _tell_of_no_room()
-        return content._replace(token_ids=content.token_ids[:0])
 
 
 class SlotTable:
@@ -400,19 +302,6 @@ class RequestState:
         if written < self.stop.min_tokens:
             left = min(left, self.stop.min_tokens - written)
         return max(0, min(num_draft_tokens, left - 1))
-
-
-def warm_up_log(num_draft_tokens: int, max_context_len: int, recipes: Recipes | None) -> WarmUp:
-    """Compile in the background what `RequestState` explains drafts with; arguments as those of the drafter."""
-    return WarmUp(
-        "what the step log explains drafts with",
-        lambda: explain.warm_up(
-            num_draft_tokens,
-            drafter_config(Settings.from_env().survival_table),
-            recipes=recipes,
-            max_context_len=max_context_len,
-        ),
-    )
 
 
 def stop_rule(sampling_params: Any) -> StopRule:

@@ -20,10 +20,11 @@ from ..config import engine_config as adaptive
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
 from ..wire.reports import DraftReport, attach
 from .draft_reporter import DraftReporter, when_it_leaves
-from .miss_log import MissCopies, open_miss_log
-from .requests import DRAFTING, RequestDrafter, make_drafter, take_refusals, warm_up_log
-from .startup import WarmUp, compiling, load_recipes
-from .step_log import LoggedRequests, open_log
+from .miss_log import MissCopies
+from .request_drafter import DRAFTING, RequestDrafter
+from .requests import take_refusals
+from .startup import compiling
+from .step_log import LoggedRequests
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -31,7 +32,7 @@ logger = logging.getLogger("vllm.gpu_align")
 PREPARED_LEN = 512
 
 
-class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignore[misc]  # not typed for us
+class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator):  # type: ignore[misc]  # not typed for us
     """Drafts from each request's prediction, its own context and recipes; made once a worker, on the last PP rank.
 
     vllm_config: the engine's configuration. device: where the engine's tensors are.
@@ -60,32 +61,18 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        self.log: LoggedRequests | None = None
         self.misses: MissCopies | None = None
         self.reporter: Any = None
-        self._warm_up: WarmUp | None = None
+        batches_in_flight = int(getattr(vllm_config, "max_concurrent_batches", 1))
         try:
-            self._make(vllm_config, device)
+            _make_dense(req_states, device)
+            self.make(vllm_config, max_slots, LoggedRequests, device=device, backend="triton")
+            self.reporter = DraftReporter(max_slots, self.num_draft_tokens, device, batches_in_flight)
+            if self.miss_log is not None:
+                self.misses = MissCopies(self.miss_log, max_slots, self.num_draft_tokens, device)
         except Exception as error:
             self.guard.fail(DRAFTING, error)
         self.run(self._compile)
-
-    def _make(self, vllm_config: Any, device: torch.device) -> None:
-        """What only drafting needs; a server whose drafter cannot be made serves without drafts."""
-        max_slots, max_context_len = _make_dense(self.req_states, device)
-        recipes = self.recipes = load_recipes(self.settings, vllm_config)
-        self.drafter = make_drafter(self, max_slots, device=device, backend="triton")
-        self.reporter = DraftReporter(
-            max_slots, self.num_draft_tokens, device, int(getattr(vllm_config, "max_concurrent_batches", 1))
-        )
-        self.log = open_log(
-            LoggedRequests, self.settings, self.num_draft_tokens, vllm_config, recipes=recipes
-        )
-        if self.log is not None and off_reason() is None:
-            self._warm_up = warm_up_log(self.num_draft_tokens, max_context_len, recipes)
-        misses = open_miss_log(self.settings, recipes, self.num_draft_tokens, vllm_config)
-        if misses is not None:
-            self.misses = MissCopies(misses, max_slots, self.num_draft_tokens, device)
 
     @property
     def enable_adaptive_verification(self) -> bool:
@@ -99,10 +86,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing to set up: the step is one launch outside the model's graphs. The runner calls this last before
-        it may serve, when it has loaded the model and knows its memory, so by then everything has to be compiled.
-        """
-        if self._warm_up is not None and self.log is not None:
-            self.log.run(self._warm_up.finish)
+        it may serve, when it has loaded the model and knows its memory."""
+        self.finish_warm_up()
 
     def capture(self) -> None:
         """Nothing to capture."""
@@ -145,7 +130,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         if self.misses is not None:
             self.misses.add(req_id, prompt_len)
         if self.log is not None:
-            self.log.add(req_id, held, prompt_len, sampling_params)
+            self.log.add(req_id, held, prompt_len, sampling_params, self.recipes)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
@@ -230,16 +215,15 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         return self._nothing[:num_reqs].zero_()
 
 
-def _make_dense(req_states: Any, device: torch.device) -> tuple[int, int]:
-    """Put the runner's tokens into device memory; the shape of the table.
+def _make_dense(req_states: Any, device: torch.device) -> None:
+    """Put the runner's tokens into device memory.
 
     By default they are host memory that the device can read, which a kernel that scans rows every step
     would drag over the bus. vLLM makes them dense for its own n-gram drafter only. Nothing has been written
     to, or has kept a reference to, the tensor yet.
     """
-    rows, width = req_states.all_token_ids.gpu.shape
-    req_states.all_token_ids = StagedWriteTensor((rows, width), dtype=torch.int32, device=device)
-    return int(rows), int(width)
+    shape = tuple(req_states.all_token_ids.gpu.shape)
+    req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=device)
 
 
 def _ours(runner: Any) -> PredictedOutputsSpeculator | None:

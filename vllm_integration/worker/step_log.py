@@ -181,23 +181,27 @@ def _decoder_of(model_config: Any) -> step_log.Decode | None:
 class LoggedRequests(DebugLog):
     """Follows each request that the V2 runner drafts for, and writes its file when it finishes.
 
-    recipes: of the drafter.
-
     In each step, `settle` counts what was sampled, then `proposed` keeps what is drafted for the next step. Both
     wait for the device.
     """
 
-    def __init__(self, *args: Any, recipes: Recipes | None = None, **kwargs: Any) -> None:
-        self._recipes = recipes
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._requests: dict[str, RequestState] = {}
         super().__init__(*args, **kwargs)
 
     @guarded
-    def add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
+    def add(
+        self,
+        req_id: str,
+        content: wire.RequestContent,
+        prompt_len: int,
+        sampling_params: Any,
+        recipes: Recipes | None = None,
+    ) -> None:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
         state = self._requests.get(req_id)
         if state is None:
-            state = RequestState(req_id, content, stop_rule(sampling_params), recipes=self._recipes)
+            state = RequestState(req_id, content, stop_rule(sampling_params), recipes=recipes)
             self._requests[req_id] = state
         state.prompt_len = prompt_len
         state.proposal = Proposal()
@@ -250,14 +254,12 @@ class LoggedRequests(DebugLog):
 Log = TypeVar("Log", bound=DebugLog)
 
 
-def open_log(
-    kind: type[Log], settings: Settings, num_draft_tokens: int, vllm_config: Any, **more: Any
-) -> Log | None:
+def open_log(kind: type[Log], settings: Settings, num_draft_tokens: int, vllm_config: Any) -> Log | None:
     """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same; the
-    first one writes. more: what this kind of log takes."""
+    first one writes."""
     directory, parallel = settings.debug_dir, vllm_config.parallel_config
     if not directory or int(parallel.rank) % int(parallel.tensor_parallel_size):
         return None
     decode = _decoder_of(vllm_config.model_config)
-    log = kind(directory, num_draft_tokens, decode, live=settings.debug_live, **more)
+    log = kind(directory, num_draft_tokens, decode, live=settings.debug_live)
     return log if log.on else None
