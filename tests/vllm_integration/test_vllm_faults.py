@@ -68,7 +68,7 @@ LOG = [
 ]
 
 # What the log would have compiled in the background: it is compiled with the first step, or fails there.
-WARM_UP = (request_state.explain, "warm_up")
+WARM_UP = (request_drafter.explain, "warm_up")
 
 # What is broken, and whether all drafts are lost.
 V1 = [

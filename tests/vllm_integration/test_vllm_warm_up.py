@@ -22,8 +22,7 @@ from gpu_align.ops.reference import step as step_reference
 from gpu_align.ops.step import StepLaunch
 from gpu_align.tools import explain as step_view
 from vllm_integration.seams import install as compat
-from vllm_integration.worker import proposer_v1
-from vllm_integration.worker import requests as request_state
+from vllm_integration.worker import proposer_v1, request_drafter
 from vllm_integration.worker import startup as warm_up
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -230,7 +229,7 @@ def test_a_start_does_not_wait_for_ever_for_what_the_log_needs(
     """The log is off then: its first step would wait as well, and with it the engine."""
     never = threading.Event()
     monkeypatch.setattr(warm_up, "PATIENCE", 0.05)
-    monkeypatch.setattr(request_state.explain, "warm_up", lambda *_, **__: never.wait(20))
+    monkeypatch.setattr(request_drafter.explain, "warm_up", lambda *_, **__: never.wait(20))
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
     if runner == "V1":
