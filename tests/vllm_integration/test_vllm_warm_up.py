@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What `Entry` compiles, or loads, from now on, as in a process that has just started: function → times."""
-    for entry in (step_reference._step, step_view._look):
+    for entry in (step_reference.step, step_view._look):
         monkeypatch.setattr(entry, "_run", None)
     return count_compilations(monkeypatch)
 
@@ -96,7 +96,7 @@ def test_the_first_request_of_v1_compiles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: Counter[str]
 ) -> None:
     at_start, in_all, log = first_request_of_v1(tmp_path, monkeypatch, compilations)
-    assert at_start == {"_step": 1, "_look": 1}
+    assert at_start == {"step": 1, "_look": 1}
     assert in_all == at_start
     assert "the output so far is the beginning of the prediction" in log
 
@@ -111,7 +111,7 @@ def test_without_a_step_log_its_part_is_not_compiled(
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
     monkeypatch.delenv("GPU_ALIGN_DEBUG_DIR", raising=False)
     proposer_v1.PredictedOutputs(config()).load_model()
-    assert compilations == {"_step": 1}
+    assert compilations == {"step": 1}
 
 
 def in_another_process(directory: Path, first: str = "", **environment: str) -> tuple[Any, Any, str]:
@@ -135,7 +135,7 @@ with pytest.MonkeyPatch.context() as patch:
 def test_nothing_is_compiled_after_the_start_with_an_empty_cache(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     at_start, in_all, _ = in_another_process(tmp_path / "logs", NUMBA_CACHE_DIR=str(cache))
-    assert in_all == at_start == {"_step": 1, "_look": 1}
+    assert in_all == at_start == {"step": 1, "_look": 1}
     assert len(list(cache.rglob("*.nbc"))) == 2
 
 
