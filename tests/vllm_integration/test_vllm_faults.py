@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from test_vllm_speculator import K, params_of, propose, speculators, write
 from usage_harness import Step, message
-from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+from vllm_fakes import FakeDrafter, FakeEngine, config, sampling, v1_alone
 
 from vllm_integration.frontend import endpoints, input_processor
 from vllm_integration.frontend import endpoints as our_app
@@ -92,9 +92,7 @@ def test_v1_goes_on(
     plugin_log: list[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
-    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
+    v1_alone(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", str(int("live" in place[1] or place[1] == "_begin")))
     break_at(monkeypatch, *place)
@@ -133,8 +131,7 @@ def test_v1_goes_on(
 def test_v1_an_output_leaves_without_its_report(
     place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
-    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
+    v1_alone(monkeypatch)
     runner = SimpleNamespace(drafter=PredictedOutputs(config()))
     break_at(monkeypatch, *place)
     for output in (SimpleNamespace(), SimpleNamespace()):

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align.step_log import Step, StepLog, StepLogError, read_step_log
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import RequestContent
-from vllm_integration.worker import proposer_v1, request_drafter
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.requests import RequestState, StopRule
 from vllm_integration.worker.step_log import DebugLog, LoggedRequests, open_log
@@ -128,9 +127,7 @@ def predicted(tokens: list[int]) -> Any:
 
 
 def v1_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, live: str) -> FakeEngine:
-    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
-    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
+    v1_alone(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
     monkeypatch.setenv("GPU_ALIGN_DEBUG_LIVE", live)
     ours = PredictedOutputs(config())

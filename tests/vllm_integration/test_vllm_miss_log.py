@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm_fakes import FakeEngine, config, sampling
+from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Recipes, Source
 from gpu_align.recipes import Misses
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker import miss_log, request_drafter
-from vllm_integration.worker import proposer_v1 as proposer
 from vllm_integration.worker.miss_log import ACCEPTED_OF, MissCopies, MissLog, open_miss_log
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
@@ -194,8 +193,7 @@ def test_the_proposer_of_v1_counts(
 
 @pytest.fixture
 def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PredictedOutputs]:
-    monkeypatch.setattr(proposer, "install", lambda group: "")
-    monkeypatch.setattr(proposer, "watch", lambda: None)
+    v1_alone(monkeypatch, fake=False)
     monkeypatch.setattr(request_drafter, "load_recipes", lambda settings, vllm_config: RECIPES)
     return lambda: PredictedOutputs(config())
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from vllm_integration.config import engine_config
 from vllm_integration.frontend.input_processor import engine_of_request, process_inputs
 from vllm_integration.seams.install import Guard, wrapped_by
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import proposer_v1, request_drafter, sampling_v1
+from vllm_integration.worker import sampling_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -182,9 +182,7 @@ def test_the_log_corrects_what_vllm_says_of_them(
 @pytest.fixture
 def proposer(monkeypatch: pytest.MonkeyPatch) -> PredictedOutputs:
     """K = 4, without vLLM."""
-    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
-    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
-    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
+    v1_alone(monkeypatch)
     return PredictedOutputs(config(K=4))
 
 

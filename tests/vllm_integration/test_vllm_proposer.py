@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from vllm_fakes import FakeDrafter, FakeEngine, config, sampling
+from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from vllm_integration.seams import install as compat
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import proposer_v1 as proposer
-from vllm_integration.worker import request_drafter
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -23,9 +21,7 @@ pytestmark = pytest.mark.usefixtures("plugin_on")
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer, "install", lambda group: "")
-    monkeypatch.setattr(proposer, "watch", lambda: None)
-    monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
+    v1_alone(monkeypatch)
     for name in ("STRICT", "DEBUG_DIR", "DRAFT_WITHOUT_PREDICTION", "MAX_PREDICTION_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
 

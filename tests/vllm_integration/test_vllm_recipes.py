@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from vllm_fakes import FakeEngine, config, sampling
+from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import RecipePack, Recipes
 from gpu_align.recipes import Recipe
 from vllm_integration.config.settings import Settings
 from vllm_integration.seams import install as compat
 from vllm_integration.wire.request import PredictedOutputParams
-from vllm_integration.worker import proposer_v1 as proposer
 from vllm_integration.worker import request_drafter
 from vllm_integration.worker import startup as recipes
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -458,8 +457,7 @@ def test_tokenizers_of_mistral(
 @pytest.fixture
 def make_proposer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipes | None], PredictedOutputs]:
     """A proposer with the real drafter and these recipes."""
-    monkeypatch.setattr(proposer, "install", lambda group: "")
-    monkeypatch.setattr(proposer, "watch", lambda: None)
+    v1_alone(monkeypatch, fake=False)
 
     def make(given: Recipes | None) -> PredictedOutputs:
         monkeypatch.setattr(request_drafter, "load_recipes", lambda settings, vllm_config: given)

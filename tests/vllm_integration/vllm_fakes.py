@@ -269,3 +269,13 @@ def report_of(drafts: Mapping[str, Sequence[float]], *, K: int = 16, age: int = 
     nowhere = np.zeros_like(length)
     levels = survival_levels(survival, length)
     return DraftReport([StepDrafts(list(drafts), age, nowhere, length, nowhere, levels)])
+
+
+def v1_alone(monkeypatch: Any, *, fake: bool = True) -> None:
+    """The V1 proposer without vLLM around it, and with a fake drafter."""
+    from vllm_integration.worker import proposer_v1, request_drafter
+
+    monkeypatch.setattr(proposer_v1, "install", lambda group: "")
+    monkeypatch.setattr(proposer_v1, "watch", lambda: None)
+    if fake:
+        monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
