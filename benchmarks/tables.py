@@ -42,11 +42,7 @@ def ratio(above: float, below: float) -> str:
 
 
 def fill(text: str, blocks: Mapping[str, Callable[[Results], str]], results: Results) -> str:
-    """A page with each of `blocks`, made from `results`, between its ``<!-- NAME:begin -->`` and ``:end -->``.
-
-    Raises:
-        ValueError: the markers of a block are not there once each, in order.
-    """
+    """A page with each of `blocks`, made from `results`, between its ``<!-- NAME:begin -->`` and ``:end -->``."""
     for name, block in blocks.items():
         begin_mark, end_mark = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         before, begin, rest = text.partition(begin_mark)

@@ -36,10 +36,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.corpus import kinds
-from benchmarks.corpus.files import Fetch, PackagePair, Source, changed_files, pip_download
+from benchmarks.corpus.files import (
+    FIVE,
+    SETS,
+    Fetch,
+    PackagePair,
+    Source,
+    changed_files,
+    download,
+    pip_download,
+)
 from benchmarks.corpus.mix import Text, other_tokens, synthetic_pairs
-from benchmarks.corpus.registries import download
-from benchmarks.corpus.sources import FIVE, SETS
 from gpu_align.errors import MissingExtraError
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer
 
@@ -116,10 +123,6 @@ def build(
         cache: downloads are kept here.
         fetch: gets an archive.
         report: print one line a source.
-
-    Raises:
-        RuntimeError: a download failed.
-        MissingExtraError: mistral-common is not installed.
     """
     tokenizer = load_tokenizer("tekken")
     sources = list(sources)
@@ -177,9 +180,6 @@ def build_kinds(
 
     Of a kind of text, and of each thing that is made, so many records are kept as `kinds.NUM_REAL` and
     `kinds.NUM_MADE` say, from the packages in turn.
-
-    Raises:
-        RuntimeError: a download failed.
     """
     kinds.fetch_all(split, cache, fetch)
     texts = kinds.kind_texts(split, cache, fetch)

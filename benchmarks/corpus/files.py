@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
 import tarfile
 import time
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 #: Sort of text -> the file names that hold it. `METADATA` of a wheel carries the project's description.
 SORTS = {
@@ -40,11 +45,7 @@ class PackagePair:
 
     @classmethod
     def parse(cls, text: str) -> PackagePair:
-        """Read ``NAME:OLD:NEW``.
-
-        Raises:
-            ValueError: not three parts, or a part that pip would not take as a plain name or version.
-        """
+        """Read ``NAME:OLD:NEW``."""
         parts = text.split(":")
         # pip reads options and URLs from the same argument, so only plain names and versions pass.
         if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", part) for part in parts):
@@ -88,9 +89,6 @@ def pip_download(name: str, version: str, cache: Path, sdist: bool = False) -> P
         version: exactly this one.
         cache: each archive is in a folder of its own here.
         sdist: the source distribution; else the wheel, and the sdist where there is no wheel.
-
-    Raises:
-        RuntimeError: pip could not get it in `ATTEMPTS` attempts; the message has pip's last line.
     """
     folder = cache / (f"{name}-{version}.sdist" if sdist else f"{name}-{version}")
     if found := _archives(folder):
@@ -206,3 +204,149 @@ def _decoded(members: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
             continue
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         yield path, text.partition("\n\n")[2] if path == "dist-info/METADATA" else text
+
+
+#: A package of the npm registry is written with this in front of its name.
+NPM = "npm:"
+_NPM_URL = "https://registry.npmjs.org"
+_INDEX_URL = "https://pypi.org/simple"
+_INDEX_JSON = "application/vnd.pypi.simple.v1+json"
+_TIMEOUT_S = 180
+
+
+def download(name: str, version: str, cache: Path, sdist: bool = False) -> Path:
+    """An archive of one release, or the one in `cache` when it is there.
+
+    A wheel comes through pip. An sdist is taken from the index as it is: to name its metadata pip would run its
+    build script, which for an extension wants the compiler of its language.
+
+    Args:
+        name: of a package on PyPI, or `NPM` and the name of one in the npm registry.
+        version: exactly this one.
+        cache: each archive is in a folder of its own here.
+        sdist: the source distribution; a package of npm has nothing else.
+    """
+    if name.startswith(NPM):
+        return _npm_archive(name.removeprefix(NPM), version, cache)
+    return _sdist(name, version, cache) if sdist else pip_download(name, version, cache)
+
+
+def _npm_archive(name: str, version: str, cache: Path) -> Path:
+    plain = name.rpartition("/")[2]
+    path = cache / f"npm-{name.replace('/', '-').removeprefix('@')}-{version}" / f"{plain}-{version}.tgz"
+    if not path.is_file():
+        _write(path, _get(f"{_NPM_URL}/{name}/-/{plain}-{version}.tgz", f"npm {name}@{version}"))
+    return path
+
+
+def _sdist(name: str, version: str, cache: Path) -> Path:
+    folder = cache / f"{name}-{version}.sdist"
+    if found := sorted(p for p in folder.glob("*") if p.name.endswith((".tar.gz", ".zip"))):
+        return found[0]
+    what = f"sdist {name}=={version}"
+    index: dict[str, Any] = json.loads(_get(f"{_INDEX_URL}/{_normalized(name)}/", what, _INDEX_JSON))
+    for entry in index["files"]:
+        stem = re.sub(r"\.(tar\.gz|zip)$", "", entry["filename"])
+        if stem != entry["filename"] and _normalized(stem) == _normalized(f"{name}-{version}"):
+            content = _get(entry["url"], what)
+            wanted = entry["hashes"].get("sha256")
+            if wanted != (found_hash := hashlib.sha256(content).hexdigest()):
+                raise RuntimeError(f"download of {what} failed: expected sha256 {wanted}, found {found_hash}")
+            path = folder / str(entry["filename"])
+            _write(path, content)
+            return path
+    raise RuntimeError(f"download of {what} failed: the index has no such sdist")
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _get(url: str, what: str, accept: str = "*/*") -> bytes:
+    message = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE)
+        try:
+            request = urllib.request.Request(url, headers={"Accept": accept})
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                content: bytes = answer.read()
+                return content
+        except urllib.error.HTTPError as error:
+            message = f"{url}: HTTP {error.code} {error.reason}"
+            if error.code in (403, 404, 410):
+                break
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            message = f"{url}: {error}"
+    raise RuntimeError(f"download of {what} failed: {message}")
+
+
+#: The packages whose ``.py`` files the published table of draft quality is about.
+FIVE = (
+    PackagePair("requests", "2.28.2", "2.32.3"),
+    PackagePair("flask", "2.2.5", "3.0.3"),
+    PackagePair("rich", "13.3.5", "13.9.4"),
+    PackagePair("werkzeug", "2.2.3", "3.0.6"),
+    PackagePair("jinja2", "3.0.3", "3.1.6"),
+)
+_DOCUMENTS = ("document", "config", "json")
+
+
+def _wheel(text: str, *sorts: str, most: int = 25) -> Source:
+    return Source(PackagePair.parse(text), sorts or ("python", "document"), most=most)
+
+
+def _pair_of_sdists(text: str, *sorts: str, most: int = 20) -> Source:
+    return Source(PackagePair.parse(text), sorts or _DOCUMENTS, sdist=True, most=most)
+
+
+_TUNE = (
+    _wheel("click:8.0.4:8.1.7"),
+    _wheel("attrs:22.1.0:23.2.0"),
+    _wheel("urllib3:1.26.15:2.2.1"),
+    _wheel("packaging:21.3:24.0"),
+    _wheel("httpx:0.23.3:0.27.0"),
+    _wheel("starlette:0.27.0:0.37.2"),
+    _wheel("pydantic:2.0:2.7.0"),
+    _wheel("tqdm:4.62.0:4.66.4"),
+    # Neighbouring releases: few lines change.
+    _wheel("fastapi:0.109.0:0.110.0"),
+    _wheel("trio:0.24.0:0.25.0"),
+    _wheel("sqlfluff:2.3.0:3.0.0", most=20),
+    _wheel("textual:0.47.0:0.60.0", most=20),
+    _wheel("ansible-core:2.15.0:2.17.0", "python", "config", most=20),
+    _wheel("check-jsonschema:0.26.3:0.29.0", "json"),
+    _wheel("dbt-adapters:1.1.0:1.10.0", "sql"),
+    _pair_of_sdists("click:8.0.4:8.1.7"),
+    _pair_of_sdists("structlog:22.3.0:24.1.0"),
+    _pair_of_sdists("celery:5.2.7:5.4.0"),
+)
+_TEST = (
+    *(Source(package) for package in FIVE),
+    _wheel("anyio:3.7.1:4.4.0", most=10),
+    _wheel("marshmallow:3.19.0:3.21.3", most=10),
+    _wheel("typer:0.9.0:0.12.3", most=10),
+    _wheel("django:4.2:5.0", "python", most=10),
+    _wheel("jupyterlab:4.0.0:4.2.0", "json"),
+    _pair_of_sdists("flask:2.2.5:3.0.3", most=12),
+    _pair_of_sdists("werkzeug:2.2.3:3.0.6", most=12),
+    _pair_of_sdists("jinja2:3.0.3:3.1.6", most=12),
+    _pair_of_sdists("pytest:7.2.2:8.2.0", "python", *_DOCUMENTS, most=12),
+    _pair_of_sdists("tox:4.4.0:4.15.0"),
+    _pair_of_sdists("sqlglot:20.0.0:25.0.0", "sql"),
+)
+
+#: Name on the command line -> ``(split, source)``.
+SETS: dict[str, list[tuple[str, Source]]] = {
+    "five": [("test", Source(package)) for package in FIVE],
+    "tune": [("tune", source) for source in _TUNE],
+    "test": [("test", source) for source in _TEST],
+}
+SETS["all"] = SETS["tune"] + SETS["test"]

@@ -17,9 +17,8 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.corpus.files import SORTS, Fetch, texts_in
+from benchmarks.corpus.files import NPM, SORTS, Fetch, texts_in
 from benchmarks.corpus.model_like import badly_applied, model_output, wrong_lines
-from benchmarks.corpus.registries import NPM
 
 #: The kinds, in the order in which they are shown. No Go and no Java: no package in use holds either twice.
 KINDS = (

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from benchmarks.corpus.files import SORTS, Fetch, sort_of, texts_in
+from benchmarks.corpus.files import NPM, SETS, SORTS, Fetch, download, sort_of, texts_in
 from benchmarks.corpus.kinds import MAX_LINE, RELEASES
-from benchmarks.corpus.registries import NPM, download
-from benchmarks.corpus.sources import SETS
 
 #: Most characters of a text, and of all texts of one sort in one package.
 MAX_CHARACTERS, MAX_OF_SORT = 400_000, 3_000_000
@@ -35,9 +33,6 @@ def package_texts(
         fetch: gets an archive.
         everything: every file of every release, whatever its length and whoever wrote it: what the split must
             not share with the other one.
-
-    Raises:
-        RuntimeError: a download failed.
     """
     wanted = _archives(split, everything)
     with ThreadPoolExecutor(4) as pool:

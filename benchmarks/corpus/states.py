@@ -64,9 +64,6 @@ def state_pair(form: str, rng: random.Random) -> tuple[str, str]:
     Args:
         form: "json" (indented by 2), "json_compact" (one line), or "yaml".
         rng: the only source of chance.
-
-    Raises:
-        ValueError: another form.
     """
     before = _state(rng)
     after = _update(before, rng)

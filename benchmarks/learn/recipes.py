@@ -21,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.corpus import build as corpus
-from benchmarks.corpus.files import Fetch
+from benchmarks.corpus.files import Fetch, download
 from benchmarks.corpus.kinds import MODEL, QUALITIES
 from benchmarks.corpus.packages import package_texts
-from benchmarks.corpus.registries import download
 from benchmarks.quality.runs import Entry, read_entries
 from gpu_align import RecipePack, Source
 from gpu_align.ops.constants import ALL_PACKS
@@ -56,11 +55,7 @@ def is_replayed(entry: Entry) -> bool:
 
 
 def learnable_texts(cache: Path, fetch: Fetch = download) -> list[tuple[str, str]]:
-    """``(package, text)`` of the tuning splits, without the texts that a package of the test splits has, too.
-
-    Raises:
-        RuntimeError: a download failed.
-    """
+    """``(package, text)`` of the tuning splits, without the texts that a package of the test splits has, too."""
     reported = {text for _, text in package_texts("test", cache, fetch, everything=True)}
     return [(package, text) for package, text in package_texts("tune", cache, fetch) if text not in reported]
 

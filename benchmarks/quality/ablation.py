@@ -26,13 +26,10 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.quality.checks import point
-from benchmarks.quality.curves import curve, height
-from benchmarks.quality.inputs import make_corpora
-from benchmarks.quality.knowledge import knowledge
+from benchmarks.quality.checks import curve, height, point
 from benchmarks.quality.main import new_table
 from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
-from benchmarks.quality.runs import Counts, read_entries
+from benchmarks.quality.runs import Counts, knowledge, make_corpora, read_entries
 from gpu_align.simulate import SWEEP
 
 #: The default and the settings around it: a curve is read at the default's rejections.
@@ -69,9 +66,6 @@ def measure(name: str, job: Mapping[str, Any], tables: Path) -> Row:
         name: of `mechanisms.without`.
         job: what `benchmarks.quality.ablated` wants to know beside it.
         tables: folder of learned tables; one that is there is not learned again.
-
-    Raises:
-        subprocess.CalledProcessError: the process failed; it wrote why to the standard error.
     """
     missing = without(name)
     # What is learned is the same where only drafting differs.

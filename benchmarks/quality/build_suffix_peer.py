@@ -38,11 +38,7 @@ def add_to_path(folder: Path = DEFAULT_FOLDER) -> bool:
 
 
 def build(folder: Path = DEFAULT_FOLDER) -> None:
-    """Download and compile into `folder`; does nothing where that is done already.
-
-    Raises:
-        RuntimeError: no C++ compiler, no network, or the compiler failed; the message has its last lines.
-    """
+    """Download and compile into `folder`; does nothing where that is done already."""
     # An extension belongs to one Python: another one builds again.
     stamp = f"arctic-inference {VERSION}, nanobind {NANOBIND}, {sys.implementation.cache_tag}\n"
     if (folder / STAMP).is_file() and (folder / STAMP).read_text() == stamp:

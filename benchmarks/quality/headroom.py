@@ -19,10 +19,8 @@ from pathlib import Path
 
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.checks import K
-from benchmarks.quality.inputs import make_ready
 from benchmarks.quality.kinds import LABELS, labels_of
-from benchmarks.quality.knowledge import knowledge
-from benchmarks.quality.runs import Entry, Knowledge, read_entries
+from benchmarks.quality.runs import Entry, Knowledge, knowledge, make_ready, read_entries
 from gpu_align.predictors import PredictorLoop, TokenPredictor
 from gpu_align.simulate import Record, make_policies
 from gpu_align.tools.simulate.bounds import bound

@@ -19,10 +19,7 @@ from rich.console import Console
 
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
 from benchmarks.quality import plot
-from benchmarks.quality.checks import LEAD, MAX_GAP, Check, K, our_curve, point
-from benchmarks.quality.curves import Point, height
-from benchmarks.quality.inputs import make_ready
-from benchmarks.quality.knowledge import knowledge
+from benchmarks.quality.checks import LEAD, MAX_GAP, Check, K, Point, height, our_curve, point
 from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
@@ -30,6 +27,8 @@ from benchmarks.quality.runs import (
     Entry,
     Knowledge,
     Run,
+    knowledge,
+    make_ready,
     our_settings,
     read_entries,
     run_all,

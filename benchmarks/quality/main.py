@@ -26,8 +26,6 @@ from rich.table import Table
 from benchmarks.quality import cases, checks, kinds, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K, of_kind
-from benchmarks.quality.inputs import make_ready
-from benchmarks.quality.knowledge import knowledge
 from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
@@ -35,6 +33,8 @@ from benchmarks.quality.runs import (
     Counts,
     Entry,
     Run,
+    knowledge,
+    make_ready,
     our_settings,
     read_entries,
     run_all,

@@ -23,11 +23,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 
 
 def install(overrides: Overrides) -> None:
-    """Override names of modules that are imported from now on.
-
-    Raises:
-        ValueError: a module is imported already.
-    """
+    """Override names of modules that are imported from now on."""
     if imported := sorted(overrides.keys() & sys.modules.keys()):
         raise ValueError(
             f"overrides: expected modules that are not imported yet, found {', '.join(imported)}"

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.checks import K, our_curve, point
-from benchmarks.quality.curves import Point
+from benchmarks.quality.checks import K, Point, our_curve, point
 from benchmarks.quality.runs import BOUNDS, WITHOUT_RECIPES, Counts, Run
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import Decile

@@ -5,23 +5,101 @@ from __future__ import annotations
 import gzip
 import json
 import multiprocessing
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.corpus.sources import FIVE
+from benchmarks.corpus import build as corpus
+from benchmarks.corpus.build import DEFAULT_CACHE
+from benchmarks.corpus.files import FIVE
+from benchmarks.corpus.mix import ByteTokenizer, trained_bpe
+from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.build_suffix_peer import add_to_path
-from gpu_align import Recipes
+from gpu_align import RecipePack, Recipes
 from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
-from gpu_align.simulate import NO_PACK, SWEEP, Record, Reliability, replay
+from gpu_align.simulate import NO_PACK, SWEEP, Record, Reliability, load_tokenizer, replay
 from gpu_align.tools.simulate.bounds import bound, everywhere, perfect_choice
 from gpu_align.tools.simulate.policies import OURS, config_of, make_policies, setting_name
 from gpu_align.tools.simulate.replay import PairResult
+
+
+def make_ready(corpora: Mapping[str, Path]) -> int:
+    """Build Arctic's suffix tree, and make the corpora that are not there; what fails is told on stderr.
+
+    Args:
+        corpora: name of a set of `benchmarks.corpus` → its file.
+
+    Returns:
+        An exit code: 0, or 1 where something could not be built or fetched.
+    """
+    try:
+        build_suffix_peer.build()
+    except RuntimeError as error:
+        print(f"error: suffix decoding cannot be built to compare with: {error}", file=sys.stderr)
+        return 1
+    build_suffix_peer.add_to_path()
+    return make_corpora(corpora)
+
+
+def make_corpora(corpora: Mapping[str, Path]) -> int:
+    """Make the corpora that are not there: the second half of `make_ready`."""
+    for name, path in corpora.items():
+        if not path.is_file() and (code := corpus.main([str(path), "--set", name])):
+            return code
+    return 0
+
+
+class Encodes(Protocol):
+    """A tokenizer of the corpus."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+def knowledge(tune: Path, tokens: Sequence[str], jobs: int = 1) -> dict[str, Knowledge]:
+    """By the name of the tokens in the corpus, what there is to know in them.
+
+    Args:
+        tune: the tuning split.
+        tokens: of "tekken", "bpe" and "bytes" those that are asked for.
+        jobs: processes.
+    """
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(tokens)) or 1) as pool:
+        found = pool.starmap(_knowledge, [(tune, name) for name in tokens], chunksize=1)
+    return dict(zip(tokens, found, strict=True))
+
+
+def tokenizer_of(tokens: str, texts: Sequence[str], cache: Path = DEFAULT_CACHE) -> Encodes:
+    """The tokenizer behind the corpus's name for its tokens; `texts` are those that its own BPE is trained on."""
+    if tokens == "bytes":
+        return ByteTokenizer()
+    return trained_bpe(texts, cache) if tokens == "bpe" else load_tokenizer(tokens)
+
+
+def texts_of(entries: Sequence[Entry]) -> list[str]:
+    """What the real files of these entries were changed to, as text, in their order."""
+    tokenizer = load_tokenizer("tekken")
+    outputs = (e.record.output for e in entries if e.tokens == "tekken" and e.kind == e.text)
+    return [b"".join(map(tokenizer.token_bytes, output)).decode() for output in outputs]
+
+
+def _knowledge(tune: Path, tokens: str) -> Knowledge:
+    # The BPE is trained on just these texts, so that its cached file is found by their hash.
+    texts = texts_of(_entries(tune))
+    encode = tokenizer_of(tokens, texts).encode
+    recipes = RecipePack.load().tokenize(lambda words: [encode(word) for word in words])
+    return Knowledge(recipes, [encode(text) for text in texts])
+
+
+@lru_cache(maxsize=1)
+def _entries(tune: Path) -> list[Entry]:
+    return read_entries(tune)
+
 
 #: Policy names of the two bounds.
 CLAIRVOYANT, PERFECT_CHOOSER = BOUNDS = ("clairvoyant", "perfect_chooser")

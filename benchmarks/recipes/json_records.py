@@ -6,7 +6,17 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.recipes.groups import Group, Output, Task, choice, fives, happens, number_of, shuffled
+from benchmarks.recipes.groups import (
+    Group,
+    Output,
+    Task,
+    choice,
+    fives,
+    happens,
+    number_of,
+    rendered,
+    shuffled,
+)
 from benchmarks.recipes.packages import (
     AIRPORTSDATA,
     FAKER,
@@ -16,7 +26,6 @@ from benchmarks.recipes.packages import (
     PYCOUNTRY,
     Shelf,
 )
-from benchmarks.recipes.render import rendered
 
 NAME = "json-records"
 GROUPS_A_FORM, OUTPUTS_A_FORM = 100, 75

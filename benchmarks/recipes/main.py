@@ -19,7 +19,6 @@ from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.recipes import changelogs, page, python_client, python_code, tasks
 from benchmarks.recipes.groups import Task
 from benchmarks.recipes.learning import measured
-from benchmarks.recipes.rounds import rounds
 from benchmarks.recipes.runs import (
     TOKENIZER,
     Counts,
@@ -30,10 +29,11 @@ from benchmarks.recipes.runs import (
     from_recipes,
     ours,
     records_of,
+    rounds,
     run_all,
+    structural_tokens,
     token_texts,
 )
-from benchmarks.recipes.structure import structural_tokens
 from gpu_align import RecipePack, Recipes
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.replay import PairResult

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.recipes.changelogs import sentences
-from benchmarks.recipes.groups import Group, Output, Task, choice, fives, happens, number_of, shuffled
+from benchmarks.recipes.groups import (
+    Group,
+    Output,
+    Task,
+    choice,
+    fives,
+    happens,
+    number_of,
+    rendered,
+    shuffled,
+)
 from benchmarks.recipes.packages import PROSE, SPLITS, Shelf
-from benchmarks.recipes.render import rendered
 
 NAME = "triage"
 MOST_GROUPS, MOST_OUTPUTS = 400, 300

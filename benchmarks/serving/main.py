@@ -129,9 +129,6 @@ def simulate(
 
     Only places ``b`` with ``b % every == 0`` have a prediction. Nothing is random but the order of the places,
     which depends on `batch` alone.
-
-    Raises:
-        ValueError: ``batch < 1``, or a rule that grants less than 0 or more than K.
     """
     if batch < 1:
         raise ValueError(f"batch: expected 1 or more, found {batch}")

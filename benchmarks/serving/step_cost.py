@@ -203,11 +203,7 @@ class Measured:
 
 
 def read_measured(path: Path) -> Measured:
-    """Read ``{"name": str, "points": [{"tokens": int, "ms": float}, ...], "kv_ms_per_request": float?}``.
-
-    Raises:
-        ValueError: something else, with what is missing.
-    """
+    """Read ``{"name": str, "points": [{"tokens": int, "ms": float}, ...], "kv_ms_per_request": float?}``."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         points: Sequence[dict[str, float]] = sorted(fields["points"], key=lambda p: p["tokens"])

@@ -81,11 +81,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """Read what `save` wrote.
-
-        Raises:
-            ValueError: no trace, or one whose parts do not fit together.
-        """
+        """Read what `save` wrote."""
         with np.load(path) as file:
             missing = {"start", "length", "matched", "survival"} - set(file.files)
             if missing:
@@ -122,9 +118,6 @@ def record_trace(
     """Draft at every position of every record that has two output tokens or more, from `recipes` as well.
 
     config: of the drafter; the defaults if None.
-
-    Raises:
-        ValueError: no such record.
     """
     usable = [r for r in records if len(r.output) > 1]
     if not usable:

@@ -11,7 +11,7 @@ import torch
 
 import gpu_align
 from benchmarks.speed.device_time import record
-from benchmarks.speed.step_cases import CASES, Case, StepBatch
+from benchmarks.speed.step_time import CASES, Case, StepBatch
 
 Check = Callable[[], dict[str, Any]]
 
@@ -34,11 +34,7 @@ def _make(case: Case, batch: int, num_text: int, device: str) -> StepBatch:
 
 
 def same_bits(make: Callable[[], StepBatch]) -> dict[str, Any]:
-    """After each of 3 replays a recorded step has the drafts of an eager one, and both those of the reference.
-
-    Raises:
-        AssertionError: they have not.
-    """
+    """After each of 3 replays a recorded step has the drafts of an eager one, and both those of the reference."""
     recorded, eager = make(), make()
     recorded.check()
     replay = record(recorded.works()[0], recorded.device)
@@ -75,11 +71,7 @@ def no_wait(make: Callable[[], StepBatch]) -> dict[str, Any]:
 
 
 def no_allocation(make: Callable[[], StepBatch]) -> dict[str, Any]:
-    """The allocator is not asked for anything during an eager step.
-
-    Raises:
-        AssertionError: it was.
-    """
+    """The allocator is not asked for anything during an eager step."""
     batch = make()
     if batch.device != "cuda":
         batch.step()

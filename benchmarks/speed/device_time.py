@@ -81,11 +81,7 @@ class Clock:
     def compare(
         self, work: Work, floor: Work, before: Work, repeats: int, warm_up: int = WARM_UP
     ) -> tuple[list[float], list[float]]:
-        """`repeats` intervals of `work` and of `floor`, in turn; `before` runs ahead of each `work`, untimed.
-
-        Raises:
-            RuntimeError: most intervals had to be discarded.
-        """
+        """`repeats` intervals of `work` and of `floor`, in turn; `before` runs ahead of each `work`, untimed."""
         times: list[float] = []
         floors: list[float] = []
         for _ in range(5 * (repeats + warm_up)):

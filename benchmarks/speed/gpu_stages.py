@@ -83,7 +83,7 @@ def sanitizer_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
 def picture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
     def run() -> dict[str, Any]:
         from benchmarks.speed import plot
-        from benchmarks.speed.timings import read_timings
+        from benchmarks.speed.compare import read_timings
 
         bench = out / "bench.json"
         if not bench.exists():

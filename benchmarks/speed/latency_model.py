@@ -1,10 +1,10 @@
 """Cycles of a step and of the exact LCS from the compiled code, without a GPU.
 
 ``python -m benchmarks.speed.latency_model [--write]`` compiles the kernels as their launchers call them,
-disassembles the binaries (`sass`) and runs them (`sass_warp`) on requests in the states of `latency_paths`. So
+disassembles the binaries (`sass`) and runs them (`sass_warp`) on requests in the states of `PATHS`. So
 loops take as many turns, and branches go, as they do on a GPU. Drafts and lengths must be the reference's.
 
-Assumptions (`sass_memory.Latencies`): one program alone, in order, with its instructions in the cache. Loads: 40
+Assumptions (`sass_warp.Latencies`): one program alone, in order, with its instructions in the cache. Loads: 40
 cycles from the first-level cache, and for the first access to each 32 bytes 263 (warm: they are in the
 second-level cache) or 600 (cold: in memory). Shared memory 23 to 30, shuffles and reductions across a warp 23, a
 barrier 25, constants 30, a taken branch 8 beyond its stall count. Pipes of 16 lanes take an instruction every
@@ -13,7 +13,7 @@ Microseconds are at 1.755 GHz (an H200 runs at up to 1.98); a launch takes 1.5 t
 but the latencies and multiprocessors of sm_90.
 
 Not in it: misses of the instruction cache, other programs on the same multiprocessor (but for the throughput of
-the LCS, `latency_lcs`), queues of the memory. Of 8k tokens to be folded again, and of contexts of the LCS, a part
+the LCS), queues of the memory. Of 8k tokens to be folded again, and of contexts of the LCS, a part
 is run and the rest taken to cost as much for each token.
 
 The table is compared with benchmarks/results/latency.json, which has one for each Triton version. Exit code 1: a
@@ -23,20 +23,431 @@ the cycles of each path go.
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
+import numpy as np
+import numpy.typing as npt
+import torch
 import typer
 
 from benchmarks.speed import static_check
 from benchmarks.speed.kernel_configs import Config
-from benchmarks.speed.latency_lcs import SIZES, Compiled, measure_lcs
-from benchmarks.speed.latency_lines import hot_lines
-from benchmarks.speed.latency_paths import PATHS, SCALED, Case, Launch, run_step
-from benchmarks.speed.sass import disassemble
-from benchmarks.speed.sass_memory import Latencies
-from benchmarks.speed.sass_warp import Trace
+from benchmarks.speed.sass import Instruction, Program, disassemble
+from benchmarks.speed.sass_warp import STACK, Latencies, Machine, Memory, Trace
+from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_shapes, make_texts
+from gpu_align import Drafter, Recipes
+
+NUM_TEXT = 32_768
+Tokens = npt.NDArray[np.int32]
+
+#: Target → where the kernel's arguments begin in constant bank 0, and where the stack pointer stands.
+BANK = {"sm_90": (0x210, 0x28), "sm_100": (0x380, 0x37C)}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A request before and after the tokens of a step.
+
+    Attributes:
+        prediction, output: its tokens; `output` as far as it is written after the step.
+        prompt: tokens of its prompt.
+        steps: lengths of the output at which steps ran before; empty: none did.
+    """
+
+    prediction: Tokens
+    output: Tokens
+    prompt: Tokens
+    steps: tuple[int, ...]
+
+
+#: The last token of every output: one that each text of `make_texts` has about 330 times, more than are looked at.
+OFTEN = 7
+
+
+def aligned(new: int) -> Situation:
+    """In sync since its beginning, `new` tokens more."""
+    texts = make_texts(1, NUM_TEXT, "aligned")
+    prediction = texts.predictions[0].copy()
+    prediction[texts.done + new - 1] = OFTEN
+    return Situation(prediction, prediction[: texts.done + new], _none(), (texts.done,))
+
+
+def lost(new: int, done: int) -> Situation:
+    """Diverged at once and never in sync again: `done` tokens, and `new` more."""
+    texts = make_texts(1, NUM_TEXT, "lost")
+    output = texts.outputs[0][: done + new].copy()
+    output[-1] = OFTEN
+    return Situation(texts.predictions[0], output, _none(), (done,) if done else ())
+
+
+def repeated(new: int) -> Situation:
+    """Lost, and its last 64 tokens were written 200 tokens ago: the longest match, in its own context."""
+    path = lost(new, NUM_TEXT // 2)
+    path.output[-201] = OFTEN
+    path.output[-64 - new :] = path.output[-264 - new : -200]
+    return path
+
+
+def edited(new: int) -> Situation:
+    """Four edits of two tokens each are behind it; in sync again, `new` tokens more."""
+    path = aligned(new)
+    output = path.output.copy()
+    end = len(output) - new
+    for at in range(end - 200, end - 40, 40):
+        output[at : at + 2] = 50_000 + at
+    return Situation(path.prediction, output, path.prompt, tuple(range(end - 208, end + 1, 8)))
+
+
+def resynced(new: int) -> Situation:
+    """The first two of `new` tokens differ from the prediction; then it is in sync again: an edit is recorded."""
+    path = aligned(new)
+    output = path.output.copy()
+    output[-new : 2 - new] = 50_000
+    return Situation(path.prediction, output, path.prompt, path.steps)
+
+
+def first_step(num_prompt: int, is_prepared: bool) -> Situation:
+    """The first step behind a prompt; one token is written, the prediction's first."""
+    texts = make_texts(1, NUM_TEXT, "lost")
+    prediction = texts.predictions[0].copy()
+    prediction[0] = OFTEN
+    return Situation(prediction, prediction[:1], texts.outputs[0][:num_prompt], (0,) if is_prepared else ())
+
+
+def _none() -> Tokens:
+    return np.zeros(0, np.int32)
+
+
+#: Name → the path. An output that diverged looks far at every eighth token, from 16,385 tokens on at 16,392.
+PATHS: dict[str, Callable[[], Situation]] = {
+    "aligned, 1 new": lambda: aligned(1),
+    "aligned, 8 new": lambda: aligned(8),
+    "aligned, 17 new": lambda: aligned(17),
+    "aligned behind edits, 8 new": lambda: edited(8),
+    "diverged and resynced, 8 new": lambda: resynced(8),
+    "lost, 1 new, looks near": lambda: lost(1, NUM_TEXT // 2),
+    "lost, 1 new, looks far": lambda: lost(1, NUM_TEXT // 2 + 7),
+    "lost, 8 new": lambda: lost(8, NUM_TEXT // 2),
+    "lost, 17 new": lambda: lost(17, NUM_TEXT // 2),
+    "lost, 17 new, 64 match in the context": lambda: repeated(17),
+    "first step, prompt of 32k": lambda: first_step(NUM_TEXT - 32, is_prepared=False),
+    "first step, prompt of 32k, prepared": lambda: first_step(NUM_TEXT - 32, is_prepared=True),
+    "resume, 8k lost tokens, prepared": lambda: lost(1, 8192),
+}
+#: Name → (the path of a length, the length it stands for, the lengths that are run): all lost tokens are folded
+#: again. Its cycles are the first length's, and for each further token as many as there are between the two.
+SCALED: dict[str, tuple[Callable[[int], Situation], int, tuple[int, int]]] = {
+    "resume, 8k lost tokens": (lambda num_lost: lost(num_lost, 0), 8192, (128, 192)),
+}
+
+#: What drafters know.
+RECIPES: dict[str, Callable[[], Recipes | None]] = {
+    "no recipes": lambda: None,
+    "recipes": make_recipes,
+    "shapes": make_shapes,
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as a launcher calls it: arguments by name, in order; constants are constexprs and None.
+
+    max_registers: of a thread; 0 leaves it to the compiler.
+    """
+
+    kernel: Any
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+    num_warps: int
+    max_registers: int
+
+
+def launches(module: Any, call: Callable[[], object]) -> list[Launch]:
+    """The launches of a module's kernels that `call` makes; nothing is launched."""
+    found: list[Launch] = []
+
+    class Recorder:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel, self.arg_names = kernel, kernel.arg_names
+
+        def __getitem__(self, _: Any) -> Callable[..., None]:
+            def launch(*args: Any, num_warps: int = 4, maxnreg: int = 0, **by_name: Any) -> None:
+                named = {**dict(zip(self.kernel.arg_names, args, strict=False)), **by_name}
+                constants = {
+                    p.name: named[p.name]
+                    for p in self.kernel.params
+                    if p.is_constexpr or named[p.name] is None
+                }
+                arguments = {name: named[name] for name in self.kernel.arg_names if name not in constants}
+                found.append(Launch(self.kernel, arguments, constants, num_warps, maxnreg))
+
+            return launch
+
+    kernels = {name: value for name, value in vars(module).items() if name.endswith("_kernel")}
+    try:
+        for name, kernel in kernels.items():
+            setattr(module, name, Recorder(kernel))
+        call()
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+    return found
+
+
+class Case:
+    """A path as a drafter sees it, in front of its last step. recipes: a key of `RECIPES`."""
+
+    def __init__(self, path: Situation, recipes: str) -> None:
+        length = NUM_TEXT + NUM_DRAFT_TOKENS
+        self.drafter = Drafter(
+            max_slots=1, max_context_len=length, max_prediction_len=NUM_TEXT,
+            num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device="cpu", backend="reference",
+            recipes=RECIPES[recipes](),
+        )  # fmt: skip
+        self.drafter.add(0, path.prediction, len(path.prompt))
+        tokens = np.concatenate([path.prompt, path.output])
+        self.tensors = (
+            torch.zeros((1, length), dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32),
+        )  # fmt: skip
+        self.tensors[0][0, : len(tokens)] = torch.from_numpy(tokens)
+        for written in path.steps:
+            self.tensors[1].fill_(len(path.prompt) + written)
+            self.drafter.propose(*self.tensors)
+        self.tensors[1].fill_(len(tokens))
+
+    def launches(self) -> list[Launch]:
+        """What a step launches on a GPU."""
+        from gpu_align.ops.kernels import step as kernels
+        from gpu_align.ops.step import StepLaunch
+
+        drafter = self.drafter
+        bound = drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
+        return launches(kernels, lambda: StepLaunch(*bound)(*self.tensors))
+
+
+def run_launch(launch: Launch, program: Program, target: str, latencies: Latencies) -> Trace:
+    """Run program 0 of a launch; what it writes is in the tensors of `launch` afterwards."""
+    tensors = {n: arg for n, arg in launch.arguments.items() if isinstance(arg, torch.Tensor)}
+    memory = Memory([tensor.contiguous().numpy() for tensor in tensors.values()])
+    addresses = {name: memory.address(i) for i, name in enumerate(tensors)}
+    start, stack = BANK[target]
+    bank = bytearray(4096)
+    bank[stack : stack + 4] = STACK.to_bytes(4, "little")
+    for name, arg in launch.arguments.items():
+        size = 8 if name in addresses else 4
+        start = -(-start // size) * size
+        value = addresses.get(name, arg if name not in addresses else 0)
+        bank[start : start + size] = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
+        start += size
+    trace = Machine(program, memory, bytes(bank), launch.num_warps, latencies).run()
+    for tensor, array in zip(tensors.values(), memory.arrays, strict=True):
+        tensor.copy_(torch.from_numpy(array))
+    return trace
+
+
+def run_step(case: Case, programs: Callable[[Launch], Program], target: str, latencies: Latencies) -> Trace:
+    """The compiled step on a case, which stays as it is."""
+    [launch] = case.launches()
+    tensors = {n: arg for n, arg in launch.arguments.items() if isinstance(arg, torch.Tensor)}
+    before = [tensor.clone() for tensor in tensors.values()]
+
+    def drafts() -> dict[str, torch.Tensor]:
+        """What there is now; all tensors are then as before."""
+        found = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("draft")}
+        for tensor, value in zip(tensors.values(), before, strict=True):
+            tensor.copy_(value)
+        return found
+
+    trace = run_launch(launch, programs(launch), target, latencies)
+    found = drafts()
+    case.drafter.propose(*case.tensors)
+    for name, expected in drafts().items():
+        assert torch.equal(found[name], expected), f"{name}: expected {expected}, found {found[name]}"
+    return trace
+
+
+#: Of an H100 or H200: multiprocessors, their schedulers, and what a multiprocessor holds.
+NUM_SMS, SCHEDULERS = 132, 4
+WARPS, REGISTERS, SHARED, PROGRAMS = 64, 65_536, 227 * 1024, 32
+
+#: Prediction lengths that are run, and the context lengths; cycles between the latter are those of a token.
+SIZES = (1024, 4096)
+TOKENS = (64, 192)
+#: The batch and context of the throughput that is not at full occupancy.
+BATCH, CONTEXT = 256, 4096
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's instructions, and what a program of it takes from a multiprocessor."""
+
+    program: Program
+    registers: int
+    shared: int
+
+    def programs(self, num_warps: int) -> int:
+        """Programs that a multiprocessor holds at once."""
+        registers = -(-self.registers // 8) * 8 * 32 * num_warps
+        shared = SHARED // self.shared if self.shared else PROGRAMS
+        return max(min(PROGRAMS, WARPS // num_warps, REGISTERS // registers, shared), 1)
+
+
+def record(num_tokens: int, num_prediction: int) -> tuple[list[Launch], torch.Tensor, int]:
+    """``(launches, the tensor of the length, what it should be)`` of `lcs_length` for one pair.
+
+    Tokens are drawn as code has them: half of them from fifty.
+    """
+    from gpu_align.ops import lcs as launch
+    from gpu_align.ops.kernels import lcs as kernels
+
+    rng = np.random.default_rng(num_prediction)
+    often, seldom = (rng.integers(0, n, num_prediction + max(TOKENS), np.int32) for n in (50, 40_000))
+    text = torch.from_numpy(np.where(rng.random(len(often)) < 0.5, often, seldom)).reshape(1, -1)
+    context = text[:, num_prediction : num_prediction + num_tokens].contiguous()
+    prediction = text[:, :num_prediction].contiguous()
+    lengths = [torch.tensor([t.shape[1]], dtype=torch.int32) for t in (context, prediction)]
+    out = torch.zeros(1, dtype=torch.int32)
+    inputs = context, lengths[0], prediction, lengths[1]
+    expected = int(launch.lcs_length(*inputs, backend="reference"))
+    with patch.object(launch, "resolve_backend", lambda *_: "triton"):
+        found = launches(kernels, lambda: launch.lcs_length(*inputs, out=out))
+    return found, out, expected
+
+
+def measure_lcs(compiler: Any, target: str, size: int) -> dict[str, float]:
+    """The row of a prediction length.
+
+    cycles: of a token, in programs alone, of both kernels; instructions: of a warp and token, of both; registers:
+    the more; tcups_batch and tcups_full: 10**12 cells a second at 1 GHz, for `BATCH` pairs with contexts of
+    `CONTEXT` tokens, and for as many pairs as the GPU holds. One kernel runs after the other. Programs of a
+    multiprocessor take as long as one alone or, where that is more, as long as the busiest pipe takes for all of
+    them.
+    """
+    runs = [_run_lcs(compiler, target, num_tokens, size) for num_tokens in TOKENS]
+    pairs = list(zip(*runs, strict=True))  # of each kernel: the two runs
+    cells = size * CONTEXT
+    kernels = [_Kernel(*pair) for pair in pairs]
+    batch = sum(kernel.cycles(BATCH) for kernel in kernels)
+    full = NUM_SMS * max(kernel.held for kernel in kernels)
+    step = TOKENS[1] - TOKENS[0]
+    return {
+        "cycles": round(sum((b.cycles - a.cycles) / step for (a, _, _), (b, _, _) in pairs), 1),
+        "instructions": round(
+            sum((b.count.total() - a.count.total()) / step / c.num_warps for (a, _, _), (b, _, c) in pairs), 1
+        ),
+        "registers": max(kernel.compiled.registers for kernel in kernels),
+        "tcups_batch": round(BATCH * cells / batch / 1e3, 2),
+        "tcups_full": round(full * cells / sum(kernel.cycles(full) for kernel in kernels) / 1e3, 2),
+    }
+
+
+def _run_lcs(compiler: Any, target: str, num_tokens: int, size: int) -> list[tuple[Trace, Compiled, Launch]]:
+    """Every kernel of one call, run one after the other."""
+    found, out, expected = record(num_tokens, size)
+    runs = []
+    for launch in found:
+        compiled = compiler(launch)
+        runs.append((run_launch(launch, compiled.program, target, Latencies()), compiled, launch))
+    assert int(out) == expected, f"LCS: expected {expected}, found {int(out)}"
+    return runs
+
+
+class _Kernel:
+    """What `CONTEXT` tokens take in one kernel, by two runs with `TOKENS`."""
+
+    def __init__(self, first: tuple[Trace, Compiled, Launch], last: tuple[Trace, Compiled, Launch]) -> None:
+        (a, self.compiled, launch), (b, _, _) = first, last
+        self.alone = _whole(a.cycles, b.cycles)
+        self.bound = max(_whole(a.load(pipe), b.load(pipe)) for pipe in b.busy)
+        self.held = self.compiled.programs(launch.num_warps)
+
+    def cycles(self, batch: int) -> float:
+        """Of a batch: one program a pair, as many at once as the multiprocessors hold."""
+        few = min(self.held, -(-batch // NUM_SMS))
+        waves = -(-batch // (NUM_SMS * few))
+        return waves * max(self.alone, few * self.bound)
+
+
+def _whole(a: float, b: float) -> float:
+    """What a run of `CONTEXT` tokens takes, by the two that were made."""
+    return a + (b - a) / (TOKENS[1] - TOKENS[0]) * (CONTEXT - TOKENS[0])
+
+
+@cache
+def _source(file: str) -> tuple[list[tuple[int, int, str]], list[str]] | None:
+    """``(first line, last line, name)`` of the functions of a file of `gpu_align.ops`, and its lines."""
+    path = static_check.OPS / file
+    if not path.exists():
+        return None
+    text = path.read_text(encoding="utf-8")
+    found = [
+        (node.lineno, node.end_lineno or 0, node.name)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    return found, text.splitlines()
+
+
+def _function(file: str, line: int) -> str:
+    found = _source(file)
+    return next((name for a, b, name in found[0] if a <= line <= b), file) if found else file
+
+
+def _places(ins: Instruction) -> list[tuple[str, int]]:
+    """Lines of our kernels that an instruction belongs to, the innermost function's first.
+
+    Triton writes a load as two lines of assembler; the second may be counted as the source line behind the load.
+    """
+    found = [at for at in ins.lines if _source(at[0])]
+    if not found:
+        return [("Triton", 0)]
+    file, line = found[0]
+    source = _source(file)
+    if ins.name in ("LDG", "STG", "REDG", "ATOMG") and source is not None:
+        is_access = [bool(re.search(r"tl\.(load|store|atomic)", source[1][i - 1])) for i in (line - 1, line)]
+        if is_access == [True, False]:
+            found[0] = file, line - 1
+    return found
+
+
+def hot_lines(program: Program, trace: Trace, number: int) -> str:
+    """The `number` most expensive functions, with what they call, and lines.
+
+    Cycles are those from the issue of an instruction to the next one, and those for which another instruction
+    waited for its result.
+    """
+    functions: Counter[str] = Counter()
+    lines: Counter[tuple[str, int]] = Counter()
+    waits: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
+    for i, count in trace.count.items():
+        places = _places(program.code[i])
+        cycles = trace.issued[i] + trace.waited[i]
+        for name in {_function(*at) for at in places}:
+            functions[name] += cycles
+        lines[places[0]] += cycles
+        waits[places[0]] += trace.waited[i]
+        counts[places[0]] += count
+    text = [f"{'cycles':>7}  function, with what it calls"]
+    text += [f"{cycles:>7}  {name}" for name, cycles in functions.most_common(number)]
+    text += ["", f"{'cycles':>7} {'waits':>7} {'instr.':>7}  line"]
+    for (file, line), cycles in lines.most_common(number):
+        source = _source(file)
+        code = source[1][line - 1].strip() if source else ""
+        at = f"{file}:{line} {_function(file, line)}"
+        text.append(f"{cycles:>7} {waits[file, line]:>7} {counts[file, line]:>7}  {at:<48} {code[:70]}")
+    return "\n".join(text)
+
 
 TARGETS = ("sm_90", "sm_100")
 GIGAHERTZ = 1.755

@@ -53,12 +53,7 @@ class LcsTimer:
         self.rate: float | None = None
 
     def measure(self, case: LcsCase) -> dict[str, Any]:
-        """One row.
-
-        Raises:
-            SkipError: it would take more than `ROW_SECONDS`.
-            AssertionError: a length is not the reference's.
-        """
+        """One row."""
         estimate = 0.0 if self.rate is None else case.cells / self.rate
         if estimate * (MIN_CALLS + 1) > ROW_SECONDS:
             raise SkipError(f"about {estimate * (MIN_CALLS + 1):.0f} s, the limit is {ROW_SECONDS:.0f} s")

@@ -20,7 +20,7 @@ import torch
 import gpu_align
 from benchmarks.speed.device_time import Clock, per_step, record
 from benchmarks.speed.result_file import SkipError
-from benchmarks.speed.step_cases import draw_texts
+from benchmarks.speed.step_time import draw_texts
 from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE
 
 BATCHES, NUM_TEXT, REPEATS = (64, 256, 1), 4096, 20
@@ -132,11 +132,7 @@ def _not_in_a_dry_run() -> dict[str, Any]:
 
 
 def _import(name: str) -> Any:
-    """The module.
-
-    Raises:
-        SkipError: vLLM is not installed, or not in a version that has it.
-    """
+    """The module."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -146,12 +142,7 @@ def _import(name: str) -> Any:
 
 
 def measure(contestant: str, batch: int, num_text: int, repeats: int, device: str) -> dict[str, Any]:
-    """One row: a step of one new token.
-
-    Raises:
-        SkipError: the contestant is not there.
-        AssertionError: its first drafts are not the text's next tokens.
-    """
+    """One row: a step of one new token."""
     tensors = make_tensors(batch, num_text, device)
     step = CONTESTANTS[contestant](tensors, device)
     scratch = tensors.total_len.clone()

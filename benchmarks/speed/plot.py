@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.speed.timings import Timing, read_timings
+from benchmarks.speed.compare import Timing, read_timings
 
 #: One colour a contestant, whatever else is in the picture. Ours are the two strongest.
 COLOURS = {
@@ -51,11 +51,7 @@ def panels(timings: dict[str, Timing]) -> dict[Panel, dict[str, list[tuple[int, 
 
 
 def draw(machine: dict[str, str], timings: dict[str, Timing], out: Path) -> None:
-    """Titles down, text lengths across; time against batch, both logarithmic.
-
-    Raises:
-        ValueError: no timing has a group that says batch and tokens.
-    """
+    """Titles down, text lengths across; time against batch, both logarithmic."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -59,13 +59,7 @@ def read_output(code: int, output: str) -> tuple[str, str]:
 
 
 def check(tool: str, dry_run: bool) -> dict[str, Any]:
-    """One row; in a dry run `gpu_smoke` by itself.
-
-    Raises:
-        SkipError: compute-sanitizer is not installed or took too long.
-        RefusedError: it does not work on this device.
-        FoundError: it found something, or the drafts were wrong.
-    """
+    """One row; in a dry run `gpu_smoke` by itself."""
     smoke = [sys.executable, "-m", "benchmarks.speed.gpu_smoke"]
     if dry_run:
         if tool != TOOLS[0]:

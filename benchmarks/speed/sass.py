@@ -18,10 +18,84 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+M32 = np.uint64(0xFFFFFFFF)
+ALL = np.arange(32)
+
+
+class Registers:
+    """Registers and predicates of a warp, and the constant bank.
+
+    Attributes:
+        r, p: [256, 32] uint32 and [8, 32] bool; ur, up: the uniform ones, one lane.
+        constants: bytes of bank 0.
+        special: special register → [32] or [1] values.
+    """
+
+    def __init__(self, constants: bytes, special: dict[str, Array]) -> None:
+        self.r, self.p = np.zeros((256, 32), np.uint32), np.zeros((8, 32), bool)
+        self.ur, self.up = np.zeros((256, 1), np.uint32), np.zeros((8, 1), bool)
+        self.p[7] = self.up[7] = True
+        self.constants, self.special = constants, special
+
+    def value(self, o: Operand) -> Array:
+        """32 bits a lane."""
+        found: Array
+        if o.kind == "R":
+            found = self.r[o.number]
+        elif o.kind == "UR":
+            found = self.ur[o.number]
+        elif o.kind == "I":
+            found = np.array([o.number], np.uint32)
+        elif o.kind == "C":
+            found = np.frombuffer(self.constants, np.uint32, 1, o.number)
+        elif o.kind == "F":
+            found = np.array([float(o.text)], np.float32).view(np.uint32)
+        else:
+            raise NotImplementedError(f"operand {o.text}")
+        if o.absolute:
+            found = np.abs(found.view(np.int32)).view(np.uint32)
+        if o.negative:
+            found = np.negative(found)
+        return ~found if o.inverted else found
+
+    def wide(self, o: Operand) -> Array:
+        """64 bits a lane, of a pair of registers; an immediate is extended by zeros."""
+        if o.kind not in ("R", "UR") or o.number == 255:
+            return self.value(o).astype(np.uint64)
+        file = self.r if o.kind == "R" else self.ur
+        found = file[o.number].astype(np.uint64) | file[o.number + 1].astype(np.uint64) << np.uint64(32)
+        return np.negative(found) if o.negative else found
+
+    def predicate(self, o: Operand) -> Array:
+        found: Array = (self.p if o.kind == "P" else self.up)[o.number]
+        return ~found if o.inverted else found
+
+    def write(self, o: Operand, value: Array, mask: Array, offset: int = 0) -> None:
+        """Into the lanes of `mask`; `offset` registers on. RZ and PT stay."""
+        last = 7 if o.kind in ("P", "UP") else 255
+        if o.number == last:
+            return
+        file = {"R": self.r, "UR": self.ur, "P": self.p, "UP": self.up}[o.kind]
+        if o.kind in ("UR", "UP"):
+            if mask.any():
+                file[o.number + offset] = value[np.argmax(mask) if len(value) > 1 else 0]
+        else:
+            np.copyto(file[o.number + offset], value, where=mask, casting="unsafe")
+
+    def write_wide(self, o: Operand, value: Array, mask: Array) -> None:
+        self.write(o, (value & M32).astype(np.uint32), mask)
+        self.write(o, (value >> np.uint64(32)).astype(np.uint32), mask, 1)
+
 
 NONE = 7
 
@@ -139,11 +213,7 @@ _SOURCE = re.compile(r'\s*//## File "([^"]+)", line (\d+)')
 
 
 def parse(text: str) -> Program:
-    """The only kernel of ``nvdisasm -c -gi -hex``.
-
-    Raises:
-        ValueError: an instruction without its encoding.
-    """
+    """The only kernel of ``nvdisasm -c -gi -hex``."""
     program, rows = Program(), iter(text.splitlines())
     lines: list[tuple[str, int]] = []
     is_new = True
@@ -179,11 +249,7 @@ def _instruction(found: re.Match[str], upper: int, lines: tuple[tuple[str, int],
 
 
 def disassemble(cubin: bytes) -> Program:
-    """A compiled kernel's instructions.
-
-    Raises:
-        ValueError: nvdisasm printed nothing that can be read.
-    """
+    """A compiled kernel's instructions."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -194,3 +260,335 @@ def disassemble(cubin: bytes) -> Program:
     if not program.code:
         raise ValueError("nvdisasm: expected instructions, found none")
     return program
+
+
+def _split(ins: Instruction) -> tuple[Operand, list[Operand], list[Operand]]:
+    """``(destination, its predicates, sources)``: predicates right behind the destination are written."""
+    first, *rest = ins.operands
+    written = []
+    while rest and rest[0].kind in ("P", "UP"):
+        written.append(rest.pop(0))
+    return first, written, rest
+
+
+def _signed(value: Array) -> Array:
+    return value.astype(np.uint32).view(np.int32).astype(np.int64)
+
+
+def _low(value: Array) -> Array:
+    return (value.astype(np.uint64) & M32).astype(np.uint32)
+
+
+def _is_predicate(o: Operand) -> bool:
+    return o.kind in ("P", "UP")
+
+
+def _add(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, carries, sources = _split(ins)
+    total = np.zeros(1, np.uint64)
+    for o in sources:
+        if _is_predicate(o):
+            total = total + w.predicate(o)
+        elif o.negative:  # -x is ~x + 1: its carry is that of a subtraction
+            total = total + (np.negative(w.value(o)) ^ np.uint32(0xFFFFFFFF)) + np.uint64(1)
+        else:
+            total = total + w.value(o)
+    carry = total >> np.uint64(32)
+    w.write(d, _low(total), mask)
+    for i, o in enumerate(carries):
+        w.write(o, carry > i, mask)
+
+
+def _mad(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, carries, sources = _split(ins)
+    a, b, c, *ins_carry = sources
+    is_unsigned = "U32" in ins.modifiers
+    x, y = w.value(a), w.value(b)
+    if "WIDE" in ins.modifiers or "HI" in ins.modifiers:
+        if is_unsigned:
+            product = x.astype(np.uint64) * y.astype(np.uint64)
+        else:
+            product = (_signed(x) * _signed(y)).view(np.uint64)
+        if "HI" in ins.modifiers:
+            w.write(d, _low((product >> np.uint64(32)) + w.value(c)), mask)
+            return
+        total = product + w.wide(c)
+        for o in carries[:1]:
+            w.write(o, total < product, mask)
+        w.write_wide(d, total, mask)
+        return
+    total = x.astype(np.uint64) * y.astype(np.uint64) % np.uint64(1 << 32) + w.value(c)
+    for o in ins_carry:
+        total = total + w.predicate(o)
+    w.write(d, _low(total), mask)
+    for o in carries[:1]:
+        w.write(o, total > M32, mask)
+
+
+def _move(w: Registers, ins: Instruction, mask: Array) -> None:
+    w.write(ins.operands[0], w.value(ins.operands[1]), mask)
+
+
+def _half_move(w: Registers, ins: Instruction, mask: Array) -> None:
+    """``HFMA2 R, -RZ, RZ, a, b``: a constant, as two halves."""
+    high, low = (np.array([float(o.text if o.kind == "F" else int(o.text, 0))]) for o in ins.operands[3:5])
+    if any(o.number != 255 for o in ins.operands[1:3]):
+        raise NotImplementedError(ins.text)
+    bits = [int(half.astype(np.float16).view(np.uint16)[0]) for half in (high, low)]
+    w.write(ins.operands[0], np.array([bits[0] << 16 | bits[1]], np.uint32), mask)
+
+
+def _extreme(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, _, sources = _split(ins)
+    least = w.predicate(sources[-1])
+    values = [w.value(o) for o in sources[:-1]]
+    if "VIADDMNMX" in ins.name:
+        values = [_low(values[0].astype(np.uint64) + values[1]), values[2]]
+    if "U32" not in ins.modifiers:
+        values = [_signed(v) for v in values]
+    low, high = values[0], values[0]
+    for v in values[1:]:
+        low, high = np.minimum(low, v), np.maximum(high, v)
+    result = np.where(least, low, high)
+    if "RELU" in ins.modifiers:
+        result = np.maximum(result, 0)
+    w.write(d, result.astype(np.int64).view(np.uint64).astype(np.uint32), mask)
+
+
+def _table(a: Array, b: Array, c: Array, lut: int) -> Array:
+    result = np.zeros(1, a.dtype)
+    for i in range(8):
+        if lut >> i & 1:
+            result = result | ((a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c))
+    return result
+
+
+def _logic(w: Registers, ins: Instruction, mask: Array) -> None:
+    operands = list(ins.operands)
+    flag = operands.pop(0) if _is_predicate(operands[0]) else None
+    d, a, b, c, lut, also = operands
+    result = _table(w.value(a), w.value(b), w.value(c), lut.number)
+    w.write(d, result, mask)
+    if flag is not None:
+        w.write(flag, (result != 0) | w.predicate(also), mask)
+
+
+def _predicate_logic(w: Registers, ins: Instruction, mask: Array) -> None:
+    first, second, a, b, c, lut, other = ins.operands
+    values = [w.predicate(o) for o in (a, b, c)]
+    w.write(first, _table(*values, lut.number), mask)
+    w.write(second, _table(*values, other.number), mask)
+
+
+_COMPARE: dict[str, Callable[[Array, Array], Array]] = {
+    "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "EQ": np.equal,
+    "NE": np.not_equal,
+}  # fmt: skip
+
+
+def _compare(w: Registers, ins: Instruction, mask: Array) -> None:
+    first, second, a, b, also, *below = ins.operands
+    x, y = w.value(a), w.value(b)
+    if "U32" not in ins.modifiers:
+        x, y = _signed(x), _signed(y)
+    result = _COMPARE[ins.modifiers[0]](x, y)
+    if "EX" in ins.modifiers:  # upper words: where they are equal, what the lower ones gave
+        result = np.where(x == y, w.predicate(below[0]), result)
+    for o, r in ((first, result), (second, ~result)):
+        extra = w.predicate(also)
+        combined = r | extra if "OR" in ins.modifiers else r ^ extra if "XOR" in ins.modifiers else r & extra
+        w.write(o, combined, mask)
+
+
+def _select(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, a, b, p = ins.operands
+    w.write(d, np.where(w.predicate(p), w.value(a), w.value(b)), mask)
+
+
+def _shift(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, a, s, c = ins.operands
+    kind = next(m for m in ins.modifiers if m[1:] in ("32", "64"))
+    is_high, most = "HI" in ins.modifiers, 64 if kind[1:] == "64" else 32
+    by = w.value(s).astype(np.uint64)
+    by = by % np.uint64(most) if "W" in ins.modifiers else np.minimum(by, np.uint64(most))
+    low, high = w.value(a).astype(np.uint64), w.value(c).astype(np.uint64)
+    both = low | high << np.uint64(32)
+    # NumPy's shift by 64 is not 0: two shifts by half.
+    half, rest = by // np.uint64(2), by - by // np.uint64(2)
+    if ins.modifiers[0] == "L":
+        both = both << half << rest
+    elif kind[0] == "S":
+        both = (both.view(np.int64) >> half.view(np.int64) >> rest.view(np.int64)).view(np.uint64)
+    else:
+        both = both >> half >> rest
+    w.write(d, _low(both >> np.uint64(32) if is_high else both), mask)
+
+
+def _shift_add(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, carries, sources = _split(ins)
+    carry_in = w.predicate(sources.pop()) if _is_predicate(sources[-1]) else np.zeros(1, bool)
+    by = np.uint64(sources[-1].number)
+    a, b = w.value(sources[0]), w.value(sources[1])
+    if "HI" in ins.modifiers:
+        upper = np.zeros(1, np.uint64)
+        if "SX32" in ins.modifiers:
+            upper = _signed(a).view(np.uint64) >> np.uint64(32)
+        elif len(sources) == 4:
+            upper = w.value(sources[2]).astype(np.uint64)
+        shifted = (a.astype(np.uint64) | upper << np.uint64(32)) << by >> np.uint64(32)
+    else:
+        shifted = a.astype(np.uint64) << by & M32
+    total = shifted + b + carry_in
+    w.write(d, _low(total), mask)
+    for o in carries[:1]:
+        w.write(o, total > M32, mask)
+
+
+def _permute(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, a, s, c = ins.operands
+    both, chosen = w.value(a).astype(np.uint64) | w.value(c).astype(np.uint64) << np.uint64(32), w.value(s)
+    result = np.zeros(1, np.uint64)
+    for i in range(4):
+        pick = (chosen >> np.uint32(4 * i)).astype(np.uint64)
+        byte = both >> (pick & np.uint64(7)) * np.uint64(8) & np.uint64(255)
+        byte = np.where(pick & np.uint64(8), (byte >> np.uint64(7)) * np.uint64(255), byte)
+        result = result | byte << np.uint64(8 * i)
+    w.write(d, _low(result), mask)
+
+
+def _extend(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, a, n = ins.operands
+    left = np.int64(64) - w.value(n).astype(np.int64)
+    value = w.value(a).astype(np.uint64) << left.view(np.uint64)
+    is_unsigned = "U32" in ins.modifiers
+    value = value >> left.view(np.uint64) if is_unsigned else (value.view(np.int64) >> left).view(np.uint64)
+    w.write(d, _low(value), mask)
+
+
+def _from_predicates(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, _, a, keep = ins.operands
+    bits = sum(w.p[i].astype(np.uint32) << np.uint32(i) for i in range(7))
+    w.write(d, w.value(a) & ~w.value(keep) | np.asarray(bits, np.uint32) & w.value(keep), mask)
+
+
+def _to_predicates(w: Registers, ins: Instruction, mask: Array) -> None:
+    _, a, keep = ins.operands
+    for i in range(7):
+        if keep.number >> i & 1:
+            np.copyto(w.p[i], (w.value(a) >> np.uint32(i) & np.uint32(1)) > 0, where=mask)
+
+
+def _special(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, s = ins.operands
+    value = np.zeros(1, np.uint32) if s.text == "SRZ" else w.special[s.text]
+    w.write(d, value, mask)
+    if ins.name == "CS2R" and "32" not in ins.modifiers:
+        w.write(d, value * 0, mask, 1)
+
+
+def _load_constant(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, c = ins.operands
+    words = int(next((m for m in ins.modifiers if m in ("64", "128")), "32")) // 32
+    for i in range(words):
+        w.write(d, np.frombuffer(w.constants, np.uint32, 1, c.number + 4 * i), mask, i)
+
+
+def _reduce(w: Registers, ins: Instruction, mask: Array) -> None:
+    values = w.value(ins.operands[1])[mask]
+    if "S32" in ins.modifiers:
+        values = values.view(np.int32)
+    how = {"MAX": np.maximum, "MIN": np.minimum, "SUM": np.add, "OR": np.bitwise_or, "AND": np.bitwise_and}
+    result = int(how[ins.modifiers[0] if ins.modifiers else "SUM"].reduce(values)) & 0xFFFFFFFF
+    w.write(ins.operands[0], np.array([result], np.uint32), mask)
+
+
+def _vote(w: Registers, ins: Instruction, mask: Array) -> None:
+    *written, p = ins.operands
+    lanes = np.broadcast_to(w.predicate(p), (32,)) & mask
+    for o in written:
+        if _is_predicate(o):
+            value = lanes.any() if "ANY" in ins.modifiers else (lanes == mask).all()
+            w.write(o, np.array([value]), mask)
+        else:
+            w.write(o, np.array([int(np.sum(1 << ALL[lanes]))], np.uint64).astype(np.uint32), mask)
+
+
+def _shuffle(w: Registers, ins: Instruction, mask: Array) -> None:
+    flag, d, a, b, c = ins.operands
+    by, limit = w.value(b).astype(np.int64), w.value(c).astype(np.int64)
+    segment = limit >> 8 & 31
+    first, last = ALL & segment, ALL & segment | (limit & 31 & ~segment)
+    kind = ins.modifiers[0]
+    source = {"UP": ALL - by, "DOWN": ALL + by, "BFLY": ALL ^ by, "IDX": first | (by & ~segment)}[kind]
+    inside = source >= last if kind == "UP" else source <= last
+    source = np.where(inside, source, ALL) & 31
+    w.write(d, np.broadcast_to(w.value(a), (32,))[source], mask)
+    w.write(flag, inside, mask)
+
+
+def _count_bits(w: Registers, ins: Instruction, mask: Array) -> None:
+    w.write(ins.operands[0], np.bitwise_count(w.value(ins.operands[1])).astype(np.uint32), mask)
+
+
+def _find_bit(w: Registers, ins: Instruction, mask: Array) -> None:
+    value = w.value(ins.operands[1]).astype(np.float64)
+    top = np.where(value > 0, np.floor(np.log2(np.maximum(value, 1))), -1).astype(np.int64)
+    top = np.where((top >= 0) & ("SH" in ins.modifiers), 31 - top, top)
+    w.write(ins.operands[0], _low(top), mask)
+
+
+def _reverse(w: Registers, ins: Instruction, mask: Array) -> None:
+    bits = np.unpackbits(np.ascontiguousarray(w.value(ins.operands[1])).view(np.uint8), bitorder="little")
+    turned = np.packbits(bits.reshape(-1, 32)[:, ::-1], axis=1, bitorder="little").reshape(-1)
+    w.write(ins.operands[0], np.frombuffer(turned.tobytes(), np.uint32), mask)
+
+
+def _absolute(w: Registers, ins: Instruction, mask: Array) -> None:
+    w.write(ins.operands[0], np.abs(w.value(ins.operands[1]).view(np.int32)).view(np.uint32), mask)
+
+
+def _float_add(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, *sources = ins.operands
+    values = []
+    for o in sources:
+        value = w.value(Operand(o.kind, o.number, o.text)).view(np.float32)
+        value = np.abs(value) if o.absolute else value
+        values.append(-value if o.negative else value)
+    w.write(d, (values[0] + values[1]).astype(np.float32).view(np.uint32), mask)
+
+
+def _nothing(w: Registers, ins: Instruction, mask: Array) -> None:
+    pass
+
+
+_NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
+    _add: "IADD3 UIADD3 VIADD IADD UIADD VIADD UVIADD",
+    _mad: "IMAD UIMAD",
+    _move: "MOV UMOV R2UR",
+    _half_move: "HFMA2",
+    _extreme: "VIMNMX VIMNMX3 VIADDMNMX IMNMX UVIMNMX UIMNMX UVIADDMNMX UVIMNMX3",
+    _logic: "LOP3 ULOP3",
+    _predicate_logic: "PLOP3 UPLOP3",
+    _compare: "ISETP UISETP",
+    _select: "SEL USEL FSEL UFSEL",
+    _shift: "SHF USHF",
+    _shift_add: "LEA ULEA",
+    _permute: "PRMT UPRMT",
+    _extend: "SGXT USGXT",
+    _from_predicates: "P2R UP2UR",
+    _to_predicates: "R2P",
+    _special: "S2R S2UR CS2R",
+    _load_constant: "LDC ULDC LDCU",
+    _reduce: "REDUX CREDUX",
+    _vote: "VOTE VOTEU",
+    _shuffle: "SHFL",
+    _count_bits: "POPC UPOPC",
+    _find_bit: "FLO UFLO",
+    _reverse: "BREV UBREV",
+    _absolute: "IABS",
+    _float_add: "FADD",
+    _nothing: "NOP BAR MEMBAR DEPBAR ERRBAR CCTL ENDCOLLECTIVE NANOSLEEP ACQBULK PREEXIT FENCE LDGDEPBAR",
+}
+
+#: Name of an instruction → what it does to the registers of a warp, in the lanes of a mask.
+OPERATIONS = {name: function for function, names in _NAMES.items() for name in names.split()}

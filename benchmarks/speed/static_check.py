@@ -43,11 +43,7 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 
 def find_kernels() -> dict[str, Any]:
-    """``operation.name`` → the function, for every kernel of the library.
-
-    Raises:
-        RuntimeError: the kernels were decorated for the interpreter; nothing can be compiled.
-    """
+    """``operation.name`` → the function, for every kernel of the library."""
     from triton.runtime import JITFunction
 
     found = {}
@@ -66,11 +62,7 @@ def find_kernels() -> dict[str, Any]:
 
 
 def measure(targets: list[str], only: str = "") -> Table:
-    """Compile everything whose label contains `only`, for `targets`.
-
-    Raises:
-        ValueError: a kernel without a configuration, or the other way round.
-    """
+    """Compile everything whose label contains `only`, for `targets`."""
     from benchmarks.speed.kernel_configs import CONFIGS
 
     kernels = find_kernels()
@@ -137,11 +129,7 @@ def _tool(*command: str) -> str:
 
 
 def read_nvidia(usage: str, sass: str, shared: int) -> dict[str, Any]:
-    """The fields of a row from ``cuobjdump -res-usage`` and ``nvdisasm -c``.
-
-    Raises:
-        ValueError: the tool's text has not what is looked for.
-    """
+    """The fields of a row from ``cuobjdump -res-usage`` and ``nvdisasm -c``."""
     loads: Counter[str] = Counter()
     for kind in re.findall(r"\bLDG(?:STS)?\b((?:\.\w+)*)", sass):
         found = re.search(r"\.[US]?(8|16|64|128|256)(?:\.|$)", kind)
@@ -158,11 +146,7 @@ _AMD_BITS = {"ubyte": 8, "sbyte": 8, "ushort": 16, "sshort": 16, "short": 16}
 
 
 def read_amd(assembly: str, shared: int) -> dict[str, Any]:
-    """The fields of a row from the assembler text and its metadata.
-
-    Raises:
-        ValueError: the text has not what is looked for.
-    """
+    """The fields of a row from the assembler text and its metadata."""
     loads: Counter[str] = Counter()
     for kind in re.findall(r"^\s+(?:global|buffer|flat)_load_(\w+)", assembly, re.MULTILINE):
         if (words := re.match(r"(?:dword|b32)(?:x(\d))?", kind)) is not None:

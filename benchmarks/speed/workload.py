@@ -52,11 +52,7 @@ class Texts:
 
 
 def make_texts(batch: int, num_text: int, state: str, step_tokens: int = STEP_TOKENS) -> Texts:
-    """Source code repeats itself: half of the tokens are drawn from a few.
-
-    Raises:
-        ValueError: an unknown state, or a text too short to step in.
-    """
+    """Source code repeats itself: half of the tokens are drawn from a few."""
     if state not in STATES:
         raise ValueError(f"state: expected one of {', '.join(STATES)}, found {state!r}")
     if num_text < 16 * STEP_TOKENS:
@@ -151,11 +147,7 @@ class Steps:
         return self.drafter.propose(self.token_ids, self.total_len, self.slots, self.num_sampled)
 
     def check(self) -> None:
-        """The drafts of this step are right where they can be, and those of the CPU reference everywhere.
-
-        Raises:
-            AssertionError: they are not.
-        """
+        """The drafts of this step are right where they can be, and those of the CPU reference everywhere."""
         draft = self.propose()
         written = int(self.total_len[0])
         first = min(4, len(self.texts.outputs))

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.corpus.edits import EDITS, one_line_edit
-from benchmarks.corpus.mix import Text, other_tokens, synthetic_pairs
+from benchmarks.corpus.mix import ByteTokenizer, Text, other_tokens, synthetic_pairs, trained_bpe
 from benchmarks.corpus.states import state_pair
-from benchmarks.corpus.tokens import ByteTokenizer, trained_bpe
 
 TEXT = "".join(
     f"def function_{i}(argument):\n    value = argument + {i}\n    return compute(value, {i})\n\n"

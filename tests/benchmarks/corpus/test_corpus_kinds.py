@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus import build, kinds, registries
+from benchmarks.corpus import build, files, kinds
+from benchmarks.corpus.files import FIVE, NPM, SETS
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES, Releases
 from benchmarks.corpus.model_like import EDITS, badly_applied, model_output, wrong_lines
-from benchmarks.corpus.registries import NPM
-from benchmarks.corpus.sources import FIVE, SETS
 from tests.benchmarks.corpus.archives import tarball
 
 TEXT = "import module_3\nimport module_1\nimport module_2\n" + "".join(
@@ -122,9 +121,9 @@ def test_a_download_that_fails_names_package_and_version(
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     monkeypatch.setattr(kinds, "RELEASES", {"test": (Releases("npm:chai", ("1", "2"), ("json",)),)})
     with pytest.raises(RuntimeError, match=r"npm @types/node@1\.0\.0 failed: .*/node-1\.0\.0\.tgz: HTTP 404"):
-        registries.download("npm:@types/node", "1.0.0", tmp_path)
+        files.download("npm:@types/node", "1.0.0", tmp_path)
     with pytest.raises(RuntimeError, match=r"sdist regex==1\.0 failed"):
-        registries.download("regex", "1.0", tmp_path, sdist=True)
+        files.download("regex", "1.0", tmp_path, sdist=True)
     assert build.main([str(tmp_path / "o.gz"), "--set", "kinds-test", "--cache", str(tmp_path)]) == 1
     assert "error: download of npm chai@" in capsys.readouterr().err
     assert list(tmp_path.rglob("*.gz")) == []

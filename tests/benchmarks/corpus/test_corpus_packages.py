@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.corpus import packages
-from benchmarks.corpus.files import PackagePair, Source
+from benchmarks.corpus.files import NPM, PackagePair, Source
 from benchmarks.corpus.kinds import Releases
 from benchmarks.corpus.packages import is_vendored, package_texts
-from benchmarks.corpus.registries import NPM
 from benchmarks.learn import recipes
 from gpu_align import RecipePack
 from tests.benchmarks.corpus.archives import tarball

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.quality import inputs
+from benchmarks.quality import runs
 
 
 @pytest.mark.parametrize(("status", "sets"), [(0, ["tune", "kinds"]), (1, ["tune"])])
@@ -16,10 +16,10 @@ def test_what_is_missing_is_made_up_to_the_first_failure(
     status: int, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[list[str]] = []
-    monkeypatch.setattr(inputs.corpus, "main", lambda argv: made.append(argv) or status)
+    monkeypatch.setattr(runs.corpus, "main", lambda argv: made.append(argv) or status)
     paths = {name: tmp_path / f"{name}.gz" for name in ("test", "tune", "kinds")}
     paths["test"].write_bytes(b"")
-    assert inputs.make_corpora(paths) == status
+    assert runs.make_corpora(paths) == status
     assert made == [[str(paths[name]), "--set", name] for name in sets]
 
 
@@ -29,7 +29,7 @@ def test_without_the_peer_nothing_is_made(
     def fails() -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(inputs.build_suffix_peer, "build", fails)
-    monkeypatch.setattr(inputs.corpus, "main", lambda argv: pytest.fail("a corpus was made"))
-    assert inputs.make_ready({"test": tmp_path / "a"}) == 1
+    monkeypatch.setattr(runs.build_suffix_peer, "build", fails)
+    monkeypatch.setattr(runs.corpus, "main", lambda argv: pytest.fail("a corpus was made"))
+    assert runs.make_ready({"test": tmp_path / "a"}) == 1
     assert "no compiler" in capsys.readouterr().err

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.quality import build_suffix_peer, cases, checks, knowledge, main, plot
+from benchmarks.quality import build_suffix_peer, cases, checks, main, plot, runs
 from benchmarks.quality.cases import Resumption, least_steps, reentries, resumption
-from benchmarks.quality.curves import Point, curve, height
+from benchmarks.quality.checks import Point, curve, height
 from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
@@ -211,8 +211,8 @@ def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, records)).encode()))
     monkeypatch.chdir(tmp_path)
     for tokens in ("tekken", "bytes", "bpe"):
-        known = knowledge._knowledge(path, tokens)
-        encode = knowledge.tokenizer_of(tokens, [real]).encode
+        known = runs._knowledge(path, tokens)
+        encode = runs.tokenizer_of(tokens, [real]).encode
         assert known.earlier == [encode(real)]
         assert known.recipes is not None
         assert len(known.recipes) > 1000

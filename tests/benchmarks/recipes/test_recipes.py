@@ -26,13 +26,29 @@ from benchmarks.recipes import (
     tasks,
     triage,
 )
-from benchmarks.recipes.groups import Group, Output, Task, choice, fives, happens, number_of, shuffled
+from benchmarks.recipes.groups import (
+    Group,
+    Output,
+    Task,
+    choice,
+    fives,
+    happens,
+    number_of,
+    rendered,
+    shuffled,
+)
 from benchmarks.recipes.main import learn, structure_of
 from benchmarks.recipes.packages import CLIENTS, CODE, Package, Shelf
-from benchmarks.recipes.render import rendered
-from benchmarks.recipes.rounds import rounds
-from benchmarks.recipes.runs import Counts, encode, ours, records_of, token_texts
-from benchmarks.recipes.structure import structural_bytes, structural_tokens
+from benchmarks.recipes.runs import (
+    Counts,
+    encode,
+    ours,
+    records_of,
+    rounds,
+    structural_bytes,
+    structural_tokens,
+    token_texts,
+)
 from gpu_align.simulate import Record
 
 CITIES = ["Lima", "Quito", "Bern", "Rome", "Oslo", "Cork", "Graz", "Lyon", "Bath", "York", "Kyiv"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import compare, plot
-from benchmarks.speed.timings import read_timings
+from benchmarks.speed.compare import read_timings
 from benchmarks.speed.workload import STATES, STEP_TOKENS, Steps, make_texts, spread
 
 MACHINE = {"gpu": "none", "cpu": "a CPU", "python": "3.12"}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.speed import gpu_check, result_file, sanitizer
-from benchmarks.speed.gpu_plan import STAGES
+from benchmarks.speed.gpu_check import STAGES
 from benchmarks.speed.result_file import DRY_RUN_NOTE, FAILED, KILLED, OUT_OF_TIME, RESTART, ResultFile
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.speed.latency_model import TABLE, differences
 from benchmarks.speed.sass import Control, decode, operand, parse
-from benchmarks.speed.sass_memory import Latencies, Memory
-from benchmarks.speed.sass_warp import Machine, Trace
+from benchmarks.speed.sass_warp import Latencies, Machine, Memory, Trace
 from benchmarks.speed.static_check import stored
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ from benchmarks.speed.device_time import Clock, per_step, record
 from benchmarks.speed.lcs_time import DRY_CASES, LcsCase, LcsTimer
 from benchmarks.speed.ngram_time import CONTESTANTS
 from benchmarks.speed.result_file import SkipError
-from benchmarks.speed.step_cases import CASES, Case, StepBatch
+from benchmarks.speed.step_time import CASES, Case, StepBatch
 from gpu_align.ops.constants import GLOBAL_EVERY, IN_SYNC, SEEN
 
 NUM_TEXT = 1024
