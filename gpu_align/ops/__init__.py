@@ -1,1 +1,1 @@
-"""The operations of a decode step. One folder each: reference, kernels, launcher and the maths (README.md)."""
+"""The operations of a decode step: a launcher each, kernels, references, and the mathematics in ``<op>.md``."""

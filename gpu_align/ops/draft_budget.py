@@ -19,7 +19,7 @@ def limit_drafts_inplace(
     vocab_size: int,
     backend: Backend = "auto",
 ) -> None:
-    """Keep the `budget` likeliest draft tokens of a batch; README.md here has the order of ties.
+    """Keep the `budget` likeliest draft tokens of a batch; draft_budget.md has the order of ties.
 
     Args:
         draft: [B, K], contiguous, changed in place; its confidences are from 0 to 1.

@@ -24,7 +24,7 @@ class Recipes:
     """R recipes: what to draft after which tokens. Two are equal only if they are the same one.
 
     A recipe applies after a *literal context*, the last tokens as they are, or after a *shape*: the last tokens of
-    the output, of which only those that structure a text stay themselves; see README.md here.
+    the output, of which only those that structure a text stay themselves; see recipe_lookup.md.
 
     Attributes:
         context: [R, MAX_CONTEXT] int32: the last tokens, or items of a shape, that a recipe applies after, the
@@ -304,7 +304,7 @@ class RecipeTable(NamedTuple):
 
 
 def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
-    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; README.md has the loops.
+    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; recipe_lookup.md has the loops.
 
     is_shape: [R]; None: no context is a shape.
     """

@@ -3,7 +3,7 @@
 In the interpreter a constexpr on the left of a tensor makes a constexpr, so constants stand on the right.
 
 A text has an index: a prediction the positions behind each token, bucket by bucket (CSR), a context the latest
-positions behind each token. README.md defines both.
+positions behind each token. suffix_match.md defines both.
 """
 
 from typing import Any, NamedTuple
