@@ -304,7 +304,7 @@ class RecipeTable(NamedTuple):
 
 
 def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
-    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; recipe_lookup.md has the loops.
+    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; see recipe_lookup.md.
 
     is_shape: [R]; None: no context is a shape.
     """
