@@ -1,10 +1,5 @@
 """Reads a request body as it arrives, before it is parsed: how large it is, and whether it brings a prediction.
 
-    scan = BodyScan()
-    for chunk in body:
-        scan.feed(chunk)
-    scan.brings_prediction, scan.size, scan.items
-
 Everything is done by functions of C on whole chunks: a megabyte of text takes two to three milliseconds, a
 megabyte of quotation marks ten times as long.
 """
@@ -43,11 +38,9 @@ _LONGEST = 6 * max(map(len, KEYS)) + 2
 
 
 class BodyScan:
-    """A scan of one body of JSON.
+    """A scan of one body of JSON: `feed` it the chunks.
 
-    Attributes:
-        size: bytes so far.
-        brings_prediction: whether one of `KEYS` is a key of an object in it, however it is written.
+    size: bytes so far. brings_prediction: whether one of `KEYS` is a key of an object in it, however written.
 
     A quotation mark that no backslash precedes begins or ends a string, also where a chunk ends: what lies in
     strings is no structure. JSON may also be UTF-16 or UTF-32, which then have bytes of zero, as no UTF-8 of JSON

@@ -1,13 +1,5 @@
 """The `prediction` field of the OpenAI endpoints: read, tokenised and attached before vLLM sees the request.
 
-| endpoint | wrapped method |
-|---|---|
-| `/v1/chat/completions` | `OpenAIServingChat.create_chat_completion` |
-| `/v1/chat/completions/batch` | `OpenAIServingChatBatch.create_batch_chat_completion` |
-| `/v1/completions` | `OpenAIServingCompletion.create_completion` |
-| `/v1/responses` | `OpenAIServingResponses.create_responses` |
-| `/v1/messages` | `AnthropicServingMessages.create_messages`, which makes a chat request of it |
-
 Everything that takes time in proportion to the prediction runs in a thread. A prediction travels in
 `request.vllm_xargs`, which vLLM itself turns into `SamplingParams.extra_args`.
 """
@@ -106,9 +98,8 @@ async def serve(
     plain_text: whether the field may be a string. many_conversations: whether vLLM makes a request of each
     conversation, which is then what the prediction is attached to (see `to_chat_completion_request`).
 
-    A malformed prediction is an HTTP 400 that names the field, and so is a malformed choice (see `choices`).
-    Requests that bring neither are passed on untouched, unless the usage of drafts without a prediction is asked
-    for; so are those of engines that do not draft from predictions.
+    A malformed prediction or choice is an HTTP 400 that names the field. Requests that bring neither are passed on
+    untouched, unless the usage of drafts without a prediction is asked for.
     """
     prediction = None
     try:

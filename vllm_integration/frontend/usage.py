@@ -106,13 +106,7 @@ class _FollowedUsage:
 
 
 class Collector:
-    """Usage of requests on their way, and of those that have ended, until somebody takes it.
-
-    collector.follow(req_id, prediction)       # a request is handed to the engine
-    collector.count(messages, followed, kept)  # outputs arrived
-    collector.end(req_id)                      # it has finished, or was aborted
-    usage = collector.take(http_request_id)    # its response is being written
-    """
+    """Usage of requests on their way, and of those that have ended, until `take` is asked for it."""
 
     def __init__(self) -> None:
         self.requests: dict[str, _FollowedUsage] = {}
@@ -282,20 +276,16 @@ DETAILS = "gpu_align"
 
 
 def with_usage(result: Any, http_request_id: str) -> Any:
-    """`result` of a serving method, with the accepted and rejected prediction tokens of its HTTP request.
+    """`result` of a serving method, with the accepted and rejected prediction tokens of its HTTP request, summed
+    over all choices.
 
-    result: a response object (chat completion, completion, response), which is completed in place; an error,
-        which is left alone; or an async generator of a stream, for which another one is returned: of
-        server-sent events (strings), or of the event objects of /v1/responses. Only the last usage of a stream
-        is completed: the chunk without choices, the response of the final event.
+    result: a response object, which is completed in place; an error, which is left alone; or an async generator of
+        a stream, for which another one is returned: of server-sent events (strings), or of the event objects of
+        /v1/responses. Only the last usage of a stream is completed: the chunk without choices, the response of the
+        final event.
 
-    Added are, to `usage.completion_tokens_details` (of a response: `usage.output_tokens_details`)
-
-        accepted_prediction_tokens    tokens of the prediction that the engine verified and the output has
-        rejected_prediction_tokens    ... and the output does not have
-
-    summed over all choices. A request without a prediction has neither, and of `GPU_ALIGN_USAGE_DETAILS` what was
-    drafted for it all the same. Nothing is added where the engine reported nothing.
+    A request without a prediction has neither, and of `GPU_ALIGN_USAGE_DETAILS` what was drafted for it all the
+    same. Nothing is added where the engine reported nothing.
     """
     if hasattr(result, "__aiter__"):
         return _stream(result, http_request_id)

@@ -1,11 +1,5 @@
-"""The one installer of all seams: probes a group by its signatures, then wraps all of it or nothing.
-
-    @seam("v2.add_requests")                              # in the room where it acts
-    def add_requests(original, self, scheduler_output, *args, **kwargs):
-        result = original(self, scheduler_output, *args, **kwargs)
-        ...
-
-    install("v2")                                         # imports the group's rooms, probes, wraps
+"""The one installer of all seams: probes a group by its signatures, then wraps all of it or nothing. And what
+happens where something of ours fails.
 
 Which groups there are, when each is installed and what a missing seam of it costs is data: `table.GROUPS`.
 """

@@ -1,10 +1,8 @@
 """How a prediction travels: one value under one key of `SamplingParams.extra_args`.
 
-vLLM copies `extra_args` from the front end to the engine core as MessagePack, which makes a dict of the value,
-and from there to the workers; our schedulers put the type back in between. Token ids travel as int32
-little-endian bytes: a quarter of the size of a list, and one object instead of thousands. The value's `repr`
-shows its size and never its content, because `--enable-log-requests` and vLLM's crash dump print
-`SamplingParams`.
+vLLM copies `extra_args` to the engine core as MessagePack, which makes a dict of the value, and from there to the
+workers; our schedulers put the type back in between. Its `repr` shows its size and never its content, because
+`--enable-log-requests` and vLLM's crash dump print `SamplingParams`.
 """
 
 from __future__ import annotations

@@ -57,13 +57,8 @@ class _FollowedMisses:
 
 class MissLog:
     """Compares each draft of recipe tokens with what the model then wrote. Whatever fails turns the log off, with
-    one ERROR line, and nothing else. A thread writes the file now and then.
-
-        log.add(req_id, prompt_len)                                     # a request that is drafted for
-        log.take(req_ids, total_len, source, length, token_ids, tails)  # each step, behind the drafter
-        log.finish(req_ids)
-
-    A draft is right as far as it is what the model wrote, whether or not the engine verified all of it.
+    one ERROR line, and nothing else. A thread writes the file now and then. A draft is right
+    as far as it is what the model wrote, whether or not the engine verified all of it.
 
     path: the file. misses: counts of this process. recipes: of the drafter. num_draft_tokens: K.
     """

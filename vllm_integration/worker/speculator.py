@@ -35,7 +35,6 @@ PREPARED_LEN = 512
 class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator):  # type: ignore[misc]  # not typed for us
     """Drafts from each request's prediction, its own context and recipes; made once a worker, on the last PP rank.
 
-    vllm_config: the engine's configuration. device: where the engine's tensors are.
     req_states: the runner's table of requests. Read each step, as they are on the device:
         `all_token_ids.gpu` [max_num_reqs, max_model_len] int32, `total_len.gpu` [max_num_reqs] int32.
 
