@@ -130,7 +130,7 @@ def test_what_the_limits_do_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_realignments(steps: list[tuple[int, int, int, int]], realignments: int) -> None:
-    followed = collector._Followed()
+    followed = collector._FollowedUsage()
     counted = [followed.count(source, verified, accepted) for source, _, verified, accepted in steps]
     assert sum(counted) == realignments
 
