@@ -10,10 +10,10 @@ import pytest
 import torch
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
+from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
 from vllm_integration.frontend.input_processor import engine_of_request, process_inputs
 from vllm_integration.seams.install import Guard, wrapped_by
-from vllm_integration.wire.request import PredictedOutputParams
 from vllm_integration.worker import sampling_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
