@@ -15,6 +15,7 @@ import torch
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Recipes, Source
+from gpu_align.ops.constants import SHAPE_WINDOW
 from gpu_align.recipes import Misses
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import KEY, Prediction
@@ -66,6 +67,15 @@ def test_a_refuted_token_is_counted_with_what_was_said(log: MissLog, tmp_path: P
     assert refuted(found) == [((1, 2, 10, 11), 12, 99)]
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "new" / "x.misses.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_longest_context_is_kept(log: MissLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    monkeypatch.setattr(miss_log, "count_misses", lambda _, before, *more, **options: seen.append(before))
+    log.add("r", 0)
+    take(log, [*range(50)], [7])
+    take(log, [*range(50), 9], [])
+    assert seen == [[*range(50)][-SHAPE_WINDOW - 1 :]]
 
 
 def test_only_recipe_tokens_of_requests_that_are_known_count(log: MissLog) -> None:

@@ -39,7 +39,7 @@ class Point:
     x: int
     y: int = 0
 """,
-    "engine/lazy.py": "async def helper(a, b=1):\n    return a\n",
+    "engine/lazy.py": "from .base import Base as Late\nasync def helper(a, b=1):\n    return a\n",
 }
 
 
@@ -66,6 +66,7 @@ def root(tmp_path: Path) -> Path:
         ("call", "engine", "helper", ("a",), "found"),
         ("call", "engine", "helper", ("b",), "changed"),
         ("call", "engine", "Exported", ("size", "dtype"), "found"),
+        ("call", "engine.lazy", "Late", ("size", "dtype"), "found"),
         ("call", "engine.base", "Base", ("size",), "changed"),
         ("call", "engine.base", "Point", ("x",), "found"),
         ("call", "engine.base", "Point", (), "changed"),
