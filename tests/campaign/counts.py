@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tiny_llama import build
 from usage_harness import chat, question, variants
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.campaign.http_client import Client, request_head
+from tests.campaign.http_client import Answer, Client, read_answer, request_head
 from tests.campaign.recount import (
     OURS,
     Logs,
@@ -44,16 +45,7 @@ from tests.campaign.recount import (
 CLIENTS = 24
 N = 32
 #: 512 tokens of cache for 24 requests of about 40: some are preempted.
-FLAGS = (
-    "--max-num-seqs",
-    "24",
-    "--block-size",
-    "32",
-    "--num-gpu-blocks-override",
-    "16",
-    "--max-model-len",
-    "256",
-)
+FLAGS = ["--max-num-seqs=24", "--block-size=32", "--num-gpu-blocks-override=16", "--max-model-len=256"]
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 FIRST_WORD = 4  # token id of w0
 VLLM = {
@@ -64,19 +56,20 @@ VLLM = {
 
 @dataclass
 class Asked:
-    """A request and its answer. texts: one a choice. tokens: of each choice."""
+    """A request and its answer. tokens: of each choice."""
 
     path: str
     body: dict[str, Any]
     choices: int
-    id: str = ""
-    texts: tuple[str, ...] = ()
-    usage: dict[str, Any] | None = None
-    raw: str = ""
+    raw: bytes = b""
+
+    @cached_property
+    def answer(self) -> Answer:
+        return read_answer(self.raw)
 
     @property
     def tokens(self) -> int:
-        return len(self.texts[0].split()) + 1 if "stop" in self.body else N
+        return len(self.answer.texts[0].split()) + 1 if "stop" in self.body else N
 
 
 def make(draw: random.Random, plain: Sequence[str], *, leaves: bool = False) -> Asked:
@@ -102,28 +95,6 @@ def make(draw: random.Random, plain: Sequence[str], *, leaves: bool = False) -> 
     return Asked(RESPONSES, {**body, "input": question(seed), "max_output_tokens": N}, 1)
 
 
-def read_answer(asked: Asked, answer: bytes) -> None:
-    """Fill in id, texts and usage from a response, streamed or not."""
-    asked.raw = answer.decode()
-    if not asked.body.get("stream"):
-        events = [json.loads(answer)]
-    else:
-        events = [json.loads(line[6:]) for line in asked.raw.splitlines() if line.startswith("data: {")]
-    texts: Counter[int] | dict[int, str] = {}
-    for event in events:
-        whole = event.get("response", event)
-        asked.id = whole.get("id") or asked.id
-        asked.usage = whole.get("usage") or asked.usage
-        for item in event.get("output", ()):
-            texts[0] = item["content"][0]["text"]
-        if event.get("type") == "response.output_text.delta":
-            texts[0] = texts.get(0, "") + event["delta"]
-        for choice in event.get("choices", ()):
-            piece = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content")
-            texts[choice["index"]] = texts.get(choice["index"], "") + (piece or "")
-    asked.texts = tuple(texts[index] for index in sorted(texts))
-
-
 async def ask_all(url: str, requests: Sequence[Asked], *, leave: random.Random | None = None) -> None:
     """Send all of them, `CLIENTS` at once. leave: the clients go away in the middle of the answer."""
     waiting = iter(requests)
@@ -132,15 +103,10 @@ async def ask_all(url: str, requests: Sequence[Asked], *, leave: random.Random |
         async with Client(url) as connection:
             for asked in waiting:
                 body = json.dumps(asked.body).encode()
-                if leave is not None:
-                    read_answer(
-                        asked, await leave_early(connection, asked.path, body, leave.randrange(1, 12))
-                    )
-                    continue
-                status, answer = await connection.post(asked.path, body)
-                if status == 200:
-                    read_answer(asked, answer)
-                asked.raw = answer.decode()
+                if leave is None:
+                    _, asked.raw = await connection.post(asked.path, body)
+                else:
+                    asked.raw = await leave_early(connection, asked.path, body, leave.randrange(1, 12))
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
@@ -162,9 +128,8 @@ async def leave_early(connection: Client, path: str, body: bytes, events: int) -
 
 def usage_of(asked: Asked) -> tuple[int, int, int, dict[str, Any]]:
     """Completion, accepted and rejected tokens, and the details."""
-    usage = asked.usage or {}
+    usage, written = asked.answer.usage, asked.answer.written
     told = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
-    written = usage.get("output_tokens", usage.get("completion_tokens", -1))
     accepted, rejected = (
         told.get(f"{verdict}_prediction_tokens", -1) for verdict in ("accepted", "rejected")
     )
@@ -173,21 +138,27 @@ def usage_of(asked: Asked) -> tuple[int, int, int, dict[str, Any]]:
 
 def check_usage(tally: Tally, asked: Asked, logs: list[dict[str, Any]]) -> list[list[Step]]:
     """One response; the steps of each of its choices."""
-    steps = [recount(log, asked.tokens) for log in logs] if asked.texts else []
+    steps = [recount(log, asked.tokens) for log in logs] if asked.answer.texts else []
     joined = [step for choice in steps for step in choice]
     expected = (
-        asked.tokens * asked.choices if asked.texts else None,
+        asked.tokens * asked.choices if asked.answer.texts else None,
         *of_prediction(joined),
         details(joined),
     )
     found = usage_of(asked)
     holds = len(logs) == asked.choices and found == expected
     if (
-        asked.body.get("temperature") == 0 and len(logs) == 1 and asked.texts
+        asked.body.get("temperature") == 0 and len(logs) == 1 and asked.answer.texts
     ):  # the log is the log of this answer
         words = [f"w{t - FIRST_WORD}" for step in logs[0]["steps"] for t in step["new"]][: asked.tokens]
-        holds &= words[: len(asked.texts[0].split())] == asked.texts[0].split()
-    case = {"path": asked.path, "body": asked.body, "answer": asked.raw, "usage": found, "recount": expected}
+        holds &= words[: len(asked.answer.texts[0].split())] == asked.answer.texts[0].split()
+    case = {
+        "path": asked.path,
+        "body": asked.body,
+        "answer": asked.raw.decode(),
+        "usage": found,
+        "recount": expected,
+    }
     tally.check(holds, {**case, "logs": logs})
     return steps
 
@@ -205,7 +176,7 @@ class Counts:
         self.kinds: Counter[str] = Counter()
         plain = [Asked(CHAT, chat(seed, N, ignore_eos=True), 1) for seed in range(40)]
         asyncio.run(ask_all(url, plain))
-        self.plain = [asked.texts[0] for asked in plain]
+        self.plain = [asked.answer.texts[0] for asked in plain]
 
     def batch(self) -> None:
         """Requests that are all answered: everything is exact."""
@@ -253,17 +224,17 @@ class Counts:
         after.subtract(before)
         least, most = Counter[str](), Counter[str]()
         for asked, mine in zip(requests, logs, strict=True):
-            seen = sum(len(text.split()) for text in asked.texts) if asked.choices == 1 else 0
+            seen = sum(len(text.split()) for text in asked.answer.texts) if asked.choices == 1 else 0
             for log in mine:
                 least.update(samples_of_choice(whole_steps(log, seen)))
                 most.update(samples_of_choice(recount(log, 2**30)))
         names = {name for name in most if not name.startswith(f"{OURS}realign")}
         wrong = {n: (least[n], after[n], most[n]) for n in names if not least[n] <= after[n] <= most[n]}
         # A choice that no step had begun when the client went away has no log.
-        begun = all(mine or not any(asked.texts) for asked, mine in zip(requests, logs, strict=True))
+        begun = all(mine or not any(asked.answer.texts) for asked, mine in zip(requests, logs, strict=True))
         holds = not wrong and begun
         self.aborted.check(
-            holds, {"least, found, most": wrong, "ids": [a.id for a in requests]}, count=len(requests)
+            holds, {"least, found, most": wrong, "ids": [a.answer.id for a in requests]}, count=len(requests)
         )
 
     def gather(self, requests: Sequence[Asked], seconds: float = 30) -> list[list[dict[str, Any]]]:
@@ -271,7 +242,10 @@ class Counts:
         while time.monotonic() < deadline and scrape(self.url)["vllm:num_requests_running"]:
             time.sleep(0.1)
         asyncio.run(ask_all(self.url, [Asked(CHAT, chat(0, 2), 1)]))  # a step, which writes the logs
-        return [self.logs.of(asked.id, asked.choices, seconds) if asked.id else [] for asked in requests]
+        return [
+            self.logs.of(asked.answer.id, asked.choices, seconds) if asked.answer.id else []
+            for asked in requests
+        ]
 
 
 def run(c: Campaign) -> Iterator[Row]:

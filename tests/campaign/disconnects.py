@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from request_server import serve
 from usage_harness import moved, scrape
 from v2_harness import VOCABULARY, edited
 
 from tests.campaign.campaign import Campaign, Row, Tally
+from tests.campaign.http_client import JSON_HEAD, read_answer, request_head
+from tests.campaign.http_client import Client as Connection
 from tests.campaign.sampling_oracle import Oracle
 
 MAX_TOKENS = 96
@@ -188,11 +189,10 @@ class Server:
 
 async def ask(url: str, client: Client) -> tuple[bool, list[str] | str]:
     """Whether the connection was closed before the answer was there, and the words of the answer."""
-    to = urlsplit(url)
-    reader, writer = await asyncio.open_connection(to.hostname, to.port)
-    body = json.dumps(client.body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-    writer.write((head + "Content-Type: application/json\r\nConnection: close\r\n\r\n").encode())
+    connection = Connection(url)
+    writer, body = await connection.open(), json.dumps(client.body).encode()
+    reader = connection.reader
+    writer.write(request_head("POST", "/v1/completions", len(body), JSON_HEAD + b"connection: close\r\n"))
     try:
         part = {PHASES[0]: 0, PHASES[1]: int(len(body) * client.seconds)}.get(client.phase, len(body))
         writer.write(body[:part])
@@ -222,15 +222,10 @@ async def ask(url: str, client: Client) -> tuple[bool, list[str] | str]:
         writer.close()
 
 
-def words_of(answer: bytes) -> list[str] | str:
-    """Of an HTTP response, streamed or not."""
-    head, _, data = answer.decode().partition("\r\n\r\n")
-    if " 200 " not in head.partition("\r\n")[0]:
-        return answer.decode()
-    if "text/event-stream" not in head:
-        return str(json.loads(data)["choices"][0]["text"]).split()
-    events = [line[6:] for line in data.splitlines() if line.startswith("data: {")]
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events).split()
+def words_of(response: bytes) -> list[str] | str:
+    """Of an answer; the whole response where it is none."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    return read_answer(body).texts[0].split() if head[9:12] == b"200" else response.decode()
 
 
 def _words(tokens: Sequence[int]) -> list[str]:

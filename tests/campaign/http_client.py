@@ -1,4 +1,4 @@
-"""A client that costs little beside the server that it attacks, and the memory of that server's processes.
+"""A client that costs little beside the server that it attacks, its answers, and the memory of server processes.
 
     async with Client(url) as client:
         status, body = await client.post("/v1/completions", json_bytes)
@@ -9,10 +9,12 @@ Plain HTTP/1.1 over asyncio's streams: what a program sends are the bytes that i
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -94,6 +96,38 @@ class Client:
             chunks.append((await self.reader.readexactly(size + 2))[:-2])
         await self.reader.readexactly(2)
         return b"".join(chunks)
+
+
+class Answer(NamedTuple):
+    """A response of any endpoint. texts: one a choice. usage: the last one; empty where there is none."""
+
+    id: str
+    texts: tuple[str, ...]
+    usage: dict[str, Any]
+
+    @property
+    def written(self) -> int:
+        """Tokens, by its usage."""
+        return int(self.usage.get("output_tokens", self.usage.get("completion_tokens", -1)))
+
+
+def read_answer(body: bytes) -> Answer:
+    """Of a response, streamed or not, or as much as came of a stream."""
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    if not events and body.lstrip().startswith(b"{"):
+        events = [json.loads(body)]
+    found, usage, texts = "", {}, dict[int, str]()
+    for event in events:
+        whole = event.get("response", event)
+        found, usage = whole.get("id") or found, whole.get("usage") or usage
+        for item in event.get("output", ()):
+            texts[0] = item["content"][0]["text"]
+        if event.get("type") == "response.output_text.delta":
+            texts[0] = texts.get(0, "") + event["delta"]
+        for choice in event.get("choices", ()):
+            piece = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content")
+            texts[choice["index"]] = texts.get(choice["index"], "") + (piece or "")
+    return Answer(found, tuple(texts[index] for index in sorted(texts)), usage)
 
 
 def processes(url: str) -> tuple[list[int], list[int]]:

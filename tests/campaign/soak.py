@@ -22,7 +22,7 @@ from tiny_llama import build
 from usage_harness import WORDS
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.campaign.http_client import Client, processes, resident
+from tests.campaign.http_client import Client, processes, read_answer, resident
 
 CLIENTS = 64
 MOST_SLOPE = 1.0  # MiB per 1,000 requests
@@ -61,16 +61,6 @@ def request(draw: random.Random) -> tuple[str, dict[str, Any]]:
     return path, {**body, "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
 
 
-def written(answer: bytes) -> int:
-    """Tokens of an answer, streamed or not, by its last usage."""
-    if answer.startswith(b"data:"):
-        last = [line for line in answer.splitlines() if line.startswith(b"data: {")][-1]
-        usage = json.loads(last.removeprefix(b"data: "))["usage"]
-    else:
-        usage = json.loads(answer)["usage"]
-    return int(usage["output_tokens"] if "output_tokens" in usage else usage["completion_tokens"])
-
-
 def slope(served: list[int], memory: list[float]) -> float:
     """MiB per 1,000 requests, by least squares."""
     return float(np.polyfit(np.array(served) / 1000, memory, 1)[0])
@@ -96,7 +86,7 @@ class Soak:
                 path, body = request(self._draw)
                 status, answer = await client.post(path, json.dumps(body).encode())
                 wanted = body.get("max_tokens", body.get("max_output_tokens"))
-                holds = status == 200 and written(answer) == wanted
+                holds = status == 200 and read_answer(answer).written == wanted
                 for tally in self._tallies:
                     tally.check(holds, {"path": path, "body": body, "status": status, "answer": answer[:500]})
                     tally.goes_on()

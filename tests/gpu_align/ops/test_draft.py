@@ -10,7 +10,9 @@ import torch
 from gpu_align import Source
 from gpu_align.ops.constants import NUM_CLASSES, NUM_IN_SYNC, SURVIVAL_ONE
 from gpu_align.ops.draft import allocate_draft
+from gpu_align.simulate import Record, replay
 from gpu_align.tools.explain import look
+from gpu_align.tools.simulate.policies import our_drafter
 from tests.gpu_align.step_harness import BACKENDS, Request, distinct, edited, flat_curves
 from tests.gpu_align.step_oracle import Oracle
 
@@ -349,3 +351,34 @@ def test_outputs_have_the_shapes_of_the_batch():
     assert [(tuple(t.shape), t.dtype) for t in draft] == [
         ((3, 5), torch.int64), ((3,), torch.int32), ((3, 5), torch.float32), ((3,), torch.int8),
     ]  # fmt: skip
+
+
+CELL = distinct(5, 10)
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        # What the output repeats goes on: a match that spans the period wraps around.
+        *(
+            ([5, *distinct(period, 10) * 2], (distinct(period, 10) * 16)[:16])
+            for period in (1, 2, 3, 7, 15, 16)
+        ),
+        # Behind `a b c d e a b` nothing says yet that `a b c d e` comes a third time.
+        *(([*CELL, *CELL[:matched]], CELL[matched:] + CELL[:matched]) for matched in range(1, 5)),
+        (CELL * 2, (CELL * 4)[:16]),
+    ],
+)
+def test_a_repetition(backend, output, expected):
+    how = {"K": 16, "length_factor": 64, "min_survival": 0, "min_survival_lost": 0}
+    assert Request(backend, [], (1,), **how).step(output).tokens == expected
+    # It ends where the row of the engine ends.
+    short = Request(backend, [], (1,), capacity=1 + len(output) + 3, **how).step(output).tokens
+    assert short == expected[:3]
+
+
+def test_a_row_of_zeros_takes_a_step_for_each_k():
+    """Without going round, a draft would hold one token of it."""
+    record = Record("zeros", [1, 2, 3], [], [4, 5, *[7] * 680, 6], None)
+    assert replay(our_drafter([record]), record, 16).steps < 60

@@ -1,6 +1,5 @@
 """Recipes as tokens: what is refused, the table they become, and looking them up."""
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from gpu_align.ops.constants import (
 )
 from gpu_align.ops.recipe_lookup import Recipes, RecipeTable, keys_of
 from gpu_align.ops.reference.recipe_lookup import find_recipe
-from tests.gpu_align.step_harness import BACKENDS, Request, flat_curves, recipes_of
+from tests.gpu_align.step_harness import BACKENDS, Request, flat_curves
 
 
 class TestFromLists:
@@ -118,22 +117,6 @@ class TestTable:
         )
         assert table.num_recipes == 1
         assert find_recipe(table.numpy(), np.array(second), 0, ALL_PACKS) == 0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_longest_context_is_found(seed):
-    rng = random.Random(seed)
-    alphabet = rng.choice([2, 3, 50])
-    lists = recipes_of(rng, alphabet, rng.choice([1, 10, 300]))
-    number = {context: i for i, (context, _, _) in enumerate(lists)}
-    arrays = RecipeTable.build(Recipes.from_lists(lists), 8, "cpu").numpy()
-    context = np.array([rng.randrange(alphabet) for _ in range(300)], dtype=np.int32)
-    for total in range(301):
-        tokens = tuple(context[:total].tolist())
-        expected = next(
-            (number[tokens[-n:]] for n in range(min(8, total), 0, -1) if tokens[-n:] in number), -1
-        )
-        assert find_recipe(arrays, context[:total], 0, ALL_PACKS) == expected
 
 
 #: A longer context wins, also one that says that nothing is likely; a token that the model does not have ends one.
