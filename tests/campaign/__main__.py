@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.markers import fill
+from benchmarks.tables import fill
 from tests.campaign.campaign import FOLDER, Row
 
 #: In the order of the page → seconds that it may take. The longest are started first.
@@ -113,11 +114,15 @@ def report(programs: list[str], seed: int) -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The generated part of the page: machine, versions, a line for each row of a report."""
-    lines = [found["run"], found["versions"], "", "| what | checked | at least | |", "|---|---:|---:|---|"]
+    """The generated part of the page: machine, versions, a line for the rows of V1 and V2 that check the same."""
+    grouped: dict[str, list[Row]] = {}
     for row in (Row(**fields) for fields in found["rows"]):
-        verdict = "passed" if row.passed else row.verdict
-        lines.append(f"| {row.what} | {row.count:,} | {row.at_least:,} | {verdict} |")
+        grouped.setdefault(re.sub(r", V[12]", "", row.what), []).append(row)
+    lines = [found["run"], found["versions"], "", "| what | checked | |", "|---|---:|---|"]
+    for what, rows in grouped.items():
+        counts = "; ".join(f"{row.count:,}" for row in rows)
+        verdicts = dict.fromkeys("passed" if row.passed else row.verdict for row in rows)
+        lines.append(f"| {what} | {counts} | {', '.join(verdicts)} |")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.markers import fill
+from benchmarks.tables import fill
 from tests.campaign.__main__ import PAGE, PROGRAMS, REPORT, page
 from tests.campaign.campaign import Campaign, Row
 
