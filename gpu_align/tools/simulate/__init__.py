@@ -29,29 +29,26 @@ from .policies import (
     tokenizer_of,
 )
 from .records import Record, read_records, records_of_files, records_of_git
-from .replay import Decile, PairResult, PolicyResult, Reliability, replay, simulate
+from .replay import PairResult, PolicyResult, Reliability, replay, simulate
 from .report import to_html, to_json
-from .tokenizers import TextTokenizer, line_ending_ids, load_tokenizer, token_texts
+from .tokenizers import load_tokenizer, token_texts
 
 __all__ = [
     "NO_PACK",
     "OURS",
     "SHIPPED_PACK",
     "SWEEP",
-    "Decile",
     "EditError",
     "PairResult",
     "PolicyResult",
     "Record",
     "RecordError",
     "Reliability",
-    "TextTokenizer",
     "bound",
     "config_of",
     "everywhere",
     "import_policy",
     "is_import_path",
-    "line_ending_ids",
     "load_tokenizer",
     "make_policies",
     "perfect_choice",

@@ -21,14 +21,10 @@ NUM_DECILES = 10
 
 
 class Decile(NamedTuple):
-    """The draft tokens whose confidence is in one tenth of the range.
+    """The draft tokens whose confidence is in ``[low, low + 0.1)``, the last tenth closed.
 
-    Attributes:
-        low: its lower end; the tenth is ``[low, low + 0.1)``, the last one closed.
-        drafts: how many.
-        share: of all draft tokens; 0 to 1.
-        confidence: their mean; NaN where there are none.
-        accepted: the share of them that was accepted; NaN where there are none.
+    How many, their share of all draft tokens, their mean confidence, and the share of them that was accepted; NaN
+    where there are none.
     """
 
     low: float
@@ -47,8 +43,7 @@ class Decile(NamedTuple):
 class Reliability:
     """Counts of verified draft tokens: of each draft those up to the first wrong one, and that one.
 
-    A draft token's confidence is the probability that it is accepted *given the ones before it*. It says nothing
-    of the tokens behind a wrong one.
+    A draft token's confidence is the probability that it is accepted *given the ones before it*.
 
     Attributes:
         drafts: [NUM_BINS] int64, tokens a bin; bin i holds ``i / NUM_BINS <= p < (i + 1) / NUM_BINS``, or p = 1.
@@ -295,12 +290,7 @@ def simulate(
 ) -> list[PolicyResult]:
     """`replay` every record with every policy, in this order; one `PolicyResult` a policy.
 
-    Args:
-        records: what to replay.
-        policies: each is reset for every record.
-        num_draft_tokens: K, at least 1.
-        draft_in_prefill: let the prefill step verify drafts.
-        progress: told after each record.
+    `progress` is told after each record.
     """
     results = []
     for policy in policies:

@@ -48,11 +48,7 @@ class Tokens:
 
     @classmethod
     def of(cls, records: Iterable[Record], name: str | None) -> Tokens:
-        """The tokenizer of these requests.
-
-        Args:
-            records: those of pairs may name it.
-            name: for the others.
+        """The tokenizer of these requests, which they name, or else `name`.
 
         Raises:
             ValueError: there is no name, or several, or the requests have tokens that the tokenizer has not.
