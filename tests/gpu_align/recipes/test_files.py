@@ -203,6 +203,27 @@ def test_a_file_that_is_no_pack(tmp_path: Path, change: dict[str, Any], said: st
     assert len(str(caught.value)) < len(str(path)) + 300
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kept": [3, 3]}, r"kept: expected each token once, ascending, found \[3, 3\]"),
+        ({"kept": [-1]}, r"kept: expected token ids, found \[-1\]"),
+        (
+            {"observed": [[0, 1, 2, 2, 1, 5]] * 2},
+            r"observed\[1\]: expected each context once, found .* again",
+        ),
+        ({"observed": [[0, 1, 3, 2, 1, 5]]}, r"observed\[0\]: expected no more hits .* found 3 of 2"),
+        ({"observed": [[2, 1, 2, 2, 1, 5]]}, r"observed\[0\]: expected kind 0 or 1, found 2"),
+        ({"tokenizer": ""}, "tokenizer: expected the fingerprint of the one .* found none"),
+    ],
+)
+def test_what_was_observed_is_checked(path: Path, change: dict[str, Any], said: str) -> None:
+    PACK.save(path)
+    put(path, sealed(json.loads(text_of(path)) | change))
+    with pytest.raises(PackError, match=said):
+        RecipePack.load(path)
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_whatever_stands_in_the_place_of_whatever(path: Path, number: int) -> None:
     """A pack, or a `PackError`: each value becomes each of these, with a content hash that fits."""
@@ -266,6 +287,9 @@ class TestMisses:
         again = Misses.load(path)
         assert again.counts == misses.counts
         again.save(path)
+        assert path.read_bytes() == first
+        turned = Misses("sha256:0", made_by="a test", counts=dict(reversed(misses.counts.items())))
+        turned.save(path)
         assert path.read_bytes() == first
         ((miss, count), _) = sorted(again.counts.items(), key=lambda item: -item[1])
         assert (miss.literal, miss.shape, count) == (tuple(range(12, 20)), (-2, 5), 2)

@@ -43,6 +43,8 @@ class TestPacks:
         assert dict(merged.words) == {"c": 9, "a": 5, "b": 2}
         assert merged.recipes == [Recipe(("a",), "c", 9, 13), Recipe(("c",), "a", 3, 4)]
         assert (merged.calibration, merged.made_by) == (one.calibration, "one")
+        as_often = RecipePack({}, [Recipe(("c",), "b", 3, 4)])
+        assert two.merge(as_often).recipes[1] == Recipe(("c",), "a", 3, 8)
 
     def test_with_nothing_it_is_the_same(self) -> None:
         pack = pack_of(Observed(True, (7, -2), 3, 9, 10, 4), kept=(3, 7))

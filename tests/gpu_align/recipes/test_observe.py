@@ -153,7 +153,7 @@ class TestColumns:
 class TestShapes:
     def test_classes(self) -> None:
         texts = [" is_open", "042", "\n  ", "();", "x1", " 7", "é", "_", "", "a-b"]
-        found = shape_of_tokens(lambda ids: [texts[i] for i in ids], [3, 7, 99])
+        found = shape_of_tokens(lambda ids: [texts[i] for i in ids], [3, 7, 10, 99])
         assert found.tolist()[:3] == [SHAPE_IDENTIFIER, SHAPE_NUMBER, oracle.SHAPE_SPACE]
         expected = [i if i in (3, 7) else oracle.class_of(text) for i, text in enumerate(texts)]
         assert found.tolist() == expected
