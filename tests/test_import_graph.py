@@ -40,8 +40,8 @@ LOADED = {"torch", "triton", "numpy"}
 LAZY = sorted(set(gpu_align._MODULES.values()))
 #: Optional dependencies that a module tries to import and does without.
 TRIED = {"gpu_align.ops.jit": {"numba"}}
-#: What measures, learns, explains and shows; and what else of `gpu_align` imports it, until it moves.
-TOOLS, CALLS_TOOLS = "gpu_align.tools.", {"gpu_align.predictors.input_lookup"}
+#: What measures, learns, explains and shows.
+TOOLS = "gpu_align.tools."
 
 
 _parsed = lru_cache(maxsize=1000)(ast.parse)
@@ -143,7 +143,7 @@ def _floors(found: list[Import]) -> Iterator[str]:
 def _of_the_library(found: list[Import]) -> Iterator[str]:
     for importer, imported, _ in found:
         is_core = importer.split(".")[0] == "gpu_align" and not f"{importer}.".startswith(TOOLS)
-        if is_core and f"{imported}.".startswith(TOOLS) and importer not in CALLS_TOOLS:
+        if is_core and f"{imported}.".startswith(TOOLS):
             yield f"{importer} imports {imported}: the core imports no tool"
         if importer.split(".")[0] == "gpu_align" and imported.split(".")[0] in ("vllm", "vllm_integration"):
             yield f"{importer} imports {imported}: the library knows no engine"
