@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,15 @@ import torch
 from .arena import MAX_TOKENS, ArenaStats, Extent, PredictionArena, check_sharing_key, tokens_for_all
 from .config import DrafterConfig
 from .ops import constants as c
-from .ops.backend import Backend, check_batch, check_int, check_tensor, resolve_backend
+from .ops.backend import (
+    Backend,
+    check_batch,
+    check_int,
+    check_integers,
+    check_tensor,
+    check_token_ids,
+    resolve_backend,
+)
 from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.draft_budget import limit_drafts_inplace
@@ -31,13 +39,6 @@ _MOST = {
     "num_draft_tokens": MOST_DRAFTS,
     "vocab_size": 2**31 - 1,
     "max_prediction_tokens": MAX_TOKENS // PAGE * PAGE,
-}
-
-#: Of the tensors that `Drafter.add` takes.
-_INTEGERS = {
-    getattr(torch, name)
-    for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-    if hasattr(torch, name)
 }
 
 
@@ -70,39 +71,6 @@ def check_device(device: object) -> torch.device:
         there = f"'cpu' or one of {num_gpus} GPUs" if num_gpus else "'cpu', for PyTorch sees no GPU"
         raise ValueError(f"device: expected {there}, found {str(device)!r}")
     return found
-
-
-def as_integers(prediction: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor) -> npt.NDArray[Any]:
-    """[n] of some integer dtype, from anything that `Drafter.add` takes; it may share memory."""
-    if isinstance(prediction, torch.Tensor):
-        return _array_of(prediction)
-    if not isinstance(prediction, (Sequence, np.ndarray)):
-        raise TypeError(f"prediction: expected a sequence of integers, found {type(prediction).__name__}")
-    try:
-        ids = np.asarray(prediction)
-    except (ValueError, OverflowError) as error:
-        raise TypeError(f"prediction: expected a flat sequence of integers ({error})") from error
-    if ids.ndim == 1 and ids.size == 0:
-        return np.zeros(0, dtype=np.int32)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise TypeError(
-            f"prediction: expected a flat sequence of integers, found {ids.ndim} dimensions of {ids.dtype}"
-        )
-    return ids
-
-
-def _array_of(prediction: torch.Tensor) -> npt.NDArray[Any]:
-    if prediction.device.type != "cpu":
-        raise ValueError(f"prediction: expected a tensor on the CPU, found device {prediction.device}")
-    if prediction.shape == (0,):
-        return np.zeros(0, dtype=np.int32)
-    if prediction.ndim != 1 or prediction.dtype not in _INTEGERS or prediction.layout != torch.strided:
-        raise TypeError(
-            "prediction: expected a flat, dense tensor of integers, "
-            f"found {prediction.ndim} dimensions of {prediction.dtype}, {prediction.layout}"
-        )
-    ids: npt.NDArray[Any] = prediction.numpy()
-    return ids
 
 
 class Preparation:
@@ -432,19 +400,18 @@ class Drafter:
         """
         slot = self._check_slot(slot)
         prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
-        ids = as_integers(prediction)
+        ids = check_integers("prediction", prediction)
         if len(ids) > self.max_prediction_len:
             raise ValueError(
                 f"prediction: expected at most {self.max_prediction_len} tokens, found {len(ids)}"
             )
-        if ids.size and (ids.min() < 0 or ids.max() >= self.vocab_size):
-            wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0]
-            raise ValueError(f"prediction[{wrong}]: expected 0 <= id < {self.vocab_size}, found {ids[wrong]}")
+        check_token_ids("prediction", ids, self.vocab_size)
         check_sharing_key(sharing_key)
         check_type("memory", memory, bool, "a bool")
         check_type("related", related, bool, "a bool")
-        if isinstance(recipes, str):
-            raise TypeError(f"recipes: expected names of packs, found the str {recipes!r}")
+        if isinstance(recipes, str) or not isinstance(recipes, Iterable | None):
+            found = f"the str {recipes!r}" if isinstance(recipes, str) else type(recipes).__name__
+            raise TypeError(f"recipes: expected names of packs, found {found}")
         packs = self._pack_bits(recipes)
         tokens = ids.astype(np.int32, copy=False)
         self._join()
@@ -504,7 +471,8 @@ class Drafter:
             ValueError: the index of a context has another size here, as `max_context_len` is another; or a pack
                 that the request uses is not there.
         """
-        check_type("snapshot", snapshot, SlotSnapshot, "a SlotSnapshot")
+        if not isinstance(snapshot, SlotSnapshot):
+            raise TypeError(f"snapshot: expected a SlotSnapshot, found {type(snapshot).__name__}")
         check_snapshot(self._state, snapshot)
         is_held = self.add(
             slot, snapshot.prediction, snapshot.prompt_len,

@@ -288,8 +288,11 @@ class DraftForward:
         return positions[:, positions.shape[1] - (self._end - self._cached) :]
 
 
-#: Arguments of ``model.generate`` that choose another source of drafts, or another prompt.
-_REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "custom_generate", "inputs", "inputs_embeds")
+#: Arguments of ``model.generate`` that choose another source of drafts, another prompt or other passes.
+_REFUSED = (
+    "assistant_model", "prompt_lookup_num_tokens", "custom_generate", "inputs", "inputs_embeds",
+    "prefill_chunk_size", "synced_gpus",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -376,7 +379,7 @@ def generate(
             f"model: expected a model with a KV cache, found {type(model).__name__}, whose state cannot go back"
         )
     for name in _REFUSED:
-        if generate_kwargs.get(name) is not None:
+        if (value := generate_kwargs.get(name)) is not None and value is not False:
             raise ValueError(f"{name}: not together with gpu_align.hf.generate")
     ids, mask = _prompt(input_ids, tokenizer)
     if mask is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .ops.backend import check_int
+from .ops.backend import check_int, check_integers, check_token_ids
 
 TokenIds = npt.NDArray[np.int32]
 Prompt = Sequence[int] | npt.NDArray[np.integer]
@@ -117,8 +117,14 @@ class ResponseMemory:
 
         Returns:
             Whether it is kept: not if it is empty or longer than `max_tokens`.
+
+        Raises:
+            TypeError: a tenant that is not hashable, or anything but integers in one dimension.
+            ValueError: no token id. After an error the memory is as it was.
         """
-        tokens = np.array(token_ids, dtype=np.int32)
+        hash(tenant)
+        tokens = _token_ids("token_ids", token_ids).astype(np.int32)
+        sketch = sketch_of(prompt)
         if not 0 < len(tokens) <= self.max_tokens:
             return False
         key = tokens.tobytes()
@@ -127,7 +133,7 @@ class ResponseMemory:
         while self._num_tokens + len(tokens) > self.max_tokens:
             self._forget(*next(iter(self._ages)))
         self._ages[tenant, key] = None
-        self._answers.setdefault(tenant, OrderedDict())[key] = _Answer(tokens, sketch_of(prompt))
+        self._answers.setdefault(tenant, OrderedDict())[key] = _Answer(tokens, sketch)
         self._num_tokens += len(tokens)
         return True
 
@@ -167,13 +173,19 @@ class ResponseMemory:
             del self._answers[tenant]
 
 
+def _token_ids(name: str, ids: Prompt) -> npt.NDArray[Any]:
+    found = check_integers(name, ids)
+    check_token_ids(name, found, 2**31)
+    return found
+
+
 def sketch_of(prompt: Prompt) -> Sketch | None:
     """[BINS + TAIL_TOKENS - 1]: one-permutation min-hash of a prompt's pairs of neighbours; then its tail's.
 
     Each pair has a hash, whose upper bits are its bin; a bin holds the least of the lower 32 bits of its pairs.
     Two sets have the same value in a bin as often as they have elements in common.
     """
-    tokens = np.asarray(prompt[-PROMPT_TOKENS:], dtype=np.uint64)
+    tokens = _token_ids("prompt", prompt[-PROMPT_TOKENS:]).astype(np.uint64)
     if len(tokens) < 2:
         return None
     key = (tokens[:-1] * _FIRST ^ tokens[1:] * _SECOND) * _MIX

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 Backend = Literal["auto", "triton", "reference"]
@@ -31,6 +32,53 @@ def check_int(name: str, value: object, low: int, high: int, domain: str = "") -
     if not low <= value <= high:
         raise ValueError(f"{name}: expected {domain or f'{low} to {high}'}, found {value}")
     return int(value)
+
+
+#: Of the tensors that `check_integers` takes.
+_INTEGERS = {
+    getattr(torch, name)
+    for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+    if hasattr(torch, name)
+}
+
+
+def check_integers(
+    name: str, values: Sequence[int] | npt.NDArray[np.integer] | torch.Tensor
+) -> npt.NDArray[Any]:
+    """[n] of some integer dtype, from a sequence of integers, an array or a CPU tensor; it may share memory.
+
+    Raises:
+        TypeError: anything else, or another number of dimensions than one.
+        ValueError: a tensor that is not on the CPU.
+    """
+    if isinstance(values, torch.Tensor):
+        if values.device.type != "cpu":
+            raise ValueError(f"{name}: expected a tensor on the CPU, found device {values.device}")
+        is_flat = values.ndim == 1 and values.dtype in _INTEGERS and values.layout == torch.strided
+        if not is_flat and values.shape != (0,):
+            found = f"{values.ndim} dimensions of {values.dtype}, {values.layout}"
+            raise TypeError(f"{name}: expected a flat, dense tensor of integers, found {found}")
+        ids: npt.NDArray[Any] = values.numpy() if is_flat else np.zeros(0, dtype=np.int32)
+        return ids
+    if not isinstance(values, (Sequence, np.ndarray)):
+        raise TypeError(f"{name}: expected a sequence of integers, found {type(values).__name__}")
+    try:
+        ids = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise TypeError(f"{name}: expected a flat sequence of integers ({error})") from error
+    if ids.ndim == 1 and ids.size == 0:
+        return np.zeros(0, dtype=np.int32)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        found = f"{ids.ndim} dimensions of {ids.dtype}"
+        raise TypeError(f"{name}: expected a flat sequence of integers, found {found}")
+    return ids
+
+
+def check_token_ids(name: str, ids: npt.NDArray[Any], vocab_size: int) -> None:
+    """Raise ValueError for the first of these integers that is no token id, ``0 <= id < vocab_size``."""
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))[0]
+        raise ValueError(f"{name}[{wrong}]: expected 0 <= id < {vocab_size}, found {ids[wrong]}")
 
 
 def check_batch(

@@ -288,6 +288,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "batch": ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, ValueError, "one sequence"),
     "assistant": ({"prompt_lookup_num_tokens": 3}, ValueError, "prompt_lookup_num_tokens: not together"),
     "custom": ({"custom_generate": "x/y"}, ValueError, "custom_generate: not together"),
+    "chunks": ({"prefill_chunk_size": 2}, ValueError, "prefill_chunk_size: not together"),
+    "ranks": ({"synced_gpus": True}, ValueError, "synced_gpus: not together"),
     "text prediction": ({"prediction": "w1"}, ValueError, "prediction: .*tokenizer"),
     "text prompt": ({"input_ids": "w1"}, ValueError, "input_ids: .*tokenizer"),
     "stop strings": ({"stop_strings": ["w1"]}, ValueError, "stop_strings: expected a tokenizer"),

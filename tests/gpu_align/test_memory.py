@@ -52,6 +52,28 @@ def test_what_is_refused_and_shown():
     assert "secret" not in repr(memory)
 
 
+@pytest.mark.parametrize(
+    ("tenant", "token_ids", "prompt", "error", "words"),
+    [
+        ("a", [5, -1], (), ValueError, r"token_ids\[1\]: expected 0 <= id < 2147483648, found -1"),
+        ("a", [5, 2**31], (), ValueError, r"token_ids\[1\]: expected"),
+        ("a", np.ones((1, 3), dtype=np.int32), (), TypeError, "token_ids: expected a flat sequence"),
+        ("a", [0.5], (), TypeError, "token_ids: expected a flat sequence"),
+        ("a", 5, (), TypeError, "token_ids: expected a sequence"),
+        ("a", [5], [1, -1, 2], ValueError, r"prompt\[1\]: expected"),
+        ([], [5], (), TypeError, "unhashable"),
+    ],
+)
+def test_after_bad_input_the_memory_is_as_it_was(tenant, token_ids, prompt, error, words):
+    memory = ResponseMemory(3)
+    memory.remember("b", [1, 2])
+    with pytest.raises(error, match=words):
+        memory.remember(tenant, token_ids, prompt)
+    assert memory.remember("a", [7, 8, 9])  # drops the oldest
+    assert (memory.stats().num_tokens, memory.stats().num_tenants) == (3, 1)
+    assert memory.recall("a", 9).tolist() == [7, 8, 9]
+
+
 def test_no_token_of_another_tenant_is_ever_recalled():
     """10,000 answers of two tenants whose tokens tell whose they are, beside a list of what should be held."""
     rng = random.Random(16)

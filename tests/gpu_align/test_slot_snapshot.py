@@ -77,8 +77,9 @@ def test_what_is_refused(backend):
         make(backend, capacity=5000).import_slot(0, snapshot)
     with pytest.raises(ValueError, match="recipes: expected names of"):
         make(backend, recipes=Recipes.from_lists([((1,), (2,), (0.5,))])).import_slot(0, snapshot)
-    with pytest.raises(TypeError, match="snapshot"):
-        drafter.import_slot(0, "snapshot")
+    for wrong in ("snapshot", None):
+        with pytest.raises(TypeError, match="snapshot: expected a SlotSnapshot, found"):
+            drafter.import_slot(0, wrong)
     with pytest.raises(ValueError, match="slot"):
         drafter.import_slot(9, snapshot)
     assert np.array_equal(snapshot.prediction, [1, 2, 3])

@@ -257,8 +257,9 @@ class TestPacks:
     def test_what_is_refused(self, backend):
         with pytest.raises(ValueError, match=r"recipes: expected names of 'a', 'b', 'c', found 'd'"):
             Request(backend, [], recipes=Recipes.join(PACKS), packs=["d"])
-        with pytest.raises(TypeError, match=r"recipes: expected names of packs, found the str 'a'"):
-            Request(backend, [], recipes=Recipes.join(PACKS), packs="a")
+        for wrong, found in (("a", "the str 'a'"), (5, "int")):
+            with pytest.raises(TypeError, match=f"recipes: expected names of packs, found {found}"):
+                Request(backend, [], recipes=Recipes.join(PACKS), packs=wrong)
 
     def test_more_packs_than_a_bucket_has_ways(self, backend):
         """The first eight with a context can be found; of the others other contexts can."""
