@@ -326,14 +326,21 @@ def of_engines(copy: Path, fault: Fault) -> tuple[list[str], float]:
 
 
 def try_fault(copy: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
-    """Plant one fault; its row of the table."""
-    began, ended, lines = time.monotonic(), "exit 0", list[list[str]]()
-    if tests:
-        source = (copy / fault.file).read_bytes()
-        content = source[: fault.start] + fault.new.encode() + source[fault.end :]
-        with changed(copy, {fault.file: content}):
+    """Plant one fault; its row of the table. A test has found it if it is red on its own, too."""
+    began, ended, red = time.monotonic(), "exit 0", list[str]()
+    source = (copy / fault.file).read_bytes()
+    content = source[: fault.start] + fault.new.encode() + source[fault.end :]
+    with changed(copy, {fault.file: content}):
+        while tests:
             ended, lines = run_tests(copy, ["-x", *tests], START_S + PATIENCE * seconds)
-    red = [test for test, outcome, _ in lines if outcome == "failed"]
+            red = [test for test, outcome, _ in lines if outcome == "failed"]
+            if (
+                not red
+                or len(tests) == 1
+                or run_tests(copy, red[:1], START_S + PATIENCE * seconds)[0] != "exit 0"
+            ):
+                break
+            tests, ended = [test for test in tests if test not in red], "exit 0"
     found = "" if ended == "exit 0" else ended if ended == "time-out" else (red or [ended])[0]
     took = round(time.monotonic() - began, 1)
     print(f"{took:6.1f} s  {fault.file}:{fault.line}  {fault.kind}  {found or 'NOT FOUND'}", flush=True)
