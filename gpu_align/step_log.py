@@ -306,6 +306,10 @@ def _dumper() -> Any:
     return Dumper
 
 
+#: Levels that a file may nest: libyaml composes by recursion, and thousands overrun its stack.
+MAX_DEPTH = 50
+
+
 def read_step_log(path: Path) -> StepLog:
     """Read a file that the plugin wrote. Of a live file, the steps whose lines are whole.
 
@@ -323,7 +327,14 @@ def read_step_log(path: Path) -> StepLog:
         written = path.read_bytes()
         if written.startswith(_LIVE_HEAD.encode()):
             written = written[: written.rindex(b"\n") + 1]
-        document = yaml.load(written.decode(), Loader=loader)
+        text = written.decode()
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise StepLogError(f"expected at most {MAX_DEPTH} levels of YAML, found more")
+        document = yaml.load(text, Loader=loader)
     except UnicodeDecodeError as error:
         raise StepLogError(f"expected UTF-8 text, found another byte at {error.start}") from None
     except yaml.YAMLError as error:
@@ -332,8 +343,6 @@ def read_step_log(path: Path) -> StepLog:
         raise StepLogError(
             f"{place}expected YAML: {getattr(error, 'problem', None) or 'torn file'}"
         ) from None
-    except RecursionError:
-        raise StepLogError("expected a step log, found YAML nested too deeply") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise StepLogError(f"format: expected {FORMAT!r}, found {str(found)[:40]!r}")

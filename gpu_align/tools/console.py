@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -52,17 +53,17 @@ JsonOut = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="wri
 
 def check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:
     """Refuse, before a long run, a file that cannot be written after it."""
-    taken = {source.resolve(): "the input" for source in sources}
+    taken = {realpath(source): "the input" for source in sources}
     for option, path in outputs.items():
         if path is None:
             continue
-        if path.resolve() in taken:
-            refuse(f"{option}: {path} is also {taken[path.resolve()]}")
+        if realpath(path) in taken:
+            refuse(f"{option}: {path} is also {taken[realpath(path)]}")
         if path.is_dir():
             refuse(f"{option}: expected a file name, found the folder {path}")
         if not path.parent.is_dir():
             refuse(f"{option}: the folder {path.parent} does not exist")
-        taken[path.resolve()] = f"the file of {option}"
+        taken[realpath(path)] = f"the file of {option}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

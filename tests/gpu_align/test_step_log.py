@@ -182,3 +182,12 @@ def test_a_step_is_one_line_whatever_its_text(text: str) -> None:
 
 def test_sources_are_those_of_a_draft() -> None:
     assert [source.name.lower() for source in Source] == list(SOURCES)
+
+
+@pytest.mark.parametrize("text", ["[" * 30_000, "{a: " * 30_000, "- " * 30_000])
+def test_a_file_that_nests_too_deeply_is_refused(text: str, tmp_path: Path) -> None:
+    """libyaml's recursion would end the process."""
+    file = tmp_path / "deep.yaml"
+    file.write_text(text)
+    with pytest.raises(StepLogError, match="expected at most 50 levels"):
+        read_step_log(file)

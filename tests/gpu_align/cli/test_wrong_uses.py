@@ -26,6 +26,7 @@ ALWAYS = ("--no-such-option", "--no-such-option=3", "-Z", "--hlep", "--help=3", 
 WRONG: dict[str, str] = {
     "simulate": """
 
+        loop
         missing.jsonl
         folder
         empty.jsonl
@@ -268,6 +269,8 @@ WRONG: dict[str, str] = {
     """,
     "report": """
 
+        loop
+        deep.yaml
         missing.yaml
         old.py
         binary.bin
@@ -363,6 +366,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
+    (folder / "deep.yaml").write_text("[" * 30_000)
+    (folder / "loop").symlink_to("loop")
     (folder / "binary.bin").write_bytes(b"\xff\xfe\x00\x01" * 8)
     (folder / "broken.gz").write_bytes(gzip.compress(b"{}\n" * 100)[:-12])
     (folder / "folder").mkdir()
