@@ -321,6 +321,8 @@ class Drafter:
 
         self._arena = PredictionArena(max(max_prediction_tokens, PAGE))
         self._extents: dict[int, Extent] = {}
+        #: Slots that draft from earlier answers, the oldest first: length of the prompt, recipe packs.
+        self._memories: dict[int, tuple[int, int]] = {}
         self._state = allocate_state(max_slots, max_context_len, self._arena.num_tokens, device)
         self.device = self._state.prediction_tokens.device
         self._tables = SurvivalTables.load(
@@ -378,7 +380,9 @@ class Drafter:
                 equal key. Without keys all requests share. Drafts do not depend on it.
             recipes: names of the recipe packs that this request uses, of `recipe_names`; None is all.
             memory: whether the prediction is no prediction but a text of earlier answers, `ResponseMemory.recall`.
-                Drafts from it have `Source.MEMORY`, and none is made before the output has matched it.
+                Drafts from it have `Source.MEMORY`, and none is made before the output has matched it. Where a
+                later prediction finds no room it gives way, the oldest first: its request then gets drafts from
+                its own context alone.
             related: of a memory: whether these are answers to requests like this one, `Recalled.related`. Then
                 drafts that are less likely are made from it, too.
 
@@ -416,17 +420,28 @@ class Drafter:
         tokens = ids.astype(np.int32, copy=False)
         self._join()
         self._release(slot)
+        # Earlier answers that others draft from give way to a prediction, the oldest first.
+        while not memory and self._memories and not self._arena.has_room(tokens, sharing_key):
+            other = next(iter(self._memories))
+            other_prompt_len, other_packs = self._memories[other]
+            self._release(other)
+            self._occupy(other, None, other_prompt_len, other_packs, c.TEXT_PREDICTION)
         extent = self._arena.acquire(tokens, sharing_key)
         if extent is not None:
             if extent.fresh:
                 self._store(slot, extent, tokens)
             self._extents[slot] = extent
+            if memory:
+                self._memories[slot] = prompt_len, packs
+        self._occupy(slot, extent, prompt_len, packs, c.text_kind(memory, related))
+        return extent is not None
+
+    def _occupy(self, slot: int, extent: Extent | None, prompt_len: int, packs: int, text_kind: int) -> None:
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)
         occupy_slot(
             self._state, slot, base, num_tokens, prompt_len, self.config.use_context, self._backend,
-            recipe_packs=packs, text_kind=c.text_kind(memory, related),
+            recipe_packs=packs, text_kind=text_kind,
         )  # fmt: skip
-        return extent is not None
 
     def _store(self, slot: int, extent: Extent, tokens: npt.NDArray[np.int32]) -> None:
         """Upload and index a prediction that the arena did not hold; the slot is vacant where that fails."""
@@ -489,6 +504,7 @@ class Drafter:
         return self._arena.stats()
 
     def _release(self, slot: int) -> None:
+        self._memories.pop(slot, None)
         extent = self._extents.pop(slot, None)
         if extent is not None:
             self._arena.release(extent)

@@ -47,6 +47,27 @@ class TestPredictions:
         assert not engine.add(1, distinct(600), [], [300, 301])
         assert engine.propose([1])[0][1] == 0
 
+    def test_earlier_answers_give_way_to_a_prediction(self, backend):
+        """A text that might help is no reason to refuse one that a client has sent."""
+        engine = Engine(backend, max_slots=5, T=600, N=300, K=16, max_prediction_tokens=3 * PAGE)
+        answers = [distinct(30, 100 * slot) for slot in range(4)]
+        held = [engine.add(slot, answers[slot], [900], [], memory=True) for slot in range(4)]
+        assert held == [True, True, True, False]
+        assert engine.add(4, distinct(300, 500), [900])  # two pages: the two oldest give way
+        assert [len(step[2:]) for step in engine.generate(4, distinct(300, 500))] == [2] * 18
+        assert engine.drafter.prediction_stats.used_tokens == 3 * PAGE
+        sources = []
+        for slot in range(4):
+            engine.write(slot, answers[slot][:8])
+            sources.append(engine.propose([slot])[0][3])
+        assert sources == [Source.NONE, Source.NONE, Source.MEMORY, Source.NONE]
+        assert not engine.add(
+            0, answers[0], [900], memory=True
+        )  # a memory gives way, and takes nobody's place
+        for slot in (0, 1, 2, 4):
+            engine.drafter.remove(slot)
+        assert engine.drafter.prediction_stats.used_tokens == 0
+
     def test_two_requests_share_one_prediction(self, backend):
         engine, prediction = Engine(backend), distinct(90)
         outputs = {0: distinct(10), 2: [*distinct(30), 500, *distinct(5, 31)], 3: distinct(4, 60)}
