@@ -7,13 +7,13 @@ from .constexprs import SOURCE_NONE, SURVIVAL_ONE
 
 
 @triton.jit
-def survival_of(p_confidence, b_length, p_units, num_draft_tokens):
+def survival_of(confidence_ptr, survival_ptr, o_row, b_length, num_draft_tokens):
     """Write in units of 1/`SURVIVAL_ONE` that all drafts up to each are accepted."""
     b_units = tl.full(b_length.shape, SURVIVAL_ONE, tl.int64)
     for k in range(num_draft_tokens):
-        b_p = tl.load(p_confidence + k, mask=k < b_length, other=0.0)
+        b_p = tl.load(confidence_ptr + o_row + k, mask=k < b_length, other=0.0)
         b_units = b_units * (b_p * SURVIVAL_ONE).to(tl.int64) // SURVIVAL_ONE
-        tl.store(p_units + k, b_units.to(tl.int32), mask=k < b_length)
+        tl.store(survival_ptr + o_row + k, b_units.to(tl.int32), mask=k < b_length)
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def limit_drafts_kernel(
     m_b = o_b < num_requests
     b_length = tl.load(draft_length_ptr + o_b, mask=m_b, other=0)
     o_row = o_b * num_draft_tokens
-    survival_of(draft_confidence_ptr + o_row, b_length, survival_ptr + o_row, num_draft_tokens)
+    survival_of(draft_confidence_ptr, survival_ptr, o_row, b_length, num_draft_tokens)
     tl.debug_barrier()  # the units are read below, by other threads
 
     p_units = survival_ptr + o_row
