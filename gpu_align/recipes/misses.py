@@ -134,10 +134,10 @@ class Misses:
         self.counts[miss] += count
 
     def save(self, path: Path | str) -> None:
-        """Write them, at once or not at all; gzipped if the name ends in ``.gz``."""
+        """Write them for this user alone, at once or not at all; gzipped if the name ends in ``.gz``."""
         rows = sorted((*miss, count) for miss, count in self.counts.items())
         data = {"tokenizer": self.tokenizer, "made_by": self.made_by, "misses": rows}
-        write_file(Path(path), with_hash("misses", data))
+        write_file(Path(path), with_hash("misses", data), 0o600)
 
     @classmethod
     def load(cls, path: Path | str) -> Misses:

@@ -304,17 +304,21 @@ def read_file(path: Path, **parse: Callable[[dict[str, Any]], Any]) -> Any:
         raise PackError(f"{path}: expected {what} of format {numbers} ({error})") from error
 
 
-def write_file(path: Path, data: dict[str, Any]) -> None:
-    """Write the file at once or not at all; gzipped if its name ends in ``.gz``."""
+def write_file(path: Path, data: dict[str, Any], mode: int = 0o666) -> None:
+    """Write the file at once or not at all; gzipped if its name ends in ``.gz``. mode: as in `write_at_once`."""
     content = _text(data)
-    write_at_once(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
+    write_at_once(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content, mode)
 
 
-def write_at_once(path: Path, content: bytes) -> None:
-    """Write the file at once or not at all."""
+def write_at_once(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write the file at once or not at all. mode: its permissions from its first byte on, less the umask."""
     passing = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    passing.unlink(missing_ok=True)  # of a process that ended while it wrote
     try:
-        passing.write_bytes(content)
+        # What somebody puts there meanwhile, a link as well, is not written to.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        with os.fdopen(os.open(passing, flags, mode), "wb") as file:
+            file.write(content)
         passing.replace(path)
     finally:
         passing.unlink(missing_ok=True)

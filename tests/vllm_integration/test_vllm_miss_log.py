@@ -221,6 +221,9 @@ def test_who_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_log:
     assert open_miss_log(asked, RECIPES, K, config(rank=1, tp=2)) is None
     assert open_miss_log(asked, RECIPES, K, config(rank=2, tp=2)) is not None
     assert not plugin_log
+    (tmp_path / "m").chmod(0o755)
+    assert open_miss_log(asked, RECIPES, K, config()) is not None
+    assert "mode 0755: other users can see into it" in plugin_log.pop()
     (tmp_path / "file").write_text("")
     assert open_miss_log(Settings(recipe_misses=str(tmp_path / "file")), RECIPES, K, config()) is None
     assert len(plugin_log) == 1

@@ -28,6 +28,7 @@ from gpu_align.recipes import Misses, count_misses, fingerprint
 from ..config.settings import Settings
 from ..seams.install import Guard, guarded
 from .copies import CopyQueue, EngineStream
+from .startup import make_private
 
 _COUNTS = "counts no recipe misses"
 #: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
@@ -146,7 +147,7 @@ class MissLog:
             seen = self._drafts
 
     def _open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private("GPU_ALIGN_RECIPE_MISSES", self._path.parent)
         if not os.access(self._path.parent, os.W_OK):
             raise PermissionError(f"cannot write to {self._path.parent}")
 
@@ -175,7 +176,6 @@ class MissLog:
                 of = self._misses
                 counted, self._dirty = Misses(of.tokenizer, made_by=of.made_by, counts=of.counts), False
             counted.save(self._path)
-            self._path.chmod(0o600)
 
 
 class MissCopies:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,3 +231,16 @@ class WarmUp:
 
     def _failed(self, error: Exception) -> None:
         logger.warning("gpu_align could not compile %s: %s", self._what, shown_error(error))
+
+
+def make_private(setting: str, directory: Path) -> None:
+    """Make a directory that holds texts of requests; one WARNING where it is there and others can see into it."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if mode & 0o077:
+            logger.warning("%s=%r has mode %04o: other users can see into it", setting, str(directory), mode)

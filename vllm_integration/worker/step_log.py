@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from ..config.settings import Settings
 from ..seams.install import Guard, guarded, shown_error
 from ..wire import request as wire
 from .requests import Proposal, RequestState, stop_rule
+from .startup import make_private
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -83,19 +83,10 @@ class DebugLog:
         self._guard.run(_FILES, step, *args)
 
     def _open(self) -> None:
-        directory = self._directory
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            directory.mkdir(mode=0o700)
-        except FileExistsError:
-            mode = stat.S_IMODE(directory.stat().st_mode)
-            if mode & 0o077:
-                logger.warning(
-                    "GPU_ALIGN_DEBUG_DIR=%r has mode %04o: other users can see into it", str(directory), mode
-                )
+        make_private("GPU_ALIGN_DEBUG_DIR", self._directory)
         logger.warning(
             "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
-            str(directory),
+            str(self._directory),
         )
 
     @guarded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import random
 import tracemalloc
 from pathlib import Path
@@ -326,3 +327,27 @@ class TestMisses:
                 put(path, sealed({**data, "misses": [row]}))
                 with pytest.raises(PackError, match=rf"^{path}: expected a file of misses .*misses\[0\]"):
                     Misses.load(path)
+
+
+def test_misses_are_for_their_user_alone_from_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold tokens of answers; and a link in the place of the passing file is not followed."""
+    modes, replace = [], Path.replace
+
+    def recorded(path: Path, target: Path) -> Path:
+        modes.append(path.stat().st_mode & 0o777)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", recorded)
+    path, victim = tmp_path / "x.misses.json", tmp_path / "victim"
+    victim.write_text("theirs")
+    (tmp_path / f"x.misses.json.{os.getpid()}.tmp").symlink_to(victim)
+    umask = os.umask(0)
+    try:
+        Misses().save(path)
+    finally:
+        os.umask(umask)
+    assert (modes, path.stat().st_mode & 0o777) == ([0o600], 0o600)
+    assert victim.read_text() == "theirs"
+    assert not path.is_symlink()
