@@ -159,6 +159,13 @@ class TestWhatTheEngineGets:
         assert found == {KEY: Prediction(token_ids=ids, recipes=("base",), memory=False)}
         assert brought({KEY: [1], "recipes": []}) == {KEY: Prediction(token_ids=ids, recipes=())}
 
+    @pytest.mark.parametrize(
+        "more", [{"memory": False}, {"recipes": ["x"] * 1000}, {"http_request_id": "other"}, {"kind": 2}]
+    )
+    def test_of_a_mapping_the_ids_alone_are_taken(self, more: dict[str, Any]) -> None:
+        """A client may send one where vLLM takes its sampling parameters as they are."""
+        assert brought({KEY: {"token_ids": [1], **more}}) == {KEY: Prediction(token_ids=b"\1\0\0\0")}
+
     def test_who_needs_nothing_of_what_is_set_is_left_alone(
         self, monkeypatch: pytest.MonkeyPatch, two_packs: str
     ) -> None:

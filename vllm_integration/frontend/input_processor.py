@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -124,9 +124,15 @@ def _choices_of(extra_args: Any) -> Any:
     return choices
 
 
+#: Fields of a `wire.Prediction` that no client sets.
+_OURS = set(wire.Prediction.__dataclass_fields__) - {"token_ids", "text"}
+
+
 def _with_token_ids(processor: Any, value: Any) -> wire.Prediction:
     from vllm.exceptions import VLLMValidationError
 
+    if isinstance(value, Mapping):  # a client's: the rest is ours to say
+        value = {name: value[name] for name in value if name not in _OURS}
     try:
         prediction = wire.read(value)
         if prediction.text is not None:
