@@ -401,7 +401,7 @@ def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytes
     monkeypatch.setattr(collector.metrics, "count_request", counted.append)
     for req_id in ("0_a", "1_a"):
         front.start(req_id, "http")
-    assert len(counted) == 1
+        assert len(counted) == 1
     front.output("0_a", Step(1, 8, 8, 5), tokens=6)
     front.output("1_a", Step(2, 4, 4, 4), tokens=5, finished=True)
     front.output("0_a", Step(1, 3, 3, 0), finished=True)
