@@ -34,8 +34,11 @@ class ProjectDocstrings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         for module, package in _HANDED_ON.items() if pkg.path == "gpu_align" else ():
-            for name in map(str, pkg[package.partition(".")[2]].exports or ()):
-                pkg[module.partition(".")[2]].set_member(name, griffe.Alias(name, f"{package}.{name}"))
+            found = pkg[package.partition(".")[2]]
+            for name in map(str, found.exports or ()):
+                # Of a module and a function of one name the function is meant.
+                path = f"{name}.{name}" if isinstance(found.members[name], griffe.Module) else name
+                pkg[module.partition(".")[2]].set_member(name, griffe.Alias(name, f"{package}.{path}"))
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
