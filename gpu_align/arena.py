@@ -200,9 +200,10 @@ class PredictionArena:
         return extent
 
     def has_room(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> bool:
-        """Whether `acquire` would find or make a place for these tokens now."""
-        is_held = (tokens.tobytes(), sharing_key) in self._entries
-        return is_held or self._not_in_use.find(_ceil_div(tokens.size, self.page)) is not None
+        """Whether `acquire` would find or make a place for these tokens now; none take no room."""
+        if not tokens.size or (tokens.tobytes(), sharing_key) in self._entries:
+            return True
+        return self._not_in_use.find(_ceil_div(tokens.size, self.page)) is not None
 
     def release(self, extent: Extent) -> None:
         """The request is done with its extent. The last user's prediction stays until its room is needed.

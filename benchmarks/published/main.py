@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tables
 from benchmarks.published import edits, letters, lookup, page, pictures
 from benchmarks.quality.build_suffix_peer import add_to_path
 from gpu_align.tools.simulate.policies import runnable_policy_names
@@ -56,9 +57,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{block(results)}\n")
     try:
         if options.json is not None:
-            options.json.write_text(page.as_json(results), encoding="utf-8")
+            options.json.write_text(tables.as_json(results), encoding="utf-8")
         if options.write:
-            page.RESULTS.write_text(page.as_json(results), encoding="utf-8")
+            page.RESULTS.write_text(tables.as_json(results), encoding="utf-8")
             for path in page.PAGES:
                 path.write_text(page.filled(path, results), encoding="utf-8")
             pictures.draw_all(results)

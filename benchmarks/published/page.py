@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,23 +164,6 @@ BLOCKS = [*(block for blocks in PAGES.values() for block in blocks.values()), bi
 def filled(page: Path, results: Results) -> str:
     """The text of one of `PAGES` with its blocks made anew; as `tables.fill`."""
     return tables.fill(page.read_text(encoding="utf-8"), PAGES[page], results)
-
-
-def as_json(results: Results) -> str:
-    """The text of a results file: a list of numbers is one line, so that a change reads as a diff."""
-    return _lines(results) + "\n"
-
-
-def _lines(value: Any, indent: int = 1) -> str:
-    if isinstance(value, dict):
-        inner = ",\n".join(
-            f"{' ' * indent}{json.dumps(k)}: {_lines(v, indent + 1)}" for k, v in value.items()
-        )
-        return f"{{\n{inner}\n{' ' * (indent - 1)}}}"
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        inner = ",\n".join(f"{' ' * indent}{_lines(item, indent + 1)}" for item in value)
-        return f"[\n{inner}\n{' ' * (indent - 1)}]"
-    return json.dumps(value)
 
 
 def _speed(curve: dict[str, Any], layout: str, policy: str, right: int) -> float:

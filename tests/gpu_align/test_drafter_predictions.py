@@ -53,6 +53,8 @@ class TestPredictions:
         answers = [distinct(30, 100 * slot) for slot in range(4)]
         held = [engine.add(slot, answers[slot], [900], [], memory=True) for slot in range(4)]
         assert held == [True, True, True, False]
+        assert engine.add(4, [], [900])  # takes no room
+        assert engine.drafter.prediction_stats.used_tokens == 3 * PAGE
         assert engine.add(4, distinct(300, 500), [900])  # two pages: the two oldest give way
         assert [len(step[2:]) for step in engine.generate(4, distinct(300, 500))] == [2] * 18
         assert engine.drafter.prediction_stats.used_tokens == 3 * PAGE

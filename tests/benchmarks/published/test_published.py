@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("rapidfuzz")
 pytest.importorskip("mistral_common")
 
+from benchmarks import tables
 from benchmarks.published import edits, letters, lookup, page, pictures, texts
 from benchmarks.published.main import main
 from gpu_align.policies import OpenAI
@@ -161,7 +162,7 @@ def test_the_pages_are_made_from_the_results() -> None:
         assert page.filled(path, STORED) == text
         for picture in re.findall(r"\]\((img/[^)]+)\)", text):
             assert (path.parent / picture).is_file()
-    assert page.as_json(STORED) == page.RESULTS.read_text(encoding="utf-8")
+    assert tables.as_json(STORED) == page.RESULTS.read_text(encoding="utf-8")
 
 
 def test_the_pictures_have_no_background(tmp_path: Path) -> None:
