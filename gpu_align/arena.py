@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -199,11 +199,18 @@ class PredictionArena:
         self._extents[extent] = entry
         return extent
 
-    def has_room(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> bool:
-        """Whether `acquire` would find or make a place for these tokens now; none take no room."""
+    def has_room(
+        self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None, without: Iterable[Extent] = ()
+    ) -> bool:
+        """Whether `acquire` would find or make a place for these tokens, which may be none, once the extents of
+        `without` are released."""
         if not tokens.size or (tokens.tobytes(), sharing_key) in self._entries:
             return True
-        return self._not_in_use.find(_ceil_div(tokens.size, self.page)) is not None
+        room, users = self._not_in_use.copy(), Counter(self._entry_of(extent) for extent in without)
+        for entry, num_users in users.items():
+            if entry is not None and entry.num_users == num_users:
+                room.give(entry.start, entry.num_pages)
+        return room.find(_ceil_div(tokens.size, self.page)) is not None
 
     def release(self, extent: Extent) -> None:
         """The request is done with its extent. The last user's prediction stays until its room is needed.
@@ -274,7 +281,7 @@ class PredictionArena:
 _Key = tuple[bytes, Hashable]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Entry:
     """One prediction in the arena."""
 
@@ -290,6 +297,11 @@ class _Runs:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._runs = [(0, num_pages)]
+
+    def copy(self) -> _Runs:
+        copied = _Runs(self.num_pages)
+        copied._runs = self._runs.copy()
+        return copied
 
     def find(self, num_pages: int) -> int | None:
         """First page of the lowest run of at least `num_pages`."""

@@ -420,12 +420,8 @@ class Drafter:
         tokens = ids.astype(np.int32, copy=False)
         self._join()
         self._release(slot)
-        # Earlier answers that others draft from give way to a prediction, the oldest first.
-        while not memory and self._memories and not self._arena.has_room(tokens, sharing_key):
-            other = next(iter(self._memories))
-            other_prompt_len, other_packs = self._memories[other]
-            self._release(other)
-            self._occupy(other, None, other_prompt_len, other_packs, c.TEXT_PREDICTION)
+        if not memory:
+            self._make_room(tokens, sharing_key)
         extent = self._arena.acquire(tokens, sharing_key)
         if extent is not None:
             if extent.fresh:
@@ -435,6 +431,17 @@ class Drafter:
                 self._memories[slot] = prompt_len, packs
         self._occupy(slot, extent, prompt_len, packs, c.text_kind(memory, related))
         return extent is not None
+
+    def _make_room(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable) -> None:
+        """Earlier answers that others draft from give way to a prediction, the oldest first, if that is of use."""
+        has_room = partial(self._arena.has_room, tokens, sharing_key)
+        if has_room() or not has_room(without=[self._extents[slot] for slot in self._memories]):
+            return
+        while not has_room():
+            slot = next(iter(self._memories))
+            prompt_len, packs = self._memories[slot]
+            self._release(slot)
+            self._occupy(slot, None, prompt_len, packs, c.TEXT_PREDICTION)
 
     def _occupy(self, slot: int, extent: Extent | None, prompt_len: int, packs: int, text_kind: int) -> None:
         base, num_tokens = (0, 0) if extent is None else (extent.base, extent.num_tokens)

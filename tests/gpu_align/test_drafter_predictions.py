@@ -70,6 +70,18 @@ class TestPredictions:
             engine.drafter.remove(slot)
         assert engine.drafter.prediction_stats.used_tokens == 0
 
+    def test_no_earlier_answer_is_given_up_for_nothing(self, backend):
+        """A prediction that finds no room without them either; an answer that two draft from counts once."""
+        engine = Engine(backend, max_slots=5, T=600, N=3 * PAGE, max_prediction_tokens=3 * PAGE)
+        texts = [distinct(30), distinct(30), distinct(30, 100)]
+        for slot, text in enumerate(texts):
+            assert engine.add(slot, text, [900], text[:8], memory=True)
+        assert engine.add(3, distinct(9, 700), [900])
+        assert not engine.add(4, distinct(2 * PAGE + 1), [900])
+        assert [draft[3] for draft in engine.propose([0, 1, 2])] == [Source.MEMORY] * 3
+        assert engine.add(4, distinct(2 * PAGE), [900])
+        assert [draft[3] for draft in engine.propose([0, 1, 2])] == [Source.NONE] * 3
+
     def test_two_requests_share_one_prediction(self, backend):
         engine, prediction = Engine(backend), distinct(90)
         outputs = {0: distinct(10), 2: [*distinct(30), 500, *distinct(5, 31)], 3: distinct(4, 60)}

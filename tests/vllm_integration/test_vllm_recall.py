@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_fakes import FakeEngine, config, sampling, v1_alone
+
 from gpu_align import Drafter, Source
 from vllm_integration.scheduler.schedulers import Recall
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.request import KEY, Prediction
+from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
+from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.requests import open_request
 
 EMPTY = Prediction(token_ids=b"")
@@ -186,6 +189,36 @@ def test_without_the_setting_there_is_none(scheduler: Any, monkeypatch: pytest.M
     monkeypatch.delenv("GPU_ALIGN_MEMORY_TOKENS")
     made = type(scheduler)(scheduler.vllm_config)
     assert made._recall is None
+
+
+# --- the engine's loop around it -----------------------------------------------------------------------------
+
+
+def test_earlier_answers_take_no_prediction_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V1, room for two texts, six running requests with an answer of the memory each: a verbatim prediction takes
+    the fewest steps."""
+    v1_alone(monkeypatch, fake=False)
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+    monkeypatch.setenv("GPU_ALIGN_ARENA_TOKENS", "512")
+    engine = FakeEngine(
+        PredictedOutputs(config(K=7, max_num_seqs=8, max_model_len=300, vocab_size=1000)), 300
+    )
+    recall = Recall(max_tokens=1000, most=250)
+    for number in range(6):
+        recall.keep(request_of(salt=str(number), output=list(range(100 * number, 100 * number + 60))))
+        request = request_of(salt=str(number))
+        given_to(recall, request)
+        params = sampling(request.sampling_params.extra_args)
+        engine.submit(f"r{number}", [999], list(range(700 + number, 900)), params)
+    engine.step()
+    written = list(range(600, 658))
+    params = PredictedOutputParams(token_ids=written).to_extra_args()
+    engine.submit("predicted", [999], written, sampling(params))
+    steps = 0
+    while len(engine.written["predicted"]) < len(written):
+        engine.step()
+        steps += 1
+    assert steps == 9
 
 
 # --- the canary: two tenants, memory, arena and drafter together ----------------------------------------------
