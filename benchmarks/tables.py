@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,6 +13,11 @@ DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
 
 Results = TypeVar("Results")
+
+
+def command(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """The parser of ``python -m MODULE``, which its docstring's first line describes."""
+    return argparse.ArgumentParser(prog=f"python -m {module}", description=(doc or "").partition("\n")[0])
 
 
 def table(heads: Iterable[object], rows: Iterable[Iterable[object]], align: str = "") -> str:

@@ -23,30 +23,20 @@ gzip header carries no time: the same packages give the same bytes.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.corpus import kinds
-from benchmarks.corpus.files import (
-    FIVE,
-    SETS,
-    Fetch,
-    PackagePair,
-    Source,
-    changed_files,
-    download,
-    pip_download,
-)
-from benchmarks.corpus.mix import Text, other_tokens, synthetic_pairs
+from benchmarks.corpus.files import FIVE, SETS, Edit, Fetch, Releases, changed_files, download, fetch_all
+from benchmarks.corpus.mix import other_tokens, synthetic_pairs
+from benchmarks.tables import command
 from gpu_align.errors import MissingExtraError
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, load_tokenizer
 
@@ -84,140 +74,95 @@ class EditPair:
     output: list[int]
 
 
-def source_pairs(
-    source: Source, split: str, tokenizer: TextTokenizer, cache: Path, fetch: Fetch = pip_download
-) -> list[tuple[EditPair, Text]]:
-    """The edit pairs of one source by the module's selection rule, sorted by id, each with its texts.
+def as_pair(edit: Edit, split: str, encode: Callable[[str], list[int]], tokens: str = "tekken") -> EditPair:
+    """An edit in the tokens of that name."""
+    labels = edit.id, edit.kind, edit.text, edit.package, split, tokens
+    return EditPair(*labels, encode(edit.before), encode(edit.after))
 
-    Of more than `Source.most` files of a sort, those are kept whose ids have the lowest hashes.
+
+def _is_selected(pair: EditPair) -> bool:
+    return MIN_TOKENS <= len(pair.output) <= MAX_TOKENS
+
+
+def source_pairs(
+    releases: Releases, split: str, tokenizer: TextTokenizer, cache: Path, fetch: Fetch
+) -> list[tuple[EditPair, Edit]]:
+    """The edit pairs of one package by the module's selection rule, sorted by id, each with its texts.
+
+    Of more than `Releases.most` files of a sort, those are kept whose ids have the lowest hashes.
     """
-    package = source.package
-    found: dict[str, list[tuple[EditPair, Text]]] = defaultdict(list)
-    for path, (sort, before, after) in sorted(changed_files(source, cache, fetch).items()):
-        output = tokenizer.encode(after)
-        if MIN_TOKENS <= len(output) <= MAX_TOKENS:
-            identifier = f"{package.name}/{package.old}..{package.new}/{path}"
-            pair = EditPair(
-                identifier, sort, sort, package.name, split, "tekken", tokenizer.encode(before), output
-            )
-            found[sort].append((pair, Text(identifier, sort, package.name, before, after, len(output))))
+    found: dict[str, list[tuple[EditPair, Edit]]] = defaultdict(list)
+    for edit in changed_files(releases, cache, fetch):
+        pair = as_pair(edit, split, tokenizer.encode)
+        if _is_selected(pair):
+            found[edit.text].append((pair, edit._replace(num_tokens=len(pair.output))))
     kept = []
     for pairs in found.values():
         pairs.sort(key=lambda found: hashlib.sha256(found[0].id.encode()).digest())
-        kept += pairs[: source.most]
+        kept += pairs[: releases.most]
     return sorted(kept, key=lambda found: found[0].id)
 
 
 def build(
-    sources: Iterable[tuple[str, Source]],
-    mixed: Sequence[str],
-    cache: Path,
-    fetch: Fetch = pip_download,
-    report: bool = True,
+    sources: Sequence[tuple[str, Releases]], mixed: Sequence[str], cache: Path, fetch: Fetch
 ) -> list[EditPair]:
-    """All records of some sources, each given with its split.
-
-    Args:
-        sources: ``(split, source)``.
-        mixed: the splits that get made edits and other tokenizers on top of their real files.
-        cache: downloads are kept here.
-        fetch: gets an archive.
-        report: print one line a source.
-    """
+    """All records of some ``(split, releases)``; the splits `mixed` get made edits and other tokenizers, too."""
     tokenizer = load_tokenizer("tekken")
-    sources = list(sources)
     pairs: list[EditPair] = []
-    texts: dict[str, list[Text]] = defaultdict(list)
+    texts: dict[str, list[Edit]] = defaultdict(list)
+
+    def add(label: str, found: Sequence[EditPair]) -> None:
+        print(_summary(label, found), flush=True)
+        pairs.extend(found)
+
     needed = [s for _, s in sources] + [s for _, s in SETS["tune"] if mixed]
-    wanted = {(s.package.name, version, s.sdist) for s in needed for version in s.package.versions}
-    with ThreadPoolExecutor(4) as pool:  # downloads wait for the network, and sdists for their build scripts
-        list(pool.map(lambda one: fetch(one[0], one[1], cache, one[2]), sorted(wanted)))
-    for split, source in sources:
-        found = source_pairs(source, split, tokenizer, cache, fetch)
-        pairs += [pair for pair, _ in found]
+    fetch_all(sorted({archive for releases in needed for archive in releases.archives}), cache, fetch)
+    for split, releases in sources:
+        found = source_pairs(releases, split, tokenizer, cache, fetch)
         texts[split] += [text for _, text in found]
-        if report:
-            print(_summary(str(source.package), [pair for pair, _ in found]), flush=True)
+        add(f"{releases.name} {' → '.join(releases.versions)}", [pair for pair, _ in found])
     for split in mixed:
-        made = [
-            EditPair(
-                e.id, e.kind, e.text, e.package, split, "tekken",
-                tokenizer.encode(e.before), tokenizer.encode(e.after),
-            )
-            for e in synthetic_pairs(texts[split], split)
-        ]  # fmt: skip
-        made = [pair for pair in made if MIN_TOKENS <= len(pair.output) <= MAX_TOKENS]
-        if report:
-            print(_summary(f"{split}: edits made here", made), flush=True)
-        pairs += made
+        made = [as_pair(edit, split, tokenizer.encode) for edit in synthetic_pairs(texts[split], split)]
+        add(f"{split}: edits made here", [pair for pair in made if _is_selected(pair)])
     # The tokenizer of our own is trained on the tune split, whichever split it is used on.
     for split in mixed:
-        corpus = texts["tune"] or _tune_texts(tokenizer, cache, fetch)
-        again = [
-            EditPair(
-                f"{e.id}@{tokens}",
-                e.kind,
-                e.text,
-                e.package,
-                split,
-                tokens,
-                encode(e.before),
-                encode(e.after),
-            )
-            for tokens, encode, chosen in other_tokens(texts[split], split, [t.after for t in corpus], cache)
-            for e in chosen
+        tune = texts["tune"] or [
+            text for s, r in SETS["tune"] for _, text in source_pairs(r, s, tokenizer, cache, fetch)
         ]
-        if report:
-            print(_summary(f"{split}: other tokenizers", again), flush=True)
-        pairs += again
+        again = [
+            as_pair(edit._replace(id=f"{edit.id}@{tokens}"), split, encode, tokens)
+            for tokens, encode, chosen in other_tokens(texts[split], split, [t.after for t in tune], cache)
+            for edit in chosen
+        ]
+        add(f"{split}: other tokenizers", again)
     return pairs
 
 
-def build_kinds(
-    split: str, tokenizer: TextTokenizer, cache: Path, fetch: Fetch = download, report: bool = True
-) -> list[EditPair]:
+def build_kinds(split: str, cache: Path, fetch: Fetch) -> list[EditPair]:
     """The records of ``kinds-tune`` or ``kinds-test``, by the module's selection rule.
 
     Of a kind of text, and of each thing that is made, so many records are kept as `kinds.NUM_REAL` and
     `kinds.NUM_MADE` say, from the packages in turn.
     """
-    kinds.fetch_all(split, cache, fetch)
+    encode = load_tokenizer("tekken").encode
     texts = kinds.kind_texts(split, cache, fetch)
     pairs: list[EditPair] = []
-
-    def add(pair: kinds.KindPair) -> bool:
-        output = tokenizer.encode(pair.after)
-        if not MIN_TOKENS <= len(output) <= MAX_TOKENS:
-            return False
-        prediction = tokenizer.encode(pair.before)
-        pairs.append(
-            EditPair(pair.id, pair.kind, pair.text, pair.package, split, "tekken", prediction, output)
-        )
-        return True
-
-    for kind in kinds.KINDS:
-        left = kinds.NUM_REAL[split]
-        for pair in kinds.real_pairs(kinds.in_turns(texts.get(kind, []))):
-            left -= add(pair)
-            if not left:
+    real = (text.edit for kind in kinds.KINDS for text in kinds.in_turns(texts.get(kind, [])))
+    made = kinds.made_pairs(texts)
+    for edits, names, most in (
+        (real, kinds.KINDS, kinds.NUM_REAL),
+        (made, (kinds.MODEL, *kinds.QUALITIES), kinds.NUM_MADE),
+    ):
+        missing = dict.fromkeys(names, most[split])
+        for edit in edits:
+            if missing[edit.kind] and _is_selected(pair := as_pair(edit, split, encode)):
+                missing[edit.kind] -= 1
+                pairs.append(pair)
+            if not any(missing.values()):
                 break
-        if report:
-            print(_summary(kind, [pair for pair in pairs if pair.kind == kind]), flush=True)
-    missing = dict.fromkeys((kinds.MODEL, *kinds.QUALITIES), kinds.NUM_MADE[split])
-    for pair in kinds.made_pairs(texts):
-        if missing[pair.kind]:
-            missing[pair.kind] -= add(pair)
-        if not any(missing.values()):
-            break
-    if report:
-        for name in missing:
+        for name in names:
             print(_summary(name, [pair for pair in pairs if pair.kind == name]), flush=True)
     return pairs
-
-
-def _tune_texts(tokenizer: TextTokenizer, cache: Path, fetch: Fetch) -> list[Text]:
-    """What the tokenizer of our own is trained on, where the tune split itself is not asked for."""
-    return [text for split, s in SETS["tune"] for _, text in source_pairs(s, split, tokenizer, cache, fetch)]
 
 
 def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
@@ -237,40 +182,32 @@ def write_pairs(pairs: Iterable[EditPair], path: Path) -> str:
 
 def main(argv: list[str] | None = None, fetch: Fetch = download) -> int:
     """Command line; returns the exit code (0, 1: a download failed, 2: bad arguments)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=__doc__.split("\n")[0])
+    parser = command("benchmarks.corpus", __doc__)
     parser.add_argument("out", type=Path, metavar="OUT.jsonl.gz")
     sets = sorted({*SETS, *KIND_SETS})
     parser.add_argument("--set", choices=sets, default="five", help="what to write (five)")
-    parser.add_argument(
-        "--packages",
-        action="append",
-        nargs="+",
-        metavar="NAME:OLD:NEW",
-        help="the .py files of these packages instead; repeatable",
-    )
-    parser.add_argument(
-        "--cache", type=Path, default=DEFAULT_CACHE, help=f"downloads are kept here ({DEFAULT_CACHE})"
-    )
+    said = "the .py files of these packages instead; repeatable"
+    parser.add_argument("--packages", action="append", nargs="+", metavar="NAME:OLD:NEW", help=said)
+    said = f"downloads are kept here ({DEFAULT_CACHE})"
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=said)
     options = parser.parse_args(argv)
     try:
-        chosen = [PackagePair.parse(text) for group in options.packages or () for text in group]
+        chosen = [Releases.parse(text) for group in options.packages or () for text in group]
         load_tokenizer("tekken")
     except (ValueError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    five = {package.name for package in FIVE}
-    split_of_kinds = None if chosen else KIND_SETS.get(options.set)
-    sources = [("test" if p.name in five else "tune", Source(p)) for p in chosen] or SETS.get(options.set, [])
-    mixed = (
-        () if chosen or options.set == "five" else [s for s in ("tune", "test") if options.set in (s, "all")]
-    )
-
     print(f"{'package':<34} {'files':>6} {'prediction':>11} {'output':>9}   (tokens)")
     try:
-        if split_of_kinds:
-            pairs = build_kinds(split_of_kinds, load_tokenizer("tekken"), options.cache, fetch)
+        if chosen:
+            five = {releases.name for releases in FIVE}
+            sources = [("test" if releases.name in five else "tune", releases) for releases in chosen]
+            pairs = build(sources, (), options.cache, fetch)
+        elif options.set in KIND_SETS:
+            pairs = build_kinds(KIND_SETS[options.set], options.cache, fetch)
         else:
-            pairs = build(sources, mixed, options.cache, fetch)
+            mixed = {"five": (), "all": ("tune", "test")}.get(options.set, (options.set,))
+            pairs = build(SETS[options.set], mixed, options.cache, fetch)
     except (RuntimeError, MissingExtraError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

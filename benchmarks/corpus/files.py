@@ -13,9 +13,10 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Sort of text -> the file names that hold it. `METADATA` of a wheel carries the project's description.
 SORTS = {
@@ -36,73 +37,85 @@ ATTEMPTS, PAUSE = 3, 3.0
 
 
 @dataclass(frozen=True)
-class PackagePair:
-    """Two versions of one package."""
+class Releases:
+    """Releases of one package, and what is taken from them.
+
+    Attributes:
+        name: of the package, with `NPM` before it if it is in that registry.
+        versions: oldest first.
+        sorts: of `SORTS`.
+        sdist: read the source distribution (documents, configuration) instead of the wheel.
+        most: files of a sort.
+        cut: take longer files, in parts.
+    """
 
     name: str
-    old: str
-    new: str
+    versions: tuple[str, ...]
+    sorts: tuple[str, ...] = ("python",)
+    sdist: bool = False
+    most: int = 10_000
+    cut: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> PackagePair:
+    def parse(cls, text: str) -> Releases:
         """Read ``NAME:OLD:NEW``."""
         parts = text.split(":")
         # pip reads options and URLs from the same argument, so only plain names and versions pass.
         if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", part) for part in parts):
-            raise ValueError(f"--packages: expected NAME:OLD:NEW, like flask:2.2.5:3.0.3, got {text!r}")
-        return cls(*parts)
+            raise ValueError(f"--packages: expected NAME:OLD:NEW, like flask:2.2.5:3.0.3, found {text!r}")
+        return cls(parts[0], (parts[1], parts[2]))
 
     @property
-    def versions(self) -> tuple[str, str]:
-        return self.old, self.new
+    def archives(self) -> list[tuple[str, str, bool]]:
+        """What `Fetch` gets, but for the cache."""
+        return [(self.name, version, self.sdist) for version in self.versions]
 
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} → {self.new}"
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is taken from one package.
-
-    Attributes:
-        package: its two versions.
-        sorts: of `SORTS`.
-        sdist: read the source distribution (documents, configuration) instead of the wheel.
-        most: files of a sort.
-    """
-
-    package: PackagePair
-    sorts: tuple[str, ...] = ("python",)
-    sdist: bool = False
-    most: int = 10_000
+    def texts(self, cache: Path, fetch: Fetch) -> list[dict[str, str]]:
+        """`texts_in` of each version."""
+        return [texts_in(fetch(name, v, cache, sdist), self.sorts) for name, v, sdist in self.archives]
 
 
 #: (package name, version, cache folder, sdist) → archive on disk
 Fetch = Callable[[str, str, Path, bool], Path]
 
 
-def pip_download(name: str, version: str, cache: Path, sdist: bool = False) -> Path:
-    """An archive of ``name==version`` from the package index, or from `cache` when it is there.
+def fetch_all(wanted: Iterable[tuple[str, str, bool]], cache: Path, fetch: Fetch) -> list[Path]:
+    """Several archives at a time: downloads wait for the network."""
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda one: fetch(one[0], one[1], cache, one[2]), wanted))
 
-    Args:
-        name: the package.
-        version: exactly this one.
-        cache: each archive is in a folder of its own here.
-        sdist: the source distribution; else the wheel, and the sdist where there is no wheel.
-    """
-    folder = cache / (f"{name}-{version}.sdist" if sdist else f"{name}-{version}")
+
+class Edit(NamedTuple):
+    """One edit as text: what it is, the sort of text, where it is from. num_tokens: of `after`, if counted."""
+
+    id: str
+    kind: str
+    text: str
+    package: str
+    before: str
+    after: str
+    num_tokens: int = 0
+
+
+def hash_of(*parts: str) -> int:
+    """A number in ``[0, 2**64)``, the same on every machine."""
+    return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")
+
+
+def _wheel(name: str, version: str, cache: Path) -> Path:
+    """By pip, which knows the machine; the sdist where there is no wheel."""
+    folder = cache / f"{name}-{version}"
     if found := _archives(folder):
         return found[0]
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     requirement = ["--dest", str(folder), f"{name}=={version}"]
-    # Wheels first: to read an sdist's metadata, pip runs its build script.
-    choices = [[f"--no-binary={name}"]] if sdist else [["--only-binary=:all:"], []]
     message = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE)
-        for choice in choices:
+        # Wheels first: to read an sdist's metadata, pip runs its build script.
+        for choice in (["--only-binary=:all:"], []):
             done = subprocess.run(
                 [*command, *choice, *requirement], capture_output=True, text=True, check=False
             )
@@ -118,22 +131,18 @@ def _archives(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("*") if p.name.endswith((".whl", ".tar.gz", ".zip")))
 
 
-def changed_files(source: Source, cache: Path, fetch: Fetch) -> dict[str, tuple[str, str, str]]:
-    """Path → ``(sort, text before, text after)`` of the files that both versions have and that differ."""
-    package = source.package
-    before, after = (
-        texts_in(fetch(package.name, version, cache, source.sdist), source.sorts)
-        for version in package.versions
-    )
-    changed: dict[str, tuple[str, str, str]] = {}
+def changed_files(releases: Releases, cache: Path, fetch: Fetch) -> Iterator[Edit]:
+    """The files that both versions have and that differ, by path; one that is in an archive twice is one edit."""
+    before, after = releases.texts(cache, fetch)
     seen: set[tuple[str, str]] = set()
     for path in sorted(before.keys() & after.keys()):
         edit = before[path], after[path]
-        # A file that is in an archive twice is one edit.
         if edit[0] != edit[1] and edit not in seen:
             seen.add(edit)
-            changed[path] = (sort_of(path, source.sorts) or "", *edit)
-    return changed
+            sort = sort_of(path, releases.sorts) or ""
+            yield Edit(
+                f"{releases.name}/{'..'.join(releases.versions)}/{path}", sort, sort, releases.name, *edit
+            )
 
 
 def texts_in(archive: Path, sorts: Iterable[str] = ("python",)) -> dict[str, str]:
@@ -146,15 +155,14 @@ def texts_in(archive: Path, sorts: Iterable[str] = ("python",)) -> dict[str, str
     """
     sorts = tuple(sorts)
     if archive.name.endswith(".whl"):
-        return dict(_decoded((_unversioned(path), content) for path, content in _zip_members(archive, sorts)))
+        return dict(_texts(_zip_members(archive, sorts), _unversioned))
     members = _zip_members(archive, sorts) if archive.suffix == ".zip" else _tar_members(archive, sorts)
-    strip = _strip_top if archive.name.endswith(".tgz") else _strip_sdist
-    stripped = dict(_decoded((strip(path), content) for path, content in members))
-    packages = {path.split("/")[0] for path in stripped if re.fullmatch(r"[^/]+/__init__\.py", path)}
+    texts = dict(_texts(members, _strip_top if archive.name.endswith(".tgz") else _strip_sdist))
+    packages = {path.split("/")[0] for path in texts if re.fullmatch(r"[^/]+/__init__\.py", path)}
     packages -= {"test", "tests", "testing", "doc", "docs", "examples"}
     return {
         path: text
-        for path, text in stripped.items()
+        for path, text in texts.items()
         if path.split("/")[0] in packages or sort_of(path, sorts) not in (None, "python")
     }
 
@@ -196,13 +204,13 @@ def _strip_sdist(path: str) -> str:
     return "/".join(parts[1:] if parts[:1] == ("src",) else parts)
 
 
-def _decoded(members: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
-    for path, content in members:
+def _texts(members: Iterable[tuple[str, bytes]], stripped: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+    for name, content in members:
         try:
-            text = content.decode("utf-8")
+            text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except UnicodeDecodeError:
             continue
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        path = stripped(name)
         yield path, text.partition("\n\n")[2] if path == "dist-info/METADATA" else text
 
 
@@ -215,20 +223,14 @@ _TIMEOUT_S = 180
 
 
 def download(name: str, version: str, cache: Path, sdist: bool = False) -> Path:
-    """An archive of one release, or the one in `cache` when it is there.
+    """The archive of exactly this release, or the one in its folder of `cache` when it is there.
 
-    A wheel comes through pip. An sdist is taken from the index as it is: to name its metadata pip would run its
-    build script, which for an extension wants the compiler of its language.
-
-    Args:
-        name: of a package on PyPI, or `NPM` and the name of one in the npm registry.
-        version: exactly this one.
-        cache: each archive is in a folder of its own here.
-        sdist: the source distribution; a package of npm has nothing else.
+    An sdist is taken from the index as it is: to name its metadata pip would run its build script, which for an
+    extension wants the compiler of its language. A package of npm has one sort of archive.
     """
     if name.startswith(NPM):
         return _npm_archive(name.removeprefix(NPM), version, cache)
-    return _sdist(name, version, cache) if sdist else pip_download(name, version, cache)
+    return _sdist(name, version, cache) if sdist else _wheel(name, version, cache)
 
 
 def _npm_archive(name: str, version: str, cache: Path) -> Path:
@@ -241,7 +243,7 @@ def _npm_archive(name: str, version: str, cache: Path) -> Path:
 
 def _sdist(name: str, version: str, cache: Path) -> Path:
     folder = cache / f"{name}-{version}.sdist"
-    if found := sorted(p for p in folder.glob("*") if p.name.endswith((".tar.gz", ".zip"))):
+    if found := _archives(folder):
         return found[0]
     what = f"sdist {name}=={version}"
     index: dict[str, Any] = json.loads(_get(f"{_INDEX_URL}/{_normalized(name)}/", what, _INDEX_JSON))
@@ -288,65 +290,71 @@ def _get(url: str, what: str, accept: str = "*/*") -> bytes:
     raise RuntimeError(f"download of {what} failed: {message}")
 
 
+def releases_of(
+    text: str, *sorts: str, sdist: bool = False, most: int = 10_000, cut: bool = False
+) -> Releases:
+    """Of ``NAME VERSION…``."""
+    name, *versions = text.split(" ")
+    return Releases(name, tuple(versions), sorts, sdist, most, cut)
+
+
+def _of_wheel(text: str, *sorts: str, most: int = 25) -> Releases:
+    return releases_of(text, *(sorts or ("python", "document")), most=most)
+
+
+def _of_sdist(text: str, *sorts: str, most: int = 20) -> Releases:
+    return releases_of(text, *(sorts or _DOCUMENTS), sdist=True, most=most)
+
+
 #: The packages whose ``.py`` files the published table of draft quality is about.
-FIVE = (
-    PackagePair("requests", "2.28.2", "2.32.3"),
-    PackagePair("flask", "2.2.5", "3.0.3"),
-    PackagePair("rich", "13.3.5", "13.9.4"),
-    PackagePair("werkzeug", "2.2.3", "3.0.6"),
-    PackagePair("jinja2", "3.0.3", "3.1.6"),
-)
+FIVE = tuple(
+    releases_of(text, "python")
+    for text in (
+        "requests 2.28.2 2.32.3", "flask 2.2.5 3.0.3", "rich 13.3.5 13.9.4", "werkzeug 2.2.3 3.0.6",
+        "jinja2 3.0.3 3.1.6",
+    )
+)  # fmt: skip
 _DOCUMENTS = ("document", "config", "json")
-
-
-def _wheel(text: str, *sorts: str, most: int = 25) -> Source:
-    return Source(PackagePair.parse(text), sorts or ("python", "document"), most=most)
-
-
-def _pair_of_sdists(text: str, *sorts: str, most: int = 20) -> Source:
-    return Source(PackagePair.parse(text), sorts or _DOCUMENTS, sdist=True, most=most)
-
-
 _TUNE = (
-    _wheel("click:8.0.4:8.1.7"),
-    _wheel("attrs:22.1.0:23.2.0"),
-    _wheel("urllib3:1.26.15:2.2.1"),
-    _wheel("packaging:21.3:24.0"),
-    _wheel("httpx:0.23.3:0.27.0"),
-    _wheel("starlette:0.27.0:0.37.2"),
-    _wheel("pydantic:2.0:2.7.0"),
-    _wheel("tqdm:4.62.0:4.66.4"),
+    _of_wheel("click 8.0.4 8.1.7"),
+    _of_wheel("attrs 22.1.0 23.2.0"),
+    _of_wheel("urllib3 1.26.15 2.2.1"),
+    _of_wheel("packaging 21.3 24.0"),
+    _of_wheel("httpx 0.23.3 0.27.0"),
+    _of_wheel("starlette 0.27.0 0.37.2"),
+    _of_wheel("pydantic 2.0 2.7.0"),
+    _of_wheel("tqdm 4.62.0 4.66.4"),
     # Neighbouring releases: few lines change.
-    _wheel("fastapi:0.109.0:0.110.0"),
-    _wheel("trio:0.24.0:0.25.0"),
-    _wheel("sqlfluff:2.3.0:3.0.0", most=20),
-    _wheel("textual:0.47.0:0.60.0", most=20),
-    _wheel("ansible-core:2.15.0:2.17.0", "python", "config", most=20),
-    _wheel("check-jsonschema:0.26.3:0.29.0", "json"),
-    _wheel("dbt-adapters:1.1.0:1.10.0", "sql"),
-    _pair_of_sdists("click:8.0.4:8.1.7"),
-    _pair_of_sdists("structlog:22.3.0:24.1.0"),
-    _pair_of_sdists("celery:5.2.7:5.4.0"),
+    _of_wheel("fastapi 0.109.0 0.110.0"),
+    _of_wheel("trio 0.24.0 0.25.0"),
+    _of_wheel("sqlfluff 2.3.0 3.0.0", most=20),
+    _of_wheel("textual 0.47.0 0.60.0", most=20),
+    _of_wheel("ansible-core 2.15.0 2.17.0", "python", "config", most=20),
+    _of_wheel("check-jsonschema 0.26.3 0.29.0", "json"),
+    _of_wheel("dbt-adapters 1.1.0 1.10.0", "sql"),
+    _of_sdist("click 8.0.4 8.1.7"),
+    _of_sdist("structlog 22.3.0 24.1.0"),
+    _of_sdist("celery 5.2.7 5.4.0"),
 )
 _TEST = (
-    *(Source(package) for package in FIVE),
-    _wheel("anyio:3.7.1:4.4.0", most=10),
-    _wheel("marshmallow:3.19.0:3.21.3", most=10),
-    _wheel("typer:0.9.0:0.12.3", most=10),
-    _wheel("django:4.2:5.0", "python", most=10),
-    _wheel("jupyterlab:4.0.0:4.2.0", "json"),
-    _pair_of_sdists("flask:2.2.5:3.0.3", most=12),
-    _pair_of_sdists("werkzeug:2.2.3:3.0.6", most=12),
-    _pair_of_sdists("jinja2:3.0.3:3.1.6", most=12),
-    _pair_of_sdists("pytest:7.2.2:8.2.0", "python", *_DOCUMENTS, most=12),
-    _pair_of_sdists("tox:4.4.0:4.15.0"),
-    _pair_of_sdists("sqlglot:20.0.0:25.0.0", "sql"),
+    *FIVE,
+    _of_wheel("anyio 3.7.1 4.4.0", most=10),
+    _of_wheel("marshmallow 3.19.0 3.21.3", most=10),
+    _of_wheel("typer 0.9.0 0.12.3", most=10),
+    _of_wheel("django 4.2 5.0", "python", most=10),
+    _of_wheel("jupyterlab 4.0.0 4.2.0", "json"),
+    _of_sdist("flask 2.2.5 3.0.3", most=12),
+    _of_sdist("werkzeug 2.2.3 3.0.6", most=12),
+    _of_sdist("jinja2 3.0.3 3.1.6", most=12),
+    _of_sdist("pytest 7.2.2 8.2.0", "python", *_DOCUMENTS, most=12),
+    _of_sdist("tox 4.4.0 4.15.0"),
+    _of_sdist("sqlglot 20.0.0 25.0.0", "sql"),
 )
 
-#: Name on the command line -> ``(split, source)``.
-SETS: dict[str, list[tuple[str, Source]]] = {
-    "five": [("test", Source(package)) for package in FIVE],
-    "tune": [("tune", source) for source in _TUNE],
-    "test": [("test", source) for source in _TEST],
+#: Name on the command line -> ``(split, releases)``.
+SETS: dict[str, list[tuple[str, Releases]]] = {
+    "five": [("test", releases) for releases in FIVE],
+    "tune": [("tune", releases) for releases in _TUNE],
+    "test": [("test", releases) for releases in _TEST],
 }
 SETS["all"] = SETS["tune"] + SETS["test"]

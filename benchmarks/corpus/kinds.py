@@ -7,17 +7,15 @@ change: an output as a model might write it (`model`), or another prediction of 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.corpus.files import NPM, SORTS, Fetch, texts_in
+from benchmarks.corpus.files import NPM, SORTS, Edit, Fetch, Releases, fetch_all, hash_of, releases_of
 from benchmarks.corpus.model_like import badly_applied, model_output, wrong_lines
 
 #: The kinds, in the order in which they are shown. No Go and no Java: no package in use holds either twice.
@@ -39,67 +37,19 @@ MAX_CHARACTERS, PART_CHARACTERS = 48_000, 12_000
 MOST = 400
 
 
-@dataclass(frozen=True)
-class Releases:
-    """Two to four releases of one package, and the kinds of text that are taken from it.
+class KindText(NamedTuple):
+    """A file in two neighbouring releases of a package. path: inside the package, and the number of a part.
 
-    Attributes:
-        name: of the package, with `NPM` before it if it is in that registry.
-        versions: oldest first.
-        kinds: of `KINDS`.
-        sdist: the source distribution; else the wheel.
-        cut: take longer files, in parts.
+    oldest: the file in the oldest release, where that is not the older one of the two and has it.
     """
 
-    name: str
-    versions: tuple[str, ...]
-    kinds: tuple[str, ...]
-    sdist: bool = True
-    cut: bool = False
-
-
-@dataclass(frozen=True)
-class KindText:
-    """One file in two releases.
-
-    Attributes:
-        kind: of `KINDS`.
-        package: its name.
-        path: inside the package.
-        versions: the two releases.
-        before: the file in the older one.
-        after: the file in the newer one.
-        oldest: the file in the oldest release, where that is not `before` and has it.
-    """
-
-    kind: str
-    package: str
+    edit: Edit
     path: str
-    versions: tuple[str, str]
-    before: str
-    after: str
     oldest: str | None
-
-    @property
-    def id(self) -> str:
-        return f"{self.package}/{'..'.join(self.versions)}/{self.path}"
-
-
-@dataclass(frozen=True)
-class KindPair:
-    """One record as text: `kind` is what it is, `text` the kind of text."""
-
-    id: str
-    kind: str
-    text: str
-    package: str
-    before: str
-    after: str
 
 
 def _releases(text: str, *kinds: str, sdist: bool = True, cut: bool = False) -> Releases:
-    name, *versions = text.split(" ")
-    return Releases(name, tuple(versions), kinds, sdist, cut)
+    return releases_of(text, *kinds, sdist=sdist, most=MOST, cut=cut)
 
 
 def _npm(text: str, *kinds: str) -> Releases:
@@ -183,28 +133,19 @@ RELEASES: dict[str, tuple[Releases, ...]] = {
 }
 
 
-def fetch_all(split: str, cache: Path, fetch: Fetch) -> None:
-    """Download what a split needs, several archives at a time."""
-    wanted = sorted({(r.name, version, r.sdist) for r in RELEASES[split] for version in r.versions})
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda one: fetch(one[0], one[1], cache, one[2]), wanted))
-
-
 def kind_texts(split: str, cache: Path, fetch: Fetch) -> dict[str, list[KindText]]:
     """Kind → all files that differ between two neighbouring releases of a package of this split."""
+    fetch_all(sorted({archive for r in RELEASES[split] for archive in r.archives}), cache, fetch)
     found: dict[str, list[KindText]] = defaultdict(list)
     for releases in RELEASES[split]:
-        texts = [
-            texts_in(fetch(releases.name, version, cache, releases.sdist), releases.kinds)
-            for version in releases.versions
-        ]
-        for kind in releases.kinds:
+        texts = releases.texts(cache, fetch)
+        for kind in releases.sorts:
             of_kind = [{p: t for p, t in files.items() if SORTS[kind].fullmatch(p)} for files in texts]
             edits: dict[tuple[str, str], KindText] = {}
             for text in _edits(releases, kind, of_kind):
                 # A file that is in an archive twice is one edit.
-                edits.setdefault((text.before, text.after), text)
-            found[kind] += sorted(edits.values(), key=lambda t: _hash(t.id))[:MOST]
+                edits.setdefault((text.edit.before, text.edit.after), text)
+            found[kind] += sorted(edits.values(), key=lambda t: hash_of(t.edit.id))[: releases.most]
     return found
 
 
@@ -217,10 +158,16 @@ def _edits(releases: Releases, kind: str, texts: Sequence[Mapping[str, str]]) ->
             if releases.cut and len(after[path]) > 1.5 * PART_CHARACTERS:
                 parts, oldest = _parts(*parts[0]), None
             for number, (a, b) in enumerate(parts):
-                if a != b and max(len(a), len(b)) <= MAX_CHARACTERS and _written(kind, b):
+                written = kind in ("json", "document") or is_written(b)
+                if a != b and max(len(a), len(b)) <= MAX_CHARACTERS and written:
                     where = f"{path}#{number}" if number else path
                     older = oldest if oldest != a and len(oldest or "") <= MAX_CHARACTERS else None
-                    yield KindText(kind, name, where, (old, new), a, b, older)
+                    yield KindText(Edit(f"{name}/{old}..{new}/{where}", kind, kind, name, a, b), where, older)
+
+
+def is_written(text: str) -> bool:
+    """Whether the lines are as short as those that people write."""
+    return len(text) <= MAX_LINE * (text.count("\n") + 1)
 
 
 def _parts(before: str, after: str) -> list[tuple[str, str]]:
@@ -235,38 +182,29 @@ def _parts(before: str, after: str) -> list[tuple[str, str]]:
     return [*parts, ("".join(old[i0:]), "".join(new[k0:]))]
 
 
-def real_pairs(texts: Sequence[KindText]) -> list[KindPair]:
-    """The changes themselves."""
-    return [KindPair(t.id, t.kind, t.kind, t.package, t.before, t.after) for t in texts]
-
-
 def in_turns(texts: Sequence[KindText], *salt: str) -> list[KindText]:
     """All texts, the packages in turn, each package's by the hash of its id: the first few are a fair sample."""
     by_package: dict[str, list[KindText]] = defaultdict(list)
-    for text in sorted(texts, key=lambda t: _hash(*salt, t.id)):
-        by_package[text.package].append(text)
-    rank = {t.id: i for found in by_package.values() for i, t in enumerate(found)}
-    return sorted(texts, key=lambda t: (rank[t.id], _hash(*salt, t.id)))
+    for text in sorted(texts, key=lambda t: hash_of(*salt, t.edit.id)):
+        by_package[text.edit.package].append(text)
+    rank = {t.edit.id: i for found in by_package.values() for i, t in enumerate(found)}
+    return sorted(texts, key=lambda t: (rank[t.edit.id], hash_of(*salt, t.edit.id)))
 
 
-def made_pairs(chosen: dict[str, list[KindText]]) -> Iterator[KindPair]:
-    """For `MODEL` and each quality in turn, a pair of each kind of text in turn, until no file is left."""
+def made_pairs(chosen: dict[str, list[KindText]]) -> Iterator[Edit]:
+    """For `MODEL` and each quality in turn, an edit of each kind of text in turn, until no file is left."""
     names = (MODEL, *QUALITIES)
-    turns = {(name, kind): in_turns(chosen.get(kind, []), name) for name in names for kind in KINDS}
-    for texts in turns.values():
-        texts.reverse()
+    turns = {(name, kind): in_turns(chosen.get(kind, []), name)[::-1] for name in names for kind in KINDS}
     while any(turns.values()):
-        for name in names:
-            for kind in KINDS:
-                while turns[name, kind]:
-                    text = turns[name, kind].pop()
-                    pair = made(name, text, chosen[kind])
-                    if pair is not None:
-                        yield pair
-                        break
+        for (name, kind), texts in turns.items():
+            pair = None
+            while texts and pair is None:
+                pair = made(name, texts.pop(), chosen[kind])
+            if pair is not None:
+                yield pair
 
 
-def made(name: str, text: KindText, alike: Sequence[KindText]) -> KindPair | None:
+def made(name: str, text: KindText, alike: Sequence[KindText]) -> Edit | None:
     """One record of `MODEL` or of a quality from one file; None where the file does not lend itself to it.
 
     Args:
@@ -274,44 +212,32 @@ def made(name: str, text: KindText, alike: Sequence[KindText]) -> KindPair | Non
         text: the file.
         alike: files of the same kind and split: siblings, and donors of new lines.
     """
-    rng = random.Random(_hash(name, text.id))
+    edit = text.edit
+    rng = random.Random(hash_of(name, edit.id))
     others = [t for t in alike if t.path != text.path]
     if not others:
         return None
-    elsewhere = [t for t in others if t.package != text.package] or others
-    donor = rng.choice(elsewhere).after
-    before, after = text.before, text.after
+    elsewhere = [t for t in others if t.edit.package != edit.package] or others
+    donor = rng.choice(elsewhere).edit.after
+    before: str | None = None
+    after: str | None = edit.after
     if name == MODEL:
-        before, changed = text.after, model_output(text.after, donor, text.kind, rng)
-        if changed is None:
-            return None
-        after = changed
+        before, after = edit.after, model_output(edit.after, donor, edit.kind, rng)
     elif name == "older":
-        if text.oldest is None:
-            return None
         before = text.oldest
     elif name == "sibling":
-        siblings = [t for t in others if t.package == text.package and t.after != text.after]
-        if not siblings:
-            return None
-        before = max(siblings, key=lambda t: (_common_prefix(t.path, text.path), _hash(t.id))).after
+        siblings = [t for t in others if t.edit.package == edit.package and t.edit.after != edit.after]
+        if siblings:
+            nearest = max(siblings, key=lambda t: (_common_prefix(t.path, text.path), hash_of(t.edit.id)))
+            before = nearest.edit.after
     elif name == "bad_diff":
-        before = badly_applied(text.before, text.after, rng)
+        before = badly_applied(edit.before, edit.after, rng)
     else:
-        before = wrong_lines(text.after, donor, int(name.removeprefix("draft_")) / 100, rng)
-    if before == after or not before.strip():
+        before = wrong_lines(edit.after, donor, int(name.removeprefix("draft_")) / 100, rng)
+    if before is None or after is None or before == after or not before.strip():
         return None
-    return KindPair(f"{name}/{text.id}", name, text.kind, text.package, before, after)
-
-
-def _written(kind: str, text: str) -> bool:
-    """Whether the lines are as short as those that people write."""
-    return kind in ("json", "document") or len(text) <= MAX_LINE * (text.count("\n") + 1)
+    return Edit(f"{name}/{edit.id}", name, edit.kind, edit.package, before, after)
 
 
 def _common_prefix(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _hash(*parts: str) -> int:
-    return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")

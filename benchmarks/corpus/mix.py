@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus.edits import EDITS
+from benchmarks.corpus.files import Edit, hash_of
 from benchmarks.corpus.states import state_pair
 from gpu_align.errors import MissingExtraError
 
@@ -77,98 +78,58 @@ def trained_bpe(texts: Sequence[str], cache: Path, vocab_size: int = VOCAB_SIZE)
 NUM_MADE = {"tune": 36, "test": 15}
 NUM_STATES = {"tune": 24, "test": 12}
 #: One in so many real files is tokenized again by each other tokenizer.
-ONE_IN = {"tune": 8, "test": 8}
+ONE_IN = 8
 #: Longest text that is edited here, and that is written in bytes; Tekken tokens.
 MAX_EDITED, MAX_RETOKENIZED = 4_000, 1_800
 #: How many of a kind's edits are on which sort of text, in turn.
 _TURNS = ("python", "document", "python", "json", "config", "python", "sql", "document")
 
 
-@dataclass(frozen=True)
-class Text:
-    """One real edit as text; `num_tokens` is Tekken's count of `after`."""
-
-    id: str
-    sort: str
-    package: str
-    before: str
-    after: str
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class MadeEdit:
-    """One edit as text, and what it is."""
-
-    id: str
-    kind: str
-    text: str
-    package: str
-    before: str
-    after: str
-
-
-def synthetic_pairs(texts: Sequence[Text], split: str) -> list[MadeEdit]:
+def synthetic_pairs(texts: Sequence[Edit], split: str) -> list[Edit]:
     """Edits of every kind on texts of this split; donors are of the same sort and split."""
-    made: list[MadeEdit] = []
+    made: list[Edit] = []
     fitting = [text for text in texts if text.num_tokens <= MAX_EDITED]
     for kind, edit in [*EDITS.items(), ("unrelated", None)]:
-        turns = {sort: _shuffled(fitting, kind, sort) for sort in dict.fromkeys(_TURNS)}
-        donors = {sort: list(reversed(found)) for sort, found in turns.items()}
-        count = turn = 0
+        turns = {
+            sort: sorted((t for t in fitting if t.text == sort), key=lambda t: hash_of(kind, t.id))
+            for sort in dict.fromkeys(_TURNS)
+        }
+        donors = {sort: found[::-1] for sort, found in turns.items()}
+        count, sorts = 0, cycle(_TURNS)
         while count < NUM_MADE[split] and any(turns.values()):
-            sort = _TURNS[turn % len(_TURNS)]
-            turn += 1
+            sort = next(sorts)
             if not turns[sort]:
                 continue
             text = turns[sort].pop()
-            rng = _rng(kind, text.id)
+            rng = random.Random(hash_of(kind, text.id))
             donor = _donor(text, donors[sort], rng)
             if donor is None:
                 continue
-            after = text.after if edit is None else edit(text.after, donor.after, rng)
-            if after is None:
-                continue
-            before = donor.after if edit is None else text.after
-            made.append(MadeEdit(f"{kind}/{text.id}", kind, sort, text.package, before, after))
-            count += 1
+            before, after = donor.after, text.after
+            if edit is not None:
+                before, after = text.after, edit(text.after, donor.after, rng)
+            if after is not None:
+                made.append(Edit(f"{kind}/{text.id}", kind, sort, text.package, before, after))
+                count += 1
     for number in range(NUM_STATES[split]):
         form = ("json", "yaml", "json_compact")[number % 3]
-        before, after = state_pair(form, _rng("state", split, str(number)))
-        made.append(
-            MadeEdit(f"state/{split}/{number:02}.{form}", "state", "config" if form == "yaml" else "json", "",
-                     before, after)
-        )  # fmt: skip
+        pair = state_pair(form, random.Random(hash_of("state", split, str(number))))
+        sort = "config" if form == "yaml" else "json"
+        made.append(Edit(f"state/{split}/{number:02}.{form}", "state", sort, "", *pair))
     return made
 
 
 def other_tokens(
-    texts: Sequence[Text], split: str, training: Sequence[str], cache: Path
-) -> Iterator[tuple[str, Callable[[str], list[int]], list[MadeEdit]]]:
+    texts: Sequence[Edit], split: str, training: Sequence[str], cache: Path
+) -> Iterator[tuple[str, Callable[[str], list[int]], list[Edit]]]:
     """``(name, encode, edits)`` of each further tokenizer: a BPE trained on `training`, and bytes."""
     for name in ("bpe", "bytes"):
         tokenizer = trained_bpe(training, cache) if name == "bpe" else ByteTokenizer()
-        chosen = [
-            MadeEdit(t.id, t.sort, t.sort, t.package, t.before, t.after)
-            for t in texts
-            if t.num_tokens <= MAX_RETOKENIZED and _hash(name, t.id) % ONE_IN[split] == 0
-        ]
-        yield name, tokenizer.encode, chosen
+        short = (t for t in texts if t.num_tokens <= MAX_RETOKENIZED)
+        yield name, tokenizer.encode, [t for t in short if hash_of(name, t.id) % ONE_IN == 0]
 
 
-def _shuffled(texts: Sequence[Text], kind: str, sort: str) -> list[Text]:
-    return sorted((t for t in texts if t.sort == sort), key=lambda t: _hash(kind, t.id))
-
-
-def _donor(text: Text, donors: Sequence[Text], rng: random.Random) -> Text | None:
+def _donor(text: Edit, donors: Sequence[Edit], rng: random.Random) -> Edit | None:
     """Another package's text where there is one, else another text."""
     elsewhere = [d for d in donors if d.package != text.package] or [d for d in donors if d.id != text.id]
     return rng.choice(elsewhere) if elsewhere else None
-
-
-def _hash(*parts: str) -> int:
-    return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")
-
-
-def _rng(*parts: str) -> random.Random:
-    return random.Random(_hash(*parts))

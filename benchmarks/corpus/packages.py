@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from benchmarks.corpus.files import NPM, SETS, SORTS, Fetch, download, sort_of, texts_in
-from benchmarks.corpus.kinds import MAX_LINE, RELEASES
+from benchmarks.corpus.files import NPM, SETS, SORTS, Fetch, download, fetch_all, sort_of, texts_in
+from benchmarks.corpus.kinds import RELEASES, is_written
 
 #: Most characters of a text, and of all texts of one sort in one package.
 MAX_CHARACTERS, MAX_OF_SORT = 400_000, 3_000_000
@@ -34,11 +33,12 @@ def package_texts(
         everything: every file of every release, whatever its length and whoever wrote it: what the split must
             not share with the other one.
     """
-    wanted = _archives(split, everything)
-    with ThreadPoolExecutor(4) as pool:
-        archives = list(pool.map(lambda one: fetch(one[0], one[1], cache, one[2]), wanted))
+    chosen = [*RELEASES[split], *(releases for _, releases in SETS[split])]
+    wanted = sorted(
+        {a for r in chosen for a in (r.archives if everything else (r.archives[0], r.archives[-1]))}
+    )
     by_package: dict[str, list[tuple[str, Path]]] = defaultdict(list)
-    for (name, version, _), archive in zip(wanted, archives, strict=True):
+    for (name, version, _), archive in zip(wanted, fetch_all(wanted, cache, fetch), strict=True):
         by_package[name.removeprefix(NPM)].append((version, archive))
     for package in sorted(by_package):
         seen: set[str] = set()
@@ -48,7 +48,8 @@ def package_texts(
             if text in seen or sort is None:
                 continue
             if not everything:
-                if is_vendored(path) or not _is_written(text) or len(text) > left[sort]:
+                is_whole = 0 < len(text) <= min(MAX_CHARACTERS, left[sort]) and is_written(text)
+                if is_vendored(path) or not is_whole:
                     continue
                 left[sort] -= len(text)
             seen.add(text)
@@ -64,19 +65,6 @@ def is_vendored(path: str) -> bool:
     return any(folder.startswith(VENDORED) for folder in PurePosixPath(path).parts[:-1])
 
 
-def _archives(split: str, everything: bool) -> list[tuple[str, str, bool]]:
-    """``(package, version, sdist)``, sorted."""
-    found = [(r.name, r.versions, r.sdist) for r in RELEASES[split]]
-    found += [(s.package.name, s.package.versions, s.sdist) for _, s in SETS[split]]
-    return sorted(
-        {
-            (name, version, sdist)
-            for name, versions, sdist in found
-            for version in (versions if everything else (versions[0], versions[-1]))
-        }
-    )
-
-
 def _files(archives: list[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
     """``(path, text)`` of all releases, in the order of a hash."""
     found = [
@@ -86,8 +74,3 @@ def _files(archives: list[tuple[str, Path]]) -> Iterator[tuple[str, str]]:
     ]
     for _, path, text in sorted(found):
         yield path, text
-
-
-def _is_written(text: str) -> bool:
-    """Whether the lines are as short as those that people write."""
-    return 0 < len(text) <= MAX_CHARACTERS and len(text) <= MAX_LINE * (text.count("\n") + 1)

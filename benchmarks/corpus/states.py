@@ -12,50 +12,18 @@ import random
 from typing import Any
 
 _NAMES = [
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "ember",
-    "fjord",
-    "grove",
-    "heron",
-    "inlet",
-    "jetty",
-    "knoll",
-    "lagoon",
-    "meadow",
-    "north",
-    "oasis",
-    "prairie",
-]
+    "amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jetty", "knoll",
+    "lagoon", "meadow", "north", "oasis", "prairie",
+]  # fmt: skip
 _STATUS = ("queued", "running", "blocked", "in_review", "done", "failed", "cancelled")
 _VERBS = [
-    "collect",
-    "verify",
-    "index",
-    "publish",
-    "migrate",
-    "archive",
-    "compress",
-    "translate",
-    "reconcile",
-    "summarise",
-    "annotate",
-    "deploy",
-]
+    "collect", "verify", "index", "publish", "migrate", "archive", "compress", "translate", "reconcile",
+    "summarise", "annotate", "deploy",
+]  # fmt: skip
 _THINGS = [
-    "invoices",
-    "thumbnails",
-    "customers",
-    "backups",
-    "metrics",
-    "sessions",
-    "manifests",
-    "shipments",
-    "contracts",
-    "snapshots",
-]
+    "invoices", "thumbnails", "customers", "backups", "metrics", "sessions", "manifests", "shipments",
+    "contracts", "snapshots",
+]  # fmt: skip
 
 
 def state_pair(form: str, rng: random.Random) -> tuple[str, str]:

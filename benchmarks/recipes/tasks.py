@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.corpus.build import DEFAULT_CACHE
-from benchmarks.corpus.files import Fetch, pip_download
+from benchmarks.corpus.files import Fetch, download
 from benchmarks.recipes import changelogs, json_records, python_client, python_code, reference_pages, triage
 from benchmarks.recipes.groups import Group, Output, Task
 from benchmarks.recipes.packages import Shelf
@@ -72,7 +72,7 @@ def _lines(path: Path) -> Iterable[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def main(argv: list[str] | None = None, fetch: Fetch = pip_download) -> int:
+def main(argv: list[str] | None = None, fetch: Fetch = download) -> int:
     """Command line; returns the exit code (0, 1: a package could not be had)."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recipes.tasks", description=__doc__.split("\n")[0]

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.corpus import build, files
 from benchmarks.corpus.build import EditPair, source_pairs, write_pairs
-from benchmarks.corpus.files import PackagePair, Source, texts_in
+from benchmarks.corpus.files import Releases, texts_in
 from gpu_align.simulate import read_records
 from tests.benchmarks.corpus.archives import tarball
 
@@ -79,19 +79,15 @@ def fetch(name: str, version: str, cache: Path, sdist: bool) -> Path:
 
 
 def pairs_of(cache: Path, *sorts: str, most: int = 100) -> list[EditPair]:
-    source = Source(PackagePair("pkg", "1", "2"), sorts or ("python",), most=most)
+    source = Releases("pkg", ("1", "2"), sorts or ("python",), most=most)
     return [pair for pair, _ in source_pairs(source, "test", Words(), cache, fetch)]
 
 
 def test_selection(tmp_path: Path) -> None:
     pairs = pairs_of(tmp_path)
     assert [pair.id for pair in pairs] == [f"pkg/1..2/{path}" for path in SELECTED]
-    assert [(len(pair.prediction), len(pair.output)) for pair in pairs] == [
-        (300, 310),
-        (3, 400),
-        (300, 200),
-        (300, 8000),
-    ]
+    sizes = [(len(pair.prediction), len(pair.output)) for pair in pairs]
+    assert sizes == [(300, 310), (3, 400), (300, 200), (300, 8000)]
 
 
 def test_other_sorts_of_text(tmp_path: Path) -> None:
@@ -181,13 +177,13 @@ def test_a_download_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         calls.append(command)
         if len(calls) == 3:
-            wheel(tmp_path / "pkg-1.sdist" / "pkg-1.tar.gz", {})
+            wheel(tmp_path / "pkg-1" / "pkg-1.whl", {})
         return subprocess.CompletedProcess(command, 0 if len(calls) == 3 else 1, "", "connection reset")
 
     monkeypatch.setattr(files, "PAUSE", 0)
     monkeypatch.setattr(subprocess, "run", pip)
     for _ in range(2):  # the second time it is there
-        assert files.pip_download("pkg", "1", tmp_path, sdist=True).name == "pkg-1.tar.gz"
+        assert files.download("pkg", "1", tmp_path).name == "pkg-1.whl"
         assert len(calls) == 3
     with pytest.raises(RuntimeError, match="other==1 failed: connection reset"):
-        files.pip_download("other", "1", tmp_path, sdist=True)
+        files.download("other", "1", tmp_path)

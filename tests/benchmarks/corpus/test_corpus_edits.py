@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.corpus.edits import EDITS, one_line_edit
-from benchmarks.corpus.mix import ByteTokenizer, Text, other_tokens, synthetic_pairs, trained_bpe
+from benchmarks.corpus.files import Edit
+from benchmarks.corpus.mix import ByteTokenizer, other_tokens, synthetic_pairs, trained_bpe
 from benchmarks.corpus.states import state_pair
 
 TEXT = "".join(
@@ -86,10 +87,12 @@ def test_states_are_yaml() -> None:
         state_pair("toml", random.Random(3))
 
 
-def texts() -> list[Text]:
+def texts() -> list[Edit]:
     sorts = ("python", "document", "json", "config", "sql")
     return [
-        Text(f"{package}/{sort}/{i}", sort, package, TEXT, f"{package} {i}\n{TEXT if i % 2 else DONOR}", 900)
+        Edit(
+            f"{package}/{sort}/{i}", sort, sort, package, TEXT, f"{package} {i}\n{(DONOR, TEXT)[i % 2]}", 900
+        )
         for package in ("a", "b")
         for sort in sorts
         for i in range(6)

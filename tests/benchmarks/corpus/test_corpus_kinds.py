@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.corpus import build, files, kinds
-from benchmarks.corpus.files import FIVE, NPM, SETS
-from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES, Releases
+from benchmarks.corpus.files import FIVE, NPM, SETS, Releases
+from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES
 from benchmarks.corpus.model_like import EDITS, badly_applied, model_output, wrong_lines
 from tests.benchmarks.corpus.archives import tarball
 
@@ -85,9 +85,9 @@ def test_a_diff_applied_badly_is_between_the_two() -> None:
 def test_records_of_a_split(releases: None, tmp_path: Path) -> None:
     texts = kinds.kind_texts("test", tmp_path, fetch)
     assert {t.path for t in texts["javascript"]} == {f"lib/file{i}.js" for i in range(4)}  # nothing minified
-    assert {t.versions for t in texts["javascript"]} == {("1", "2"), ("2", "3")}
+    assert {t.edit.id.split("/")[1] for t in texts["javascript"]} == {"1..2", "2..3"}
     turns = kinds.in_turns(texts["javascript"])
-    assert {t.package for t in turns[:2]} == {"one", "two"}
+    assert {t.edit.package for t in turns[:2]} == {"one", "two"}
     pairs = list(kinds.made_pairs(texts))
     assert {p.kind for p in pairs} == {MODEL, *QUALITIES}
     assert all(p.before != p.after and p.text == "javascript" for p in pairs)
@@ -103,13 +103,13 @@ def test_no_package_is_in_both_splits() -> None:
         for releases in found:
             split_of.setdefault(releases.name.removeprefix(NPM), set()).add(split)
             assert 2 <= len(releases.versions) <= 4
-            assert set(releases.kinds) <= set(KINDS)
+            assert set(releases.sorts) <= set(KINDS)
     for split, source in SETS["all"]:
-        split_of.setdefault(source.package.name, set()).add(split)
+        split_of.setdefault(source.name, set()).add(split)
     assert [name for name, splits in split_of.items() if len(splits) > 1] == []
     assert all(split_of[package.name] == {"test"} for package in FIVE)
     for split, found in RELEASES.items():
-        assert {kind for releases in found for kind in releases.kinds} == set(KINDS), split
+        assert {kind for releases in found for kind in releases.sorts} == set(KINDS), split
 
 
 def test_a_download_that_fails_names_package_and_version(

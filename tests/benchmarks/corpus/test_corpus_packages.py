@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.corpus import packages
-from benchmarks.corpus.files import NPM, PackagePair, Source
-from benchmarks.corpus.kinds import Releases
+from benchmarks.corpus.files import NPM, Releases
 from benchmarks.corpus.packages import is_vendored, package_texts
 from benchmarks.learn import recipes
 from gpu_align import RecipePack
@@ -54,7 +53,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
         "test": (Releases(f"{NPM}theirs", ("1", "2"), ("javascript",)),),
     }
     monkeypatch.setattr(packages, "RELEASES", found)
-    also = Source(PackagePair("also", "1", "2"), sdist=True)
+    also = Releases("also", ("1", "2"), sdist=True)
     monkeypatch.setattr(packages, "SETS", {"tune": [("tune", also)], "test": []})
 
 
