@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from ..ops.constants import MAX_CONTEXT, SHAPE_WINDOW
 from .pack import (
+    LINES_FORMAT,
     count_of,
     expect,
     is_token,
     items_of,
+    json_text,
     list_of,
     read_file,
     text_of,
@@ -110,7 +112,7 @@ class Misses:
             ((), ()) if self.shapes_only else (_last(context_tokens), _last(start_tokens))
         )
         shape, shape_start = _last(shape_items[::-1]), _last(start_items[::-1])
-        self._add(
+        self.count(
             Miss(literal, shape, int(expected), int(said), literal_start, shape_start, int(first)), count
         )
 
@@ -123,15 +125,22 @@ class Misses:
     def add(self, other: Misses) -> None:
         """Count what the other one has, too."""
         for miss, count in other.counts.items():
-            self._add(miss, count)
+            self.count(miss, count)
 
-    def _add(self, miss: Miss, count: int) -> None:
+    def count(self, miss: Miss, count: int) -> bool:
+        """Count it so often. Returns whether it is held."""
         if count < 1 or not (miss.literal or miss.shape):
-            return
+            return False
         if miss not in self.counts and len(self.counts) >= MAX_MISSES:
             self.left_out += count
-            return
+            return False
         self.counts[miss] += count
+        return True
+
+    def head(self) -> bytes:
+        """The first line of a file that grows; behind it `line_of` each miss, as often as it is counted."""
+        about = {"kind": "misses", "tokenizer": self.tokenizer, "made_by": self.made_by}
+        return json_text({"format": LINES_FORMAT, **about}) + b"\n"
 
     def save(self, path: Path | str) -> None:
         """Write them for this user alone, at once or not at all; gzipped if the name ends in ``.gz``."""
@@ -151,11 +160,17 @@ class Misses:
         return misses
 
 
+def line_of(miss: Miss, count: int) -> bytes:
+    """A line of a file that grows."""
+    return json_text((*miss, count)) + b"\n"
+
+
 def parse_misses(data: dict[str, Any]) -> Misses:
-    """A file of misses."""
+    """A file of misses; the counts of one that stands there again add up."""
     counts: dict[Miss, int] = {}
-    for i, row in enumerate(list_of(data, "misses")):
-        name = f"misses[{i}]"
+    kind = "lines" if data["format"] == LINES_FORMAT else "misses"
+    for i, row in enumerate(list_of(data, kind)):
+        name = f"{kind}[{i}]"
         expect(type(row) is list and len(row) == 8, name, "8 values", row)
         literal, shape, expected, said, literal_start, shape_start, first, count = row
         literal, shape, literal_start, shape_start = (
@@ -165,8 +180,7 @@ def parse_misses(data: dict[str, Any]) -> Misses:
         is_known = is_token(expected) and is_token(said) and is_token(first, -1)
         expect(is_known, name, "token ids", [expected, said, first])
         miss = Miss(literal, shape, expected, said, literal_start, shape_start, first)
-        expect(miss not in counts, name, "each once", row, "again")
-        counts[miss] = count_of(name, count)
+        counts[miss] = count_of(name, counts.get(miss, 0) + count_of(name, count))
     return Misses(text_of(data, "tokenizer"), made_by=text_of(data, "made_by"), counts=counts)
 
 

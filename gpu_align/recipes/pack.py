@@ -43,8 +43,10 @@ NUM_BINS = 20
 MAX_WORDS = 3
 #: Of files that are written.
 FORMAT = 2
+#: Of files that grow: a head, then a row a line.
+LINES_FORMAT = 3
 #: Kind → what a file of it is called, and the formats that are read. 1: words alone, without a content hash.
-KINDS = {"pack": ("a recipe pack", (1, FORMAT)), "misses": ("a file of misses", (FORMAT,))}
+KINDS = {"pack": ("a recipe pack", (1, FORMAT)), "misses": ("a file of misses", (FORMAT, LINES_FORMAT))}
 #: A file is not read further: its text is 30 times as long as that of the pack that comes with the library.
 MAX_BYTES = 1 << 25
 #: The largest count: floats hold all up to here. Token ids are below the other one.
@@ -52,6 +54,7 @@ MAX_COUNT, MAX_TOKEN = 1 << 53, 1 << 31
 
 _CLASSES = range(SHAPE_START, SHAPE_IDENTIFIER + 1)
 _GZIP_MAGIC = b"\x1f\x8b"
+_LINES = b'{"format":%d,' % LINES_FORMAT
 _HALF = re.compile("[\ud800-\udfff]")
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
@@ -282,7 +285,11 @@ def read_file(path: Path, **parse: Callable[[dict[str, Any]], Any]) -> Any:
                 text = file.read(MAX_BYTES + 1)
         if max(len(packed), len(text)) > MAX_BYTES:
             raise PackError(f"expected at most {MAX_BYTES} bytes, found more")
-        data = json.loads(text)
+        if text.startswith(_LINES):
+            head, *lines = text.split(b"\n")[:-1]  # without a last line that a killed process began
+            data = {**json.loads(head), "lines": list(map(json.loads, lines))}
+        else:
+            data = json.loads(text)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise PackError(f"{path}: expected JSON, plain or gzipped ({_first_line(error)})") from error
     kind = data.get("kind") if type(data) is dict else None
@@ -306,11 +313,11 @@ def read_file(path: Path, **parse: Callable[[dict[str, Any]], Any]) -> Any:
 
 def write_file(path: Path, data: dict[str, Any], mode: int = 0o666) -> None:
     """Write the file at once or not at all; gzipped if its name ends in ``.gz``. mode: as in `write_at_once`."""
-    content = _text(data)
-    write_at_once(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content, mode)
+    content = json_text(data)
+    write_at_once(path, [gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content], mode)
 
 
-def write_at_once(path: Path, content: bytes, mode: int = 0o666) -> None:
+def write_at_once(path: Path, parts: Iterable[bytes], mode: int = 0o666) -> None:
     """Write the file at once or not at all. mode: its permissions from its first byte on, less the umask."""
     passing = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     passing.unlink(missing_ok=True)  # of a process that ended while it wrote
@@ -318,7 +325,7 @@ def write_at_once(path: Path, content: bytes, mode: int = 0o666) -> None:
         # What somebody puts there meanwhile, a link as well, is not written to.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         with os.fdopen(os.open(passing, flags, mode), "wb") as file:
-            file.write(content)
+            file.writelines(parts)
         passing.replace(path)
     finally:
         passing.unlink(missing_ok=True)
@@ -335,7 +342,7 @@ def _check_hash(data: dict[str, Any], text: bytes) -> None:
     said = data.get("content_hash")
     try:
         found = _hash({key: value for key, value in data.items() if key != "content_hash"})
-        same = _text(data) == text
+        same = json_text(data) == text
     except (ValueError, RecursionError) as error:  # numbers and characters that are in no file of ours
         raise PackError(f"content_hash: the file was changed ({_first_line(error)})") from error
     if said != found or not same:
@@ -344,10 +351,11 @@ def _check_hash(data: dict[str, Any], text: bytes) -> None:
 
 
 def _hash(data: dict[str, Any]) -> str:
-    return f"sha256:{hashlib.sha256(_text(data, sort_keys=True)).hexdigest()}"
+    return f"sha256:{hashlib.sha256(json_text(data, sort_keys=True)).hexdigest()}"
 
 
-def _text(data: dict[str, Any], sort_keys: bool = False) -> bytes:
+def json_text(data: Any, sort_keys: bool = False) -> bytes:
+    """JSON in one line, as in all files."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, sort_keys=sort_keys, allow_nan=False)
     return text.encode()
 

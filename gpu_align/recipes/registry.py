@@ -145,7 +145,7 @@ class Registry:
     def _save(self) -> None:
         self.packs.sort(key=lambda pack: (pack.task, pack.version))
         text = json.dumps({"format": 1, "packs": [asdict(pack) for pack in self.packs]}, indent=2) + "\n"
-        write_at_once(self.folder / INDEX, text.encode())
+        write_at_once(self.folder / INDEX, [text.encode()])
 
 
 def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, RecipePack]:

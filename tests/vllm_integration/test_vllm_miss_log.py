@@ -47,6 +47,12 @@ def take(log: MissLog, tokens: list[int], draft: list[int], source: int = Source
     log.take(["r"], np.array([len(tokens)]), np.array([source]), np.array([len(draft)]), drafts, tails)
 
 
+def counted(log: MissLog) -> Misses:
+    """All that it has written."""
+    log.close()
+    return log._misses
+
+
 def refuted(misses: Misses) -> list[tuple[tuple[int, ...], int, int]]:
     """Context, expected, said; of those that were refuted."""
     counts = misses.counts
@@ -87,7 +93,7 @@ def test_only_recipe_tokens_of_requests_that_are_known_count(log: MissLog) -> No
     take(log, [1, 2, 10, 99, 98, 97], [11])
     log.finish(["r"])
     take(log, [1, 2, 10, 99, 98, 97, 96], [])
-    assert refuted(log._misses) == []
+    assert refuted(counted(log)) == []
 
 
 def test_a_step_that_nobody_saw_is_not_guessed_at(log: MissLog) -> None:
@@ -96,7 +102,7 @@ def test_a_step_that_nobody_saw_is_not_guessed_at(log: MissLog) -> None:
     take(log, list(range(60)), [11])  # more tokens than a step can write
     take(log, [10], [11])  # taken back
     take(log, [10, 11], [])
-    assert refuted(log._misses) == []
+    assert refuted(counted(log)) == []
 
 
 def test_accepted_tokens_are_a_sample_that_counts_as_all(log: MissLog) -> None:
@@ -105,7 +111,7 @@ def test_accepted_tokens_are_a_sample_that_counts_as_all(log: MissLog) -> None:
         take(log, [7, 10], [11, 12])
         take(log, [7, 10, 11, 12, 5], [])
         log.finish(["r"])
-        assert num_accepted(log._misses) == 2 * ACCEPTED_OF * ((number + 1) // ACCEPTED_OF)
+        assert num_accepted(counted(log)) == 2 * ACCEPTED_OF * ((number + 1) // ACCEPTED_OF)
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -134,6 +140,38 @@ def test_the_file_is_written_now_and_then(
     assert ((10,), 11, 99) in refuted(Misses.load(path))
 
 
+def test_what_is_new_is_appended_a_few_at_a_time(
+    log: MissLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 misses written at once stopped the worker for most of a second, every 30 s."""
+    path, portions = tmp_path / "new" / "x.misses.json", []
+    monkeypatch.setattr(log._closed, "wait", lambda _: portions.append(path.exists()))
+
+    def write(tokens: range, said: int) -> bytes:
+        for token in tokens:
+            log._new.refuted([token], [], 11, said)
+        log.run(log._write)
+        return path.read_bytes()
+
+    first = write(range(500), 99)
+    assert len(portions) == 2 * 500 / miss_log._PORTION  # once to count them, once to write them
+    again = write(range(3), 98) + write(range(3), 98)[len(first) :]
+    assert again.startswith(first)
+    assert again.count(b"\n") == 1 + 500 + 3 + 6  # the head, and no line twice
+    path.write_bytes(path.read_bytes() + b"[[1],[],11,9")  # what a killed worker leaves behind
+    found = Misses.load(path)
+    assert found.counts == log._misses.counts
+    assert (len(found), found.num_refuted) == (503, 506)
+    # Written whole: where somebody has cleared the directory, and before a reader would refuse it for its length.
+    path.unlink()
+    whole = write(range(1), 97)
+    assert whole.count(b"\n") == 1 + 504
+    monkeypatch.setattr(miss_log, "MAX_BYTES", len(whole))
+    assert len(write(range(1), 97)) == len(whole)
+    assert Misses.load(path).counts == log._misses.counts
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("strict", ["0", "1"])
 def test_a_full_disk_costs_the_counts_and_one_line(
     log: MissLog, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str], strict: str
@@ -143,7 +181,7 @@ def test_a_full_disk_costs_the_counts_and_one_line(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Misses, "save", full)
+    monkeypatch.setattr(miss_log, "write_at_once", full)
     log.add("r", 0)
     for end in range(3):
         take(log, [10, *[99] * end], [11])
@@ -177,7 +215,7 @@ def test_on_the_v2_runner_copies_are_compared_a_step_later(log: MissLog) -> None
         copies.copy(["a", "b"], torch.tensor([2, 0]), draft, states)
         draft.length = torch.zeros(2, dtype=torch.int32)
     copies.finish(["a"])
-    assert refuted(log._misses) == [((1, 2, 10, 11, 12), 13, 99), ((3, 20), 50, 11)]
+    assert refuted(counted(log)) == [((1, 2, 10, 11, 12), 13, 99), ((3, 20), 50, 11)]
     while copies.queue.begin(0, ["b"]):  # all in use: a step is left out, and nothing waits
         copies.queue.in_flight[-1].event = SimpleNamespace(query=lambda: False)
     copies.copy(["b"], torch.tensor([0]), draft, states)
@@ -197,7 +235,7 @@ def test_the_proposer_of_v1_counts(
         engine.step()
     engine.step(finished=("r",))
     assert ours.miss_log is not None
-    assert refuted(ours.miss_log._misses) == [((1, 2, 3, 10, 11, 12), 13, 99)]
+    assert refuted(counted(ours.miss_log)) == [((1, 2, 3, 10, 11, 12), 13, 99)]
     assert engine.usage["r"].by_source()["recipe"] == {"drafted": 4, "accepted": 3}
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align import Drafter, Source

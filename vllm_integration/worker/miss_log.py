@@ -11,8 +11,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ import torch
 from gpu_align import Recipes, Source
 from gpu_align.ops.constants import SHAPE_WINDOW
 from gpu_align.recipes import Misses, count_misses, fingerprint
+from gpu_align.recipes.misses import Miss, line_of
+from gpu_align.recipes.pack import MAX_BYTES, write_at_once
 
 from ..config.settings import Settings
 from ..seams.install import Guard, guarded
@@ -36,6 +39,8 @@ _COUNTS = "counts no recipe misses"
 EVERY, IDLE = 30.0, 1.0
 #: Tokens before a draft that a context, literal or a shape, can depend on.
 _BEFORE = SHAPE_WINDOW + 1
+#: Misses that are written at a time, and seconds until the next ones.
+_PORTION, _PAUSE = 50, 0.002
 #: Accepted tokens are counted of one draft in so many, as that many: it takes time, and there are many.
 ACCEPTED_OF = 8
 #: Requests that are followed; the oldest are forgotten.
@@ -58,7 +63,7 @@ class _FollowedMisses:
 
 class MissLog:
     """Compares each draft of recipe tokens with what the model then wrote. Whatever fails turns the log off, with
-    one ERROR line, and nothing else. A thread writes the file now and then. A draft is right
+    one ERROR line, and nothing else. A thread appends to the file now and then. A draft is right
     as far as it is what the model wrote, whether or not the engine verified all of it.
 
     path: the file. misses: counts of this process. recipes: of the drafter. num_draft_tokens: K.
@@ -66,12 +71,13 @@ class MissLog:
 
     def __init__(self, path: Path, misses: Misses, recipes: Recipes, num_draft_tokens: int) -> None:
         self._path, self._misses, self._recipes = path, misses, recipes
+        #: What was counted since the last write.
+        self._new = self._none()
         #: Tokens of a request's end that `take` wants: those before a draft, and what a step can write.
         self.tail_len = _BEFORE + num_draft_tokens + 1
         self._requests: OrderedDict[str, _FollowedMisses] = OrderedDict()
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
-        self._dirty = False
         self._drafts = 0
         self._guard = Guard(
             f"any more (GPU_ALIGN_RECIPE_MISSES={str(path.parent)!r})",
@@ -158,7 +164,7 @@ class MissLog:
         self._drafts += 1
         with self._lock:
             count_misses(
-                self._misses,
+                self._new,
                 request.before,
                 request.position - request.prompt_len,
                 request.draft,
@@ -166,16 +172,36 @@ class MissLog:
                 self._recipes.shape_of,
                 accepted_count=0 if self._drafts % ACCEPTED_OF else ACCEPTED_OF,
             )
-            self._dirty = True
+
+    def _none(self) -> Misses:
+        return Misses(shapes_only=self._misses.shapes_only)
 
     def _write(self) -> None:
         with self._writing:  # the thread, and whoever closes
-            if not self._dirty:
-                return
             with self._lock:
-                of = self._misses
-                counted, self._dirty = Misses(of.tokenizer, made_by=of.made_by, counts=of.counts), False
-            counted.save(self._path)
+                new, self._new = self._new.counts, self._none()
+            if not new:
+                return
+            added = list(self._lines(new, self._misses.count))
+            try:
+                size = self._path.stat().st_size
+            except FileNotFoundError:
+                size = MAX_BYTES
+            if size + sum(map(len, added)) > MAX_BYTES:
+                # It is not there, or what is counted again and again would make it longer than a reader takes.
+                whole = chain([self._misses.head()], self._lines(self._misses.counts, lambda *_: True))
+                write_at_once(self._path, whole, 0o600)
+                return
+            with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "ab", 0) as file:
+                for lines in added:
+                    file.write(lines)
+
+    def _lines(self, counts: Mapping[Miss, int], is_held: Callable[[Miss, int], bool]) -> Iterator[bytes]:
+        """The lines of those that are held. Between a few of them whatever else this process does has its turn."""
+        rows = iter(counts.items())
+        while part := list(islice(rows, _PORTION)):
+            yield b"".join(line_of(miss, count) for miss, count in part if is_held(miss, count))
+            self._closed.wait(_PAUSE)
 
 
 class MissCopies:
