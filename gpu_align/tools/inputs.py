@@ -6,12 +6,17 @@ import codecs
 import gzip
 import json
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..recipes.pack import MAX_BYTES
+
 _GZIP_MAGIC = b"\x1f\x8b"
+#: Gzipped text beyond `MAX_BYTES` is at most so many times as long as the file; most is four to ten times as long.
+MOST_PACKED = 32
 
 
 class RecordError(ValueError):
@@ -30,15 +35,22 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(number, object)`` of each line that is not empty; a gzipped file is told by its first two bytes.
 
     Raises:
-        RecordError: a line is not UTF-8, no JSON, or no object; or damaged gzip data.
+        RecordError: a line is not UTF-8, no JSON, or no object; damaged gzip data; or such of far more text than
+            a file of its size has.
         OSError: the file cannot be read.
     """
     with path.open("rb") as raw:
         packed = raw.read(2) == _GZIP_MAGIC
-    number = 0
+    number, left = 0, max(MAX_BYTES, MOST_PACKED * path.stat().st_size) if packed else sys.maxsize - 1
     try:
         with gzip.open(path) if packed else path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
+            while line := stream.readline(left + 1):
+                number += 1
+                left -= len(line)
+                if left < 0:
+                    raise RecordError(
+                        number, "gzip data of far more text than texts pack to; unpack it to use it"
+                    )
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if text.strip():
                     yield number, _object(number, text)

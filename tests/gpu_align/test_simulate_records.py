@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from gpu_align.recipes.pack import MAX_BYTES
 from gpu_align.simulate import Record, RecordError, read_records
+from gpu_align.tools.inputs import json_lines
 
 GOOD = {"id": "a", "prediction": [1, 2], "output": [1, 3]}
 
@@ -139,6 +142,26 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(lines(*[GOOD] * 2000))[:-20])
     with pytest.raises(RecordError, match=r"^line \d+: damaged gzip data"):
         read_records(path)
+
+
+@pytest.mark.parametrize(
+    "line", [lines(GOOD) + b" " * 2**16 + b"\n", b" " * 2**27], ids=["lines", "one line"]
+)
+def test_gzip_data_of_far_too_much_text(tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte took 1.6 GB of memory. As much as texts pack to is read, and whatever is not packed."""
+    path = write(tmp_path / "p.jsonl.gz", line * (2**27 // len(line)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordError, match=r"^line \d+: gzip data of far more text than texts pack to"):
+            for _ in json_lines(path):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_BYTES
+    finally:
+        tracemalloc.stop()
+    monkeypatch.setattr("gpu_align.tools.inputs.MAX_BYTES", 100)
+    records = [{**GOOD, "id": number} for number in range(100)]
+    assert len(read_records(write(path, lines(*records)))) == 100
+    assert len(read_records(write(tmp_path / "p.jsonl", lines(*[GOOD] * 100)))) == 100
 
 
 def test_text_is_encoded_by_the_tokenizer_named(tmp_path: Path) -> None:
