@@ -21,9 +21,9 @@ from gpu_align.step_log import read_step_log
 from tests.campaign.campaign import Tally
 from tests.campaign.canaries import VOCABULARY, Canaries, Request
 from tests.gpu_align.step_harness import device_of
+from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.seams import install
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.usage import RequestUsage
 from vllm_integration.worker import proposer_v1
 
 

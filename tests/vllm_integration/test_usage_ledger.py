@@ -16,13 +16,13 @@ from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import usage as collector
 from vllm_integration.frontend import usage as response_usage
+from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS, DraftReport, StepDrafts
 from vllm_integration.wire.steps import HEADER, decode, encode
-from vllm_integration.wire.usage import RequestUsage
 
 PREDICTION, CONTEXT, RECIPE = 1, 2, 3
 
@@ -386,7 +386,7 @@ class FrontEnd:
 def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     monkeypatch.setattr(collector, "collector", collector.Collector())
     monkeypatch.setattr(response_usage, "collector", collector.collector)
-    monkeypatch.setattr(in_use, "_configured", True)
+    monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2"))
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     return FrontEnd()
 

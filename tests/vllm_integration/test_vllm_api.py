@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from usage_harness import refused
 from vllm_fakes import config
 
 from vllm_integration.config import engine_config
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.frontend import endpoints as api
-from vllm_integration.frontend import input_processor as inputs
 from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend import usage as response_usage
-from vllm_integration.frontend.prediction import Limits, PredictionError, parse_prediction
+from vllm_integration.frontend.prediction import FieldError, Limits, parse_prediction
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
@@ -77,7 +77,7 @@ def test_the_text_of_a_prediction(value: Any, text: str) -> None:
     ],
 )
 def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, place: str, found: str) -> None:
-    with pytest.raises(PredictionError) as caught:
+    with pytest.raises(FieldError) as caught:
         parse_prediction(value, LIMITS)
     message = str(caught.value)
     assert message.startswith(place)
@@ -86,7 +86,7 @@ def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, place: str
 
 
 def test_a_million_bad_parts_are_one_error() -> None:
-    with pytest.raises(PredictionError) as caught:
+    with pytest.raises(FieldError) as caught:
         parse_prediction(content([0] * 1_000_000), Limits(1000, 100, 2_000_000, 5))
     assert len(str(caught.value)) < 200
 
@@ -94,9 +94,9 @@ def test_a_million_bad_parts_are_one_error() -> None:
 def test_the_completions_endpoint_takes_a_string() -> None:
     assert parse_prediction("a\r\nb", LIMITS, plain_text=True) == "a\nb"
     assert parse_prediction(content("a"), LIMITS, plain_text=True) == "a"
-    with pytest.raises(PredictionError, match=r"expected a string or .*, got number"):
+    with pytest.raises(FieldError, match=r"expected a string or .*, got number"):
         parse_prediction(5, LIMITS, plain_text=True)
-    with pytest.raises(PredictionError, match="lone surrogate"):
+    with pytest.raises(FieldError, match="lone surrogate"):
         parse_prediction("\ud800", LIMITS, plain_text=True)
 
 
@@ -122,19 +122,17 @@ OVER = [
 
 @pytest.mark.parametrize(("reason", "value", "text"), OVER)
 def test_what_is_over_a_limit_is_cut_and_counted(
-    reason: limits.Reason, value: Any, text: str, monkeypatch: pytest.MonkeyPatch
+    reason: str, value: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(limits, "on_count", [lambda *what: heard.append(what)])
-    before = limits.counts[reason, "truncated"]
+    monkeypatch.setattr(limits.metrics, "count_refused", lambda *what: heard.append(what))
     assert parse_prediction(value, LIMITS) == text
-    assert limits.counts[reason, "truncated"] == before + 1
     assert heard == [(reason, "truncated")]
 
 
 @pytest.mark.parametrize(("reason", "value", "text"), OVER)
-def test_strict_limits_refuse_instead(reason: limits.Reason, value: Any, text: str) -> None:
-    with pytest.raises(PredictionError, match=r"^prediction.*expected at most .*, got more") as caught:
+def test_strict_limits_refuse_instead(reason: str, value: Any, text: str) -> None:
+    with pytest.raises(FieldError, match=r"^prediction.*expected at most .*, got more") as caught:
         parse_prediction(value, replace(LIMITS, strict=True))
     assert caught.value.reason == reason
 
@@ -145,9 +143,7 @@ def test_strict_limits_refuse_instead(reason: limits.Reason, value: Any, text: s
     ids=["characters", "parts", "nesting"],
 )
 def test_what_just_fits_is_taken(value: Any) -> None:
-    before = sum(limits.counts.values())
     assert parse_prediction(value, replace(LIMITS, strict=True))
-    assert sum(limits.counts.values()) == before
 
 
 def test_the_limits_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +203,7 @@ def travelling(*token_ids: int) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "tokenize_params", lambda limit: limit + 1)
+    monkeypatch.setattr(api, "tokenize_params", lambda allowed: allowed.tokens + 1)
     for name in os.environ:
         if name.startswith("GPU_ALIGN_"):
             monkeypatch.delenv(name)
@@ -318,11 +314,10 @@ def test_the_usage_of_a_response_with_a_prediction_is_looked_up(monkeypatch: pyt
 
 
 def test_refusals_are_counted() -> None:
-    before = dict(limits.counts)
+    before = [refused(reason) for reason in ("malformed", "unsupported")]
     call(Serving(), content(5))
     call(Serving(), content("ab"), use_beam_search=True)
-    for reason in ("malformed", "unsupported"):
-        assert limits.counts[reason, "refused"] == before.get((reason, "refused"), 0) + 1
+    assert [refused(reason) - 1 for reason in ("malformed", "unsupported")] == before
 
 
 def test_each_conversation_of_a_batch_gets_the_prediction() -> None:
@@ -393,7 +388,7 @@ def test_params_of_other_requests_are_passed_on_as_they_are() -> None:
         def process_inputs(self, request_id: str, prompt: Any, params: Any, *more: Any, **named: Any) -> None:
             seen.append((params, more, named))
 
-    wrapped = wrapped_by(inputs.process_inputs)(Processor.process_inputs)
+    wrapped = wrapped_by(api.process_inputs)(Processor.process_inputs)
     for extra_args in (None, {}, {"other": 1}):
         params = SimpleNamespace(extra_args=extra_args)
         wrapped(Processor(), "r", "p", params, 1, priority=2)

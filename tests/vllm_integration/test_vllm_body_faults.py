@@ -47,7 +47,7 @@ def test_a_body_that_cannot_be_read_goes_to_vllm(
     for _ in range(2):
         assert asyncio.run(_through_the_limit(chunks)) == (200, b"".join(chunks))
     assert plugin_log == [
-        r"gpu_align could not limit a request body (told once): RuntimeError: injected\nfault"
+        r"gpu_align could not check a request body (told once): RuntimeError: injected\nfault"
     ]
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(RuntimeError, match="injected"):

@@ -14,9 +14,10 @@ from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
 from vllm_integration.config import settings as packs
 from vllm_integration.config.settings import Settings
-from vllm_integration.frontend import input_processor
-from vllm_integration.frontend.input_processor import process_inputs
-from vllm_integration.frontend.prediction import ChoiceError, Choices, check_known, choices_of
+from vllm_integration.frontend import endpoints
+from vllm_integration.frontend import prediction as fields
+from vllm_integration.frontend.endpoints import process_inputs
+from vllm_integration.frontend.prediction import FieldError, choices_of
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, Prediction, TextKind
 
@@ -35,22 +36,25 @@ def two_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("given", "chosen"),
     [
-        ({}, Choices()),
-        ({"recipes": None, "memory": None, "other": 1}, Choices()),
-        ({"recipes": []}, Choices(recipes=())),
-        ({"recipes": ["b", "a", "b"]}, Choices(recipes=("b", "a"))),
-        ({"recipes": ("a",)}, Choices(recipes=("a",))),
-        ({"recipes": "a"}, Choices(recipes=("a",))),
-        ({"recipes": " a , b"}, Choices(recipes=("a", "b"))),
-        ({"recipes": " "}, Choices(recipes=())),
-        ({"memory": False}, Choices(memory=False)),
-        ({"memory": 0}, Choices(memory=False)),
-        ({"memory": True}, Choices()),
-        ({"memory": 1}, Choices()),
+        ({}, {}),
+        ({"recipes": None, "memory": None, "other": 1}, {}),
+        ({"recipes": []}, {"recipes": ()}),
+        ({"recipes": ["b", "a", "b"]}, {"recipes": ("b", "a")}),
+        ({"recipes": ("a",)}, {"recipes": ("a",)}),
+        ({"recipes": "a"}, {"recipes": ("a",)}),
+        ({"recipes": " a , b"}, {"recipes": ("a", "b")}),
+        ({"recipes": " "}, {"recipes": ()}),
+        ({"memory": False}, {"memory": False}),
+        ({"memory": 0}, {"memory": False}),
+        ({"memory": True}, {}),
+        ({"memory": 1}, {}),
     ],
 )
-def test_what_is_chosen(given: dict[str, Any], chosen: Choices) -> None:
-    assert choices_of(given) == chosen
+def test_what_is_chosen(
+    given: dict[str, Any], chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "known_names", lambda _: None)
+    assert choices_of(given, Settings()) == chosen
 
 
 @pytest.mark.parametrize(
@@ -68,21 +72,22 @@ def test_what_is_chosen(given: dict[str, Any], chosen: Choices) -> None:
     ],
 )
 def test_what_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ChoiceError) as caught:
-        choices_of(given)
+    with pytest.raises(FieldError) as caught:
+        choices_of(given, Settings())
     assert str(caught.value) == message
     assert caught.value.parameter == message.partition(":")[0].partition("[")[0]
 
 
 def test_an_unknown_pack_is_refused_where_the_names_are_known(two_packs: str) -> None:
     settings = Settings.from_env()
-    check_known(Choices(recipes=("house", "base")), settings)
-    with pytest.raises(ChoiceError, match="expected names out of house, base, got another one"):
-        check_known(Choices(recipes=("base", "secret")), settings)
-    with pytest.raises(ChoiceError, match="no names, the server has no recipes"):
-        check_known(Choices(recipes=("base",)), Settings(recipes="off"))
-    assert packs.known_names(Settings(recipes="base,/no/such/file")) is None
-    check_known(Choices(recipes=("anything",)), Settings(recipes="base,/no/such/file"))
+    assert choices_of({"recipes": "house,base"}, settings) == {"recipes": ("house", "base")}
+    with pytest.raises(FieldError, match="expected names out of house, base, got another one"):
+        choices_of({"recipes": ["base", "secret"]}, settings)
+    with pytest.raises(FieldError, match="no names, the server has no recipes"):
+        choices_of({"recipes": "base"}, Settings(recipes="off"))
+    unknown = Settings(recipes="base,/no/such/file")
+    assert packs.known_names(unknown) is None
+    assert choices_of({"recipes": "anything"}, unknown) == {"recipes": ("anything",)}
 
 
 class Params:
@@ -111,7 +116,7 @@ def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> d
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
-    monkeypatch.setattr(input_processor, "drafts_predictions", lambda _: True)
+    monkeypatch.setattr(endpoints, "drafts_predictions", lambda _: True)
     for name in ("DRAFT_WITHOUT_PREDICTION", "MEMORY_TOKENS", "STRICT"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")

@@ -15,7 +15,7 @@ from test_vllm_speculator import K, params_of, propose, speculators, write
 from usage_harness import Step, message
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling, v1_alone
 
-from vllm_integration.frontend import endpoints, input_processor
+from vllm_integration.frontend import endpoints
 from vllm_integration.frontend import endpoints as our_app
 from vllm_integration.frontend import endpoints as redaction
 from vllm_integration.frontend import prediction as faults
@@ -287,7 +287,7 @@ def test_usage_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -
         plugin_log.clear()
         with monkeypatch.context() as patch:
             patch.setattr(faults.guard, "ended", set())
-            patch.setattr(usage_collector, "configured_here", lambda: True)
+            patch.setattr(usage_collector, "engine_here", lambda: "an engine")
             break_at(patch, owner, name)
             for _ in range(3):
                 request = SimpleNamespace(
@@ -352,7 +352,7 @@ def test_endpoints_go_on(
     monkeypatch.setattr(endpoints, "take_prediction", taken)
     break_at(monkeypatch, endpoints, name)
     serving = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=None))
-    request = SimpleNamespace(request_id="r\n", vllm_xargs={wire.KEY: [1]}, model_extra=None)
+    request = SimpleNamespace(request_id="r\n", vllm_xargs={wire.KEY: [1], "memory": 0}, model_extra=None)
     assert asyncio.run(serve(original, serving, request)) == "answer"
     (line,) = plugin_log
     assert "RuntimeError" in line
@@ -360,7 +360,7 @@ def test_endpoints_go_on(
 
 
 def test_a_count_that_fails_leaves_the_400(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
-    monkeypatch.setattr(limits, "on_count", [broken])
+    break_at(monkeypatch, limits.metrics, "count_refused")
     limits.count_refused("bytes")
     limits.count_refused("bytes")
     assert [r"injected\nfault" in line for line in plugin_log] == [True]
@@ -368,14 +368,12 @@ def test_a_count_that_fails_leaves_the_400(monkeypatch: pytest.MonkeyPatch, plug
 
 def test_the_offline_api_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
     sampling_params = pytest.importorskip("vllm.sampling_params")
-    monkeypatch.setattr(input_processor, "drafts_predictions", lambda _: True)
+    monkeypatch.setattr(endpoints, "drafts_predictions", lambda _: True)
     processor = SimpleNamespace(vllm_config=None, renderer=SimpleNamespace(tokenizer=object()))
     extra_args = {**PredictedOutputParams(prediction="SECRET").to_extra_args(), "other": 1}
     params = sampling_params.SamplingParams(extra_args=extra_args)
-    monkeypatch.setattr(input_processor.Limits, "of", broken)
-    given = input_processor.process_inputs(
-        lambda self, name, prompt, params: params, processor, "r", "p", params
-    )
+    monkeypatch.setattr(endpoints.Limits, "of", broken)
+    given = endpoints.process_inputs(lambda self, name, prompt, params: params, processor, "r", "p", params)
     assert given.extra_args == {"other": 1}
     assert params.extra_args == extra_args
     assert plugin_log == ["Request r is served without its prediction: RuntimeError"]
@@ -390,7 +388,7 @@ def test_a_server_starts_without_the_filter_of_its_log(
     )  # an engine may be known in this process
     app = SimpleNamespace(user_middleware=[])
     assert our_app.init_entrypoints_middleware(lambda *args: "done", None, app, ()) == "done"
-    assert (len(plugin_log), len(app.user_middleware)) == (1, 2)
+    assert (len(plugin_log), len(app.user_middleware)) == (1, 1)
 
 
 def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from request_app import ENDPOINTS, send
+from usage_harness import refused
 
 from vllm_integration.frontend import body as body_limit
-from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend.body import BodyScan
 from vllm_integration.seams import install as compat
 
@@ -52,7 +52,7 @@ def post(app: Any, chunks: list[bytes], path: str = "/v1/completions", **how: An
 def test_a_long_body_with_a_prediction_is_refused(
     request_app: Any, small_limit: int, path: str, says_length: bool
 ) -> None:
-    before = limits.counts["bytes", "refused"]
+    before = refused("bytes")
     body = json.dumps({"model": "tiny", **ENDPOINTS[path], "prediction": "w1 " * 2000}).encode()
     chunks = chunked(body, 500)
     status, answer, read = post(request_app, chunks, path, length=len(body) if says_length else None)
@@ -67,7 +67,7 @@ def test_a_long_body_with_a_prediction_is_refused(
         }
     }
     assert read == len(chunks)  # a client that sends before it listens must be able to finish
-    assert limits.counts["bytes", "refused"] == before + 1
+    assert refused("bytes") == before + 1
 
 
 #: Keys that JSON reads as `prediction`.
@@ -162,9 +162,9 @@ def test_a_client_that_goes_away_is_vllms_business(
     request_app: Any, small_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = ({"type": "http.disconnect"},)
-    before = dict(limits.counts)
+    before = refused("bytes")
     with_us = post(request_app, chunked(long_body(5000), 500), more=gone)
-    assert limits.counts == before
+    assert refused("bytes") == before
     monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
     assert with_us == post(request_app, chunked(long_body(5000), 500), more=gone)
 
@@ -357,7 +357,7 @@ def test_too_much_structure_is_told_with_the_limit_and_what_was_found(
     request_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_ALIGN_MAX_BODY_ITEMS", "100")
-    before = limits.counts["items", "refused"]
+    before = refused("items")
     body = json.dumps({**GOOD, "prediction": {"type": "content", "content": [{}] * 99}}).encode()
     status, answer, _ = post(request_app, chunked(body, 50))
     assert status == 413
@@ -366,7 +366,7 @@ def test_too_much_structure_is_told_with_the_limit_and_what_was_found(
         "prediction: expected a request body of at most 100 keys, arrays and objects, 4 plain values counting "
         "as one (GPU_ALIGN_MAX_BODY_ITEMS), got 132"
     )
-    assert limits.counts["items", "refused"] == before + 1
+    assert refused("items") == before + 1
     without = json.dumps({**GOOD, "stop": [], "more": [{}] * 200}).encode()
     assert post(request_app, chunked(without))[:2] == (200, b'{"error":' + SERVED)
 

@@ -16,8 +16,7 @@ from odd_texts import TEXTS
 from vllm_harness import K, Server, read_steps
 
 from gpu_align import Drafter
-from vllm_integration.frontend import input_processor as inputs
-from vllm_integration.frontend.prediction import Limits, parse_prediction
+from vllm_integration.frontend.prediction import Limits, parse_prediction, tokenize_params
 
 pytestmark = pytest.mark.vllm
 
@@ -77,7 +76,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """As vLLM's renderer encodes with the parameters that we give it."""
-    kwargs = inputs.tokenize_params(LIMITS.tokens).get_encode_kwargs()
+    kwargs = tokenize_params(LIMITS).get_encode_kwargs()
     return list(tokenizer(text, **kwargs)["input_ids"])
 
 

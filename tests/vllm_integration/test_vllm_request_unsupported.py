@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from request_app import Serving, make_app, send
 from starlette.requests import ClientDisconnect
+from usage_harness import refused
 
 from vllm_integration.frontend import body as unsupported
 from vllm_integration.frontend import prediction as faults
-from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend.body import UNSUPPORTED_ENDPOINTS as ENDPOINTS
 from vllm_integration.seams import install as compat
 
@@ -43,7 +43,7 @@ def ask(app: Any, path: str, body: bytes, pieces: int = 3) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_prediction_is_a_400_that_names_the_field(app: Any, path: str) -> None:
-    before = limits.counts["unsupported", "refused"]
+    before = refused("unsupported")
     for prediction in ('{"type": "content", "content": "secret"}', '"secret"', "7", "false", "[]"):
         for key in ('"prediction"', '"\\u0070rediction"'):
             status, answer = ask(app, path, f'{{"model": "m", {key} : {prediction}}}'.encode())
@@ -51,7 +51,7 @@ def test_a_prediction_is_a_400_that_names_the_field(app: Any, path: str) -> None
             error = json.loads(answer)["error"]
             assert error["param"] == "prediction"
             assert error["message"] == f"prediction: {path} does not take a prediction"
-    assert limits.counts["unsupported", "refused"] == before + 10
+    assert refused("unsupported") == before + 10
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_a_fault_costs_no_answer(app: Any, monkeypatch: pytest.MonkeyPatch, plug
     for _ in range(2):
         assert ask(app, ENDPOINTS[0], b'{"prediction": 7}') == (200, b"17")
     (line,) = plugin_log
-    assert line.startswith("gpu_align could not look for a prediction in a request body (told once): ZeroDiv")
+    assert line.startswith("gpu_align could not check a request body (told once): ZeroDiv")

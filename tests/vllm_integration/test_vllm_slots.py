@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings, drafts_without_prediction
+from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.wire.request import RequestContent
-from vllm_integration.wire.usage import RequestUsage
 from vllm_integration.worker.requests import RequestState, SlotTable, StopRule
 from vllm_integration.worker.step_log import DebugLog, safe_name
 

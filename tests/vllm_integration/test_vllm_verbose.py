@@ -22,9 +22,9 @@ def lines() -> Iterator[list[str]]:
     level = verbose.logger.level
     verbose.logger.addHandler(handler)
     verbose.logger.setLevel(logging.INFO)
-    verbose.level.cache_clear()
+    verbose._settings.cache_clear()
     yield found
-    verbose.level.cache_clear()
+    verbose._settings.cache_clear()
     verbose.logger.setLevel(level)
     verbose.logger.removeHandler(handler)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
+import prometheus_client
 import yaml
 from vllm_harness import is_live
 
@@ -201,6 +202,12 @@ def scrape(url: str) -> Counter[str]:
             name, value = line.rsplit(" ", 1)
             samples[name] = float(value)  # type: ignore[assignment]  # histograms' sums are whole here
     return samples
+
+
+def refused(reason: str, action: str = "refused") -> float:
+    """Predictions of this process that were not taken whole."""
+    labels = {"reason": reason, "action": action}
+    return prometheus_client.REGISTRY.get_sample_value("gpu_align_predictions_refused_total", labels) or 0
 
 
 def moved(before: Counter[str], after: Counter[str]) -> dict[str, float]:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 from vllm_integration.wire.steps import HEADER, decode
-from vllm_integration.wire.usage import RequestUsage
 
 
 class FakeDrafter:

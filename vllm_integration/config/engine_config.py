@@ -21,7 +21,7 @@ from ..seams import source_probe
 from ..seams.install import are_whole, install, seam, shown_reason
 from ..seams.table import CONFIG, REJECTION
 from ..wire import request as wire
-from .in_use import drafts_predictions, note_configured, note_engine
+from .in_use import drafts_predictions, note_engine
 from .settings import Settings, warn_of_unknown_names
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -169,7 +169,6 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     Settings.from_env()  # raises here, where the start fails with one line, and not in a worker
     warn_of_unknown_names()
     _warn_of_rust_front_end()
-    note_configured()
     if not self.use_v2_model_runner:
         if is_on(self):
             do_without(self, "the V1 model runner has none")

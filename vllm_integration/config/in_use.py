@@ -19,7 +19,6 @@ class EngineFacts(NamedTuple):
     runner: str
 
 
-_configured = False
 _facts: EngineFacts | None = None
 
 
@@ -32,17 +31,6 @@ def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
         and speculative.method == "custom_class"
         and speculative.model in OUR_CLASSES
     )
-
-
-def note_configured() -> None:
-    """This process configures an engine that drafts from predictions; it may have a front end of that engine."""
-    global _configured
-    _configured = True
-
-
-def configured_here() -> bool:
-    """Whether `note_configured` was called in this process."""
-    return _configured
 
 
 def note_engine(vllm_config: Any) -> None:

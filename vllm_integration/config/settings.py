@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -150,7 +150,8 @@ class Settings(BaseModel):
             return True
         if recipes is not None:
             return bool(recipes)
-        return any(pack != SHIPPED_RECIPES and _is_usable(pack, self.recipe_registry) for pack in self.packs)
+        own = (pack for pack in self.packs if pack != SHIPPED_RECIPES)
+        return any(_pack(pack, self.recipe_registry).may_be_used for pack in own)
 
     def prediction_capacity(self, max_model_len: int) -> int:
         """Tokens of a prediction that are kept: never more than the model can write."""
@@ -160,21 +161,6 @@ class Settings(BaseModel):
         """Tokens of all predictions together: the longest fits at least, and no more than can be needed."""
         wanted = ARENA_TOKENS if self.arena_tokens is None else self.arena_tokens
         return min(max(wanted, capacity), tokens_for_all(max_slots, capacity))
-
-
-@functools.cache
-def _is_usable(pack: str, registry: str | None) -> bool:
-    """Whether an entry of the list of packs may be one: what cannot be found here, the worker may find."""
-    from gpu_align.recipes import PackError
-    from gpu_align.recipes.registry import resolve_packs
-
-    try:
-        resolve_packs(pack, None if registry is None else Path(registry))
-    except OSError:
-        pass
-    except PackError:
-        return False
-    return True
 
 
 def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
@@ -209,10 +195,7 @@ def load_pack(entry: str, registry: str | None) -> tuple[str, RecipePack]:
 
 
 def known_names(settings: Settings) -> tuple[str, ...] | None:
-    """The names that a request may choose from; None where a pack cannot be read here, and its name is not known.
-
-    The first call reads all packs, which may take a second.
-    """
+    """The names that a request may choose from; None where a pack cannot be read here: its name is not known."""
     found = packs_of(settings)
     if any(content_hash is None for _, content_hash in found):
         return None
@@ -222,13 +205,23 @@ def known_names(settings: Settings) -> tuple[str, ...] | None:
 def packs_of(settings: Settings) -> tuple[tuple[str, str | None], ...]:
     """The name and the content hash of each pack. One that cannot be read here is named as in the settings and has
     no hash. The first call reads all packs, which may take a second."""
-    return tuple(_pack(entry, settings.recipe_registry) for entry in settings.packs)
+    return tuple(_pack(entry, settings.recipe_registry)[:2] for entry in settings.packs)
+
+
+class _Pack(NamedTuple):
+    """may_be_used: False where it is no pack. What cannot be found here, the worker may find."""
+
+    name: str
+    content_hash: str | None
+    may_be_used: bool = True
 
 
 @functools.cache
-def _pack(entry: str, registry: str | None) -> tuple[str, str | None]:
+def _pack(entry: str, registry: str | None) -> _Pack:
+    from gpu_align.recipes import PackError
+
     try:
         name, pack = load_pack(entry, registry)
-        return name, pack.content_hash
-    except Exception:  # the worker tells what is wrong with a pack
-        return entry, None
+    except Exception as error:  # the worker tells what is wrong with a pack
+        return _Pack(entry, None, not isinstance(error, PackError))
+    return _Pack(name, pack.content_hash)

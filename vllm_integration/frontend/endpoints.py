@@ -1,44 +1,53 @@
-"""The `prediction` field of the OpenAI endpoints: read, tokenised and attached before vLLM sees the request.
+"""How a prediction gets into a request: read, tokenised and attached before vLLM sees it, over HTTP and offline.
 
-Everything that takes time in proportion to the prediction runs in a thread. A prediction travels in
+Over HTTP everything that takes time in proportion to the prediction runs in a thread. A prediction travels in
 `request.vllm_xargs`, which vLLM itself turns into `SamplingParams.extra_args`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import json
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 from pydantic_core import SchemaSerializer, core_schema
 
+from ..config.engine_config import V1_SCHEDULER
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
-from ..seams.install import seam, shown_id
+from ..seams.install import are_whole, seam, shown_id
 from ..wire import request as wire
-from . import prediction as limits
 from . import status
 from . import usage as response_usage
-from .body import BodyLimit, BodyScan, RefusedPredictions
-from .input_processor import as_prediction, tokenize_params
+from .body import BodyLimit, BodyScan
 from .prediction import (
+    FIELD,
     KEYS,
-    ChoiceError,
+    FieldError,
     Limits,
-    PredictionError,
-    check_known,
+    as_prediction,
     checked_text,
     choices_of,
     guard,
     parse_prediction,
     serve_without_prediction,
+    tokenize_params,
     type_name,
+)
+
+XARGS = f"vllm_xargs.{wire.KEY}"
+_NO_TOKENIZER = f"prediction: expected token ids in {XARGS} or extra_args, there is no tokenizer for text"
+
+# How pydantic prints a request that carries one, which vLLM does at the DEBUG level: by its size, not as bytes.
+wire.Prediction.__pydantic_serializer__ = SchemaSerializer(  # type: ignore[attr-defined]
+    core_schema.any_schema(serialization=core_schema.plain_serializer_function_ser_schema(repr))
 )
 
 
@@ -61,7 +70,7 @@ def _body_brings_prediction(body: Any) -> bool:
     if not isinstance(body, dict):
         return False
     xargs = body.get("vllm_xargs")
-    return body.get("prediction") is not None or (isinstance(xargs, dict) and wire.KEY in xargs)
+    return body.get(FIELD) is not None or (isinstance(xargs, dict) and wire.KEY in xargs)
 
 
 def install() -> None:
@@ -72,14 +81,31 @@ def install() -> None:
         validation.logger.addFilter(WithoutPredictions())
 
 
-logger = logging.getLogger("vllm.gpu_align")
+@seam("app.init_entrypoints_middleware")
+def init_entrypoints_middleware(
+    original: Callable[..., Any],
+    args: Any,
+    app: Any,
+    supported_tasks: Sequence[str],
+    *more: Any,
+    **kwargs: Any,
+) -> Any:
+    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing.
 
-FIELD = "prediction"
+    An HTTP server starts here, so this is also where it says what it is, and where its log is kept free of
+    predictions.
+    """
+    from starlette.middleware import Middleware
 
-# How pydantic prints a request that carries one, which vLLM does at the DEBUG level: by its size, not as bytes.
-wire.Prediction.__pydantic_serializer__ = SchemaSerializer(  # type: ignore[attr-defined]
-    core_schema.any_schema(serialization=core_schema.plain_serializer_function_ser_schema(repr))
-)
+    guard.run("could not keep predictions out of tracebacks", install)
+    app.user_middleware.append(Middleware(BodyLimit))
+    guard.run("could not say what it is", status.announce, args, app, supported_tasks)
+    return original(args, app, supported_tasks, *more, **kwargs)
+
+
+_of_every_conversation: ContextVar[wire.Prediction | None] = ContextVar("gpu_align_prediction", default=None)
+#: What a client of `/v1/messages` sent beside vLLM's fields: `FIELD`, and ours of `vllm_xargs`.
+_of_message: ContextVar[dict[str, Any] | None] = ContextVar("gpu_align_fields", default=None)
 
 
 @seam("chat.create_chat_completion", "responses.create_responses")
@@ -104,15 +130,14 @@ async def serve(
     prediction = None
     try:
         if drafts_predictions(self.engine_client.vllm_config):
-            if given := _of_message.get():
-                _put_into(request, given)
+            if given := dict(_of_message.get() or {}):
+                setattr(request, FIELD, given.pop(FIELD))  # its model takes unknown fields
+                request.vllm_xargs = {**(request.vllm_xargs or {}), **given} or None
             prediction = await take(self, request, plain_text=plain_text)
         if prediction is not None and not many_conversations:
             attach(request, prediction)
-    except PredictionError as error:
-        limits.count_refused(error.reason)
-        return self.create_error_response(str(error), param=FIELD)
-    except ChoiceError as error:
+    except FieldError as error:
+        error.count()
         return self.create_error_response(str(error), param=error.parameter)
     except Exception as error:
         serve_without_prediction(f"Request {shown_id(getattr(request, 'request_id', ''))}", error)
@@ -127,10 +152,6 @@ async def serve(
 
 serve_completion = seam("completions.create_completion")(functools.partial(serve, plain_text=True))
 serve_batch = seam("batch.create_batch_chat_completion")(functools.partial(serve, many_conversations=True))
-
-_of_every_conversation: ContextVar[wire.Prediction | None] = ContextVar("gpu_align_prediction", default=None)
-#: What a client of `/v1/messages` sent beside vLLM's fields: `FIELD`, and ours of `vllm_xargs`.
-_of_message: ContextVar[dict[str, Any] | None] = ContextVar("gpu_align_fields", default=None)
 
 
 @seam("messages.create_messages")
@@ -165,13 +186,6 @@ async def _fields_of_body(body: bytes) -> dict[str, Any] | None:
     return {FIELD: document.get(FIELD), **given}
 
 
-def _put_into(request: Any, given: dict[str, Any]) -> None:
-    xargs = dict(given)
-    setattr(request, FIELD, xargs.pop(FIELD))  # its model takes unknown fields
-    if xargs:
-        request.vllm_xargs = {**(request.vllm_xargs or {}), **xargs}
-
-
 def attach(request: Any, prediction: wire.Prediction) -> None:
     """Put a prediction where vLLM turns it into `SamplingParams.extra_args`."""
     request.vllm_xargs = {**(request.vllm_xargs or {}), wire.KEY: prediction}
@@ -187,22 +201,17 @@ def to_chat_completion_request(original: Callable[..., Any], self: Any, *args: A
     return request
 
 
-def _xargs(request: Any) -> dict[str, Any]:
-    """`vllm_xargs`, which is a field, or one more unknown key of a batch request; `{}` when there is none."""
-    xargs = getattr(request, "vllm_xargs", None)
-    return xargs if isinstance(xargs, dict) else {}
-
-
 async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:
-    """Take out of a request what is ours; None when it is served as it came. Raises `PredictionError` and
-    `ChoiceError`."""
-    xargs = _xargs(request)
-    choices = choices_of({key: xargs.pop(key) for key in KEYS if key in xargs})
-    if choices.recipes:
-        await asyncio.to_thread(check_known, choices, Settings.from_env())
+    """Take out of a request what is ours; None when it is served as it came. Raises `FieldError`."""
+    # A field, or one more unknown key of a batch request.
+    xargs = getattr(request, "vllm_xargs", None)
+    xargs = xargs if isinstance(xargs, dict) else {}
+    choices = {key: xargs.pop(key) for key in KEYS if key in xargs}
+    if choices:
+        choices = await asyncio.to_thread(choices_of, choices, Settings.from_env())
     prediction = None
     if (request.model_extra or {}).get(FIELD) is not None or wire.KEY in xargs:
-        prediction = await take_prediction(serving, request, plain_text=plain_text)
+        prediction = await take_prediction(serving, request, xargs, plain_text=plain_text)
     elif getattr(request, "use_beam_search", False):
         return None
     if prediction is None:
@@ -210,81 +219,154 @@ async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Predicti
             return None
         prediction = wire.Prediction(token_ids=b"")
     # One name for its usage, unique among all front ends.
-    return replace(choices.put_into(prediction), http_request_id=uuid.uuid4().hex)
+    return replace(prediction, **choices, http_request_id=uuid.uuid4().hex)
 
 
-async def take_prediction(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:
-    """Take the prediction of a request out of it; None when it is empty. Raises `PredictionError`.
+async def take_prediction(
+    serving: Any, request: Any, xargs: dict[str, Any], *, plain_text: bool
+) -> wire.Prediction | None:
+    """Take the prediction of a request out of it; None when it is empty. Raises `FieldError`.
 
     It is taken out so that nothing holds the text while the answer is generated, or prints it.
     """
-    value = (request.model_extra or {}).pop(FIELD, None)
-    given = _xargs(request).pop(wire.KEY, None)
+    value, given = (request.model_extra or {}).pop(FIELD, None), xargs.pop(wire.KEY, None)
     if value is not None and given is not None:
-        raise PredictionError(f"prediction: expected the field or vllm_xargs.{wire.KEY}, got both")
+        raise FieldError(f"prediction: expected the field or {XARGS}, got both")
     vllm_config = serving.engine_client.vllm_config
     allowed = Limits.of(vllm_config)
-    if value is not None:
-        text = await asyncio.to_thread(parse_prediction, value, allowed, plain_text=plain_text)
-        prediction = await _tokenise(serving, text, allowed)
-    elif isinstance(given, str):
-        text = await asyncio.to_thread(checked_text, f"vllm_xargs.{wire.KEY}", [given], allowed)
-        prediction = await _tokenise(serving, text, allowed)
-    else:
+    if value is None and not isinstance(given, str):
         vocab_size = int(vllm_config.model_config.get_vocab_size())
         prediction = await asyncio.to_thread(_check_ids, given, vocab_size, allowed)
-    if prediction is not None and getattr(request, "use_beam_search", False):
-        raise PredictionError("prediction: cannot be combined with use_beam_search", "unsupported")
+    else:
+        if value is not None:
+            text = await asyncio.to_thread(parse_prediction, value, allowed, plain_text=plain_text)
+        else:
+            text = await asyncio.to_thread(checked_text, XARGS, [given], allowed)
+        if not text:
+            return None
+        if serving.renderer.tokenizer is None:
+            raise FieldError(_NO_TOKENIZER, "unsupported")
+        prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, tokenize_params(allowed))
+        prediction = await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed)
+    if prediction.is_empty:
+        return None
+    if getattr(request, "use_beam_search", False):
+        raise FieldError("prediction: cannot be combined with use_beam_search", "unsupported")
     return prediction
 
 
-async def _tokenise(serving: Any, text: str, allowed: Limits) -> wire.Prediction | None:
-    if not text:
-        return None
-    if serving.renderer.tokenizer is None:
-        raise PredictionError(
-            f"prediction: expected token ids in vllm_xargs.{wire.KEY}, the server has no tokenizer for text",
-            "unsupported",
-        )
-    params = tokenize_params(allowed.tokens)
-    prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, params)
-    return await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed)
-
-
-def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Prediction | None:
-    where = f"vllm_xargs.{wire.KEY}"
+def _check_ids(given: object, vocab_size: int, allowed: Limits) -> wire.Prediction:
     if not isinstance(given, list):
-        raise PredictionError(f"{where}: expected an array of token ids or a string, got {type_name(given)}")
-    if len(given) > allowed.tokens:
-        allowed.exceeded(where, "tokens", allowed.tokens)
-        given = given[: allowed.tokens]
-    try:
-        encoded = wire.encode_token_ids(where, given, tell=False)
-    except (TypeError, ValueError) as error:
-        raise PredictionError(str(error)) from None
-    ids = wire.decode_token_ids(encoded)
+        raise FieldError(f"{XARGS}: expected an array of token ids or a string, got {type_name(given)}")
+    prediction = as_prediction(given, allowed, XARGS)
+    ids = wire.decode_token_ids(prediction.token_ids or b"")
     if ids.size and ids.max() >= vocab_size:
-        raise PredictionError(f"{where}: expected 0 ≤ token id < {vocab_size}, got others")
-    return wire.Prediction(token_ids=encoded) if ids.size else None
+        raise FieldError(f"{XARGS}: expected 0 ≤ token id < {vocab_size}, got others")
+    return prediction
 
 
-@seam("app.init_entrypoints_middleware")
-def init_entrypoints_middleware(
+#: The configuration of the engine that a request goes to, while it is checked; None where it is not one of ours.
+engine_of_request: ContextVar[Any] = ContextVar("engine_of_request", default=None)
+
+
+@seam("inputs.process_inputs")
+def process_inputs(
     original: Callable[..., Any],
-    args: Any,
-    app: Any,
-    supported_tasks: Sequence[str],
-    *more: Any,
+    self: Any,
+    request_id: str,
+    prompt: Any,
+    params: Any,
+    *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing.
+    """`InputProcessor.process_inputs`, with a text prediction in `params.extra_args` tokenised first, and with an
+    empty prediction where a request without one is drafted for.
 
-    An HTTP server starts here, so this is also where it says what it is, and where its log is kept free of
-    predictions.
+    The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
     """
-    from starlette.middleware import Middleware
+    if not drafts_predictions(self.vllm_config):
+        return original(self, request_id, prompt, params, *args, **kwargs)
+    try:
+        params = _prepared(self, params)
+    except FieldError as error:
+        from vllm.exceptions import VLLMValidationError
 
-    guard.run("could not keep predictions out of tracebacks", install)
-    app.user_middleware += [Middleware(BodyLimit), Middleware(RefusedPredictions)]
-    guard.run("could not say what it is", status.announce, args, app, supported_tasks)
-    return original(args, app, supported_tasks, *more, **kwargs)
+        error.count()
+        raise VLLMValidationError(str(error), parameter=error.parameter) from None
+    except Exception as error:
+        serve_without_prediction(f"Request {shown_id(request_id)}", error)
+        if getattr(params, "extra_args", None):
+            params = wire.with_extra_args(params, dict.fromkeys((wire.KEY, *KEYS)))
+    outer = engine_of_request.set(self.vllm_config)
+    try:
+        return original(self, request_id, prompt, params, *args, **kwargs)
+    finally:
+        engine_of_request.reset(outer)
+
+
+def _prepared(processor: Any, params: Any) -> Any:
+    """`params` with what the engine shall know; the caller's own where that is nothing."""
+    extra_args = getattr(params, "extra_args", None) or {}
+    prediction = _with_token_ids(processor, extra_args[wire.KEY]) if wire.KEY in extra_args else None
+    if any(key in extra_args for key in KEYS):
+        choices = choices_of(extra_args, Settings.from_env())
+        prediction = replace(prediction or wire.Prediction(token_ids=b""), **choices)
+    given = prediction or wire.Prediction(token_ids=b"")
+    kept = None if given.is_empty and not _drafts_for_empty(params, given) else given
+    # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
+    apart = kept is None and given.memory is False
+    changes = {wire.KEY: kept, wire.RECIPES_KEY: None, wire.MEMORY_KEY: False if apart else None}
+    if kept is None and not changes.keys() & extra_args.keys():
+        return params
+    return wire.with_extra_args(params, changes)
+
+
+def _drafts_for_empty(params: Any, prediction: wire.Prediction) -> bool:
+    """Whether a request without a prediction is drafted for: that is asked for, and a draft can become output."""
+    max_tokens = getattr(params, "max_tokens", None)
+    if not hasattr(params, "extra_args") or (max_tokens is not None and max_tokens <= 1):
+        return False
+    return drafts_without_prediction(prediction.recipes, prediction.memory)
+
+
+#: Fields of a `wire.Prediction` that no client sets.
+_OURS = set(wire.Prediction.__dataclass_fields__) - {"token_ids", "text"}
+
+
+def _with_token_ids(processor: Any, value: Any) -> wire.Prediction:
+    if isinstance(value, Mapping):  # a client's: the rest is ours to say
+        value = {name: value[name] for name in value if name not in _OURS}
+    try:
+        prediction = wire.read(value)
+    except (TypeError, ValueError) as error:
+        raise FieldError(str(error)) from None
+    if prediction.text is None:
+        return prediction
+    if processor.renderer.tokenizer is None:
+        raise FieldError(_NO_TOKENIZER, "unsupported")
+    limits = Limits.of(processor.vllm_config)
+    text = checked_text(FIELD, [prediction.text], limits)
+    prompt = processor.renderer.tokenize_prompt({"prompt": text}, tokenize_params(limits))
+    token_ids = as_prediction(prompt["prompt_token_ids"], limits).token_ids
+    return replace(prediction, text=None, token_ids=token_ids)
+
+
+@seam("parameters._validate_spec_decode")
+def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`SamplingParams._validate_spec_decode`, which finds neither `min_p` nor `logit_bias`."""
+    if (self.min_p or self.logit_bias) and _serves_them(engine_of_request.get()):
+        self = copy.copy(self)
+        self.min_p, self.logit_bias = 0.0, None
+    return original(self, *args, **kwargs)
+
+
+def _serves_them(vllm_config: Any) -> bool:
+    """Whether the engine of this configuration does; None: of none of ours. On V1 our scheduler keeps vLLM's from
+    planning placeholders for such a request, which would be verified like drafts."""
+    if vllm_config is None or not drafts_predictions(vllm_config):
+        return False
+    if vllm_config.use_v2_model_runner:
+        return True
+    return vllm_config.scheduler_config.scheduler_cls == V1_SCHEDULER and are_whole(
+        ("v1",), "gpu_align leaves min_p and logit_bias to vLLM"
+    )

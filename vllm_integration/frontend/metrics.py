@@ -7,7 +7,8 @@ processes up where there are several (vLLM sets its multiprocess mode up for `--
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +16,22 @@ import numpy.typing as npt
 
 from gpu_align.step_log import SOURCES
 
-from ..config.in_use import configured_here
+from ..config.in_use import engine_here
 from ..wire.steps import Steps
-from ..wire.usage import PREDICTION
-from . import prediction as limits
 
+#: Value of `gpu_align.Source`, and index in `SOURCES`.
+PREDICTION = SOURCES.index("prediction")
 #: Sources that draft, as the label says them.
 DRAFTING = SOURCES[1:]
 VERDICTS = ("accepted", "rejected")
 LOST = ("no_draft", "no_slots")
+#: What can happen to a prediction that is not used as it came, and why. "truncated": served with what fits.
+#: "refused": an HTTP error, or an exception of the offline API. "dropped": the worker serves without it.
+REFUSED = (
+    *product(("characters", "tokens", "parts", "nesting"), ("truncated", "refused")),
+    *product(("bytes", "items", "malformed", "unsupported"), ("refused",)),
+    *product(("malformed", "room"), ("dropped",)),
+)
 
 _LENGTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 _SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
@@ -31,80 +39,50 @@ _RATIOS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 
 class _Spec(NamedTuple):
+    """labels: of each the values that are there from the start, at 0, in every combination."""
+
     kind: str
     name: str
     help: str
-    labels: tuple[str, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = {}
     buckets: tuple[float, ...] = ()
 
 
-#: What can happen to a prediction that is not used as it came, as labels.
-REFUSED = (
-    *(
-        (reason, action)
-        for reason in ("characters", "tokens", "parts", "nesting")
-        for action in ("truncated", "refused")
-    ),
-    *((reason, "refused") for reason in ("bytes", "items", "malformed", "unsupported")),
-    ("malformed", "dropped"),
-    ("room", "dropped"),
-)
-
-#: Every metric, by the name this module knows it by. `docs/metrics.md` and the dashboard show the same.
+_INFO = ("version", "vllm", "runner", "num_draft_tokens", "recipes")
+_BY_VERDICT, _BY_SOURCE = {"verdict": VERDICTS}, {"source": DRAFTING}
+_SPECS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Gauge": {
+        "info": ("Always 1: what this server is, as labels.", dict.fromkeys(_INFO, ())),
+        "enabled": ("1 while drafts are made, 0 once the plugin or a worker has turned them off.",),
+    },
+    "Counter": {
+        "requests": ("Requests that brought a prediction.",),
+        "predictions_refused": ("Predictions not taken whole.", dict.fromkeys(("reason", "action"), ())),
+        "prediction_tokens": ("Tokens of predictions that were verified.", _BY_VERDICT),
+        "draft_tokens": ("Draft tokens that were verified.", _BY_SOURCE | _BY_VERDICT),
+        "drafts": ("Steps that verified drafts, by their source.", _BY_SOURCE),
+        "steps": ("Model passes that wrote tokens of a request that is drafted for.",),
+        "steps_lost": (
+            "Steps after a request's first that verified no draft: none was made, or it got no draft slots.",
+            {"reason": LOST},
+        ),
+        "realignments": ("Times drafts from a prediction were accepted again after some had been rejected.",),
+    },
+    "Histogram": {
+        "accepted_length_tokens": ("Drafts accepted in a step that verified some.", {}, _LENGTHS),
+        "prediction_length_tokens": ("Tokens of a prediction.", {}, _SIZES),
+        "acceptance_ratio": (
+            "Accepted of the verified prediction tokens of a choice that verified some.",
+            {},
+            _RATIOS,
+        ),
+    },
+}
+#: Every metric, by its name without `gpu_align_`. `docs/metrics.md` and the dashboard show the same.
 SPECS = {
-    "info": _Spec(
-        "Gauge",
-        "gpu_align_info",
-        "Always 1: what this server is, as labels.",
-        ("version", "vllm", "runner", "num_draft_tokens", "recipes"),
-    ),
-    "enabled": _Spec(
-        "Gauge",
-        "gpu_align_enabled",
-        "1 while drafts are made, 0 once the plugin or a worker has turned them off.",
-    ),
-    "requests": _Spec("Counter", "gpu_align_requests", "Requests that brought a prediction."),
-    "refused": _Spec(
-        "Counter", "gpu_align_predictions_refused", "Predictions not taken whole.", ("reason", "action")
-    ),
-    "tokens": _Spec(
-        "Counter", "gpu_align_prediction_tokens", "Tokens of predictions that were verified.", ("verdict",)
-    ),
-    "draft_tokens": _Spec(
-        "Counter", "gpu_align_draft_tokens", "Draft tokens that were verified.", ("source", "verdict")
-    ),
-    "drafts": _Spec(
-        "Counter", "gpu_align_drafts", "Steps that verified drafts, by their source.", ("source",)
-    ),
-    "steps": _Spec(
-        "Counter", "gpu_align_steps", "Model passes that wrote tokens of a request that is drafted for."
-    ),
-    "lost": _Spec(
-        "Counter",
-        "gpu_align_steps_lost",
-        "Steps after a request's first that verified no draft: none was made, or it got no draft slots.",
-        ("reason",),
-    ),
-    "realignments": _Spec(
-        "Counter",
-        "gpu_align_realignments",
-        "Times drafts from a prediction were accepted again after some had been rejected.",
-    ),
-    "accepted_length": _Spec(
-        "Histogram",
-        "gpu_align_accepted_length_tokens",
-        "Drafts accepted in a step that verified some.",
-        buckets=_LENGTHS,
-    ),
-    "prediction_length": _Spec(
-        "Histogram", "gpu_align_prediction_length_tokens", "Tokens of a prediction.", buckets=_SIZES
-    ),
-    "acceptance_ratio": _Spec(
-        "Histogram",
-        "gpu_align_acceptance_ratio",
-        "Accepted of the verified prediction tokens of a choice that verified some.",
-        buckets=_RATIOS,
-    ),
+    name: _Spec(kind, f"gpu_align_{name}", *spec)
+    for kind, specs in _SPECS.items()
+    for name, spec in specs.items()
 }
 
 _metrics: dict[str, Any] = {}
@@ -113,12 +91,9 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def create_if_expected() -> None:
-    """Make all metrics, at 0, where this process is a front end of an engine that drafts from predictions; from
-    then on they count what `limits` does."""
-    if configured_here():
+    """Make all metrics, at 0, where this process is a front end of an engine that drafts from predictions."""
+    if engine_here() is not None:
         _get("requests")
-        if count_refused not in limits.on_count:
-            limits.on_count.append(count_refused)
 
 
 def set_info(**labels: str) -> None:
@@ -143,23 +118,17 @@ def read() -> dict[str, Any]:
     """
     counts: dict[str, Any] = {}
     samples = _samples()
-    for spec in SPECS.values():
-        name = spec.name.removeprefix("gpu_align_")
-        if spec.kind == "Counter":
+    for name, spec in SPECS.items():
+        if spec.kind == "Histogram":
+            parts = {part: samples.get(f"{spec.name}_{part}", [({}, 0)]) for part in ("count", "sum")}
+            counts[name] = {part: values[0][1] for part, values in parts.items()}
+        elif spec.kind == "Counter":
             counts[name] = {} if spec.labels else 0
             for labels, value in samples.get(f"{spec.name}_total", ()):
-                if not spec.labels:
-                    counts[name] = value
-                    continue
-                place = counts[name]
-                for label in spec.labels[:-1]:
-                    place = place.setdefault(labels[label], {})
-                place[labels[spec.labels[-1]]] = value
-        elif spec.kind == "Histogram":
-            counts[name] = {
-                part: next((value for _, value in samples.get(f"{spec.name}_{part}", ())), 0)
-                for part in ("count", "sum")
-            }
+                place, key = counts, name
+                for label in spec.labels:
+                    place, key = place.setdefault(key, {}), labels[label]
+                place[key] = value
     return counts
 
 
@@ -186,14 +155,14 @@ def _samples() -> dict[str, list[tuple[dict[str, str], float]]]:
 
 def count_refused(reason: str, action: str) -> None:
     """A prediction was not taken whole. Both are of a few fixed words, they become labels."""
-    _get("refused").labels(reason, action).inc()
+    _get("predictions_refused").labels(reason, action).inc()
 
 
 def count_request(prediction_length: int | None) -> None:
     """A request with a prediction has arrived; its length in tokens, if it is known here."""
     _get("requests").inc()
     if prediction_length is not None:
-        _get("prediction_length").observe(prediction_length)
+        _get("prediction_length_tokens").observe(prediction_length)
 
 
 def count_steps(steps: Steps, *, firsts: int, realignments: int) -> None:
@@ -204,7 +173,7 @@ def count_steps(steps: Steps, *, firsts: int, realignments: int) -> None:
     no_draft = int(np.count_nonzero(~verifying)) - no_slots - firsts
     for reason, amount in zip(LOST, (no_draft, no_slots), strict=True):
         if amount > 0:
-            _get("lost").labels(reason).inc(amount)
+            _get("steps_lost").labels(reason).inc(amount)
     source, verified, accepted = (
         field[verifying] for field in (steps.source, steps.verified, steps.accepted)
     )
@@ -216,8 +185,8 @@ def count_steps(steps: Steps, *, firsts: int, realignments: int) -> None:
         for verdict, amount in zip(VERDICTS, (right, wrong), strict=True):
             _get("draft_tokens").labels(name, verdict).inc(amount)
             if number == PREDICTION:
-                _get("tokens").labels(verdict).inc(amount)
-    _observe(_get("accepted_length"), accepted, _LENGTHS)
+                _get("prediction_tokens").labels(verdict).inc(amount)
+    _observe(_get("accepted_length_tokens"), accepted, _LENGTHS)
     if realignments:
         _get("realignments").inc(realignments)
 
@@ -251,17 +220,12 @@ def _create() -> None:
         if spec.kind == "Gauge":
             # One value for all processes.
             more["multiprocess_mode"] = "min" if name == "enabled" else "max"
-        _metrics[name] = getattr(prometheus_client, spec.kind)(
-            spec.name, spec.help, labelnames=spec.labels, **more
+        metric = getattr(prometheus_client, spec.kind)(
+            spec.name, spec.help, labelnames=tuple(spec.labels), **more
         )
+        _metrics[name] = metric
+        for values in product(*spec.labels.values()) if spec.labels else ():
+            metric.labels(*values)
+    for refused in REFUSED:
+        _metrics["predictions_refused"].labels(*refused)
     _metrics["enabled"].set(1)
-    for reason, action in REFUSED:
-        _metrics["refused"].labels(reason, action)
-    for verdict in VERDICTS:
-        _metrics["tokens"].labels(verdict)
-        for source in DRAFTING:
-            _metrics["draft_tokens"].labels(source, verdict)
-    for source in DRAFTING:
-        _metrics["drafts"].labels(source)
-    for reason in LOST:
-        _metrics["lost"].labels(reason)

@@ -1,23 +1,27 @@
-"""What fails in the front end besides reading a prediction costs numbers, and never an answer."""
+"""What a request says to us, read and checked: its prediction, within limits, and what it chooses beside it.
+
+What fails in the front end besides that costs numbers, and never an answer.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, FailFast, StrictStr, TypeAdapter, ValidationError
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
 from ..seams.install import Guard, strict
 from ..wire import request as wire
+from . import metrics
 
 logger = logging.getLogger("vllm.gpu_align")
 
 #: Of this process. A fault that returns with each output must not fill the log.
 guard = Guard("(told once)", retries=True)
+FIELD = "prediction"
+#: What a client chooses beside it.
+KEYS = (wire.RECIPES_KEY, wire.MEMORY_KEY)
 
 
 def serve_without_prediction(what: str, error: Exception) -> None:
@@ -28,33 +32,27 @@ def serve_without_prediction(what: str, error: Exception) -> None:
     logger.warning("%s is served without its prediction: %s", what, type(error).__name__)
 
 
-#: Which limit it was; or the field was "malformed", or of a request that cannot have one ("unsupported").
-Reason = Literal["characters", "tokens", "parts", "nesting", "bytes", "items", "malformed", "unsupported"]
-#: "truncated": served with what fits. "refused": an HTTP error, or an exception of the offline API.
-Action = Literal["truncated", "refused"]
-
-#: Predictions of this front end that were cut or refused, by (reason, action).
-counts: Counter[tuple[Reason, Action]] = Counter()
-#: Called with (reason, action) after each count. Any thread may call it.
-on_count: list[Callable[[Reason, Action], None]] = []
+def count_refused(reason: str, action: str = "refused") -> None:
+    """Count a prediction that was cut or refused: one of `metrics.REFUSED`."""
+    guard.run("could not count a refused prediction", metrics.count_refused, reason, action)
 
 
-def count_refused(reason: Reason, action: Action = "refused") -> None:
-    """Count a prediction that was cut or refused."""
-    counts[reason, action] += 1
-    for callback in on_count:
-        guard.run("could not count a refused prediction", callback, reason, action)
+class FieldError(ValueError):
+    """A field of a request that is refused; the message names it, what was expected and what was found.
 
-
-class PredictionError(ValueError):
-    """A prediction that is refused; the message names the field, what was expected and what was found.
-
-    The message never repeats what the client sent, only types, places and sizes.
+    The message never repeats what the client sent, only types, places and sizes. parameter: the field. reason: as
+    `metrics.REFUSED` has it, where it is the prediction.
     """
 
-    def __init__(self, message: str, reason: Reason = "malformed") -> None:
+    def __init__(self, message: str, reason: str = "malformed", parameter: str = FIELD) -> None:
         super().__init__(message)
+        self.parameter = parameter
         self.reason = reason
+
+    def count(self) -> None:
+        """Count the prediction that is refused, if it is one."""
+        if self.parameter == FIELD:
+            count_refused(self.reason)
 
 
 @dataclass(frozen=True)
@@ -85,80 +83,57 @@ class Limits:
             strict=settings.strict_limits,
         )
 
-    def exceeded(self, where: str, reason: Reason, limit: int) -> None:
-        """Count what the caller is about to cut. Raises `PredictionError` instead when strict."""
-        message = f"{where}: expected at most {limit} {_UNITS[reason]}, got more"
+    def exceeded(self, where: str, reason: str, limit: int) -> None:
+        """Count what the caller is about to cut. Raises `FieldError` instead when strict."""
+        unit = "levels of nesting" if reason == "nesting" else reason
+        message = f"{where}: expected at most {limit} {unit}, got more"
         if self.strict:
-            raise PredictionError(message, reason)
+            raise FieldError(message, reason)
         count_refused(reason, "truncated")
         logger.warning("A prediction is cut: %s", message)
 
 
-_UNITS: dict[Reason, str] = {
-    "characters": "characters",
-    "tokens": "tokens",
-    "parts": "parts",
-    "nesting": "levels of nesting",
-    "bytes": "bytes",
-}
-
-
-class _Lenient(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class TextPart(_Lenient):
-    """One part of a prediction given as an array."""
-
-    type: Literal["text"]
-    text: StrictStr
-
-
-class PredictionContent(_Lenient):
-    """The `prediction` field: `{"type": "content", "content": str | [TextPart, …]}`."""
-
-    type: Literal["content"]
-    content: Any
-
-
-# Stops at the first bad part: a client must not make the server write a million error messages.
-_PARTS = TypeAdapter(Annotated[list[TextPart], FailFast()])
-
-
 def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False) -> str:
-    """The text of a `prediction` field; empty when there is nothing to predict from.
+    """The text of a `prediction` field; empty when there is nothing to predict from. Its shape, besides further
+    keys, which are ignored: `{"type": "content", "content": str | [{"type": "text", "text": str}, …]}`.
 
     plain_text: whether the field may also be the text itself, as on /v1/completions.
 
-    Over a limit only what fits is looked at, or `PredictionError` where `limits.strict`.
+    Over a limit only what fits is looked at, or `FieldError` where `limits.strict`.
     """
     if plain_text and isinstance(value, str):
-        return checked_text("prediction", [value], limits)
+        return checked_text(FIELD, [value], limits)
     if not isinstance(value, dict):
         shape = 'a string or {"type": "content", …}' if plain_text else '{"type": "content", …}'
-        raise PredictionError(f"prediction: expected {shape}, got {type_name(value)}")
-    content = value.get("content")
+        raise FieldError(f"prediction: expected {shape}, got {type_name(value)}")
+    content, where = value.get("content"), "prediction.content"
     if isinstance(content, list) and len(content) > limits.parts:
-        limits.exceeded("prediction.content", "parts", limits.parts)
-        content = content[: limits.parts]
-        value = {**value, "content": content}
+        limits.exceeded(where, "parts", limits.parts)
+        value = {**value, "content": content[: limits.parts]}
     if _deeper_than(value, limits.depth):
-        limits.exceeded("prediction", "nesting", limits.depth)
-    try:
-        PredictionContent.model_validate(value)
-    except ValidationError as error:
-        raise PredictionError(_explain(error, "prediction")) from None
+        limits.exceeded(FIELD, "nesting", limits.depth)
+    content = _member(FIELD, value, "content", "content")
     if isinstance(content, str):
-        return checked_text("prediction.content", [content], limits)
+        return checked_text(where, [content], limits)
     if not isinstance(content, list):
-        raise PredictionError(
-            f"prediction.content: expected a string or an array of text parts, got {type_name(content)}"
-        )
-    try:
-        parts = _PARTS.validate_python(content)
-    except ValidationError as error:
-        raise PredictionError(_explain(error, "prediction.content")) from None
-    return checked_text("prediction.content", (part.text for part in parts), limits)
+        raise FieldError(f"{where}: expected a string or an array of text parts, got {type_name(content)}")
+    pieces = [_member(f"{where}[{index}]", part, "text", "text") for index, part in enumerate(content)]
+    for index, piece in enumerate(pieces):
+        if not isinstance(piece, str):
+            raise FieldError(f"{where}[{index}].text: expected a valid string, got {type_name(piece)}")
+    return checked_text(where, pieces, limits)
+
+
+def _member(where: str, value: Any, kind: str, name: str) -> Any:
+    """What an object of `"type": kind` has under `name`."""
+    if not isinstance(value, dict):
+        raise FieldError(f"{where}: expected an object, got {type_name(value)}")
+    if "type" in value and value["type"] != kind:
+        raise FieldError(f"{where}.type: expected '{kind}', got {type_name(value['type'])}")
+    for key in ("type", name):
+        if key not in value:
+            raise FieldError(f"{where}.{key}: expected, but missing")
+    return value[name]
 
 
 def checked_text(where: str, pieces: Iterable[str], limits: Limits) -> str:
@@ -174,7 +149,7 @@ def checked_text(where: str, pieces: Iterable[str], limits: Limits) -> str:
     try:
         wire.check_text(where, text)
     except ValueError as error:
-        raise PredictionError(str(error)) from None
+        raise FieldError(str(error)) from None
     return wire.normalise_newlines(text)
 
 
@@ -193,89 +168,70 @@ def _containers_in(container: Any) -> Iterable[Any]:
     return (child for child in children if isinstance(child, (dict, list)))
 
 
-def _explain(error: ValidationError, where: str) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
-    for part in first["loc"]:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}"
-    if first["type"] == "missing":
-        return f"{where}: expected, but missing"
-    message = first["msg"].removeprefix("Input should be ")
-    return f"{where}: expected {message[0].lower()}{message[1:]}, got {type_name(first['input'])}"
-
-
 def type_name(value: object) -> str:
     """What JSON calls the type of a value."""
     names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number" if isinstance(value, (int, float)) else type(value).__name__)
 
 
-KEYS = (wire.RECIPES_KEY, wire.MEMORY_KEY)
+def tokenize_params(limits: Limits) -> Any:
+    """No special tokens; one token more than the limit is kept, to tell "cut" from "just fits"."""
+    from vllm.renderers import TokenizeParams
+
+    most = limits.tokens + 1
+    return TokenizeParams(
+        max_total_tokens=most, truncate_prompt_tokens=most, truncation_side="right", add_special_tokens=False
+    )
 
 
-class ChoiceError(ValueError):
-    """A choice that is refused; the message names the field, what was expected and what was found, and never
-    repeats what the client sent.
-
-    parameter: the field.
-    """
-
-    def __init__(self, message: str, parameter: str) -> None:
-        super().__init__(message)
-        self.parameter = parameter
-
-
-@dataclass(frozen=True)
-class Choices:
-    """recipes: names of packs, each once; None: not chosen. memory: False: takes no part; None: not chosen."""
-
-    recipes: tuple[str, ...] | None = None
-    memory: bool | None = None
-
-    def __bool__(self) -> bool:
-        return self.recipes is not None or self.memory is not None
-
-    def put_into(self, prediction: wire.Prediction) -> wire.Prediction:
-        return replace(prediction, recipes=self.recipes, memory=self.memory) if self else prediction
+def as_prediction(token_ids: list[int], limits: Limits, where: str = FIELD) -> wire.Prediction:
+    """Token ids, at most `limits.tokens` of them, ready to travel."""
+    if len(token_ids) > limits.tokens:
+        limits.exceeded(where, "tokens", limits.tokens)
+        token_ids = token_ids[: limits.tokens]
+    try:
+        return wire.Prediction(token_ids=wire.encode_token_ids(where, token_ids, tell=False))
+    except (TypeError, ValueError) as error:
+        raise FieldError(str(error)) from None
 
 
-def choices_of(extra_args: Mapping[str, Any]) -> Choices:
-    """What `vllm_xargs` or `extra_args` choose. Raises `ChoiceError`."""
-    recipes = extra_args.get(wire.RECIPES_KEY)
-    memory = extra_args.get(wire.MEMORY_KEY)
-    return Choices(None if recipes is None else _names(recipes), None if memory is None else _flag(memory))
-
-
-def check_known(choices: Choices, settings: Settings) -> None:
-    """Raise `ChoiceError` for a pack that the server does not have, where this process knows which it has.
+def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """What `vllm_xargs` or `extra_args` choose, as fields of a `wire.Prediction`: `recipes`, names of packs, each
+    once, and `memory`, False where the request takes no part. Raises `FieldError`, also for a pack that the
+    server does not have, where this process knows which it has.
 
     The first call for a request that names packs reads them: call it from a thread.
     """
-    if not choices.recipes:
-        return
-    known = known_names(settings)
-    if known is not None and not set(choices.recipes) <= set(known):
-        has = f"names out of {', '.join(known)}" if known else "no names, the server has no recipes"
-        raise ChoiceError(f"recipes: expected {has}, got another one", wire.RECIPES_KEY)
+    chosen: dict[str, Any] = {}
+    recipes, memory = map(extra_args.get, KEYS)
+    if recipes is not None:
+        chosen[wire.RECIPES_KEY] = _names(recipes)
+        known = known_names(settings) if chosen[wire.RECIPES_KEY] else None
+        if known is not None and not set(chosen[wire.RECIPES_KEY]) <= set(known):
+            has = f"names out of {', '.join(known)}" if known else "no names, the server has no recipes"
+            raise _bad_recipes(f"recipes: expected {has}, got another one")
+    if memory is not None:
+        # vLLM makes 0 and 1 of JSON's booleans. `true` is the default.
+        if not isinstance(memory, (bool, int)) or memory not in (0, 1):
+            raise FieldError("memory: expected a boolean, got something else", parameter=wire.MEMORY_KEY)
+        if not memory:
+            chosen[wire.MEMORY_KEY] = False
+    return chosen
 
 
 def _names(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [name.strip() for name in value.split(",")] if value.strip() else []
     if not isinstance(value, (list, tuple)):
-        raise ChoiceError(
-            f"recipes: expected an array of names, got {type(value).__name__}", wire.RECIPES_KEY
-        )
+        raise _bad_recipes(f"recipes: expected an array of names, got {type(value).__name__}")
     if len(value) > MAX_PACKS:
-        raise ChoiceError(f"recipes: expected at most {MAX_PACKS} names, got {len(value)}", wire.RECIPES_KEY)
+        raise _bad_recipes(f"recipes: expected at most {MAX_PACKS} names, got {len(value)}")
     for index, name in enumerate(value):
         if not isinstance(name, str) or not name:
             found = "an empty one" if name == "" else type(name).__name__
-            raise ChoiceError(f"recipes[{index}]: expected a name, got {found}", wire.RECIPES_KEY)
+            raise _bad_recipes(f"recipes[{index}]: expected a name, got {found}")
     return tuple(dict.fromkeys(value))
 
 
-def _flag(value: object) -> bool | None:
-    """vLLM makes 0 and 1 of JSON's booleans. `true` is the default."""
-    if not isinstance(value, (bool, int)) or value not in (0, 1):
-        raise ChoiceError("memory: expected a boolean, got something else", wire.MEMORY_KEY)
-    return None if value else False
+def _bad_recipes(message: str) -> FieldError:
+    return FieldError(message, parameter=wire.RECIPES_KEY)

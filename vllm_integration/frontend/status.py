@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gpu_align
@@ -34,92 +32,44 @@ _WORKER_OFF = "a worker has turned drafting off: its ERROR line in the server's 
 _HASH = len("sha256:") + 12
 
 
-@dataclass(frozen=True)
-class Server:
-    """What does not change while a server runs.
+def server_facts(engine: EngineFacts, supported_tasks: Sequence[str]) -> dict[str, Any]:
+    """What does not change while the server of this process runs, as the status has it. Reads the packs, which may
+    take a second.
 
-    vllm: its version. runner: "V1" or "V2". num_draft_tokens: K. endpoints: where `prediction` is read.
-    recipes: the packs as configured, by name with their hash, which is None where a pack cannot be read here.
-    memory_tokens: of the response memory. settings: the `GPU_ALIGN_*` variables that are not at their defaults.
+    runner: "V1" or "V2". num_draft_tokens: K. endpoints: where `prediction` is read. recipes: the packs as
+    configured, by name with their hash, which is None where a pack cannot be read here. memory_tokens: of the
+    response memory. settings: the `GPU_ALIGN_*` variables that are not at their defaults.
     """
+    import vllm
 
-    vllm: str
-    runner: str
-    num_draft_tokens: int
-    endpoints: tuple[str, ...]
-    recipes: tuple[tuple[str, str | None], ...]
-    memory_tokens: int
-    settings: dict[str, Any]
-
-    @classmethod
-    def here(cls, engine: EngineFacts, supported_tasks: Sequence[str]) -> Server:
-        """The server of this process. Reads the packs, which may take a second."""
-        settings = Settings.from_env()
-        generates = "generate" in supported_tasks
-        return cls(
-            vllm=_version_of_vllm(),
-            runner=engine.runner,
-            num_draft_tokens=engine.num_draft_tokens,
-            endpoints=tuple(path for path, group in ENDPOINTS.items() if generates and is_installed(group)),
-            recipes=packs_of(settings),
-            memory_tokens=settings.memory_tokens,
-            settings=settings.changed(),
-        )
-
-    def line(self) -> str:
-        """One line for the log."""
-        packs = ", ".join(f"{name} {(found or 'not read')[:_HASH]}" for name, found in self.recipes)
-        memory = (
-            f"response memory of {self.memory_tokens} tokens" if self.memory_tokens else "no response memory"
-        )
-        changed = " ".join(
-            f"{name}={int(value) if isinstance(value, bool) else value}"
-            for name, value in self.settings.items()
-        )
-        return (
-            f"gpu_align {gpu_align.__version__} drafts on vLLM {self.vllm}, {self.runner} model runner, "
-            f"K={self.num_draft_tokens}; `prediction` on {', '.join(self.endpoints) or 'no endpoint'}; "
-            f"recipes: {packs or 'off'}; {memory}; settings: {changed or 'defaults'}"
-        )
-
-    def labels(self) -> dict[str, str]:
-        """Of `gpu_align_info`."""
-        recipes = ",".join(
-            f"{name}@{(found or 'sha256:')[7:_HASH]}".rstrip("@") for name, found in self.recipes
-        )
-        return {
-            "version": gpu_align.__version__,
-            "vllm": self.vllm,
-            "runner": self.runner,
-            "num_draft_tokens": str(self.num_draft_tokens),
-            "recipes": recipes,
-        }
-
-    def status(self) -> dict[str, Any]:
-        """What `GET /gpu_align/status` answers."""
-        reason = off_reason() or (None if metrics.enabled() else _WORKER_OFF)
-        return {
-            "version": gpu_align.__version__,
-            "vllm": self.vllm,
-            "on": reason is None,
-            "off_reason": reason,
-            "runner": self.runner,
-            "num_draft_tokens": self.num_draft_tokens,
-            "endpoints": list(self.endpoints),
-            "recipes": [{"name": name, "hash": found} for name, found in self.recipes],
-            "memory_tokens": self.memory_tokens,
-            "settings": self.settings,
-            "counters": metrics.read(),
-        }
+    settings = Settings.from_env()
+    generates = "generate" in supported_tasks
+    return {
+        "version": gpu_align.__version__,
+        "vllm": str(vllm.__version__),
+        "runner": engine.runner,
+        "num_draft_tokens": engine.num_draft_tokens,
+        "endpoints": [path for path, group in ENDPOINTS.items() if generates and is_installed(group)],
+        "recipes": [{"name": name, "hash": found} for name, found in packs_of(settings)],
+        "memory_tokens": settings.memory_tokens,
+        "settings": settings.changed(),
+    }
 
 
-def _version_of_vllm() -> str:
-    try:
-        import vllm
-
-        return str(vllm.__version__)
-    except (ImportError, AttributeError):
-        return version("vllm")
+def _line(facts: Mapping[str, Any]) -> str:
+    """One line for the log."""
+    packs = ", ".join(f"{pack['name']} {(pack['hash'] or 'not read')[:_HASH]}" for pack in facts["recipes"])
+    memory = f"response memory of {facts['memory_tokens']} tokens"
+    changed = " ".join(
+        f"{name}={int(value) if isinstance(value, bool) else value}"
+        for name, value in facts["settings"].items()
+    )
+    return (
+        f"gpu_align {facts['version']} drafts on vLLM {facts['vllm']}, {facts['runner']} model runner, "
+        f"K={facts['num_draft_tokens']}; `prediction` on {', '.join(facts['endpoints']) or 'no endpoint'}; "
+        f"recipes: {packs or 'off'}; {memory if facts['memory_tokens'] else 'no response memory'}; "
+        f"settings: {changed or 'defaults'}"
+    )
 
 
 def announce(args: Any, app: Any, supported_tasks: Sequence[str]) -> None:
@@ -130,32 +80,32 @@ def announce(args: Any, app: Any, supported_tasks: Sequence[str]) -> None:
     engine = engine_here()
     if engine is None:
         return
-    server = Server.here(engine, supported_tasks)
-    metrics.set_info(**server.labels())
+    facts = server_facts(engine, supported_tasks)
+    packs = [f"{pack['name']}@{(pack['hash'] or '')[7:_HASH]}".rstrip("@") for pack in facts["recipes"]]
+    labels = {name: str(facts[name]) for name in ("version", "vllm", "runner", "num_draft_tokens")}
+    metrics.set_info(**labels, recipes=",".join(packs))
     metrics.set_enabled(off_reason() is None)
     if off_reason() is None:
-        logger.info("%s", shown_reason(server.line(), longest=2000))
+        logger.info("%s", shown_reason(_line(facts), longest=2000))
     if reason := install("status"):
         logger.warning("gpu_align serves no %s: %s", PATH, reason)
         return
-    app.router.add_route(PATH, _route(server, _keys_of(args)), methods=["GET"], include_in_schema=False)
+    app.router.add_route(PATH, _route(facts, args), methods=["GET"], include_in_schema=False)
 
 
-def _keys_of(args: Any) -> list[str]:
-    """The server's API keys, from where vLLM takes them."""
-    return [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
-
-
-def _route(server: Server, keys: list[str]) -> Any:
+def _route(facts: Mapping[str, Any], args: Any) -> Any:
     """A handler, which Starlette runs in a thread. vLLM checks keys on some prefixes alone, so it is done here."""
     from starlette.responses import JSONResponse
     from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
+    keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
     checks = AuthenticationMiddleware(None, keys) if keys else None
 
     def answer(request: Any) -> Any:
         if checks is not None and not checks.verify_token(request.headers):
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
-        return JSONResponse(server.status())
+        reason = off_reason() or (None if metrics.enabled() else _WORKER_OFF)
+        changing = {"on": reason is None, "off_reason": reason, "counters": metrics.read()}
+        return JSONResponse({**facts, **changing})
 
     return answer

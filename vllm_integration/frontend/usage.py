@@ -1,6 +1,7 @@
-"""`GPU_ALIGN_VERBOSE`: INFO lines about requests that are drafted for. They tell ids and counts, never content.
+"""Usage: what was verified of a request, counted where its outputs arrive, and shown in responses.
 
-They are written where usage is counted anyway, in the front end: neither the engine nor the device does more.
+With `GPU_ALIGN_VERBOSE` INFO lines about requests that are drafted for tell ids and counts, never content. They
+are written here: neither the engine nor the device does more.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,56 +19,21 @@ import numpy as np
 
 from gpu_align.step_log import SOURCES
 
-from ..config.in_use import configured_here
+from ..config.in_use import engine_here
 from ..config.settings import Settings
 from ..seams.install import seam, shown_id
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
 from ..wire.steps import HEADER, Messages, decode
-from ..wire.usage import PREDICTION, RequestUsage
 from . import metrics
+from .metrics import PREDICTION
 from .prediction import guard
 
 logger = logging.getLogger("vllm.gpu_align")
 
-
-@functools.cache
-def level() -> int:
-    """0: nothing. 1: a line for each request that has ended. 2: and one for each of its steps."""
-    return Settings.from_env().verbose
-
-
-def tell_request(req_id: str, prediction_tokens: int, usage: RequestUsage, *, aborted: bool) -> None:
-    """A request has ended. prediction_tokens: the length of its prediction."""
-    per_step = usage.output_tokens / usage.steps if usage.steps else 0.0
-    drafted = [
-        f"{name} {counts['accepted']} of {counts['drafted']}" for name, counts in usage.by_source().items()
-    ]
-    logger.info(
-        "gpu_align: request %s %s: %d tokens in %d steps, %.1f a step; prediction of %d tokens; "
-        "draft tokens accepted of verified: %s",
-        shown_id(req_id),
-        "aborted" if aborted else "ended",
-        usage.output_tokens,
-        usage.steps,
-        per_step,
-        prediction_tokens,
-        ", ".join(drafted) or "none verified",
-    )
-
-
-def tell_steps(req_id: str, first: int, steps: Iterable[tuple[int, int, int, int]]) -> None:
-    """Steps of a request, the first of them number `first`. Each: source, proposed, verified, accepted."""
-    for number, (source, proposed, verified, accepted) in enumerate(steps, first):
-        told = "no draft"
-        if proposed:
-            told = f"{proposed} proposed from {SOURCES[source]}, {verified} verified, {accepted} accepted"
-        logger.info("gpu_align: request %s step %d: %s", shown_id(req_id), number, told)
-
-
 #: HTTP requests whose engine requests have all ended and which no response has asked for: clients that went away.
 _MAX_ENDED = 1000
-#: Why a worker did not use a prediction as it came, as `limits` says it: a worker serves the request in any case.
+#: Why a worker did not use a prediction as it came, as `metrics.REFUSED` says it.
 _BY_THE_WORKER = {
     "cut": ("tokens", "truncated"),
     "dropped": ("malformed", "dropped"),
@@ -75,24 +41,78 @@ _BY_THE_WORKER = {
 }
 
 
-@dataclass
-class _HttpRequest:
-    """usage: of its engine requests that have ended. open: those that have not."""
+@functools.cache
+def _settings() -> Settings:
+    return Settings.from_env()
 
-    usage: RequestUsage = field(default_factory=RequestUsage)
-    open: dict[str, _FollowedUsage] = field(default_factory=dict)
+
+@dataclass
+class RequestUsage:
+    """Counted from what the engine verified, not from what was proposed.
+
+    steps: model passes that produced at least one token of the output (the first is the prefill's).
+    output_tokens: tokens of the output.
+    drafted_by, accepted_by: by source, a value of `gpu_align.Source`, the draft tokens that the engine verified,
+    and those of them that are in the output. rejected = drafted − accepted.
+    predicted: whether it brought a prediction.
+    """
+
+    steps: int = 0
+    output_tokens: int = 0
+    drafted_by: Counter[int] = field(default_factory=Counter)
+    accepted_by: Counter[int] = field(default_factory=Counter)
+    predicted: bool = True
+
+    @property
+    def drafted(self) -> int:
+        return self.drafted_by.total()
+
+    @property
+    def accepted(self) -> int:
+        return self.accepted_by.total()
+
+    @property
+    def of_prediction(self) -> tuple[int, int]:
+        """Tokens of the prediction that were accepted, and that were rejected."""
+        accepted = self.accepted_by[PREDICTION]
+        return accepted, self.drafted_by[PREDICTION] - accepted
+
+    def add_step(self, source: int, verified: int, accepted: int) -> None:
+        self.steps += 1
+        self.drafted_by[source] += verified
+        self.accepted_by[source] += accepted
+
+    def add(self, other: RequestUsage) -> None:
+        """Count what another choice of the same HTTP request counted."""
+        self.steps += other.steps
+        self.output_tokens += other.output_tokens
+        self.drafted_by.update(other.drafted_by)
+        self.accepted_by.update(other.accepted_by)
+
+    def by_source(self) -> dict[str, dict[str, int]]:
+        """The sources that drafted."""
+        return {
+            name: {"drafted": self.drafted_by[source], "accepted": self.accepted_by[source]}
+            for source, name in enumerate(SOURCES)
+            if self.drafted_by[source]
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a step log has it."""
+        counts = {name: getattr(self, name) for name in ("steps", "output_tokens", "drafted", "accepted")}
+        return {**counts, "rejected": self.drafted - self.accepted, "by_source": self.by_source()}
 
 
 @dataclass
 class _FollowedUsage:
-    """One engine request. diverged: the last drafts from its prediction were not all accepted. req_id: its id.
-    prediction_tokens: the length of its prediction, 0 where that is not known."""
+    """One engine request. prediction_tokens: the length of its prediction, 0 where that is not known.
+    diverged: the last drafts from its prediction were not all accepted."""
 
+    req_id: str = ""
     http_request_id: str | None = None
+    prediction_tokens: int = 0
     usage: RequestUsage = field(default_factory=RequestUsage)
     diverged: bool = False
-    req_id: str = ""
-    prediction_tokens: int = 0
 
     def count(self, source: int, verified: int, accepted: int) -> bool:
         """Count a step; whether the output is back in the prediction: its drafts are accepted again after some
@@ -104,14 +124,37 @@ class _FollowedUsage:
         self.diverged = accepted < verified
         return realigned
 
+    def tell_steps(self, steps: Iterable[tuple[int, int, int, int]]) -> None:
+        """Its next steps. Each: source, proposed, verified, accepted."""
+        for number, (source, proposed, verified, accepted) in enumerate(steps, self.usage.steps):
+            told = "no draft"
+            if proposed:
+                told = f"{proposed} proposed from {SOURCES[source]}, {verified} verified, {accepted} accepted"
+            logger.info("gpu_align: request %s step %d: %s", shown_id(self.req_id), number, told)
+
+    def tell_end(self, aborted: bool) -> None:
+        usage = self.usage
+        drafted = [f"{name} {n['accepted']} of {n['drafted']}" for name, n in usage.by_source().items()]
+        logger.info(
+            "gpu_align: request %s %s: %d tokens in %d steps, %.1f a step; prediction of %d tokens; "
+            "draft tokens accepted of verified: %s",
+            shown_id(self.req_id),
+            "aborted" if aborted else "ended",
+            usage.output_tokens,
+            usage.steps,
+            usage.output_tokens / usage.steps if usage.steps else 0.0,
+            self.prediction_tokens,
+            ", ".join(drafted) or "none verified",
+        )
+
 
 class Collector:
     """Usage of requests on their way, and of those that have ended, until `take` is asked for it."""
 
     def __init__(self) -> None:
         self.requests: dict[str, _FollowedUsage] = {}
-        self.http_requests: dict[str, _HttpRequest] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self.http_requests: dict[str, list[_FollowedUsage]] = {}
+        self._ended: dict[str, None] = {}
 
     def follow(self, req_id: str, prediction: Any) -> None:
         """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
@@ -120,17 +163,14 @@ class Collector:
         name = getattr(prediction, "http_request_id", None)
         encoded = getattr(prediction, "token_ids", None)
         predicted = encoded != b""  # empty: drafted for without a prediction
+        length = len(encoded or b"") // 4
         # Its choices bring one prediction together.
-        if predicted and (name is None or name not in self.http_requests):
-            metrics.count_request(None if encoded is None else len(encoded) // 4)
-        followed = self.requests[req_id] = _FollowedUsage(
-            name, RequestUsage(predicted=predicted), req_id=req_id, prediction_tokens=len(encoded or b"") // 4
-        )
+        if predicted and name not in self.http_requests:
+            metrics.count_request(None if encoded is None else length)
+        followed = _FollowedUsage(req_id, name, length, RequestUsage(predicted=predicted))
+        self.requests[req_id] = followed
         if name is not None:
-            http_request = self.http_requests.setdefault(
-                name, _HttpRequest(RequestUsage(predicted=predicted))
-            )
-            http_request.open[req_id] = followed
+            self.http_requests.setdefault(name, []).append(followed)
             self._ended.pop(name, None)
 
     def count(self, messages: Messages, followed: Sequence[_FollowedUsage], kept: Sequence[int]) -> None:
@@ -141,13 +181,13 @@ class Collector:
         accepted[last[own]] = np.minimum(accepted[last[own]], np.asarray(kept)[own])
         realignments = firsts = 0
         steps = zip(*(column.tolist() for column in messages.steps), strict=True)
-        tells_steps = level() > 1
+        tells_steps = _settings().verbose > 1
         for request, tokens, count in zip(followed, kept, messages.counts.tolist(), strict=True):
             request.usage.output_tokens += tokens
             firsts += count > 0 and not request.usage.steps
             taken = list(islice(steps, count))
             if tells_steps:
-                tell_steps(request.req_id, request.usage.steps, taken)
+                request.tell_steps(taken)
             realignments += sum(
                 request.count(source, verified, right) for source, _, verified, right in taken
             )
@@ -162,29 +202,27 @@ class Collector:
         followed = self.requests.pop(req_id, None)
         if followed is None:
             return
-        if level():
-            tell_request(req_id, followed.prediction_tokens, followed.usage, aborted=aborted)
+        if _settings().verbose:
+            followed.tell_end(aborted)
         metrics.count_finished(*followed.usage.of_prediction)
-        name = followed.http_request_id
-        http_request = None if name is None else self.http_requests.get(name)
-        if name is None or http_request is None or http_request.open.pop(req_id, None) is None:
-            return
-        http_request.usage.add(followed.usage)
-        if not http_request.open:
+        name = followed.http_request_id or ""
+        choices = self.http_requests.get(name)
+        if choices and not any(each.req_id in self.requests for each in choices):
             self._ended[name] = None
             if len(self._ended) > _MAX_ENDED:
-                oldest, _ = self._ended.popitem(last=False)
-                del self.http_requests[oldest]
+                oldest = next(iter(self._ended))
+                del self._ended[oldest], self.http_requests[oldest]
 
     def take(self, http_request_id: str) -> RequestUsage | None:
         """The usage of an HTTP request, which is forgotten; None when the engine has reported nothing of it."""
         self._ended.pop(http_request_id, None)
-        found = self.http_requests.pop(http_request_id, None)
-        if found is None:
+        choices = self.http_requests.pop(http_request_id, None)
+        if not choices:
             return None
-        for followed in found.open.values():
-            found.usage.add(followed.usage)
-        return found.usage if found.usage.output_tokens or found.usage.steps else None
+        total = RequestUsage(predicted=choices[0].usage.predicted)
+        for followed in choices:
+            total.add(followed.usage)
+        return total if total.output_tokens or total.steps else None
 
 
 #: The collector of this process.
@@ -208,7 +246,7 @@ def add_request(original: Callable[..., Any], self: Any, request: Any, *args: An
 
 def _follow(request: Any) -> None:
     extra_args = getattr(request.sampling_params, "extra_args", None)
-    if extra_args and wire.KEY in extra_args and configured_here():
+    if extra_args and wire.KEY in extra_args and engine_here() is not None:
         collector.follow(request.request_id, extra_args[wire.KEY])
 
 
@@ -324,24 +362,22 @@ def _complete_chunk(event: str, http_request_id: str) -> str:
     chunk = json.loads(event.removeprefix("data: "))
     if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
         return event
-    usage = collector.take(http_request_id)
-    fields = {} if usage is None else _fields(usage)
-    if usage is None or not fields:
+    fields, billed = _fields(http_request_id)
+    if not fields:
         return event
     shown = chunk["usage"]
     details = {"reasoning_tokens": 0, **(shown.get("completion_tokens_details") or {}), **fields}
     shown["completion_tokens_details"] = details
-    if extra := _billed(usage):
-        shown["completion_tokens"] = (shown.get("completion_tokens") or 0) + extra
-        shown["total_tokens"] = shown.get("total_tokens", 0) + extra
+    if billed:
+        shown["completion_tokens"] = (shown.get("completion_tokens") or 0) + billed
+        shown["total_tokens"] = shown.get("total_tokens", 0) + billed
     return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 def _complete_object(shown: Any, http_request_id: str) -> None:
     """Complete a `UsageInfo` or a `ResponseUsage`; their models take further fields."""
-    usage = collector.take(http_request_id)
-    fields = {} if usage is None else _fields(usage)
-    if usage is None or shown is None or not fields:
+    fields, billed = _fields(http_request_id)
+    if shown is None or not fields:
         return
     output_tokens = "completion_tokens"
     if hasattr(shown, "output_tokens_details"):
@@ -354,27 +390,22 @@ def _complete_object(shown: Any, http_request_id: str) -> None:
         details = shown.completion_tokens_details
     for name, value in fields.items():
         setattr(details, name, value)
-    if extra := _billed(usage):
-        setattr(shown, output_tokens, (getattr(shown, output_tokens) or 0) + extra)
-        shown.total_tokens += extra
+    if billed:
+        setattr(shown, output_tokens, (getattr(shown, output_tokens) or 0) + billed)
+        shown.total_tokens += billed
 
 
-def _fields(usage: RequestUsage) -> dict[str, Any]:
+def _fields(http_request_id: str) -> tuple[dict[str, Any], int]:
+    """What an HTTP request's usage shows beside vLLM's, and the tokens that are billed though they are not
+    output."""
+    usage = collector.take(http_request_id)
     fields: dict[str, Any] = {}
+    if usage is None:
+        return fields, 0
+    accepted, rejected = usage.of_prediction
     if usage.predicted:
-        accepted, rejected = usage.of_prediction
         fields = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
     if _settings().usage_details:
-        by_source = usage.by_source()
-        fields[DETAILS] = {"steps": usage.steps, "drafted": usage.drafted, "by_source": by_source}
-    return fields
-
-
-def _billed(usage: RequestUsage) -> int:
-    """Tokens that are billed though they are not output."""
-    return usage.of_prediction[1] if _settings().bill_rejected else 0
-
-
-@functools.cache
-def _settings() -> Settings:
-    return Settings.from_env()
+        counts = usage.as_dict()
+        fields[DETAILS] = {name: counts[name] for name in ("steps", "drafted", "by_source")}
+    return fields, rejected if _settings().bill_rejected else 0

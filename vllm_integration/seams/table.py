@@ -111,7 +111,7 @@ _ENDPOINTS = ("vllm_integration.frontend.endpoints",)
 
 GROUPS: dict[str, Group] = {
     "config": Group("plugin", CONFIG, ("vllm_integration.config.engine_config",)),
-    "inputs": Group("plugin", INPUTS, ("vllm_integration.frontend.input_processor",)),
+    "inputs": Group("plugin", INPUTS, ("vllm_integration.frontend.endpoints",)),
     "chat": Group("plugin", CHAT, _ENDPOINTS),
     "completions": Group("plugin", COMPLETION, _ENDPOINTS),
     "responses": Group("plugin", RESPONSES, _ENDPOINTS),
@@ -125,7 +125,7 @@ GROUPS: dict[str, Group] = {
     "usage_v1": Group("usage", "", ("vllm_integration.worker.proposer_v1",)),
     "v2_start": Group("plugin", V2_RUNNER, ("vllm_integration.plugin",)),
     "v2": Group("plugin", "", ("vllm_integration.worker.speculator",)),
-    "parameters": Group("parameters", INPUTS, ("vllm_integration.frontend.input_processor",)),
+    "parameters": Group("parameters", INPUTS, ("vllm_integration.frontend.endpoints",)),
     "draft_limit": Group("caller"),
     "adaptive": Group("caller", "", ("vllm_integration.config.engine_config",)),
     "recipes": Group("caller"),
