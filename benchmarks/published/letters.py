@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.quality.replays import replay_batched
 from gpu_align.policies import OpenAI
 from gpu_align.predictors.base import count_accepted
 from gpu_align.simulate import Record
-from gpu_align.tools.simulate.policies import replay_batched
 
 #: Letters of the short and of the long draft: a to e, and the pairs aa, ab, … bc written out.
 SHORT, LONG = 5, 58
@@ -212,7 +212,7 @@ def insertions(lengths: Iterable[int], every: int = 1, size: int = LONG) -> dict
     rows = [usage_of(record.prediction, record.output) for record in records]
     ours = replay_batched(records, LOOKAHEAD, draft_in_prefill=True)
     table = np.array(rows).reshape(len(lengths), len(positions), 3)
-    our_steps = np.array([pair.steps for pair in ours.pairs]).reshape(table.shape[:2])
+    our_steps = np.array([pair.steps for pair in ours]).reshape(table.shape[:2])
     return {
         "size": size,
         "positions": positions,

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from benchmarks.quality.cases import Resumption, least_steps
+from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import Counts, Entry, Run
-from gpu_align.simulate import Reliability
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult
 

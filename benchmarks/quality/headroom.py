@@ -20,11 +20,12 @@ from pathlib import Path
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.checks import K
 from benchmarks.quality.kinds import LABELS, labels_of
+from benchmarks.quality.replays import bound
 from benchmarks.quality.runs import Entry, Knowledge, knowledge, make_ready, read_entries
+from gpu_align import DrafterConfig
 from gpu_align.predictors import PredictorLoop, TokenPredictor
 from gpu_align.simulate import Record, make_policies
-from gpu_align.tools.simulate.bounds import bound
-from gpu_align.tools.simulate.policies import OURS, SWEEP, config_of, our_drafter
+from gpu_align.tools.simulate.policies import OURS, SWEEP, our_drafter
 
 PEER = "suffix_decoding_16_deep"
 #: The longest drafts of the curve.
@@ -36,7 +37,7 @@ Steps = dict[str, int]
 def drafts_of(
     policies: Sequence[TokenPredictor], num_draft_tokens: int
 ) -> Callable[[Record], Callable[[int], Iterable[Sequence[int]]]]:
-    """What these policies draft, side by side, as the candidates of `gpu_align.tools.simulate.bounds.bound`.
+    """What these policies draft, side by side, as the candidates of `benchmarks.quality.replays.bound`.
 
     All of them see the same output, whichever draft is taken.
     """
@@ -100,7 +101,7 @@ def _work(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> list[Step
     found: list[Steps] = []
     for entry in entries:
         recipes = known[entry.tokens].recipes
-        ours = our_drafter([entry.record], config_of(SETTING), recipes)
+        ours = our_drafter([entry.record], DrafterConfig(**SETTING), recipes)
         [peer] = make_policies([PEER], [entry.record], K)
         found.append(steps_of(entry.record, ours, peer, K))
     return found

@@ -26,6 +26,7 @@ from rich.table import Table
 from benchmarks.quality import cases, checks, kinds, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K, of_kind
+from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
@@ -40,7 +41,7 @@ from benchmarks.quality.runs import (
     run_all,
     total,
 )
-from gpu_align.simulate import Reliability, load_tokenizer, runnable_policy_names
+from gpu_align.simulate import load_tokenizer, runnable_policy_names
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.checks import K, Point, our_curve, point
+from benchmarks.quality.replays import Decile
 from benchmarks.quality.runs import BOUNDS, WITHOUT_RECIPES, Counts, Run
 from gpu_align.tools.simulate.policies import OURS
-from gpu_align.tools.simulate.replay import Decile
 
 _RED, _ORANGE, _WINE, _YELLOW, _BLUE, _SKY = "#e0574f", "#e8862e", "#a8507c", "#c9a227", "#3f7fe0", "#45a5d9"
 _GREEN, _PURPLE, _BROWN = "#5a9e3a", "#9b72cf", "#a07a4a"

@@ -20,12 +20,12 @@ from benchmarks.corpus.files import FIVE
 from benchmarks.corpus.mix import ByteTokenizer, trained_bpe
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.build_suffix_peer import add_to_path
-from gpu_align import RecipePack, Recipes
+from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
+from gpu_align import DrafterConfig, RecipePack, Recipes
 from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
-from gpu_align.simulate import NO_PACK, SWEEP, Record, Reliability, load_tokenizer, replay
-from gpu_align.tools.simulate.bounds import bound, everywhere, perfect_choice
-from gpu_align.tools.simulate.policies import OURS, config_of, make_policies, setting_name
+from gpu_align.simulate import NO_PACK, SWEEP, Record, load_tokenizer, replay
+from gpu_align.tools.simulate.policies import OURS, make_policies, setting_name
 from gpu_align.tools.simulate.replay import PairResult
 
 
@@ -223,7 +223,8 @@ class Counts:
         self.accepted += pair.accepted
         self.rejected += pair.rejected
         self.rejected_from_prediction += pair.rejected_from.get(1, 0)
-        self.reliability = Reliability.total((self.reliability, pair.reliability))
+        if isinstance(pair, OurPair):
+            self.reliability = Reliability.total((self.reliability, pair.reliability))
 
     @property
     def tokens_per_step(self) -> float:
@@ -248,13 +249,11 @@ def run_records(run: Run, records: Sequence[Record], known: Knowledge | None = N
     if run.policy == PERFECT_CHOOSER:
         return perfect_choice(records, k)
     if run.policy == OURS:
-        from gpu_align.tools.simulate.policies import replay_batched
-
         setting = {name: value for name, value in run.setting if name != "recipes"}
         k = setting.pop("num_draft_tokens", k)
-        config = config_of(setting)
+        config = DrafterConfig(**setting)
         recipes = None if run.without_recipes else known.recipes
-        pairs = replay_batched(records, k, config, recipes=recipes).pairs
+        pairs = replay_batched(records, k, config, recipes=recipes)
     else:
         policy = _policy(run, records, known)
         pairs = [replay(policy, record, k) for record in records]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.corpus import build as corpus
+from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import Entry, read_entries
 from benchmarks.recipes import json_records, page, reference_pages, tasks, triage
 from benchmarks.recipes.groups import Output, shuffled
@@ -22,7 +23,6 @@ from benchmarks.recipes.runs import BATCH_SIZE, Counts, base_recipes, encode, re
 from gpu_align import Recipes
 from gpu_align.memory import Recalled, ResponseMemory
 from gpu_align.simulate import Record
-from gpu_align.tools.simulate.policies import replay_batched
 
 #: Tokens that a memory holds, and that a request is given of it.
 MEMORY_TOKENS, RECALLED_TOKENS = 1 << 20, 65_536
@@ -158,7 +158,7 @@ def replayed(
         ]
         pairs = replay_batched(
             records, size, recipes=recipes, batch_size=BATCH_SIZE, memory=memory, related=related
-        ).pairs
+        )
         return Counts.of(pairs).as_json()
 
     texts = [recalled.token_ids.tolist() for recalled in case.recalled]

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.quality.replays import replay_batched
 from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
 from gpu_align.recipes.misses import Misses
 from gpu_align.simulate import Record, load_tokenizer, replay
-from gpu_align.tools.simulate.policies import replay_batched
 from gpu_align.tools.simulate.replay import PairResult
 
 BoolArray = npt.NDArray[np.bool_]
@@ -179,7 +179,7 @@ def ours(recipes: Recipes | None, alone: bool = False) -> Callable[[Sequence[Rec
     config = DrafterConfig(use_context=not alone)
 
     def run(records: Sequence[Record]) -> list[PairResult]:
-        return replay_batched(records, K, config, recipes=recipes, batch_size=BATCH_SIZE).pairs
+        return replay_batched(records, K, config, recipes=recipes, batch_size=BATCH_SIZE)
 
     return run
 

@@ -21,8 +21,9 @@ from benchmarks.serving.main import SHOWN, simulate
 from benchmarks.serving.rules import Plugin
 from benchmarks.serving.step_cost import paper_costs
 from benchmarks.serving.trace import Trace, record_trace, sample
+from gpu_align import DrafterConfig
 from gpu_align.simulate import read_records, recipes_for
-from gpu_align.tools.simulate.policies import config_of, setting_name
+from gpu_align.tools.simulate.policies import setting_name
 
 BATCHES = (1, 64, 256)
 #: Steps that asynchronous scheduling plans ahead.
@@ -86,7 +87,7 @@ def main(
     results = {}
     for setting in SETTINGS:
         name = setting_name(setting).partition(" ")[2] or "default"
-        trace = record_trace(records, num_draft_tokens, jobs, recipes, config_of(setting))
+        trace = record_trace(records, num_draft_tokens, jobs, recipes, DrafterConfig(**setting))
         results[name] = speedups(trace, drafter_us)
         typer.echo(f"{name}: {results[name]}")
     found = {"records": len(records), "num_draft_tokens": num_draft_tokens, "settings": results}

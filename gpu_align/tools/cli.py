@@ -198,7 +198,7 @@ def policies_command(
             refuse(f"NAME: expected one of {', '.join(found)}, found {name!r}")
     chosen = [found[name] for name in dict.fromkeys(names or found)]
     if as_json:
-        report = {"version": __version__, "policies": [info.as_json() for info in chosen]}
+        report = {"version": __version__, "policies": [info._asdict() for info in chosen]}
         typer.echo(json.dumps(report, indent=1))
         return
     for info in chosen:

@@ -27,38 +27,23 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 class View(NamedTuple):
     """R requests, C candidates each, up to K drafts; int64."""
 
-    #: [R]: where the output stands in the prediction.
-    cursor: IntArray
-    #: [R, C] each.
-    candidates: CandidateArrays
-    #: [R, C] each: drafts of a candidate, however many tokens of its text remain, and how many of them are
-    #: expected to be accepted; 0 where there is none.
-    num: IntArray
-    expected: IntArray
-    #: [R] each: the candidate that is drafted, and how many drafts it is good for; 0 where there is none.
-    lane: IntArray
-    num_chosen: IntArray
-    #: [R]: the recipe that is drafted instead, or -1.
-    recipe: IntArray
-    #: [R, K], and [R]: how many of them are meant. Neither the capacity nor the vocabulary ends them.
-    draft: IntArray
-    length: IntArray
-    #: [R]: edits that were replayed in them.
-    edits: IntArray
+    cursor: IntArray  # [R]: where the output stands in the prediction
+    candidates: CandidateArrays  # [R, C] each
+    num: IntArray  # [R, C]: drafts of a candidate, however many tokens of its text remain; 0 where there is none
+    expected: IntArray  # [R, C]: how many of them are expected to be accepted
+    lane: IntArray  # [R]: the candidate that is drafted
+    num_chosen: IntArray  # [R]: how many drafts it is good for; 0 where there is none
+    recipe: IntArray  # [R]: the recipe that is drafted instead, or -1
+    draft: IntArray  # [R, K]; neither the capacity nor the vocabulary ends them
+    length: IntArray  # [R]: how many of them are meant
+    edits: IntArray  # [R]: edits that were replayed in them
 
 
 class StepView:
     """A slot a request on the CPU, and what a step sees of each.
 
-    Args:
-        predictions, prompt_lens: of each request; of all the others, which are those of `Explainer`.
-        recipes: of the drafter, for K.
-        tables: what a choice is made by, for K; those of `config` if None.
-
-    Attributes:
-        token_ids: [R, T] int32, for the caller to write prompts and outputs in.
-        state: the step's.
-        tables: for K.
+    predictions, prompt_lens: of each request; the others are for all of them, as for `Explainer`. tables: those of
+    `config` if None. token_ids: [R, T] int32, for the caller to write prompts and outputs in.
     """
 
     def __init__(
@@ -89,7 +74,7 @@ class StepView:
         self._settings = config.step_settings(1 << 31)
 
     def look(self, slots: IntArray, totals: IntArray) -> View:
-        """Bring requests up to date and say what there is to draft from. totals: [R], tokens of each so far."""
+        """Bring requests up to date, and say what there is to draft from. totals: [R], tokens of each so far."""
         return look(self.state, self.tables, self._recipes, self.token_ids, slots, totals, self._settings)
 
 
@@ -103,13 +88,9 @@ def look(
     settings: StepSettings,
 ) -> View:
     """`StepView.look` for whoever has these: state, tables and recipes as a step reads them, token_ids [S, T]."""
-    K = tables.confidence.shape[1]
-
-    def zeros(*shape: int) -> IntArray:
-        return np.zeros((len(slots), *shape), dtype=np.int64)
-
-    widths = {"num": (NUM_CANDIDATES,), "expected": (NUM_CANDIDATES,), "draft": (K,)}
-    arrays = {name: zeros(*widths.get(name, ())) for name in View._fields if name != "candidates"}
+    widths = {"num": [NUM_CANDIDATES], "expected": [NUM_CANDIDATES], "draft": [tables.confidence.shape[1]]}
+    shapes = {name: [len(slots), *widths.get(name, [])] for name in View._fields if name != "candidates"}
+    arrays = {name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()}
     view = View(candidates=allocate_candidates(len(slots)), **arrays)
     _look(state, tables, recipes, view, settings, token_ids, slots, totals)
     return view
@@ -138,12 +119,9 @@ def _look(
         view.lane[r], view.num_chosen[r], view.recipe[r] = choice.lane, choice.num, choice.recipe
         for i_c in range(NUM_CANDIDATES):
             if found.remaining[i_c] > 0:
+                first_row, factor = first_row_of(request.text_kind), settings.length_quarters
                 view.num[r, i_c], view.expected[r, i_c] = worth(
-                    found.matched[i_c],
-                    found.class_id[i_c],
-                    tables,
-                    settings.length_quarters,
-                    first_row_of(request.text_kind),
+                    found.matched[i_c], found.class_id[i_c], tables, factor, first_row
                 )
         view.length[r], view.edits[r] = write_draft(request, recipes, choice, view.draft[r])
 
@@ -164,37 +142,22 @@ _NUM_OTHERS = 3
 
 @dataclass(frozen=True)
 class Explained:
-    """One position that drafts could be read from.
+    """One position that drafts could be read from."""
 
-    Attributes:
-        source: ``"prediction"``, ``"context"``: the request's own prompt and output, ``"recipe"``, or
-            ``"memory"``: earlier answers.
-        position: the first draft's position in it; which recipe it is.
-        matched: how many of the last tokens are the same there.
-        expected: how many drafts were expected to be accepted, by the survival table.
-        why: the evidence for it, in words.
-    """
-
-    source: str
-    position: int
-    matched: int
-    expected: float
-    why: str
+    source: str  #: "prediction", "context" (the request's own prompt and output), "recipe", "memory"
+    position: int  #: the first draft's in it; which recipe it is
+    matched: int  #: how many of the last tokens are the same there
+    expected: float  #: how many drafts were expected to be accepted, by the survival table
+    why: str  #: the evidence for it, in words
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a drafter saw.
+    """What a drafter saw."""
 
-    Attributes:
-        cursor: where in the prediction the output stands, ``0 <= cursor <= N``.
-        chosen: what was drafted from, or None.
-        others: the best of the candidates that were not chosen.
-    """
-
-    cursor: int
-    chosen: Explained | None
-    others: tuple[Explained, ...]
+    cursor: int  #: where in the prediction the output stands, ``0 <= cursor <= N``
+    chosen: Explained | None  #: what was drafted from
+    others: tuple[Explained, ...]  #: the best of the candidates that were not chosen
 
 
 def warm_up(
@@ -219,13 +182,9 @@ class Explainer:
     Args:
         prediction: token ids; may be empty.
         prompt_len: tokens of ``tokens`` that are prompt.
-        num_draft_tokens: K of the drafter.
-        config: of the drafter.
-        recipes: of the drafter.
-        max_context_len: of the drafter: which positions of the context it remembers depends on it.
+        num_draft_tokens, config, recipes, max_context_len: of the drafter.
         recipe_packs: bit i: the request uses recipe pack i.
-        is_memory: whether the prediction is a text of earlier answers.
-        is_related: of a memory: whether they are answers to requests like this one.
+        is_memory, is_related: whether the prediction is a text of earlier answers, and to requests like this one.
 
     Each call processes only what is new in ``tokens``.
     """

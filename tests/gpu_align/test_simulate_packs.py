@@ -25,7 +25,7 @@ from gpu_align.simulate import (
 )
 from gpu_align.tools.cli import app
 from gpu_align.tools.html import Origin
-from gpu_align.tools.simulate.policies import replay_batched, sizes_for, tokenized_pack
+from gpu_align.tools.simulate.policies import our_drafter, sizes_for, tokenized_pack
 from tests.gpu_align.test_simulate_records import lines
 
 TEXT = "alpha beta gamma delta\n"
@@ -111,8 +111,8 @@ def test_a_draft_does_not_depend_on_the_other_records(pack: Path) -> None:
     assert recipes is not None
     short, long = encoded(TEXT.split()[0], "short"), encoded(TEXT * 3, "long")
     assert sizes_for([short], recipes).vocab_size > recipes.token_ids.max()
-    alone = replay_batched([short], 8, recipes=recipes).pairs[0]
-    both = replay_batched([long, short], 8, recipes=recipes).pairs[1]
+    alone = replay(our_drafter([short], None, recipes), short, 8)
+    both = replay(our_drafter([long, short], None, recipes), short, 8)
     assert (alone.steps, alone.accepted, alone.rejected) == (both.steps, both.accepted, both.rejected)
 
 

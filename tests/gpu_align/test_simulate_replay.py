@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_align.simulate import Record, make_policies, replay, simulate
+from gpu_align import DrafterConfig
+from gpu_align.simulate import SWEEP, Record, make_policies, replay, setting_name, simulate
 from gpu_align.tools.html import Origin
+from gpu_align.tools.policies import lookup
 from gpu_align.tools.policies.base import Policy
 
 
@@ -241,3 +243,25 @@ def test_ratios() -> None:
     assert (none_drafted.rejected_per_accepted, none_drafted.propose_us_median) == (0.0, None)
     (none_accepted,) = simulate([record([1, 2])], [Scripted([[9]])], 2)
     assert none_accepted.rejected_per_accepted is None
+
+
+def test_settings_reach_the_drafter() -> None:
+    rng = random.Random(2)
+    prediction = [rng.randrange(20) for _ in range(200)]
+    edited = Record(
+        "r", [], prediction, [t if rng.random() < 0.9 else rng.randrange(20, 30) for t in prediction]
+    )
+    few, many = {"length_factor": 0, "min_survival": 0.9}, {"length_factor": 64, "min_survival": 0.0}
+    policies = make_policies(["gpu_align", "cursor"], [edited], 16, [few, many])
+    assert [p.name for p in policies] == [setting_name(few, "off"), setting_name(many, "off"), "cursor"]
+    first, second, _ = simulate([edited], policies, 16)
+    assert first.rejected < second.rejected
+    assert setting_name({}) == "gpu_align"
+    for setting in SWEEP:
+        DrafterConfig(**setting)
+
+
+def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup.importlib, "import_module", lambda name: exec("raise ImportError(name)"))
+    with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
+        make_policies(["suffix_decoding"], [record([1])], 8)

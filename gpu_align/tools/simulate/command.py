@@ -9,16 +9,30 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
 
 from ...config import DrafterConfig
-from .. import policies, simulate
+from .. import policies
 from ..console import check_outputs, counted, print_table, progress_bar, refuse
-from .report import TABLE_HEADER, table_rows
+from ..inputs import RecordError
+from .policies import (
+    NO_PACK,
+    OURS,
+    SHIPPED_PACK,
+    SWEEP,
+    make_policies,
+    policy_names,
+    runnable_policy_names,
+    tokenizer_of,
+)
+from .records import Record, read_records, records_of_files, records_of_git
+from .replay import simulate
+from .report import TABLE_HEADER, table_rows, to_html, to_json
+from .tokenizers import load_tokenizer
 
 #: The tokenizer of texts where none is named: it needs no network.
 _DEFAULT_TOKENIZER = "tekken"
@@ -54,10 +68,11 @@ def run(
 ) -> None:
     """The command; refuses bad input before the replay starts."""
     chosen = list(dict.fromkeys(names))
-    known_names = simulate.policy_names()
-    if unknown := [name for name in chosen if name not in known_names and not simulate.is_import_path(name)]:
-        refuse(f"--policy: expected one of {', '.join(known_names)}, or module:Class, found {unknown[0]!r}")
-    if any(map(simulate.is_import_path, chosen)) and "" not in sys.path:
+    paths = [name for name in chosen if ":" in name]
+    if unknown := [name for name in chosen if name not in (*policy_names(), *paths)]:
+        known = ", ".join(policy_names())
+        refuse(f"--policy: expected one of {known}, or module:Class, found {unknown[0]!r}")
+    if paths and "" not in sys.path:
         sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
     combined = _settings(settings, sweep)
     _check_input(given)
@@ -66,30 +81,30 @@ def run(
     records = _records(given, tokenizer)
     chosen = _runnable(recipes, records, chosen)
     try:
-        policies = simulate.make_policies(chosen, records, num_draft_tokens, combined, recipes)
+        drafters = make_policies(chosen, records, num_draft_tokens, combined, recipes)
     except OSError as error:
         refuse(f"--recipes: {recipes}: {error.strerror or error}")
     except ValueError as error:
         refuse(str(error))
-    total = sum(len(record.output) for record in records) * len(policies)
+    total = sum(len(record.output) for record in records) * len(drafters)
     with progress_bar("replaying", total) as advance:
-        results = simulate.simulate(records, policies, num_draft_tokens, draft_in_prefill, advance)
+        results = simulate(records, drafters, num_draft_tokens, draft_in_prefill, advance)
 
     if outputs.json is not None:
         records_of = f"{given.before} to {given.after}" if given.git is None else f"git {given.git}"
         about = {
             "records": records_of if given.pairs is None else str(given.pairs),
-            "tokenizer": simulate.tokenizer_of(records),
+            "tokenizer": tokenizer_of(records),
             "settings": {
                 "draft_in_prefill": draft_in_prefill,
                 "recipes": recipes,
-                "drafter": [asdict(simulate.config_of(setting)) for setting in combined],
+                "drafter": [asdict(DrafterConfig(**setting)) for setting in combined],
             },
         }
-        found = simulate.to_json(results, num_draft_tokens, about)
+        found = to_json(results, num_draft_tokens, about)
         outputs.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if outputs.html is not None:
-        outputs.html.write_text(simulate.to_html(records, results, num_draft_tokens), encoding="utf-8")
+        outputs.html.write_text(to_html(records, results, num_draft_tokens), encoding="utf-8")
     title = f"up to {num_draft_tokens} draft tokens a step"
     print_table(title, TABLE_HEADER, table_rows(results), words=["policy"], folded="policy")
     for written in outputs:
@@ -113,27 +128,26 @@ def _check_input(given: Input) -> None:
                 refuse(f"{option}: expected with --git only")
 
 
-def _records(given: Input, tokenizer: str | None) -> list[simulate.Record]:
+def _records(given: Input, tokenizer: str | None) -> list[Record]:
     try:
         if given.pairs is not None:
-            records = simulate.read_records(given.pairs, tokenizer)
+            records = read_records(given.pairs, tokenizer)
             if tokenizer is not None:
-                simulate.load_tokenizer(tokenizer)  # records with ids alone have not needed it yet
+                load_tokenizer(tokenizer)  # records with ids alone have not needed it yet
             return records
         with_name = tokenizer or _DEFAULT_TOKENIZER
-        if given.git is not None:
-            repo = given.repo or Path()
-            records = simulate.records_of_git(given.git, repo, with_name, given.suffixes, given.limit)
-            typer.echo(f"note: {counted(len(records), 'edit')} of {given.git}", err=True)
+        if given.before is not None and given.after is not None:
+            records = records_of_files(given.before, given.after, with_name)
         else:
-            assert given.before is not None
-            assert given.after is not None
-            records = simulate.records_of_files(given.before, given.after, with_name)
+            records = records_of_git(
+                given.git or "", given.repo or Path(), with_name, given.suffixes, given.limit
+            )
+            typer.echo(f"note: {counted(len(records), 'edit')} of {given.git}", err=True)
         if tokenizer is None:
             note = f"note: tokenized with {_DEFAULT_TOKENIZER}; --tokenizer takes that of your model"
             typer.echo(note, err=True)
         return records
-    except simulate.RecordError as error:
+    except RecordError as error:
         refuse(f"{given.pairs}: {error}" if error.line else str(error))
     except ValueError as error:
         refuse(str(error))
@@ -142,30 +156,31 @@ def _records(given: Input, tokenizer: str | None) -> list[simulate.Record]:
         refuse(f"{path}: {error.strerror or error}" if path else str(error))
 
 
-def _runnable(pack: str, records: Sequence[simulate.Record], names: list[str]) -> list[str]:
+def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[str]:
     """The policies to run: `names`, or else all that can run with this pack."""
-    known = simulate.tokenizer_of(records) is not None
-    why = "the records do not all name one tokenizer, and --tokenizer gives none"
-    if not known and pack not in (simulate.SHIPPED_PACK, simulate.NO_PACK):
-        refuse(f"--recipes: {why}")
-    names = names or simulate.runnable_policy_names(with_recipes=known and pack != simulate.NO_PACK)
-    if not known and pack != simulate.NO_PACK and simulate.OURS in names:
-        typer.echo(f"note: {simulate.OURS} runs without recipes: {why}", err=True)
+    known = tokenizer_of(records) is not None
+    names = names or runnable_policy_names(with_recipes=known and pack != NO_PACK)
+    if not known and pack != NO_PACK:
+        why = "the records do not all name one tokenizer, and --tokenizer gives none"
+        if pack != SHIPPED_PACK:
+            refuse(f"--recipes: {why}")
+        if OURS in names:
+            typer.echo(f"note: {OURS} runs without recipes: {why}", err=True)
     return names
 
 
 def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[dict[str, Any]]:
     """The settings of our drafter to run: every combination of the given values, or the default alone."""
-    fields = [
+    fields: list[list[tuple[str, Any]]] = [
         [(name, int(value) if value.is_integer() else value) for value in dict.fromkeys(map(float, values))]
         for name, values in given.items()
         if values
     ]
     settings = [dict(combination) for combination in itertools.product(*fields)]
-    settings += [setting for setting in simulate.SWEEP if sweep and setting not in settings]
+    settings += [setting for setting in SWEEP if sweep and setting not in settings]
     for setting in settings:
         try:
-            simulate.config_of(setting)
+            DrafterConfig(**setting)
         except ValueError as error:
             field, _, message = str(error).partition(":")
             refuse(f"--{field.replace('_', '-')}:{message}")
@@ -176,8 +191,7 @@ def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[
 _NOT_OPTIONS = ("name", "recipes", "earlier", "ends_line")
 
 
-@dataclass(frozen=True)
-class PolicyInfo:
+class PolicyInfo(NamedTuple):
     """One drafter: what it does, in a line; its options as it runs; how others are given; who published it.
 
     needs: what it cannot run without here; empty where nothing is missing.
@@ -190,15 +204,12 @@ class PolicyInfo:
     source: str
     needs: str
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def describe() -> list[PolicyInfo]:
     """Every policy, in the order of ``simulate``."""
     fields = "length_factor", "min_survival", "min_survival_recipe"
     ours = PolicyInfo(
-        name=simulate.OURS,
+        name=OURS,
         summary="This library's drafter: aligns the prediction, looks the context and recipes up.",
         options={field: getattr(DrafterConfig(), field) for field in fields},
         given_as="--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off",

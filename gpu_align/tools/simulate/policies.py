@@ -1,29 +1,23 @@
-"""The policies the simulator can run, by name; the recipes that ours drafts from; ours in batches."""
+"""The policies the simulator can run, by name, and the recipes that ours drafts from."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-import torch
-
 from ...config import DrafterConfig
-from ...drafter import Drafter
 from ...ops.recipe_lookup import Recipes
 from ...predictors.base import PredictorOptions, TokenPredictor
-from ...predictors.loop import VerifiedStep
 from ...predictors.predicted_output import PredictedOutputTokenPredictor
 from ...recipes.pack import RecipePack
 from ..policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
 from ..policies.lookup import suffix_decoding_available
 from ..policies.static_text import StaticText
 from .records import Record
-from .replay import PairResult, PolicyResult
 from .tokenizers import line_ending_ids, load_tokenizer
 
 #: What may stand for a file's name: the pack that comes with the library, or no pack.
@@ -56,14 +50,14 @@ def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes 
 
 @lru_cache(maxsize=8)
 def tokenized_pack(pack: str, tokenizer: str) -> Recipes:
-    """`recipes_for` this tokenizer."""
+    """The recipes of a pack in this tokenizer's tokens."""
     encode = load_tokenizer(tokenizer).encode
     loaded = RecipePack.load(None if pack == SHIPPED_PACK else pack)
     return loaded.tokenize(lambda texts: [encode(text) for text in texts])
 
 
 class Sizes(NamedTuple):
-    """Of a `Drafter`, and of a `PredictedOutputTokenPredictor`."""
+    """Arguments of a `Drafter`, and of a `PredictedOutputTokenPredictor`."""
 
     max_context_len: int
     max_prediction_len: int
@@ -71,7 +65,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_for(records: Sequence[Record], recipes: Recipes | None = None) -> Sizes:
-    """The sizes of a drafter that can hold any one of `records`, and draft all of `recipes`."""
+    """Of a drafter that can hold any one of `records`, and draft all of `recipes`."""
     texts = [tokens for r in records for tokens in (r.prompt, r.prediction, r.output)]
     # A draft ends before an id that is out of the vocabulary: with recipes that the records use no token of, what
     # is drafted for one record would depend on the others.
@@ -92,85 +86,13 @@ def our_drafter(
     return PredictedOutputTokenPredictor(config=config, recipes=recipes, **sizes)
 
 
-def replay_batched(
-    records: Sequence[Record],
-    num_draft_tokens: int,
-    config: DrafterConfig | None = None,
-    draft_in_prefill: bool = False,
-    name: str = "gpu_align",
-    batch_size: int = 64,
-    recipes: Recipes | None = None,
-    memory: bool = False,
-    related: Sequence[bool] = (),
-) -> PolicyResult:
-    """What `simulate` finds for `our_drafter`, with up to `batch_size` records drafted for in one call.
-
-    The counts are the same, as a draft depends on nothing outside its own request; it takes less time, because a
-    call's fixed costs are shared. A step's time is its share of the call.
-
-    memory: take the records' predictions for texts of earlier answers. related: of which records these are answers
-    to requests like it; none if empty.
-    """
-    sizes = sizes_for(records, recipes)
-    drafter = Drafter(
-        max_slots=batch_size, **sizes._asdict(), num_draft_tokens=num_draft_tokens, device="cpu",
-        config=config, recipes=recipes,
-    )  # fmt: skip
-    token_ids = torch.zeros((batch_size, sizes.max_context_len), dtype=torch.int32)
-    total_len = torch.zeros(batch_size, dtype=torch.int32)
-    rows, lengths = token_ids.numpy(), total_len.numpy()
-    results = [PairResult.begin(record, draft_in_prefill) for record in records]
-    # Longest first: the last calls then still have a full batch. What the prefill ends is not drafted for.
-    prefilled = 0 if draft_in_prefill else 1
-    waiting = sorted(range(len(records)), key=lambda i: len(records[i].output))
-    waiting = [i for i in waiting if len(records[i].output) > prefilled]
-    running: dict[int, int] = {}  # slot -> record
-
-    def append(slot: int, tokens: Sequence[int]) -> None:
-        rows[slot, lengths[slot] : lengths[slot] + len(tokens)] = tokens
-        lengths[slot] += len(tokens)
-
-    while waiting or running:
-        for slot in [slot for slot in range(batch_size) if slot not in running][: len(waiting)]:
-            running[slot] = index = waiting.pop()
-            record = records[index]
-            is_related = bool(related) and related[index]
-            drafter.add(slot, record.prediction, len(record.prompt), memory=memory, related=is_related)
-            lengths[slot] = 0
-            append(slot, [*record.prompt, *record.output[:prefilled]])
-        slots = sorted(running)
-        began = time.perf_counter_ns()
-        draft = drafter.propose(
-            token_ids, total_len, torch.tensor(slots), torch.ones(len(slots), dtype=torch.int32)
-        )
-        drafted = zip(slots, draft.length.tolist(), draft.source.tolist(), strict=True)
-        ns = (time.perf_counter_ns() - began) // len(slots)
-        tokens, confidence = draft.token_ids.numpy(), draft.confidence.numpy()
-        for b, (slot, length, source) in enumerate(drafted):
-            record = records[running[slot]]
-            told = source, confidence[b, :length].tolist(), ns
-            start = int(lengths[slot]) - len(record.prompt)
-            step = VerifiedStep.verify(record.output, start, tokens[b, :length].tolist(), *told)
-            results[running[slot]].count(step)
-            append(slot, record.output[start : step.end])
-            if step.end == len(record.output):
-                del running[slot]
-    return PolicyResult(name, results)
-
-
-def is_import_path(name: str) -> bool:
-    """Whether it names a class of somebody's module and not a policy of the library."""
-    return ":" in name
-
-
 def import_policy(path: str) -> TokenPredictor:
-    """The policy at ``module:name`` or ``module:name?argument=value&...``.
+    """What the class or function at ``module:name`` or ``module:name?argument=value&...`` returns.
 
-    What has this name, a class or a function, is called with the arguments and returns a `TokenPredictor`. A value
-    is a Python literal where it reads as one, else text: ``?max_tokens=8&model=org/name``.
+    A value is a Python literal where it reads as one, else text: ``?max_tokens=8&model=org/name``.
 
     Raises:
-        ValueError: no such module or name, arguments that it does not take, or another result.
+        ValueError: no such module or name, arguments that it does not take, or no `TokenPredictor`.
     """
     target, _, query = path.partition("?")
     module_name, _, name = target.partition(":")
@@ -233,7 +155,7 @@ def setting_name(setting: Mapping[str, Any], pack: str = SHIPPED_PACK) -> str:
 
 
 def policy_names() -> list[str]:
-    """Every policy: ours, then those of `gpu_align.policies` in their order."""
+    """Every policy: ours, then those of `gpu_align.policies`."""
     return [OURS, *POLICIES, *RECIPE_POLICIES, *OPTIONAL_POLICIES]
 
 
@@ -252,8 +174,6 @@ def make_policies(
 ) -> list[TokenPredictor]:
     """One policy for each of `names`, large enough for `records`; ours once for each of `settings`.
 
-    Each setting holds fields of `DrafterConfig`, like those of `SWEEP`; an empty one is the default.
-
     Where all records name the same tokenizer, ours drafts from recipes, too, and ``static_text``, which works on
     lines, gets the tokens that end a line. Otherwise ours has no recipes, and its name says so, ``static_text``
     guesses, and ``recipe_pack``, which drafts from recipes alone, cannot run.
@@ -262,29 +182,28 @@ def make_policies(
         names: each one of `policy_names`, or ``module:name?argument=value`` of a `TokenPredictor`.
         records: what they are to draft for.
         num_draft_tokens: K, at least 1.
-        settings: of our drafter.
-        recipes: the file of a `RecipePack`, ``"base"``: the pack that comes with the library, or ``"off"``: none.
+        settings: of our drafter: fields of `DrafterConfig`, like those of `SWEEP`.
+        recipes: as in `recipes_for`.
 
     Raises:
-        ValueError: a name is not one of these, nothing can be made of ``module:name``, a policy needs recipes and
-            there are none, or the file is not a pack.
-        OSError: the pack cannot be read.
+        ValueError: a name is not one of these, nothing can be made of ``module:name``, or a policy needs recipes
+            and there are none.
+        PackError, OSError: as in `recipes_for`.
         MissingExtraError: a policy's package is not installed.
     """
     factories = {**POLICIES, **OPTIONAL_POLICIES}
     policies: list[TokenPredictor] = []
     for name in names:
+        known = recipes_for(records, recipes) if name in (OURS, *RECIPE_POLICIES) else None
         if name == OURS:
-            known = recipes_for(records, recipes)
             for setting in settings:
-                ours = our_drafter(records, config_of(setting), known)
+                ours = our_drafter(records, DrafterConfig(**setting), known)
                 ours.name = setting_name(setting, NO_PACK if known is None else recipes)
                 ours.reset([], PredictorOptions(num_draft_tokens))  # so that a bad setting is refused here
                 policies.append(ours)
         elif name == "static_text":
             policies.append(StaticText(ends_line=_ends_line(records)))
         elif name in RECIPE_POLICIES:
-            known = recipes_for(records, recipes)
             if known is None:
                 off = recipes == NO_PACK
                 why = "they are off" if off else "the records do not all name the same tokenizer"
@@ -292,20 +211,11 @@ def make_policies(
             policies.append(RECIPE_POLICIES[name](known))
         elif name in factories:
             policies.append(factories[name]())
-        elif is_import_path(name):
+        elif ":" in name:
             policies.append(import_policy(name))
         else:
             raise ValueError(f"policy: expected one of {', '.join(policy_names())}, found {name!r}")
     return policies
-
-
-def config_of(setting: Mapping[str, Any]) -> DrafterConfig:
-    """The `DrafterConfig` with these fields and the defaults of the others.
-
-    Raises:
-        ValueError: a value outside its domain.
-    """
-    return DrafterConfig(**setting)
 
 
 def _ends_line(records: Sequence[Record]) -> Callable[[int], bool] | None:

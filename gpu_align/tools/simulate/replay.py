@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,108 +15,8 @@ from ...predictors.loop import PredictorLoop, VerifiedStep
 from ..html import Origin
 from .records import Record
 
-#: Bins of equal width; ten of them make a decile.
-NUM_BINS = 100
-NUM_DECILES = 10
-
-
-class Decile(NamedTuple):
-    """The draft tokens whose confidence is in ``[low, low + 0.1)``, the last tenth closed.
-
-    How many, their share of all draft tokens, their mean confidence, and the share of them that was accepted; NaN
-    where there are none.
-    """
-
-    low: float
-    drafts: int
-    share: float
-    confidence: float
-    accepted: float
-
-    @property
-    def gap(self) -> float:
-        """``accepted - confidence``: above 0 where the confidence is too low."""
-        return self.accepted - self.confidence
-
-
-@dataclass
-class Reliability:
-    """Counts of verified draft tokens: of each draft those up to the first wrong one, and that one.
-
-    A draft token's confidence is the probability that it is accepted *given the ones before it*.
-
-    Attributes:
-        drafts: [NUM_BINS] int64, tokens a bin; bin i holds ``i / NUM_BINS <= p < (i + 1) / NUM_BINS``, or p = 1.
-        accepted: [NUM_BINS] int64, those of them that were accepted.
-        confidence: [NUM_BINS] float64, the sum of their confidences.
-    """
-
-    drafts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
-    accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
-    confidence: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.float64))
-
-    def add(self, confidence: Sequence[float], num_accepted: int) -> None:
-        """Count one draft: `confidence` of its verified tokens, of which the first `num_accepted` were right.
-
-        Raises:
-            ValueError: a confidence outside 0 to 1.
-        """
-        values = np.asarray(confidence, np.float64)
-        if values.size == 0:
-            return
-        # In this form the check refuses NaN, too.
-        if not (values.min() >= 0 and values.max() <= 1):
-            raise ValueError(f"confidence: expected 0 <= p <= 1, found {values.min()} to {values.max()}")
-        bins = np.minimum((values * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-        np.add.at(self.drafts, bins, 1)
-        np.add.at(self.accepted, bins[:num_accepted], 1)
-        np.add.at(self.confidence, bins, values)
-
-    @classmethod
-    def total(cls, parts: Iterable[Reliability]) -> Reliability:
-        """The counts of several together."""
-        whole = cls()
-        for part in parts:
-            whole.drafts += part.drafts
-            whole.accepted += part.accepted
-            whole.confidence += part.confidence
-        return whole
-
-    def deciles(self) -> list[Decile]:
-        """Ten tenths of the range of confidence, from 0."""
-        drafts, accepted, confidence = (
-            counts.reshape(NUM_DECILES, -1).sum(axis=1)
-            for counts in (self.drafts, self.accepted, self.confidence)
-        )
-        total = max(int(drafts.sum()), 1)
-        return [
-            Decile(
-                i / NUM_DECILES,
-                int(n),
-                int(n) / total,
-                float(confidence[i]) / n if n else float("nan"),
-                float(accepted[i]) / n if n else float("nan"),
-            )
-            for i, n in enumerate(drafts.tolist())
-        ]
-
-    def worst_gap(self, least_share: float = 0.01) -> float:
-        """The largest ``|gap|`` of the deciles that hold at least this share of the tokens; 0 without any."""
-        gaps = [abs(d.gap) for d in self.deciles() if d.drafts and d.share >= least_share]
-        return max(gaps, default=0.0)
-
-    def chance_gap(self, least_share: float = 0.01, quantile: float = 0.95) -> float:
-        """What `worst_gap` would stay below with this probability if every confidence were exactly right.
-
-        Acceptances are drawn anew 1,000 times, each token's by itself, from a seed. Tokens of one text are not
-        accepted independently of each other, so in truth chance does more.
-        """
-        p = np.clip(self.confidence / np.maximum(self.drafts, 1), 0, 1)
-        drawn = np.random.default_rng(0).binomial(self.drafts, p, (1000, NUM_BINS)) - self.confidence
-        drafts = self.drafts.reshape(NUM_DECILES, -1).sum(axis=1)
-        counted = (drafts > 0) & (drafts >= least_share * drafts.sum())
-        gaps = np.abs(drawn.reshape(1000, NUM_DECILES, -1).sum(axis=2)[:, counted]) / drafts[counted]
-        return float(np.quantile(gaps.max(axis=1), quantile)) if counted.any() else 0.0
+if TYPE_CHECKING:
+    from typing import Self
 
 
 @dataclass
@@ -133,7 +33,6 @@ class PairResult:
         origins: [L] uint8, an `Origin` a token.
         step_of: [L] int32, the step, from 0, that produced each token.
         rejected_from: rejected draft tokens by `gpu_align.Source`, of a policy that tells its source.
-        reliability: confidence beside acceptance, of a policy that tells its confidence.
     """
 
     id: str
@@ -145,10 +44,9 @@ class PairResult:
     origins: NDArray[np.uint8] = field(repr=False)
     step_of: NDArray[np.int32] = field(repr=False)
     rejected_from: Counter[int] = field(default_factory=Counter)
-    reliability: Reliability = field(default_factory=Reliability, repr=False)
 
     @classmethod
-    def begin(cls, record: Record, draft_in_prefill: bool = False) -> PairResult:
+    def begin(cls, record: Record, draft_in_prefill: bool = False) -> Self:
         """Before the first step that verifies: the prefill has given a token, unless it verifies drafts, too."""
         length = len(record.output)
         origins = np.full(length, Origin.GENERATED, dtype=np.uint8)
@@ -167,9 +65,6 @@ class PairResult:
         self.origins[step.start : step.start + accepted] = origin
         if step.source is not None and wrong:
             self.rejected_from[step.source] += wrong
-        if step.confidence is not None:
-            # The tokens behind the first wrong one were not put to the test.
-            self.reliability.add(step.confidence[: min(accepted + 1, len(step.draft))], accepted)
 
 
 def replay(
@@ -193,16 +88,9 @@ def replay(
             steps += 1
             policy.push_tokens(the tokens of this step)
 
-    The engine stops at the last output token: draft tokens behind it are neither accepted nor rejected, and a
-    step whose draft reaches it adds no token of its own. So ``accepted + (steps that added a token) == L``,
-    and a perfect prediction takes ``1 + ceil((L - 1) / (K + 1))`` steps, or ``ceil(L / (K + 1))`` with
-    `draft_in_prefill`.
-
-    Worked example, K = 2, output ``[5, 6, 7, 8, 9]``, prediction ``[5, 6, 7, 1, 9]``, cursor policy: prefill
-    gives 5; the draft [6, 7] is accepted and the model adds 8; the draft [9] is behind the mismatch, so a
-    policy that stops there drafts nothing, and the model adds 9: 3 steps, 2 accepted, 0 rejected.
-
-    The policy gets copies: it cannot see a token that is not generated yet.
+    So ``accepted + (steps that added a token) == L``, and a perfect prediction takes
+    ``1 + ceil((L - 1) / (K + 1))`` steps, or ``ceil(L / (K + 1))`` with `draft_in_prefill`. The policy
+    gets copies: it cannot see a token that is not generated yet.
 
     Args:
         policy: the drafter; it is reset. An error of it is raised: a figure without its drafts would mislead.
@@ -224,26 +112,20 @@ def replay(
 
 @dataclass
 class PolicyResult:
-    """What one policy did on all records."""
+    """What one policy did on all records: the sums of its pairs."""
 
     name: str
     pairs: list[PairResult]
+    output_tokens: int = field(init=False)
+    steps: int = field(init=False)
+    accepted: int = field(init=False)
+    rejected: int = field(init=False)
 
-    @property
-    def output_tokens(self) -> int:
-        return sum(pair.output_tokens for pair in self.pairs)
-
-    @property
-    def steps(self) -> int:
-        return sum(pair.steps for pair in self.pairs)
-
-    @property
-    def accepted(self) -> int:
-        return sum(pair.accepted for pair in self.pairs)
-
-    @property
-    def rejected(self) -> int:
-        return sum(pair.rejected for pair in self.pairs)
+    def __post_init__(self) -> None:
+        self.output_tokens = sum(pair.output_tokens for pair in self.pairs)
+        self.steps = sum(pair.steps for pair in self.pairs)
+        self.accepted = sum(pair.accepted for pair in self.pairs)
+        self.rejected = sum(pair.rejected for pair in self.pairs)
 
     @property
     def tokens_per_step(self) -> float:
@@ -263,19 +145,6 @@ class PolicyResult:
         times = [ns for pair in self.pairs for ns in pair.propose_ns]
         return float(np.median(times)) / 1e3 if times else None
 
-    @property
-    def rejected_from(self) -> dict[int, int]:
-        """Rejected draft tokens by `gpu_align.Source`; empty for a policy that does not tell its source."""
-        counts: Counter[int] = Counter()
-        for pair in self.pairs:
-            counts.update(pair.rejected_from)
-        return dict(counts)
-
-    @property
-    def reliability(self) -> Reliability:
-        """Confidence beside acceptance; empty for a policy that does not tell its confidence."""
-        return Reliability.total(pair.reliability for pair in self.pairs)
-
 
 #: Called as ``progress(policy_name, tokens_just_replayed)`` after each record.
 Progress = Callable[[str, int], None]
@@ -294,10 +163,11 @@ def simulate(
     """
     results = []
     for policy in policies:
-        found = PolicyResult(policy.name or type(policy).__name__, [])
+        name = policy.name or type(policy).__name__
+        pairs = []
         for record in records:
-            found.pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill))
+            pairs.append(replay(policy, record, num_draft_tokens, draft_in_prefill))
             if progress is not None:
-                progress(found.name, len(record.output))
-        results.append(found)
+                progress(name, len(record.output))
+        results.append(PolicyResult(name, pairs))
     return results

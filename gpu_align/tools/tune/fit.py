@@ -11,23 +11,91 @@ import numpy.typing as npt
 from ...config import DrafterConfig
 from ...ops.constants import (
     ALIGNMENT_CONTEXT,
+    FIRST_CONTEXT,
     NUM_ADHERENCES,
     NUM_ALIGNMENTS,
     NUM_CLASSES,
     NUM_LENGTHS,
     NUM_MARGINS,
+    PREDICTION_BASE,
 )
 from ...ops.draft import KNOTS, NUM_BINS, SurvivalTables, survival_units
+from ...ops.jit import Entry
 from ...ops.recipe_lookup import RecipeTable
 from ...ops.reference.draft import IS_CONTEXT, CandidateArrays
-from ..simulate.bounds import CandidateReplay
+from ...ops.state import StepArrays
+from ..explain import StepView, View
 from ..simulate.records import Record
 
 Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+Int64 = npt.NDArray[np.int64]
 
 #: K of the replays: a table holds survival up to here.
 NUM_DRAFT_TOKENS = 64
+
+
+class CandidateReplay(StepView):
+    """One slot a record, with all of its output already in the context: only the totals say what is known.
+
+    config: which matches are candidates. recipes: drafted where no candidate is likelier, for K.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        num_draft_tokens: int,
+        config: DrafterConfig | None,
+        max_context_len: int,
+        tables: SurvivalTables | None = None,
+        recipes: RecipeTable | None = None,
+    ) -> None:
+        self.num_prompt = np.array([len(r.prompt) for r in records])
+        self.num_output = np.array([len(r.output) for r in records])
+        if recipes is None:
+            recipes = RecipeTable.build(None, num_draft_tokens, "cpu")
+        super().__init__(
+            [r.prediction for r in records], self.num_prompt.tolist(), max_context_len, num_draft_tokens,
+            config, recipes.numpy(), tables,
+        )  # fmt: skip
+        self._num_draft_tokens = num_draft_tokens
+        for row, record in zip(self.token_ids, records, strict=True):
+            num_prompt = len(record.prompt)
+            row[:num_prompt] = record.prompt
+            row[num_prompt : num_prompt + len(record.output)] = record.output
+
+    def look_after(self, slots: Int64, done: Int64) -> View:
+        """What the drafter sees after ``done[r]`` output tokens of ``slots[r]``, which only grow."""
+        return self.look(slots, self.num_prompt[slots] + done)
+
+    def right(self, found: CandidateArrays, slots: Int64, done: Int64) -> Int64:
+        """[R, C]: how many tokens of each candidate, copied as they are, come next in the output; at most K."""
+        most = np.minimum(self.num_output[slots] - done, self._num_draft_tokens)
+        runs = np.zeros(found.remaining.shape, dtype=np.int64)
+        _count_right(self.state, found, self.token_ids, slots, self.num_prompt[slots] + done, most, runs)
+        return runs
+
+
+@Entry
+def _count_right(
+    state: StepArrays,
+    found: CandidateArrays,
+    token_ids: npt.NDArray[np.int32],
+    slots: Int64,
+    totals: Int64,
+    most: Int64,
+    runs: Int64,
+) -> None:
+    for r in range(len(slots)):
+        tokens, base = token_ids[slots[r]], state.slot_meta[slots[r], PREDICTION_BASE]
+        for c in range(runs.shape[1]):
+            position, length = found.position[r, c], 0
+            while length < min(found.remaining[r, c], most[r]):
+                at = position + length
+                token = tokens[at] if c >= FIRST_CONTEXT else state.prediction_tokens[base + at]
+                if token != tokens[totals[r] + length]:
+                    break
+                length += 1
+            runs[r, c] = length
 
 
 class ReplayCounts(NamedTuple):

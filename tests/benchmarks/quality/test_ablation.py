@@ -85,7 +85,7 @@ def test_all_overrides_together_are_found_in_the_library() -> None:
     code = """
 from benchmarks.quality import mechanisms, overrides
 overrides.install(mechanisms.without("+".join(mechanisms.MECHANISMS)).overrides)
-import benchmarks.learn.survival, gpu_align.tools.simulate.policies
+import benchmarks.learn.survival
 """
     run_python(code)
 

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("rapidfuzz")
 
 from benchmarks.quality import headroom
+from benchmarks.quality.replays import bound
 from benchmarks.quality.runs import Entry
 from gpu_align.policies import POLICIES, Policy
 from gpu_align.simulate import Record
-from gpu_align.tools.simulate.bounds import bound
 from gpu_align.tools.simulate.replay import replay
 
 K = 8

@@ -17,6 +17,7 @@ pytest.importorskip("rapidfuzz")
 from benchmarks.quality import build_suffix_peer, cases, checks, main, plot, runs
 from benchmarks.quality.cases import Resumption, least_steps, reentries, resumption
 from benchmarks.quality.checks import Point, curve, height
+from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
@@ -32,7 +33,7 @@ from benchmarks.quality.runs import (
     total,
 )
 from gpu_align import Recipes
-from gpu_align.simulate import Record, Reliability, load_tokenizer
+from gpu_align.simulate import Record, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,8 +11,8 @@ from gpu_align.arena import PredictionArena
 from gpu_align.ops.constants import LINE_END, NUM_RUNS
 from gpu_align.ops.recipe_lookup import Recipes
 from gpu_align.recipes.tokenize import indents_of
-from gpu_align.simulate import Record
-from gpu_align.tools.simulate.policies import replay_batched
+from gpu_align.simulate import Record, replay
+from gpu_align.tools.simulate.policies import our_drafter
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from tests.gpu_align.step_harness import BACKENDS, Request
 
@@ -117,7 +117,7 @@ def test_a_class_in_a_new_block():
     record = Record("", [], tekken.encode(body), tekken.encode(f"if TYPE_CHECKING:\n{moved}"), "tekken")
     known = RecipePack.load().tokenize(lambda texts: [tekken.encode(text) for text in texts])
     steps = [
-        replay_batched([record], 64, recipes=recipes).pairs[0].steps
+        replay(our_drafter([record], recipes=recipes), record, 64).steps
         for recipes in (known, replace(known, indents=None))
     ]
     assert steps[0] <= steps[1] / 3, steps

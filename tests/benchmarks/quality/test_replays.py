@@ -1,4 +1,4 @@
-"""Batched replay, confidence beside acceptance, the bounds, and the settings of a sweep."""
+"""Our drafter in batches, confidence beside acceptance, and the bounds."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
 from gpu_align import DrafterConfig
-from gpu_align.predictors import TokenPredictor
-from gpu_align.simulate import (
-    SWEEP,
-    Record,
-    Reliability,
-    bound,
-    config_of,
-    everywhere,
-    make_policies,
-    perfect_choice,
-    replay,
-    setting_name,
-    simulate,
-)
-from gpu_align.tools.policies import lookup as suffix_decoding
-from gpu_align.tools.simulate.policies import replay_batched
+from gpu_align.predictors.loop import VerifiedStep
+from gpu_align.simulate import Record, make_policies, replay
 from tests.gpu_align.step_oracle import Oracle
 
 
@@ -45,31 +32,18 @@ RECORDS = [
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 @pytest.mark.parametrize("prefill", [False, True])
 def test_a_batch_counts_what_single_replays_count(batch_size: int, prefill: bool) -> None:
-    [alone] = simulate(RECORDS, make_policies(["gpu_align"], RECORDS, 16), 16, prefill)
-    together = replay_batched(RECORDS, 16, draft_in_prefill=prefill, name=alone.name, batch_size=batch_size)
-    assert together.name == alone.name == "gpu_align recipes=off"
-    for a, b in zip(alone.pairs, together.pairs, strict=True):
+    [ours] = make_policies(["gpu_align"], RECORDS, 16)
+    together = replay_batched(RECORDS, 16, draft_in_prefill=prefill, batch_size=batch_size)
+    for record, b in zip(RECORDS, together, strict=True):
+        a = replay(ours, record, 16, prefill)
         assert (a.id, a.steps, a.accepted, a.rejected) == (b.id, b.steps, b.accepted, b.rejected)
         assert a.rejected_from == b.rejected_from
         assert a.origins.tolist() == b.origins.tolist()
         assert a.step_of.tolist() == b.step_of.tolist()
-        assert a.reliability.drafts.tolist() == b.reliability.drafts.tolist()
-    assert sum(alone.rejected_from.values()) == alone.rejected > 0
-
-
-def test_settings_reach_the_drafter() -> None:
-    few, many = {"length_factor": 0, "min_survival": 0.9}, {"length_factor": 64, "min_survival": 0.0}
-    policies = make_policies(["gpu_align", "cursor"], RECORDS, 16, [few, many])
-    assert [policy.name for policy in policies] == [
-        setting_name(few, "off"),
-        setting_name(many, "off"),
-        "cursor",
-    ]
-    rejected = [result.rejected for result in simulate(RECORDS, policies, 16)]
-    assert rejected[0] < rejected[1]
-    assert setting_name({}) == "gpu_align"
-    for setting in SWEEP:
-        config_of(setting)
+        assert isinstance(b, OurPair)
+        # Of each draft the accepted tokens, and the first wrong one.
+        assert b.accepted <= b.reliability.drafts.sum() <= b.accepted + b.steps
+        assert b.reliability.accepted.sum() == b.accepted
 
 
 def test_reliability_counts_by_hand() -> None:
@@ -93,15 +67,13 @@ def test_reliability_counts_by_hand() -> None:
 
 
 def test_reliability_stops_at_the_first_wrong_token() -> None:
-    class Sure(TokenPredictor):
-        confidence = (0.9, 0.8, 0.7, 0.6)
-
-        def predict_tokens(self) -> list[int]:
-            return [2, 9, 9, 9]
-
-    pair = replay(Sure(), Record("a", [], [], [1, 2, 3, 5, 5]), 4)
-    # [2, 9…]: 0.9 right, 0.8 wrong, the others not tested; then [2, …] against 5, 5: 0.9 wrong, one token left.
-    assert pair.reliability.drafts[[90, 80, 70, 60]].tolist() == [3, 1, 0, 0]
+    pair = OurPair.begin(Record("a", [], [], [1, 2, 3, 5, 5]))
+    for start, accepted in ((1, 1), (3, 0)):
+        pair.count(
+            VerifiedStep(start, start + accepted + 1, [2, 9, 9, 9][: 5 - start], accepted, 1, (0.9, 0.8, 0.7))
+        )
+    # 0.9 right, 0.8 wrong, the others not tested; then 0.9 wrong.
+    assert pair.reliability.drafts[[90, 80, 70, 60]].tolist() == [2, 1, 0, 0]
     assert pair.reliability.accepted.sum() == 1
 
 
@@ -150,21 +122,17 @@ def test_making_an_edit_again_beats_copying() -> None:
     ]
     prediction = [token for line in lines for token in line]
     r = Record("renamed", [], prediction, [2000 if token == 1001 else token for token in prediction])
-    [ours] = simulate([r], make_policies(["gpu_align"], [r], 32), 32)
-    assert ours.steps < bound(r, 32, everywhere).steps
+    [ours] = make_policies(["gpu_align"], [r], 32)
+    assert replay(ours, r, 32).steps < bound(r, 32, everywhere).steps
 
 
 @pytest.mark.parametrize("k", [1, 16])
 @pytest.mark.parametrize("prefill", [False, True])
 def test_a_perfect_choice_takes_the_candidate_that_is_right_for_longest(k: int, prefill: bool) -> None:
     for config in (DrafterConfig(), DrafterConfig(use_context=False, min_match=3)):
-        expected = [steps_of_the_best_candidate(r, k, prefill, config) for r in RECORDS]
-        for batch_size in (1, 5, 64):
-            found = perfect_choice(RECORDS, k, config, prefill, batch_size)
-            assert [pair.id for pair in found] == [r.id for r in RECORDS]
-            assert [pair.steps for pair in found] == expected
-            assert all(pair.rejected == 0 for pair in found)
-            assert [pair.output_tokens for pair in found] == [len(r.output) for r in RECORDS]
+        found = perfect_choice(RECORDS, k, config, prefill)
+        expected = [(steps_of_the_best_candidate(r, k, prefill, config), 0) for r in RECORDS]
+        assert [(pair.steps, pair.rejected) for pair in found] == expected
 
 
 def steps_of_the_best_candidate(r: Record, k: int, prefill: bool, config: DrafterConfig) -> int:
@@ -186,18 +154,6 @@ def steps_of_the_best_candidate(r: Record, k: int, prefill: bool, config: Drafte
                 reach = max(reach, [*right, False].index(False))
         done, steps = min(done + reach + 1, len(r.output)), steps + 1
     return steps
-
-
-def test_a_chooser_of_nothing_generates_every_token() -> None:
-    assert bound(RECORDS[0], 8, lambda record: lambda done: []).steps == len(RECORDS[0].output)
-
-
-def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        suffix_decoding.importlib, "import_module", lambda name: exec("raise ImportError(name)")
-    )
-    with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
-        make_policies(["suffix_decoding"], RECORDS, 8)
 
 
 @pytest.mark.parametrize(("drafts", "stays_below"), [(100, 0.098), (10_000, 0.0098)])
