@@ -5,10 +5,11 @@ Importing this needs transformers (4.56 or later, or 5): ``pip install "gpu-alig
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,7 +21,6 @@ from .predictors.predicted_output import PredictedOutputTokenPredictor, encode_p
 try:
     from transformers import StoppingCriteriaList, StopStringCriteria, cache_utils
     from transformers.generation import GenerateDecoderOnlyOutput
-    from transformers.generation.candidate_generator import CandidateGenerator
     from transformers.generation.configuration_utils import GenerationMode
 except ImportError as error:
     raise MissingExtraError("gpu_align.hf", "transformers", "transformers") from error
@@ -32,138 +32,17 @@ _WINDOW = cache_utils.DynamicSlidingWindowLayer
 _STATIC_WINDOW = getattr(cache_utils, "StaticSlidingWindowLayer", None)
 #: Before.
 _OLD_STATIC_WINDOW = getattr(cache_utils, "SlidingWindowLayer", None)
-
-
-class _Window(NamedTuple):
-    """A window layer before a pass."""
-
-    keys: torch.Tensor | None  # [1, heads, n, head_dim], None where nothing was stored yet
-    values: torch.Tensor | None
-    total: int  # tokens seen
-
-
-class Rewind:
-    """Makes the layers of a cache forget the last tokens of a pass.
-
-    Args:
-        cache: of one sequence.
-
-    Raises:
-        TypeError: it is not a ``Cache`` of transformers.
-    """
-
-    def __init__(self, cache: Any) -> None:
-        if not hasattr(cache, "layers"):
-            raise TypeError(f"past_key_values: expected a Cache, found {type(cache).__name__}")
-        self._cache = cache
-        self._windows: list[tuple[Any, _Window]] = []
-
-    @property
-    def is_preallocated(self) -> bool:
-        """Whether its layers have their full length from the start."""
-        return any(isinstance(layer, _PREALLOCATED) for layer in self._cache.layers)
-
-    def reason_against(self) -> str | None:
-        """Why the cache cannot forget at all, or None."""
-        known = {_GROWS, _PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}
-        for layer in self._cache.layers:
-            if type(layer) not in known:
-                return f"a {type(layer).__name__} of the cache cannot forget"
-        return None
-
-    def room(self, length: int, pending: int) -> int | None:
-        """The most draft tokens behind `length` tokens, of which the pass feeds `pending`; None is any number."""
-        room: int | None = None
-        for layer in self._cache.layers:
-            kind = type(layer)
-            if kind is _WINDOW:
-                most = layer.sliding_window - 1 - pending
-            elif kind is _STATIC_WINDOW:
-                most = layer.max_cache_len - pending
-            elif kind is _OLD_STATIC_WINDOW:
-                most = layer.max_cache_len - length
-            else:
-                continue
-            room = max(0, most if room is None else min(room, most))
-        return room
-
-    def remember(self) -> None:
-        """Prepare for a pass with a draft."""
-        self._windows = []
-        for layer in self._cache.layers:
-            if type(layer) is _WINDOW:
-                # A pass replaces these tensors.
-                stored = layer.keys is not None and layer.cumulative_length > 0
-                keys, values = (layer.keys, layer.values) if stored else (None, None)
-                self._windows.append((layer, _Window(keys, values, layer.cumulative_length)))
-            elif type(layer) is _STATIC_WINDOW:
-                # A pass writes into these.
-                total = _total(layer)
-                keys, values = (layer.keys.clone(), layer.values.clone()) if total else (None, None)
-                self._windows.append((layer, _Window(keys, values, total)))
-
-    def forget(self, length: int, end: int) -> None:
-        """Forget tokens ``length <= i < end`` of the pass since `remember`."""
-        before = {id(layer): window for layer, window in self._windows}
-        for layer in self._cache.layers:
-            kind = type(layer)
-            if kind is _GROWS:
-                layer.crop(length - end)  # negative: so many tokens less
-            elif kind is _WINDOW:
-                _rewind_window(layer, before[id(layer)], length, end)
-            elif kind is _STATIC_WINDOW:
-                _rewind_static_window(layer, before[id(layer)], length, end)
-            elif kind is _OLD_STATIC_WINDOW:
-                layer.keys[:, :, length:end].zero_()
-                layer.values[:, :, length:end].zero_()
-                layer.cumulative_length -= end - length
-            elif isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
-                layer.cumulative_length.sub_(end - length)
-            else:  # in early versions a static layer counts what is not zero
-                layer.keys[:, :, length:end].zero_()
-                layer.values[:, :, length:end].zero_()
-        self._windows = []
-
-
-def _rewind_window(layer: Any, before: _Window, length: int, end: int) -> None:
-    fed, kept = end - before.total, length - before.total
-    stored = layer.keys.shape[-2]
-    new = slice(stored - fed, stored - fed + kept)  # room() lets all that was fed fit in
-    keys, values = layer.keys[:, :, new], layer.values[:, :, new]
-    layer.keys = layer.keys[:, :, :0] if before.keys is None else before.keys
-    layer.values = layer.values[:, :, :0] if before.values is None else before.values
-    layer.cumulative_length = before.total
-    layer.update(keys, values)
-
-
-def _rewind_static_window(layer: Any, before: _Window, length: int, end: int) -> None:
-    fed, kept = end - before.total, length - before.total
-    stored = min(end, layer.max_cache_len)
-    new = slice(stored - fed, stored - fed + kept)
-    window = layer.max_cache_len
-    for stored_now, stored_before in ((layer.keys, before.keys), (layer.values, before.values)):
-        accepted = stored_now[:, :, new]
-        if stored_before is not None:
-            accepted = torch.cat([stored_before[:, :, : min(before.total, window)], accepted], dim=2)
-        accepted = accepted[:, :, -window:].clone()
-        stored_now.zero_()
-        stored_now[:, :, : accepted.shape[2]] = accepted
-    if hasattr(layer, "cumulative_length_int"):
-        layer.cumulative_length_int = length
-        layer.cumulative_length.fill_(min(length, window))  # not used behind the first window
-    else:
-        layer.cumulative_length = length
-
-
-def _total(layer: Any) -> int:
-    """Tokens that a preallocated window has seen."""
-    return int(getattr(layer, "cumulative_length_int", layer.cumulative_length))
-
+_KNOWN_LAYERS = {_GROWS, _PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}
 
 #: Arguments of ``forward`` that are made here for each pass.
 _MADE_HERE = {
     "attention_mask", "position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep",
 }  # fmt: skip
+#: Arguments of ``model.generate`` that choose another source of drafts, another prompt or other passes.
+_REFUSED = (
+    "assistant_model", "prompt_lookup_num_tokens", "custom_generate", "inputs", "inputs_embeds",
+    "prefill_chunk_size", "synced_gpus",
+)  # fmt: skip
 
 
 class DraftForward:
@@ -173,22 +52,8 @@ class DraftForward:
         outputs = forward(ids, draft)      # logits behind ids, and behind each token of the draft
         forward.keep(ids)                  # ids by now: what was accepted, and one token more
 
-    Tokens that the cache holds are not fed again, and `keep` makes it forget those that were refuted.
-
-    Args:
-        model: a decoder-only model.
-        input_ids: [1, n] int64: the prompt.
-        model_kwargs: as ``generate`` gives them to a decoding loop.
-        outputs: more arguments for each pass, such as ``output_attentions=True``.
-
-    Attributes:
-        steps: passes so far.
-        failure: why no draft can be verified, or None.
-        cache: the model's cache, or None.
-
-    Raises:
-        ValueError: `model_kwargs` holds tensors of a kind that is not known here, or an empty remainder to feed.
-        TypeError: a cache that is not one of transformers' own classes.
+    Tokens that the cache holds are not fed again, and `keep` makes it forget those that were refuted. `steps`
+    counts passes; `failure` says why no draft can be verified, or is None.
     """
 
     def __init__(
@@ -206,8 +71,13 @@ class DraftForward:
             raise ValueError(f"generate: expected a prompt of token ids alone, found {', '.join(unknown)}")
         if self._given_positions is not None and self._given_positions.ndim != 2:
             raise ValueError("position_ids: expected the shape [1, n], found more dimensions")
-        self._rewind = Rewind(self.cache) if self.cache is not None else None
-        self.failure = self._rewind.reason_against() if self._rewind is not None else None
+        if self.cache is not None and not hasattr(self.cache, "layers"):
+            raise TypeError(f"past_key_values: expected a Cache, found {type(self.cache).__name__}")
+        self._layers: list[Any] = [] if self.cache is None else self.cache.layers
+        unforgetting = [type(layer).__name__ for layer in self._layers if type(layer) not in _KNOWN_LAYERS]
+        self.failure = f"a {unforgetting[0]} of the cache cannot forget" if unforgetting else None
+        #: Of each layer with a window, before a pass with a draft: keys, values and the number of tokens seen.
+        self._windows: dict[int, tuple[Any, Any, int]] = {}
         self._fixed = {name: value for name, value in more.items() if name in self._takes}
         self._fixed |= {name: True for name, wanted in outputs.items() if wanted}
         #: Tokens whose keys and values the cache holds.
@@ -227,14 +97,13 @@ class DraftForward:
             ids: [1, n] int64: all tokens so far.
             draft: token ids to verify.
         """
-        fed = torch.cat([ids[:, self._cached :], ids.new_tensor([list(draft)])], dim=1) if draft else (
-            ids[:, self._cached :]
-        )  # fmt: skip
+        fed = torch.cat([ids[:, self._cached :], ids.new_tensor([list(draft)])], dim=1)
         self._end = ids.shape[1] + len(draft)
         arguments: dict[str, Any] = {"input_ids": fed, "use_cache": self._use_cache, **self._fixed}
-        mask = self._mask_until(self._end)
-        if mask is not None:
-            arguments["attention_mask"] = mask
+        mask = None
+        if self._mask is not None and "attention_mask" in self._takes:
+            more = self._mask.new_ones((1, self._end - self._mask.shape[1]))
+            arguments["attention_mask"] = mask = torch.cat([self._mask, more], dim=1)
         if "position_ids" in self._takes:
             arguments["position_ids"] = self._positions(mask, fed.device)
         if "cache_position" in self._takes:
@@ -243,37 +112,18 @@ class DraftForward:
             arguments["logits_to_keep"] = len(draft) + 1
         if self.cache is not None:
             arguments["past_key_values"] = self.cache
-        if draft and self._rewind is not None:
-            self._rewind.remember()
+        for layer in self._layers if draft else ():
+            if type(layer) in (_WINDOW, _STATIC_WINDOW):
+                seen = int(getattr(layer, "cumulative_length_int", layer.cumulative_length))
+                stored = [layer.keys, layer.values] if seen else [None, None]
+                if (
+                    seen and type(layer) is _STATIC_WINDOW
+                ):  # a pass writes into these, and replaces the others
+                    stored = [layer.keys.clone(), layer.values.clone()]
+                self._windows[id(layer)] = stored[0], stored[1], seen
         outputs = self._model(**arguments, return_dict=True)
         self.steps += 1
         return outputs
-
-    def room(self, ids: torch.Tensor) -> int | None:
-        """The most draft tokens that a pass behind `ids` may have; None is any number."""
-        if self.failure is not None:
-            return 0
-        length = ids.shape[1]
-        return None if self._rewind is None else self._rewind.room(length, length - self._cached)
-
-    @property
-    def is_preallocated(self) -> bool:
-        """Whether the cache has its full length from the start."""
-        return self._rewind is not None and self._rewind.is_preallocated
-
-    def keep(self, ids: torch.Tensor) -> None:
-        """Forget the tokens of the last pass that are not in ``ids[:, :-1]``; the last one was not fed yet."""
-        if self._rewind is None:
-            return
-        self._cached = min(ids.shape[1] - 1, self._end)
-        if self._cached < self._end:
-            self._rewind.forget(self._cached, self._end)
-
-    def _mask_until(self, end: int) -> torch.Tensor | None:
-        if self._mask is None or "attention_mask" not in self._takes:
-            return None
-        more = self._mask.new_ones((1, end - self._mask.shape[1]))
-        return torch.cat([self._mask, more], dim=1)
 
     def _positions(self, mask: torch.Tensor | None, device: torch.device) -> torch.Tensor:
         """[1, fed] int64: given for the prompt, or counted where the mask is 1, and one more for each token."""
@@ -287,12 +137,71 @@ class DraftForward:
             positions = torch.arange(self._end, device=device)[None]
         return positions[:, positions.shape[1] - (self._end - self._cached) :]
 
+    @property
+    def is_preallocated(self) -> bool:
+        """Whether the cache has its full length from the start."""
+        return any(isinstance(layer, _PREALLOCATED) for layer in self._layers)
 
-#: Arguments of ``model.generate`` that choose another source of drafts, another prompt or other passes.
-_REFUSED = (
-    "assistant_model", "prompt_lookup_num_tokens", "custom_generate", "inputs", "inputs_embeds",
-    "prefill_chunk_size", "synced_gpus",
-)  # fmt: skip
+    def room(self, length: int) -> int | None:
+        """The most draft tokens that a pass behind `length` tokens may have; None is any number."""
+        if self.failure is not None:
+            return 0
+        pending = length - self._cached
+        rooms = []
+        for layer in self._layers:
+            if type(layer) is _WINDOW:
+                rooms.append(layer.sliding_window - 1 - pending)
+            elif type(layer) is _STATIC_WINDOW:
+                rooms.append(layer.max_cache_len - pending)
+            elif type(layer) is _OLD_STATIC_WINDOW:
+                rooms.append(layer.max_cache_len - length)
+        return max(0, min(rooms)) if rooms else None
+
+    def keep(self, ids: torch.Tensor) -> None:
+        """Forget the tokens of the last pass that are not in ``ids[:, :-1]``; the last one was not fed yet."""
+        if self.cache is None:
+            return
+        length, end = min(ids.shape[1] - 1, self._end), self._end
+        self._cached = length
+        for layer in self._layers if length < end else ():
+            if type(layer) is _GROWS:
+                layer.crop(length - end)  # negative: so many tokens less
+            elif type(layer) in (_WINDOW, _STATIC_WINDOW):
+                _rewind_window(layer, *self._windows[id(layer)], length, end)
+            else:
+                count = getattr(layer, "cumulative_length", None)
+                if isinstance(count, torch.Tensor):
+                    count.sub_(end - length)
+                    continue
+                # Early versions count what is not zero, and beside it in a window.
+                layer.keys[:, :, length:end].zero_()
+                layer.values[:, :, length:end].zero_()
+                if count is not None:
+                    layer.cumulative_length -= end - length
+
+
+def _rewind_window(layer: Any, keys: Any, values: Any, seen: int, length: int, end: int) -> None:
+    """Forget tokens ``length <= i < end`` of a pass; keys, values: of the `seen` tokens before it, or None."""
+    is_static = type(layer) is _STATIC_WINDOW
+    window = layer.max_cache_len if is_static else layer.sliding_window - 1
+    for name, before in (("keys", keys), ("values", values)):
+        now = getattr(layer, name)
+        first = min(end, now.shape[2]) - (end - seen)  # room() lets all that was fed fit in
+        stored = now[:, :, first : first + length - seen]
+        if before is not None:
+            stored = torch.cat([before[:, :, : min(seen, window)], stored], dim=2)
+        stored = stored[:, :, -window:]
+        if is_static:
+            stored = stored.clone()
+            now.zero_()
+            now[:, :, : stored.shape[2]] = stored
+        else:
+            setattr(layer, name, stored)
+    if hasattr(layer, "cumulative_length_int"):
+        layer.cumulative_length_int = length
+        layer.cumulative_length.fill_(min(length, window))  # not used behind the first window
+    else:
+        layer.cumulative_length = length
 
 
 @dataclass(frozen=True)
@@ -393,7 +302,8 @@ def generate(
         strict=strict,
         timeout=predictor_timeout,
     )
-    decode = _Decode(loop, predicted, tokenizer, generate_kwargs.get("streamer"))
+    # transformers 5 does not hand the streamer on.
+    decode = functools.partial(_decode, loop, predicted, tokenizer, generate_kwargs.get("streamer"))
     _add_stop_strings(generate_kwargs, tokenizer)
     try:
         return model.generate(ids.to(model.device), custom_generate=decode, **generate_kwargs)
@@ -403,171 +313,23 @@ def generate(
             drafting.dispose()
 
 
-class PredictorCandidates(CandidateGenerator):  # type: ignore[misc]
-    """A `PredictorLoop` as a candidate generator of transformers, for one sequence.
-
-    Args:
-        loop: started with the prompt.
-        max_length: the most tokens of prompt and output; a draft leaves room for a token of the model.
-    """
-
-    def __init__(self, loop: PredictorLoop, max_length: int | None = None) -> None:
-        self.loop = loop
-        self._max_length = max_length
-        self._length: int | None = None
-
-    def get_candidates(
-        self, input_ids: torch.Tensor, room: int | None = None, **_: Any
-    ) -> tuple[torch.Tensor, None]:
-        """`input_ids` [1, n] with a draft of at most `room` tokens behind them, [1, n + draft]; no logits."""
-        self._length = input_ids.shape[1]
-        if self._max_length is not None:
-            left = self._max_length - self._length - 1
-            room = left if room is None else min(room, left)
-        draft = self.loop.draft(room)
-        if not draft:
-            return input_ids, None
-        return torch.cat([input_ids, input_ids.new_tensor([draft])], dim=1), None
-
-    def update_candidate_strategy(
-        self, input_ids: torch.Tensor, scores: torch.Tensor | None, num_matches: int
-    ) -> None:
-        """Take what was generated since `get_candidates`; the loop counts the matches by itself."""
-        self.loop.push(input_ids[0, self._length :].tolist())
-
-
-class _Decode:
+def _decode(
+    loop: PredictorLoop,
+    prediction: list[int],
+    tokenizer: Any,
+    given_streamer: Any,
+    model: Any,
+    input_ids: torch.Tensor,
+    *,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Any:
     """The decoding loop of one generation, for the ``custom_generate`` argument of ``model.generate``."""
-
-    def __init__(self, loop: PredictorLoop, prediction: list[int], tokenizer: Any, streamer: Any) -> None:
-        self._loop = loop
-        self._prediction = prediction
-        self._tokenizer = tokenizer
-        self._streamer = streamer  # transformers 5 does not hand it on
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        synced_gpus: bool = False,
-        streamer: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        _check_mode(generation_config, input_ids, synced_gpus)
-        record = _Record(generation_config)
-        forward = DraftForward(model, input_ids, model_kwargs, **record.wanted())
-        mask = model_kwargs.get("attention_mask")
-        prompt = input_ids[0] if mask is None else input_ids[0][mask[0, : input_ids.shape[1]].bool()]
-        longest: int | None = generation_config.max_length
-        self._loop.start(
-            prompt.tolist(), self._prediction, max_len=longest, tokenizer=self._tokenizer
-        )  # fmt: skip
-        if forward.failure is not None:
-            self._loop.fail(forward.failure)
-        candidates = PredictorCandidates(self._loop, longest)
-        ids, finished = input_ids, False
-        while not finished:
-            start = ids.shape[1]
-            draft: list[int] = candidates.get_candidates(ids, room=forward.room(ids))[0][0, start:].tolist()
-            outputs = forward(ids, draft)
-            logits = outputs.logits[:, -len(draft) - 1 :]  # [1, draft + 1, vocab]
-            for i in range(len(draft) + 1):
-                raw = logits[:, i].to(copy=True, dtype=torch.float32, device=ids.device)
-                scores = logits_processor(ids, raw)
-                token = _choose(scores, generation_config.do_sample)  # [1]
-                ids = torch.cat([ids, token[:, None]], dim=1)
-                if self._streamer is not None:
-                    self._streamer.put(token.cpu())
-                record.add(scores, raw, outputs, i, len(draft), forward.is_preallocated)
-                finished = bool(stopping_criteria(ids, record.scores).all())
-                if finished or (i < len(draft) and int(token) != draft[i]):
-                    break
-            forward.keep(ids)
-            candidates.update_candidate_strategy(ids, None, ids.shape[1] - start - 1)
-            del outputs, logits
-        if self._streamer is not None:
-            self._streamer.end()
-        if not generation_config.return_dict_in_generate:
-            return ids
-        result = GenerateDecoderOnlyOutput(
-            sequences=ids,
-            scores=record.scores,
-            logits=record.logits,
-            attentions=record.attentions,
-            hidden_states=record.hidden_states,
-            past_key_values=forward.cache,
-        )
-        counts = self._loop.predictions
-        result.predicted_outputs = PredictedOutputs(
-            forward.steps, counts.validated, counts.refuted, self._loop.failure
-        )
-        return result
-
-
-class _Record:
-    """What ``return_dict_in_generate`` asks for: tuples with one entry a token, None where not wanted."""
-
-    def __init__(self, config: Any) -> None:
-        def empty(wanted: bool | None) -> tuple[Any, ...] | None:
-            return () if config.return_dict_in_generate and wanted else None
-
-        self.scores = empty(config.output_scores)
-        self.logits = empty(config.output_logits)
-        self.attentions = empty(config.output_attentions)
-        self.hidden_states = empty(config.output_hidden_states)
-
-    def wanted(self) -> dict[str, bool]:
-        """Arguments of the model's forward."""
-        return {
-            "output_attentions": self.attentions is not None,
-            "output_hidden_states": self.hidden_states is not None,
-        }
-
-    def add(
-        self,
-        scores: torch.Tensor,
-        raw: torch.Tensor,
-        outputs: Any,
-        i: int,
-        drafted: int,
-        is_preallocated: bool,
-    ) -> None:
-        """Take token i of a pass over a draft."""
-        if self.scores is not None:
-            self.scores += (scores,)
-        if self.logits is not None:
-            self.logits += (raw,)
-        if self.hidden_states is not None:
-            rows = [_rows(layer, 1, i, drafted, not self.hidden_states) for layer in outputs.hidden_states]
-            self.hidden_states += (tuple(rows),)
-        if self.attentions is not None:
-            first = not self.attentions
-            layers = []
-            for layer in outputs.attentions or ():
-                unseen = 0 if is_preallocated else drafted - i  # such a cache shows all of its columns always
-                columns = layer.shape[-1] - unseen
-                layers.append(_rows(layer, 2, i, drafted, first)[..., :columns])
-            self.attentions += (tuple(layers),)
-
-
-def _rows(layer: torch.Tensor, dim: int, i: int, drafted: int, with_prompt: bool) -> torch.Tensor:
-    """The row of token i of a pass; of the first token those of the prompt before it, too."""
-    row = layer.shape[dim] - drafted - 1 + i
-    start = 0 if with_prompt else row
-    return layer.narrow(dim, start, row + 1 - start)
-
-
-def _choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
-    """[1] int64, by the operations of ``model.generate``, which keeps the random draws the same."""
-    if do_sample:
-        return torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
-    return scores.argmax(dim=-1)
-
-
-def _check_mode(config: Any, input_ids: torch.Tensor, synced_gpus: bool) -> None:
+    config = generation_config
     if config.num_beams != 1 or (config.num_return_sequences or 1) != 1 or input_ids.shape[0] != 1:
         raise ValueError(
             "generate: expected one sequence without beams, found "
@@ -578,6 +340,74 @@ def _check_mode(config: Any, input_ids: torch.Tensor, synced_gpus: bool) -> None
         raise ValueError(f"generate: expected greedy search or sampling, found {mode.value}")
     if synced_gpus:
         raise ValueError("synced_gpus: not together with drafts, as ranks would differ in their passes")
+    wanted = [f"output_{name}" for name in ("scores", "logits", "attentions", "hidden_states")]
+    wanted = [name for name in wanted if config.return_dict_in_generate and getattr(config, name)]
+    #: What the result has one entry a token of.
+    record: dict[str, tuple[Any, ...]] = {name.removeprefix("output_"): () for name in wanted}
+    of_model = {name: name in wanted for name in ("output_attentions", "output_hidden_states")}
+    forward = DraftForward(model, input_ids, model_kwargs, **of_model)
+    mask = model_kwargs.get("attention_mask")
+    prompt = input_ids[0] if mask is None else input_ids[0][mask[0, : input_ids.shape[1]].bool()]
+    longest: int | None = config.max_length
+    loop.start(prompt.tolist(), prediction, max_len=longest, tokenizer=tokenizer)
+    if forward.failure is not None:
+        loop.fail(forward.failure)
+    ids, finished = input_ids, False
+    while not finished:
+        start = ids.shape[1]
+        rooms = [forward.room(start), None if longest is None else longest - start - 1]
+        draft = loop.draft(min((room for room in rooms if room is not None), default=None))
+        outputs = forward(ids, draft)
+        logits = outputs.logits[:, -len(draft) - 1 :]  # [1, draft + 1, vocab]
+        for i in range(len(draft) + 1):
+            raw = logits[:, i].to(copy=True, dtype=torch.float32, device=ids.device)
+            scores = logits_processor(ids, raw)
+            # [1], by the operations of `model.generate`, which keeps the random draws the same.
+            if config.do_sample:
+                token = torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
+            else:
+                token = scores.argmax(dim=-1)
+            ids = torch.cat([ids, token[:, None]], dim=1)
+            if given_streamer is not None:
+                given_streamer.put(token.cpu())
+            for name, entries in record.items():
+                if name == "scores":
+                    record[name] += (scores,)
+                elif name == "logits":
+                    record[name] += (raw,)
+                else:
+                    # A preallocated cache shows all of its columns always.
+                    unseen = 0 if forward.is_preallocated else len(draft) - i
+                    record[name] += (_layers_of_token(name, outputs, len(draft) - i, unseen, not entries),)
+            finished = bool(stopping_criteria(ids, record.get("scores")).all())
+            if finished or (i < len(draft) and int(token) != draft[i]):
+                break
+        forward.keep(ids)
+        loop.push(ids[0, start:].tolist())
+        del outputs, logits
+    if given_streamer is not None:
+        given_streamer.end()
+    if not config.return_dict_in_generate:
+        return ids
+    result = GenerateDecoderOnlyOutput(sequences=ids, past_key_values=forward.cache, **record)
+    counts = loop.predictions
+    result.predicted_outputs = PredictedOutputs(forward.steps, counts.validated, counts.refuted, loop.failure)
+    return result
+
+
+def _layers_of_token(name: str, outputs: Any, behind: int, unseen: int, is_first: bool) -> tuple[Any, ...]:
+    """Attentions or hidden states of the token with `behind` tokens of its pass behind it, of each layer.
+
+    Those of the first token have the rows of the prompt before it, too. unseen: columns of later tokens.
+    """
+    dim = 2 if name == "attentions" else 1
+    layers = []
+    for layer in getattr(outputs, name) or ():
+        row = layer.shape[dim] - 1 - behind
+        start = 0 if is_first else row
+        rows = layer.narrow(dim, start, row + 1 - start)
+        layers.append(rows[..., : rows.shape[-1] - unseen] if name == "attentions" else rows)
+    return tuple(layers)
 
 
 def _prompt(input_ids: Any, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -18,8 +18,8 @@ pytest.importorskip("numba")  # plain Python is a hundred times slower
 import transformers
 
 from gpu_align import hf
-from gpu_align.predictors import DisposedError, TokenPredictor
-from tests.gpu_align.tiny_models import MODELS, VOCAB, predictions, text, trained, untrained
+from gpu_align.predictors import TokenPredictor
+from tests.gpu_align.tiny_models import MODELS, VOCAB, predictions, text, trained
 
 NEW = 32
 
@@ -38,16 +38,16 @@ def ours(model: Any, prompt: list[int], prediction: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_greedy_output_is_that_of_the_model(kind: str, cache: str | None) -> None:
-    """200 generations with dynamic caches, and some with static ones."""
     model, rng = trained(kind), random.Random(f"{kind} {cache}")
     steps: Counter[str] = Counter()
-    num_prompts = 25 if cache is None else 4
+    num_prompts = 6 if cache is None else 3
     for _ in range(num_prompts):
         prompt = text(rng, rng.randrange(1, 40))
-        expected = reference(model, prompt, max_new_tokens=NEW, cache_implementation=cache)
+        options = {"max_new_tokens": NEW, "cache_implementation": cache}
+        expected = reference(model, prompt, **options)
         output = expected[0, len(prompt) :].tolist()
         for name, prediction in predictions(output, rng).items():
-            found = ours(model, prompt, prediction, max_new_tokens=NEW, cache_implementation=cache)
+            found = ours(model, prompt, prediction, **options)
             assert found.sequences.tolist() == expected.tolist(), (name, prompt)
             counts = found.predicted_outputs
             assert counts.failure is None
@@ -62,118 +62,78 @@ def test_greedy_output_is_that_of_the_model(kind: str, cache: str | None) -> Non
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_verbatim_prediction_takes_as_few_passes_as_can_be(kind: str) -> None:
     model, prompt = trained(kind), text(random.Random(3), 12)
-    expected = reference(model, prompt, max_new_tokens=256)
+    expected = reference(model, prompt, max_new_tokens=128)
     logits: list[int] = []  # of each pass
     hook = model.register_forward_hook(lambda _, __, output: logits.append(output.logits.shape[1]))
     try:
-        found = ours(model, prompt, expected[0, len(prompt) :], max_new_tokens=256, num_draft_tokens=16)
+        found = ours(model, prompt, expected[0, len(prompt) :], max_new_tokens=128, num_draft_tokens=16)
     finally:
         hook.remove()
     assert found.sequences.tolist() == expected.tolist()
-    assert len(logits) <= 1 + math.ceil(255 / 17)
+    assert len(logits) <= 1 + math.ceil(127 / 17)
     assert max(logits) == 17  # those behind the prompt and its draft, none inside the prompt
     assert (found.predicted_outputs.steps, found.predicted_outputs.rejected) == (len(logits), 0)
 
 
-def test_sampling_keeps_the_distribution() -> None:
-    """Chi-square over 5,000 draws, by the rank of the token among those that it is drawn from."""
-    model, prompt = trained("llama"), text(random.Random(4), 6)
-    options = {"do_sample": True, "temperature": 1.5, "top_k": 5, "max_new_tokens": 100}
-    torch.manual_seed(11)
-    prediction = reference(model, prompt, **options)[0, 6:]
-    observed, expected = torch.zeros(5), torch.zeros(5)
-    accepted = rejected = 0
-    for _ in range(50):
-        found = ours(model, prompt, prediction, **options)
-        accepted += found.predicted_outputs.accepted
-        rejected += found.predicted_outputs.rejected
-        with torch.no_grad():
-            logits = model(found.sequences).logits[0, 5:-1]  # [100, vocab]: what each token was drawn from
-        best = logits.topk(5)
-        expected += (best.values / 1.5).softmax(-1).sum(0)
-        drawn = found.sequences[0, 6:, None] == best.indices
-        assert drawn.any(-1).all()
-        observed += drawn.sum(0)
-        prediction = found.sequences[0, 6:]  # another sample: often right, often not
-    assert observed.sum() == 5000
-    assert accepted > 500
-    assert rejected > 500
-    statistic = float(((observed - expected) ** 2 / expected).sum())
-    assert statistic < 18.5  # 4 degrees of freedom, p = 0.001
+SAMPLED = {"do_sample": True, "temperature": 1.3, "top_p": 0.9}
+#: Options of `generate`, of what the model writes without them.
+OPTIONS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "sampling": lambda _: SAMPLED,
+    "an end token": lambda output: {"eos_token_id": output[7]},
+    "a later end token": lambda output: {"min_new_tokens": 9, "eos_token_id": output[4]},
+    "a length": lambda _: {"max_new_tokens": None, "max_length": 9 + 13},
+    "one token": lambda _: {"max_new_tokens": 1},
+    "no cache": lambda _: {"use_cache": False},
+    "processors": lambda _: {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3},
+}
 
 
-def test_sampling_with_a_seed_writes_the_same_text() -> None:
-    model, rng = trained("llama"), random.Random(6)
-    for seed in range(5):
-        prompt = text(rng, 10)
-        options = {"do_sample": True, "temperature": 1.3, "top_p": 0.9, "max_new_tokens": 24}
+@pytest.mark.parametrize("what", OPTIONS)
+def test_options_have_the_effect_that_they_have_without_predictions(what: str) -> None:
+    """Sampling, from the same seed, whatever is predicted: a draft is accepted only where it is what is drawn."""
+    model, rng = trained("llama"), random.Random(8)
+    prompt = text(rng, 9)
+    plain = reference(model, prompt, max_new_tokens=24)[0, 9:].tolist()
+    options = {"max_new_tokens": 24, **OPTIONS[what](plain)}
+    for seed in range(3 if what == "sampling" else 1):
         torch.manual_seed(seed)
         expected = reference(model, prompt, **options)
-        for prediction in predictions(expected[0, 10:].tolist(), rng).values():
+        for prediction in predictions(expected[0, 9:].tolist(), rng).values():
             torch.manual_seed(seed)
-            assert ours(model, prompt, prediction, **options).sequences.tolist() == expected.tolist()
+            assert ours(model, prompt, prediction, **options).sequences.equal(expected)
 
 
-class Stream:
-    """What a streamer was given."""
+class Calls(transformers.StoppingCriteria):
+    """What a streamer and a stopping criterion were given; as a criterion it stops at a token."""
 
-    def __init__(self) -> None:
-        self.got: list[list[int]] = []
-        self.ended = 0
+    def __init__(self, last: int) -> None:
+        self.calls: list[Any] = []
+        self.last = last
 
     def put(self, value: torch.Tensor) -> None:
-        self.got.append(value.flatten().tolist())
+        self.calls.append(value.flatten().tolist())
 
     def end(self) -> None:
-        self.ended += 1
+        self.calls.append("end")
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.calls.append(input_ids.shape[1])
+        return torch.tensor([input_ids[0, -1] == self.last])
 
 
-def test_a_streamer_sees_what_it_sees_without_predictions() -> None:
-    model, prompt = trained("llama"), text(random.Random(7), 9)
-    streams = Stream(), Stream()
-    expected = reference(model, prompt, max_new_tokens=20, streamer=streams[0])
-    ours(model, prompt, expected[0, 9:], max_new_tokens=20, streamer=streams[1])
-    assert streams[0].got == streams[1].got
-    assert (streams[0].ended, streams[1].ended) == (1, 1)
-    ours(model, prompt, [], max_new_tokens=20, streamer=Stream())
-
-
-def test_the_generation_stops_where_it_stops_without_predictions() -> None:
-    """At an end token, at a criterion in the middle of a draft, at the longest length, after a number of calls."""
+def test_streamers_and_criteria_are_called_as_without_predictions() -> None:
     model, prompt = trained("llama"), text(random.Random(8), 9)
     output = reference(model, prompt, max_new_tokens=30)[0, 9:].tolist()
-
-    class Once(transformers.StoppingCriteria):
-        def __init__(self) -> None:
-            self.calls: list[int] = []
-
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            self.calls.append(input_ids.shape[1])
-            return torch.tensor([input_ids[0, -1] == output[11]])
-
-    first, second = Once(), Once()
-    for stop in (
-        {"eos_token_id": output[7]},
-        {"max_length": 9 + 13},
-        {"max_new_tokens": 1},
-        {"min_new_tokens": 9, "eos_token_id": output[4], "max_new_tokens": 30},
-    ):
-        options = {"max_new_tokens": 30, **stop} if "max_length" not in stop else stop
-        expected = reference(model, prompt, **options)
-        assert ours(model, prompt, output, **options).sequences.tolist() == expected.tolist()
-    expected = reference(model, prompt, max_new_tokens=30, stopping_criteria=[first])
-    found = ours(model, prompt, output, max_new_tokens=30, stopping_criteria=[second])
-    assert found.sequences.tolist() == expected.tolist()
-    assert first.calls == second.calls
+    streams, criteria = [[Calls(output[11]) for _ in range(2)] for _ in range(2)]
+    options = [
+        {"max_new_tokens": 30, "streamer": streams[i], "stopping_criteria": [criteria[i]]} for i in range(2)
+    ]
+    expected = reference(model, prompt, **options[0])
+    found = ours(model, prompt, output, **options[1])
+    assert found.sequences.equal(expected)
+    assert streams[0].calls == streams[1].calls
+    assert criteria[0].calls == criteria[1].calls
     assert found.predicted_outputs.rejected == 0  # what was drafted behind the end is not counted
-
-
-def test_processors_and_their_order() -> None:
-    model, prompt = trained("llama"), text(random.Random(9), 9)
-    options = {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3, "max_new_tokens": 30}
-    expected = reference(model, prompt, **options)
-    for prediction in (expected[0, 9:], []):
-        assert ours(model, prompt, prediction, **options).sequences.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -208,10 +168,9 @@ def test_a_cache_of_ones_own_is_continued() -> None:
         ours(model, prompt[:5], [], max_new_tokens=4, past_key_values=cache)
 
 
-def test_without_a_cache_and_with_padding() -> None:
+def test_padding() -> None:
     model, prompt = trained("llama"), text(random.Random(13), 14)
     expected = reference(model, prompt, max_new_tokens=16)
-    assert ours(model, prompt, expected[0, 14:], max_new_tokens=16, use_cache=False).sequences.equal(expected)
     ids = torch.tensor([[0, 0, 0, *prompt]])
     mask = torch.tensor([[0, 0, 0, *[1] * 14]])
     padded = model.generate(ids, attention_mask=mask, max_new_tokens=16, do_sample=False)
@@ -222,25 +181,81 @@ def test_without_a_cache_and_with_padding() -> None:
     assert found[0, 3:].equal(expected[0])
 
 
-def test_a_cache_that_cannot_forget_drafts_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    class Odd(transformers.cache_utils.DynamicLayer):
-        pass
+class Odd(transformers.cache_utils.DynamicLayer):
+    """A layer that nothing is known of."""
 
+
+class EarlyStatic(transformers.cache_utils.StaticLayer):
+    """As in transformers before 4.57: its length is the number of places that are not zero."""
+
+    is_window = False
+
+    def __init__(self) -> None:
+        super().__init__(max_cache_len=64)
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> Any:
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+            del self.cumulative_length
+            if self.is_window:
+                self.cumulative_length = 0
+        begin, n = self.get_seq_length(), keys.shape[2]
+        assert not self.keys[:, :, begin:].any()
+        assert not self.values[:, :, begin:].any()
+        self.keys[:, :, begin : begin + n], self.values[:, :, begin : begin + n] = keys, values
+        if self.is_window:
+            self.cumulative_length += n
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        if not self.is_initialized:
+            return 0
+        return self.cumulative_length if self.is_window else int(self.keys[0, 0].any(-1).sum())
+
+
+class EarlyWindow(EarlyStatic):
+    """And its window, before it is full."""
+
+    is_window = True
+
+
+def cache_of(layer: type[Any]) -> Any:
+    made = transformers.DynamicCache(config=trained("llama").config)
+    made.layers = [layer() for _ in range(2)]
+    return made
+
+
+def test_a_cache_that_cannot_forget_drafts_nothing(caplog: pytest.LogCaptureFixture) -> None:
     model, prompt = trained("llama"), text(random.Random(14), 8)
     expected = reference(model, prompt, max_new_tokens=10)
-
-    def cache() -> Any:
-        made = transformers.DynamicCache(config=model.config)
-        made.layers = [Odd() for _ in range(2)]
-        return made
-
-    found = ours(model, prompt, expected[0, 8:], max_new_tokens=10, past_key_values=cache(), strict=False)
+    options = {"max_new_tokens": 10, "past_key_values": cache_of(Odd)}
+    found = ours(model, prompt, expected[0, 8:], strict=False, **options)
     assert found.sequences.equal(expected)
     assert found.predicted_outputs.steps == 10
     assert "Odd of the cache cannot forget" in found.predicted_outputs.failure
     assert len(caplog.records) == 1
     with pytest.raises(ValueError, match="Odd of the cache"):
-        ours(model, prompt, [], max_new_tokens=10, past_key_values=cache())
+        ours(model, prompt, [], max_new_tokens=10, past_key_values=cache_of(Odd))
+
+
+@pytest.mark.parametrize("layer", [EarlyStatic, EarlyWindow])
+def test_caches_of_early_transformers_forget(layer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if layer is EarlyWindow:
+        monkeypatch.setattr(hf, "_OLD_STATIC_WINDOW", layer)
+    monkeypatch.setattr(hf, "_KNOWN_LAYERS", {layer})
+    model, prompt = trained("llama"), text(random.Random(20), 8)
+    expected = reference(model, prompt, max_new_tokens=24)
+    prediction = expected[0, 8:].clone()
+    prediction[5::6] = 1
+    cache = cache_of(layer)
+    found = ours(model, prompt, prediction, max_new_tokens=24, past_key_values=cache)
+    assert found.sequences.equal(expected)
+    assert found.predicted_outputs.accepted > 8
+    assert found.predicted_outputs.rejected > 8
+    assert cache.get_seq_length() == 31
+    # A window that is nearly full leaves room for what it can hold.
+    forward = hf.DraftForward(model, torch.ones(1, 40), {"past_key_values": cache})
+    assert forward.room(60) == (4 if layer is EarlyWindow else None)
 
 
 def word_tokenizer() -> Any:
@@ -258,17 +273,11 @@ def test_text_and_ids() -> None:
     output = expected[0, 9:]
     written, asked = tokenizer.decode(output), tokenizer.decode(prompt)
     options = {"max_new_tokens": 20, "do_sample": False, "strict": True}
-    for input_ids in (prompt, torch.tensor(prompt), torch.tensor([prompt]), asked):
-        for prediction in (
-            output,
-            output[None],
-            output.tolist(),
-            tuple(output.tolist()),
-            output.numpy(),
-            written,
-        ):
-            found = hf.generate(model, input_ids, prediction=prediction, tokenizer=tokenizer, **options)
-            assert found.equal(expected)
+    prompts = [prompt, torch.tensor(prompt), torch.tensor([prompt]), asked, asked, asked]
+    forms = [output, output[None], output.tolist(), tuple(output.tolist()), output.numpy(), written]
+    for input_ids, prediction in zip(prompts, forms, strict=True):
+        found = hf.generate(model, input_ids, prediction=prediction, tokenizer=tokenizer, **options)
+        assert found.equal(expected)
     stop = tokenizer.decode(output[5:7])
     stopped = hf.generate(
         model, asked, prediction=written, tokenizer=tokenizer, stop_strings=[stop], **options
@@ -309,51 +318,28 @@ def test_bad_input_is_refused(what: str) -> None:
         hf.generate(trained("llama"), **arguments)
 
 
-class Breaks(TokenPredictor):
-    """Drafts well until it has seen some tokens, then calls a function."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
+class Hangs(TokenPredictor):
+    """Drafts well until it has seen some tokens."""
 
     def predict_tokens(self) -> list[int]:
         written = len(self.state_tokens) - 8
-        if written < 12:
-            return list(self.options.prediction[written : written + 3])
-        tokens: list[int] = self.function()
-        return tokens
+        if written >= 12:
+            threading.Event().wait()
+        return list(self.options.prediction[written : written + 3])
 
 
-def _raise() -> list[int]:
-    raise KeyError("x")
-
-
-FAILURES: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
-    "raises": (_raise, KeyError),
-    "outside": (lambda: [1, VOCAB], ValueError),
-    "negative": (lambda: [-1], ValueError),
-    "no ids": (lambda: ["a"], TypeError),
-    "hangs": (threading.Event().wait, TimeoutError),
-}
-
-
-@pytest.mark.parametrize("what", [*FAILURES, "disposed"])
-def test_a_predictor_that_fails_costs_its_drafts_alone(what: str, caplog: pytest.LogCaptureFixture) -> None:
-    function, error = FAILURES.get(
-        what, (lambda: predictor.dispose() or predictor._check_disposed(), DisposedError)
-    )
+def test_a_predictor_that_hangs_costs_its_drafts_alone(caplog: pytest.LogCaptureFixture) -> None:
     model, prompt = trained("llama"), text(random.Random(19), 8)
     expected = reference(model, prompt, max_new_tokens=24)
-    predictor = Breaks(function)
-    options = {"max_new_tokens": 24, "predictor": predictor, "predictor_timeout": 0.2}
-    found = ours(model, prompt, expected[0, 8:], strict=False, **options)
+    options = {"max_new_tokens": 24, "predictor_timeout": 0.2}
+    found = ours(model, prompt, expected[0, 8:], strict=False, predictor=Hangs(), **options)
     assert found.sequences.equal(expected)
     counts = found.predicted_outputs
     assert (counts.steps, counts.accepted, counts.rejected) == (3 + 12, 9, 0)
-    assert error.__name__ in counts.failure
+    assert counts.failure == "predict_tokens: TimeoutError: no answer in 0.2 s"
     assert len(caplog.records) == 1
-    options["predictor"] = predictor = Breaks(function)
-    with pytest.raises(error):
-        ours(model, prompt, expected[0, 8:], **options)
+    with pytest.raises(TimeoutError):
+        ours(model, prompt, expected[0, 8:], predictor=Hangs(), **options)
 
 
 def test_other_models_are_refused() -> None:
@@ -388,9 +374,3 @@ def test_other_architectures() -> None:
         expected = reference(model, prompt, max_new_tokens=24)
         for prediction in predictions(expected[0, 9:].tolist(), random.Random(18)).values():
             assert ours(model, prompt, prediction, max_new_tokens=24).sequences.equal(expected)
-
-
-def test_untrained_models_differ() -> None:
-    """The fixtures are not one model twice."""
-    one, other = untrained("llama", 1), untrained("llama", 2)
-    assert not one.lm_head.weight.equal(other.lm_head.weight)
