@@ -66,7 +66,7 @@ FAULTS = (
     Fault("account, step ends", f"{LEDGER}.settle", NO_USAGE, usage=False),
     Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, runners=V1),
     Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, drafts=False, runners=V2),
-    Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.take_report", OFF, **NO_DRAFTS, runners=V1),
+    Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.report", OFF, **NO_DRAFTS, runners=V1),
     Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OFF, **NO_DRAFTS, runners=V2),
     Fault("log, record", f"{WORKER}.requests:RequestState.record", NO_LOG + INJECTED, logs=False),
     Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False),

@@ -59,16 +59,13 @@ def named(value: Any) -> str | None:
 
 LOG = [
     (request_state.RequestState, "record"),
-    (request_state.RequestState, "know_prompt"),
+    (request_drafter.RequestDrafter, "explainer_of"),
     (debug_log.DebugLog, "_log_of"),
     (debug_log.DebugLog, "_begin"),
     (debug_log.step_log, "dump_live_step"),
     (debug_log.step_log, "dump"),
     (debug_log.os, "open"),
 ]
-
-# What the log would have compiled in the background: it is compiled with the first step, or fails there.
-WARM_UP = (request_drafter.explain, "warm_up")
 
 # What is broken, and whether all drafts are lost.
 V1 = [
@@ -80,7 +77,7 @@ V1 = [
     *[((request_state.RequestState, name), True) for name in ("settle", "room")],
     ((PredictedOutputs, "_draft"), True),
     ((proposer_v1, "_step_drafts"), True),
-    *[(place, False) for place in (*LOG, WARM_UP)],
+    *[(place, False) for place in LOG],
 ]
 
 
@@ -127,7 +124,7 @@ def test_v1_goes_on(
         assert sum(usage.accepted for usage in engine.usage.values()) > 20, "drafts go on"
 
 
-@pytest.mark.parametrize("place", [(PredictedOutputs, "take_report"), (proposer_v1, "attach")])
+@pytest.mark.parametrize("place", [(PredictedOutputs, "report"), (proposer_v1, "attach")])
 def test_v1_an_output_leaves_without_its_report(
     place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
@@ -135,7 +132,7 @@ def test_v1_an_output_leaves_without_its_report(
     runner = SimpleNamespace(drafter=PredictedOutputs(config()))
     break_at(monkeypatch, *place)
     for output in (SimpleNamespace(), SimpleNamespace()):
-        sample_tokens = wrapped_by(proposer_v1.sample_tokens)(lambda self, sampled: sampled)
+        sample_tokens = wrapped_by(request_drafter.sample_tokens)(lambda self, sampled: sampled)
         assert sample_tokens(runner, output) is output
         assert reports.take(output).off
     assert len(plugin_log) == 1
@@ -171,7 +168,7 @@ def runner_class(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
         add_requests = wrapped_by(module.add_requests)(Runner.add_requests)
         _remove_request = wrapped_by(module.remove_request)(Runner._remove_request)
         finish_requests = wrapped_by(module.finish_requests)(Runner.finish_requests)
-        sample_tokens = wrapped_by(module.sample_tokens)(Runner.sample_tokens)
+        sample_tokens = wrapped_by(request_drafter.sample_tokens)(Runner.sample_tokens)
 
     return Wrapped
 
@@ -187,8 +184,8 @@ V2: list[tuple[tuple[Any, str], bool]] = [
         ((draft_reporter.DraftReporter, name), True)
         for name in ("begin_step", "copy", "attach", "_arrived_by")
     ],
-    *[((debug_log, name), False) for name in ("stop_rule", "Proposal")],
-    *[(place, False) for place in (*LOG, WARM_UP)],
+    *[((debug_log, name), False) for name in ("stop_rule", "proposals_of")],
+    *[(place, False) for place in LOG],
 ]
 
 

@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
 from gpu_align.step_log import Step, StepLog, StepLogError, read_step_log
+from gpu_align.tools.explain import Explainer
 from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 from vllm_integration.worker.requests import RequestState, StopRule
-from vllm_integration.worker.step_log import DebugLog, LoggedRequests, open_log
+from vllm_integration.worker.step_log import DebugLog, open_log
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
@@ -163,6 +164,10 @@ def test_v1_writes_each_step_as_it_happens(monkeypatch: pytest.MonkeyPatch, tmp_
         assert timeless(read(tmp_path / "live", name)) == timeless(read(tmp_path / "whole", name))
 
 
+def explainer_of(content: RequestContent, prompt_len: int) -> Explainer:
+    return Explainer(content.token_ids.tolist(), prompt_len, 4, max_context_len=64)
+
+
 class Calls(TorchDispatchMode):
     """What PyTorch is asked for."""
 
@@ -176,10 +181,11 @@ class Calls(TorchDispatchMode):
 
 
 def test_v2_writes_each_step_as_it_happens_and_asks_the_device_for_no_more(tmp_path: Path) -> None:
+    explainer_of(RequestContent(), 0).at([0])  # what asks PyTorch for more when it is compiled
     calls: dict[str, list[str]] = {}
     for live in (True, False):
         logs = tmp_path / str(live)
-        log = open_log(LoggedRequests, Settings(debug_dir=str(logs), debug_live=live), 4, config())
+        log = open_log(Settings(debug_dir=str(logs), debug_live=live), 4, config(), explainer_of)
         assert log is not None
         log.add("r", RequestContent(np.arange(10, 40, dtype=np.int32)), 2, sampling())
         tokens, total_len = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)

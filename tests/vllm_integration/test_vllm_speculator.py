@@ -361,7 +361,7 @@ def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
         def _remove_request(self, req_id: str) -> bool:
             return self.req_states.req_id_to_index.pop(req_id, None) is not None
 
-        @wrapped_by(module.sample_tokens)
+        @wrapped_by(request_drafter.sample_tokens)
         def sample_tokens(self, grammar_output: Any) -> Any:
             return grammar_output
 

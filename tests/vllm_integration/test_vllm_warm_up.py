@@ -22,7 +22,7 @@ from gpu_align.ops.reference import step as step_reference
 from gpu_align.ops.step import StepLaunch
 from gpu_align.tools import explain as step_view
 from vllm_integration.seams import install as compat
-from vllm_integration.worker import proposer_v1, request_drafter
+from vllm_integration.worker import proposer_v1
 from vllm_integration.worker import startup as warm_up
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -184,23 +184,6 @@ def test_the_first_request_of_v2_compiles_nothing(
     assert launches[-1]._compiled is kernel
 
 
-def test_a_kernel_that_cannot_be_compiled_turns_the_plugin_off(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    pytest.importorskip("vllm")
-    from test_vllm_speculator import make_speculator as fixture
-
-    make_speculator = fixture.__wrapped__(monkeypatch)
-
-    def fails(self: StepLaunch, *args: Any) -> None:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(StepLaunch, "__call__", fails)
-    make_speculator()
-    assert compat.off_reason() == "drafting failed, RuntimeError: no compiler"
-    assert len(plugin_log) == 1
-
-
 def test_what_takes_long_is_said(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     with warm_up.compiling("nothing"):
         pass
@@ -212,83 +195,6 @@ def test_what_takes_long_is_said(monkeypatch: pytest.MonkeyPatch, lines: list[st
         assert lines == ["gpu_align compiles the step; what is compiled is cached for the next start"]
     assert len(lines) == 2
     assert lines[1].startswith("gpu_align compiled the step in 0.")
-
-
-def test_what_cannot_be_compiled_in_the_background_is_a_warning(plugin_log: list[str]) -> None:
-    def fails() -> None:
-        raise OSError("the disk is full")
-
-    warm_up.WarmUp("the step log", fails).finish()
-    assert plugin_log == ["gpu_align could not compile the step log: OSError: the disk is full"]
-
-
-@pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_a_start_does_not_wait_for_ever_for_what_the_log_needs(
-    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    """The log is off then: its first step would wait as well, and with it the engine."""
-    never = threading.Event()
-    monkeypatch.setattr(warm_up, "PATIENCE", 0.05)
-    monkeypatch.setattr(request_drafter.explain, "warm_up", lambda *_, **__: never.wait(20))
-    monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
-    monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
-    if runner == "V1":
-        from vllm_fakes import config
-
-        monkeypatch.setattr(proposer_v1, "install", lambda group: "")
-        ours = proposer_v1.PredictedOutputs(config())
-        ours.load_model()
-        assert ours.log is not None
-        assert not ours.log.on
-    else:
-        pytest.importorskip("vllm")
-        from test_vllm_speculator import make_speculator as fixture
-
-        make_speculator = fixture.__wrapped__(monkeypatch)
-        monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
-        speculator = make_speculator()
-        speculator.init_cudagraph_manager(None)
-        assert not speculator.log.on
-    never.set()
-    assert compat.off_reason() is None
-    assert "writes no step logs any more" in plugin_log[-1]
-    assert "is not compiled after" in plugin_log[-1]
-
-
-def test_without_threads_everything_is_compiled_when_it_is_needed(
-    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    def fails(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fails)
-    ran: list[int] = []
-    with warm_up.compiling("the step"):
-        ran.append(1)
-    warm_up.WarmUp("the step log", lambda: ran.append(2)).finish()
-    assert ran == [1]
-    assert plugin_log == ["gpu_align could not compile the step log: RuntimeError: can't start new thread"]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_no_rank_goes_on_without_the_kernel_that_others_have(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when drafting fails: one rank alone turns drafting off, one of several ends the start."""
-    pytest.importorskip("vllm")
-    from test_vllm_speculator import speculators
-
-    def fails(self: StepLaunch, *args: Any) -> None:
-        raise RuntimeError("no compiler")
-
-    make = speculators(monkeypatch)
-    monkeypatch.setattr(StepLaunch, "__call__", fails)
-    if ranks == 1:
-        make()
-        assert compat.off_reason() is not None
-    else:
-        with pytest.raises(RuntimeError, match="no compiler"):
-            make(0, ranks)
 
 
 @compiled_only

@@ -13,6 +13,7 @@ import torch
 from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
+from vllm_integration.wire import reports
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
 from vllm_integration.wire.steps import HEADER, decode
@@ -228,7 +229,8 @@ class FakeEngine:
         index = {req_id: row for row, req_id in enumerate(self.rows)}
         scheduler_output.num_invalid_spec_tokens = None
         output = SimpleNamespace(req_ids=self.rows, req_id_to_index=index, sampled_token_ids=sampled)
-        report = self.report = self.proposer.take_report()
+        left = self.proposer.leaves(SimpleNamespace())
+        report = self.report = reports.take(left)
         begun = self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
         self.drafted_requests.take(report)
         outputs = [

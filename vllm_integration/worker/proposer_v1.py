@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,19 @@ from gpu_align.step_log import SOURCES
 
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
-from .draft_reporter import when_it_leaves
 from .request_drafter import DRAFTING, RequestDrafter
-from .requests import Proposal, RequestState, SlotTable, stop_rule, take_refusals
+from .requests import Proposal, RequestState, SlotTable, proposals_of, stop_rule, take_refusals
 from .sampling_v1 import without_drafts
-from .startup import compiling
-from .step_log import DebugLog
 
 
-class PredictedOutputsProposer(RequestDrafter[DebugLog]):
+class PredictedOutputsProposer(RequestDrafter):
     """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
 
     vllm_config: the engine's configuration. Read: `num_speculative_tokens` (K), `max_num_seqs` (slots),
         `max_model_len`, the vocabulary size.
 
-    Memory: one int32 row of `max_model_len` a slot, touched only as far as requests reach. When a vLLM seam is
-    missing it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`).
+    Memory: one int32 row of `max_model_len` a slot, touched only as far as requests reach. When a vLLM seam
+    is missing it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`).
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -54,13 +52,12 @@ class PredictedOutputsProposer(RequestDrafter[DebugLog]):
         self._scheduled: dict[str, list[int]] = {}
         self._drafts: list[StepDrafts] = []
         try:
-            self.make(vllm_config, max_slots, DebugLog, compiling("the drafter's step"), device="cpu")
+            self.make(vllm_config, max_slots, device="cpu")
         except Exception as error:
             self.guard.fail(DRAFTING, error)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load. The model runner calls this on every drafter when it has loaded the model."""
-        self.finish_warm_up()
+        """Nothing to load."""
 
     def propose(
         self,
@@ -69,8 +66,8 @@ class PredictedOutputsProposer(RequestDrafter[DebugLog]):
         token_ids_cpu: npt.NDArray[np.int32],
         **kwargs: Any,
     ) -> list[list[int]]:
-        """One list of at most K drafts a row; empty for a row without prediction, with parameters that V1 does not
-        apply to drafts, or still prefilling.
+        """One list of at most K drafts a row; empty for a row without prediction, with parameters that V1
+        does not apply to drafts, or still prefilling.
 
         sampled_token_ids: what each row sampled this step, accepted drafts first; [] while prefilling.
         num_tokens_no_spec: [≥ rows] tokens of each row, those just sampled included.
@@ -81,10 +78,10 @@ class PredictedOutputsProposer(RequestDrafter[DebugLog]):
             drafts = self.run(self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         return [[] for _ in sampled_token_ids] if drafts is None else drafts
 
-    def take_report(self) -> DraftReport:
-        """What the last step proposed, for the scheduler's ledger; nothing when asked again."""
+    def report(self) -> Callable[[Any], None]:
+        """Of what the last step proposed; of nothing when asked again."""
         drafts, self._drafts = self._drafts, []
-        return DraftReport(drafts, {}, take_refusals(), off=off_reason() is not None)
+        return partial(attach, report=DraftReport(drafts, {}, take_refusals(), off=off_reason() is not None))
 
     @guarded
     def observe(self, runner: Any, scheduler_output: Any) -> None:
@@ -110,7 +107,7 @@ class PredictedOutputsProposer(RequestDrafter[DebugLog]):
         content = self.open(req_id, sampling_params)
         if content is not None:
             stop = stop_rule(sampling_params)
-            self.requests[req_id] = RequestState(req_id, content, stop, recipes=self.recipes)
+            self.requests[req_id] = RequestState(req_id, content, stop)
 
     def _finish(self, req_id: str) -> None:
         state = self.requests.pop(req_id, None)
@@ -150,7 +147,9 @@ class PredictedOutputsProposer(RequestDrafter[DebugLog]):
             total_len = int(num_tokens_no_spec[row])
             state.prompt_len = int(self._batch.num_prompt_tokens[row])
             if self.log is not None:
-                self.log.run(self._record, state, token_ids_cpu[row], sampled, total_len)
+                verified = self._scheduled.get(state.req_id, ())
+                before = token_ids_cpu[row, : total_len - len(sampled)].tolist
+                self.log.keep(state, before, sampled, verified, total_len)
             state.settle(sampled, total_len)
             room = state.room(total_len, self.num_draft_tokens, self.max_context_len)
             if room and self._sync(state, token_ids_cpu[row], total_len):
@@ -166,15 +165,6 @@ class PredictedOutputsProposer(RequestDrafter[DebugLog]):
             self._drafts = [_step_drafts(states, proposals)]
         return drafts
 
-    def _record(
-        self, state: RequestState, row: npt.NDArray[np.int32], sampled: list[int], total_len: int
-    ) -> None:
-        before = total_len - len(sampled)
-        state.know_prompt(row[:before].tolist, self.num_draft_tokens, self.max_context_len)
-        state.record(sampled, self._scheduled.get(state.req_id, ()), total_len)
-        if self.log is not None:
-            self.log.follow(state)
-
     def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
         slots = torch.tensor([self.slots.get(state.req_id) for state in states], dtype=torch.int64)
         started = time.perf_counter_ns()
@@ -184,20 +174,7 @@ class PredictedOutputsProposer(RequestDrafter[DebugLog]):
         duration_us = (time.perf_counter_ns() - started) // 1000
         if self.miss_log is not None:
             self.miss_log.run(self._compare, states, draft)
-        token_ids = draft.token_ids.tolist()
-        confidence = draft.confidence.tolist()
-        proposals = []
-        for index, (length, source) in enumerate(
-            zip(draft.length.tolist(), draft.source.tolist(), strict=True)
-        ):
-            keep = min(length, rooms[index])
-            if not keep:
-                proposals.append(Proposal(duration_us=duration_us))
-                continue
-            proposals.append(
-                Proposal(token_ids[index][:keep], confidence[index][:keep], SOURCES[source], duration_us)
-            )
-        return proposals
+        return proposals_of(draft, duration_us, rooms)
 
     def _compare(self, states: list[RequestState], draft: Any) -> None:
         """Let the misses know what has been written, and what is drafted behind it."""
@@ -286,18 +263,3 @@ def input_fits_in_drafter(
     """
     fits = original(self, common_attn_metadata, *args, **kwargs)
     return bool(fits) if _ours(self) is None else common_attn_metadata is not None
-
-
-@seam("usage_v1.sample_tokens")
-def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner.sample_tokens`, whose output then tells the scheduler what was proposed."""
-    output = original(self, *args, **kwargs)
-    proposer = _ours(self)
-    if proposer is None or output is None:
-        return output
-    try:
-        report = proposer.take_report()
-    except Exception as error:
-        proposer.guard.fail(DRAFTING, error)
-        report = DraftReport(off=True)
-    return when_it_leaves(output, lambda finished: attach(finished, report))

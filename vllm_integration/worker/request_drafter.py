@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic
+from functools import partial
+from typing import Any
 
 from gpu_align import Drafter, Recipes
-from gpu_align.tools import explain
+from gpu_align.ops.constants import ALL_PACKS
+from gpu_align.tools.explain import Explainer
 
 from ..config.settings import Settings
-from ..seams.install import DraftingGuard, off_reason, shown_error, shown_id
+from ..seams.install import DraftingGuard, off_reason, seam, shown_error, shown_id
 from ..wire import request as wire
+from ..wire.reports import DraftReport, attach
+from .draft_reporter import when_it_leaves
 from .miss_log import MissLog, open_miss_log
 from .requests import open_request, refuse
-from .startup import WarmUp, drafter_config, load_recipes
-from .step_log import Log, open_log
+from .startup import compiling, drafter_config, load_recipes
+from .step_log import DebugLog, open_log
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -33,7 +36,7 @@ def _tell_of_no_room() -> None:
 DRAFTING = "drafting failed"
 
 
-def make_drafter(proposer: RequestDrafter[Any], max_slots: int, **where: Any) -> Drafter:
+def make_drafter(proposer: RequestDrafter, max_slots: int, **where: Any) -> Drafter:
     """where: the device, and what else the model runners want differently."""
     return Drafter(
         max_slots=max_slots,
@@ -48,12 +51,9 @@ def make_drafter(proposer: RequestDrafter[Any], max_slots: int, **where: Any) ->
     )
 
 
-class RequestDrafter(Generic[Log]):
-    """What the proposers of both model runners do in the same way: they have a drafter, and give it requests.
-
-    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read. Whatever else fails turns drafting off, with
-    one ERROR line; but see `DraftingGuard`.
-    """
+class RequestDrafter:
+    """A worker's drafter, and the requests that it is given. A `GPU_ALIGN_*` variable that cannot be read is
+    a `ValueError`; whatever else fails turns drafting off, with one ERROR line; but see `DraftingGuard`."""
 
     def __init__(self, vllm_config: Any, max_context_len: int, guard: DraftingGuard) -> None:
         self.settings = Settings.from_env()
@@ -64,47 +64,50 @@ class RequestDrafter(Generic[Log]):
         self.capacity = self.settings.prediction_capacity(max_context_len)
         self.recipes: Recipes | None = None
         self.drafter: Any = None
-        self.log: Log | None = None
+        self.log: DebugLog | None = None
         self.miss_log: MissLog | None = None
-        self._warm_up: WarmUp | None = None
 
-    def make(
-        self,
-        vllm_config: Any,
-        max_slots: int,
-        log: type[Log],
-        compiling: AbstractContextManager[None] | None = None,
-        **where: Any,
-    ) -> None:
-        """Make what only drafting needs; a server where that fails serves without drafts.
-
-        compiling: around the drafter. where: see `make_drafter`.
-        """
+    def make(self, vllm_config: Any, max_slots: int, **where: Any) -> None:
+        """Make what only drafting needs; a server where that fails serves without drafts. where: see
+        `make_drafter`."""
         self.recipes = load_recipes(self.settings, vllm_config)
-        with compiling or nullcontext():
+        with compiling("the drafter's step"):
             self.drafter = make_drafter(self, max_slots, **where)
-        self.log = open_log(log, self.settings, self.num_draft_tokens, vllm_config)
+        self.log = open_log(self.settings, self.num_draft_tokens, vllm_config, self.explainer_of)
         self.miss_log = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
         if self.log is not None and off_reason() is None:
-            self._warm_up = WarmUp(
-                "what the step log explains drafts with",
-                lambda: explain.warm_up(
-                    self.num_draft_tokens,
-                    drafter_config(self.settings.survival_table),
-                    recipes=self.recipes,
-                    max_context_len=self.max_context_len,
-                ),
-            )
+            with compiling("what the step log explains drafts with"):
+                self.log.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
 
-    def finish_warm_up(self) -> None:
-        """Wait for what the step log runs: who calls this is about to serve, so all has to be compiled. A log that
-        would have to wait for it with a request is off."""
-        if self._warm_up is not None and self.log is not None:
-            self.log.run(self._warm_up.finish)
+    def explainer_of(self, content: wire.RequestContent, prompt_len: int) -> Explainer:
+        return Explainer(
+            content.token_ids.tolist(),
+            prompt_len,
+            self.num_draft_tokens,
+            drafter_config(self.settings.survival_table),
+            recipes=self.recipes,
+            max_context_len=self.max_context_len,
+            recipe_packs=ALL_PACKS if self.recipes is None else self.recipes.pack_bits(content.recipes),
+            is_memory=content.kind != wire.TextKind.PREDICTION,
+            is_related=content.kind == wire.TextKind.RELATED_MEMORY,
+        )
 
     def run(self, step: Callable[..., Any], *args: Any) -> Any:
         """`step(*args)`, a step of drafting; None once drafting is off."""
         return self.guard.run(DRAFTING, step, *args)
+
+    def report(self) -> Callable[[Any], None]:
+        """What attaches the step's draft report to its output, when that leaves the worker."""
+        return partial(attach, report=DraftReport(off=True))
+
+    def leaves(self, output: Any) -> Any:
+        """The output of a step of the runner, with a draft report."""
+        try:
+            then = self.report()
+        except Exception as error:
+            self.guard.fail(DRAFTING, error)
+            then = RequestDrafter.report(self)
+        return when_it_leaves(output, then)
 
     def open(self, req_id: str, sampling_params: Any) -> wire.RequestContent | None:
         """`open_request` with what this drafter has."""
@@ -120,8 +123,9 @@ class RequestDrafter(Generic[Log]):
     def add(
         self, slot: int, req_id: str, content: wire.RequestContent, prompt_len: int
     ) -> wire.RequestContent | None:
-        """Give a slot of the drafter to a request: what it is drafted from, without `token_ids` where these have
-        no room among the others; None, with a warning, where the drafter refuses them, or has no memory."""
+        """Give a slot of the drafter to a request: what it is drafted from, without `token_ids` where these
+        have no room among the others; None, with a warning, where the drafter refuses them, or has no
+        memory."""
         # Where no scheduler of ours said who may share, nobody: the request finds its own after a preemption.
         key = req_id if content.sharing_key is None else content.sharing_key
         try:
@@ -153,3 +157,11 @@ class RequestDrafter(Generic[Log]):
         else:
             _tell_of_no_room()
         return content._replace(token_ids=content.token_ids[:0])
+
+
+@seam("usage_v1.sample_tokens", "v2.sample_tokens")
+def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GPUModelRunner.sample_tokens` of either runner, whose output then tells the scheduler what was proposed."""
+    output = original(self, *args, **kwargs)
+    ours = getattr(self, "speculator", None) or getattr(self, "drafter", None)
+    return ours.leaves(output) if isinstance(ours, RequestDrafter) and output is not None else output

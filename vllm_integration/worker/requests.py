@@ -1,24 +1,20 @@
-"""The requests of a worker and its drafter. Nothing here knows which model runner asks."""
+"""The requests of a worker. Nothing here knows which model runner asks."""
 
 from __future__ import annotations
 
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_align import Recipes
-from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.step_log import SOURCES, Step
 from gpu_align.tools.explain import Explainer, Explanation
 
-from ..config.settings import Settings
 from ..seams.install import shown_id, shown_reason
 from ..wire import request as wire
 from ..wire.steps import count_verified
-from .startup import drafter_config
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -56,14 +52,14 @@ def open_request(
     packs: Collection[str] = (),
     even_without: bool = False,
 ) -> wire.RequestContent | None:
-    """What a request that reached the worker is drafted from, N ≤ capacity; None where nothing is drafted for it.
+    """What a request is drafted from, at most `capacity` tokens; None where nothing is drafted for it.
 
     even_without: whether a request is drafted for that brings nothing at all.
 
-    What is malformed (wrong type, an id outside `vocab_size`, text that no front end tokenised) is nothing: one
-    warning names the request and the reason, never the content. Longer than `capacity`: cut there, with a warning.
-    Both are counted in `refused`. Who names a pack that is not among `packs`, which the front end could not know,
-    uses all of them; one WARNING a name says so.
+    A malformed prediction (wrong type, an id outside `vocab_size`, text that no front end tokenised) is
+    dropped, with a warning that shows nothing of it; a longer one is cut. Both are counted in `refused`. A
+    name that is not among `packs`, which the front end could not know, means all of them, and costs one
+    WARNING.
     """
     value = (getattr(sampling_params, "extra_args", None) or {}).get(wire.KEY)
     if value is None:
@@ -112,30 +108,19 @@ def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str
 
 
 class SlotTable:
-    """Request id → slot, 0 ≤ slot < max_slots; the smallest free slot is given first.
-
-    A request holds at most one slot, a slot at most one request.
-    """
+    """Request id → slot, 0 ≤ slot < max_slots, for requests that hold none; the smallest free slot is given
+    first."""
 
     def __init__(self, max_slots: int) -> None:
-        if max_slots < 1:
-            raise ValueError(f"max_slots: expected at least 1, got {max_slots}")
-        self.max_slots = max_slots
         self._slot_of: dict[str, int] = {}
         self._free = list(range(max_slots))
 
     def get(self, req_id: str) -> int | None:
-        """The slot of a request, or None."""
         return self._slot_of.get(req_id)
 
     def acquire(self, req_id: str) -> int:
-        """Give the request a slot. Raises `ValueError` when it has one or none is free."""
-        if req_id in self._slot_of:
-            raise ValueError(f"req_id: {req_id!r} already holds slot {self._slot_of[req_id]}")
-        if not self._free:
-            raise ValueError(f"req_id: no slot left for {req_id!r}, all {self.max_slots} are taken")
-        slot = heapq.heappop(self._free)
-        self._slot_of[req_id] = slot
+        """Raises `IndexError` when no slot is free."""
+        slot = self._slot_of[req_id] = heapq.heappop(self._free)
         return slot
 
     def release(self, req_id: str) -> int | None:
@@ -160,12 +145,22 @@ class Proposal:
     duration_us: int = 0
 
 
+def proposals_of(draft: Any, duration_us: int, rooms: Sequence[int] | None = None) -> list[Proposal]:
+    """The drafts of a step, each cut to its room. Waits for the device."""
+    lengths = draft.length.tolist()
+    if rooms is not None:
+        lengths = list(map(min, lengths, rooms))
+    columns = (draft.token_ids.tolist(), draft.confidence.tolist(), draft.source.tolist())
+    return [
+        Proposal(token_ids[:length], confidence[:length], SOURCES[source if length else 0], duration_us)
+        for length, token_ids, confidence, source in zip(lengths, *columns, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class StopRule:
     """When the engine ends a request by its tokens, so that tokens sampled after the end are not counted.
-
-    Stop strings are found by the front end, after detokenising: tokens of the last step that follow one
-    are still counted here.
+    (Stop strings are found by the front end: tokens that follow one are counted here.)
 
     min_tokens: the first token of the output that may be a stop token.
     """
@@ -195,8 +190,7 @@ class RequestState:
 
     prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
     ended: it has met a stop token or `max_tokens`; nothing more is proposed.
-    tokens: prompt and output, of requests whose steps are kept.
-    recipes: of the drafter, to explain its drafts by.
+    tokens, explainer: prompt and output, and what explains its drafts, of requests whose steps are kept.
     """
 
     req_id: str
@@ -208,90 +202,62 @@ class RequestState:
     proposal: Proposal = field(default_factory=Proposal)
     steps: list[Step] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    recipes: Recipes | None = None
-    _explainer: Explainer | None = None
+    explainer: Explainer | None = None
     _explanation: Explanation | None = None
-
-    def know_prompt(
-        self, tokens: Callable[[], list[int]], num_draft_tokens: int, max_context_len: int
-    ) -> None:
-        """For requests whose steps are kept, before the first: `tokens()` are all before its sampled ones."""
-        if self._explainer is None:
-            self.tokens = tokens()
-            kind = self.content.kind
-            self._explainer = Explainer(
-                self.content.token_ids.tolist(),
-                self.prompt_len,
-                num_draft_tokens,
-                drafter_config(Settings.from_env().survival_table),
-                recipes=self.recipes,
-                max_context_len=max_context_len,
-                recipe_packs=ALL_PACKS
-                if self.recipes is None
-                else self.recipes.pack_bits(self.content.recipes),
-                is_memory=kind != wire.TextKind.PREDICTION,
-                is_related=kind == wire.TextKind.RELATED_MEMORY,
-            )
 
     def record(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
         """Keep one step for the log, before it is settled: `sampled` (accepted drafts and one more) after
-        verifying `verified`. Steps after the end, which asynchronous scheduling had already started, are left out.
+        verifying `verified`, where the output stood in the prediction, and why this was drafted. Steps after
+        the end, which asynchronous scheduling had already started, are left out.
 
         total_len: tokens of the request after the step. −1 in `verified` are placeholders that vLLM
         schedules to keep the batch uniform; nobody proposed them.
         """
         if self.ended:
             return
-        before = total_len - len(sampled)
-        kept = self.stop.kept(sampled, before - self.prompt_len)
+        position = total_len - len(sampled)
+        new = sampled[: self.stop.kept(sampled, position - self.prompt_len)]
         proposal = self.proposal
         slots = sum(1 for token in verified if token >= 0)
-        num_verified, accepted = count_verified(slots, len(proposal.token_ids), len(sampled), kept)
+        num_verified, accepted = count_verified(slots, len(proposal.token_ids), len(sampled), len(new))
+        before, after = self._explanation, None
+        self.tokens += new
+        if self.explainer is not None:
+            after = self._explanation = self.explainer.at(self.tokens)
+        explained = before if before is not None and proposal.token_ids else None
+        chosen = None if explained is None else explained.chosen
         self.steps.append(
-            self._explained(
+            Step(
                 step=len(self.steps),
-                position=before,
+                position=position,
                 source=proposal.source if num_verified else SOURCES[0],
                 proposed=proposal.token_ids,
                 confidence=proposal.confidence,
                 duration_us=proposal.duration_us,
                 verified=int(num_verified),
                 accepted=int(accepted),
-                new=sampled[:kept],
+                new=new,
+                cursor_before=before.cursor if before is not None else 0,
+                cursor_after=after.cursor if after is not None else 0,
+                candidate=None if chosen is None else vars(chosen),
+                others=0 if explained is None else len(explained.others),
             )
         )
 
     def settle(self, sampled: list[int], total_len: int) -> None:
-        """Take in one step that sampled these tokens: it used the proposal up, and may have ended the request."""
+        """Take in one step that sampled these tokens: it used the proposal up, and may have ended the
+        request."""
         if self.ended:
             return
-        before = total_len - len(sampled)
-        kept = self.stop.kept(sampled, before - self.prompt_len)
+        written = total_len - len(sampled) - self.prompt_len
         self.proposal = Proposal()
-        self.ended = self.stop.ends(sampled[:kept], before - self.prompt_len)
-
-    def _explained(self, *, new: list[int], proposed: list[int], **record: Any) -> Step:
-        """The record of a step, with where the output stood in the prediction and why this was drafted."""
-        before, after = self._explanation, None
-        self.tokens += new
-        if self._explainer is not None:
-            after = self._explanation = self._explainer.at(self.tokens)
-        chosen = before.chosen if before is not None and proposed else None
-        return Step(
-            **record,
-            proposed=proposed,
-            new=new,
-            cursor_before=before.cursor if before is not None else 0,
-            cursor_after=after.cursor if after is not None else 0,
-            candidate=None if chosen is None else vars(chosen),
-            others=len(before.others) if before is not None and proposed else 0,
-        )
+        self.ended = self.stop.ends(sampled[: self.stop.kept(sampled, written)], written)
 
     def room(self, total_len: int, num_draft_tokens: int, max_model_len: int) -> int:
         """How many drafts can still become output: verifying d of them yields at most d + 1 tokens.
 
-        No draft reaches over `min_tokens`: V1 masks stop tokens in the last of the d + 1 by the tokens before the
-        step, as if the drafts that come before it were not there.
+        No draft reaches over `min_tokens`: V1 masks stop tokens in the last of the d + 1 by the tokens before
+        the step, as if the drafts that come before it were not there.
         """
         if self.ended:
             return 0
@@ -305,7 +271,7 @@ class RequestState:
 
 
 def stop_rule(sampling_params: Any) -> StopRule:
-    """The token-level end of a request, from vLLM's `SamplingParams` as the worker gets them."""
+    """From vLLM's `SamplingParams` as the worker gets them."""
     stop_ids = set(sampling_params.stop_token_ids or ())
     if sampling_params.eos_token_id is not None:
         stop_ids.add(sampling_params.eos_token_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,11 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..config import engine_config as adaptive
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
-from ..wire.reports import DraftReport, attach
-from .draft_reporter import DraftReporter, when_it_leaves
+from .draft_reporter import DraftReporter
 from .miss_log import MissCopies
 from .request_drafter import DRAFTING, RequestDrafter
 from .requests import take_refusals
 from .startup import compiling
-from .step_log import LoggedRequests
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -32,16 +31,16 @@ logger = logging.getLogger("vllm.gpu_align")
 PREPARED_LEN = 512
 
 
-class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator):  # type: ignore[misc]  # not typed for us
-    """Drafts from each request's prediction, its own context and recipes; made once a worker, on the last PP rank.
+class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignore[misc]  # not typed for us
+    """Drafts from each request's prediction, its own context and recipes; made on the last PP rank, once a worker.
 
     req_states: the runner's table of requests. Read each step, as they are on the device:
         `all_token_ids.gpu` [max_num_reqs, max_model_len] int32, `total_len.gpu` [max_num_reqs] int32.
 
-    Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's
-    index of it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
-    recipes about 400 bytes each.
-    On this runner each tensor-parallel rank verifies the drafts that it made itself.
+    Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's index of
+    it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
+    recipes about 400 bytes each. On this runner each tensor-parallel rank verifies the drafts that it made
+    itself.
     """
 
     supports_mm_inputs = False
@@ -65,7 +64,7 @@ class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator)
         batches_in_flight = int(getattr(vllm_config, "max_concurrent_batches", 1))
         try:
             _make_dense(req_states, device)
-            self.make(vllm_config, max_slots, LoggedRequests, device=device, backend="triton")
+            self.make(vllm_config, max_slots, device=device, backend="triton")
             self.reporter = DraftReporter(max_slots, self.num_draft_tokens, device, batches_in_flight)
             if self.miss_log is not None:
                 self.misses = MissCopies(self.miss_log, max_slots, self.num_draft_tokens, device)
@@ -79,14 +78,13 @@ class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator)
         return bool(self._speculative.enable_adaptive_verification)
 
     def _compile(self) -> None:
-        """Compile the step now: nothing but this makes sure that a dummy run comes before the first request."""
+        """Compile the step now: nothing but this makes sure that a dummy run comes before the first
+        request."""
         with compiling("the drafter's kernel"):
             self.drafter.warm_up(self.req_states.all_token_ids.gpu, self.req_states.total_len.gpu)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing to set up: the step is one launch outside the model's graphs. The runner calls this last before
-        it may serve, when it has loaded the model and knows its memory."""
-        self.finish_warm_up()
+        """Nothing to set up: the step is one launch outside the model's graphs."""
 
     def capture(self) -> None:
         """Nothing to capture."""
@@ -129,7 +127,7 @@ class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator)
         if self.misses is not None:
             self.misses.add(req_id, prompt_len)
         if self.log is not None:
-            self.log.add(req_id, held, prompt_len, sampling_params, self.recipes)
+            self.log.add(req_id, held, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
@@ -137,12 +135,10 @@ class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator)
             self._occupied[slot] = False
             self.drafter.remove(slot)
 
-    def leaves(self, output: Any) -> Any:
-        """The output of a step of the runner, with a draft report."""
+    def report(self) -> Callable[[Any], None]:
         if self.reporter is None:
-            return when_it_leaves(output, lambda finished: attach(finished, DraftReport(off=True)))
-        reporter, step, refused = self.reporter, self.reporter.step, take_refusals()
-        return when_it_leaves(output, lambda finished: reporter.attach(finished, step, refused))
+            return super().report()
+        return partial(self.reporter.attach, step=self.reporter.step, refused=take_refusals())
 
     @torch.inference_mode()
     def propose(
@@ -179,10 +175,10 @@ class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator)
         elif not self._occupied[input_batch.idx_mapping_np].any():
             return None
         log = None if dummy_run or self.log is None or not self.log.on else self.log
+        trims = self.enable_adaptive_verification
         started = time.perf_counter_ns()
         if log is not None:
-            trimmed = self.enable_adaptive_verification
-            log.settle(input_batch, num_sampled, self.req_states, trimmed=trimmed)
+            log.settle(input_batch, num_sampled, self.req_states, trimmed=trims)
         draft = self.drafter.propose(
             self.req_states.all_token_ids.gpu,
             self.req_states.total_len.gpu,
@@ -192,7 +188,6 @@ class PredictedOutputsSpeculator(RequestDrafter[LoggedRequests], BaseSpeculator)
         if log is not None:
             log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
         if not dummy_run:
-            trims = self.enable_adaptive_verification
             if trims:
                 self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
             self.reporter.copy(
@@ -270,11 +265,3 @@ def finish_requests(
         if log is not None:
             log.finish(scheduler_output.finished_req_ids)
     return original(self, scheduler_output, *args, **kwargs)
-
-
-@seam("v2.sample_tokens")
-def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner.sample_tokens`, whose output then carries draft lengths to the scheduler."""
-    output = original(self, *args, **kwargs)
-    speculator = _ours(self)
-    return output if speculator is None or output is None else speculator.leaves(output)

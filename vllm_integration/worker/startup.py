@@ -1,4 +1,4 @@
-"""The drafter's settings: those of the table that `gpu-align tune` made, where the server is given one."""
+"""What a worker needs once, when it starts: its drafter's settings, its recipes, and that all is compiled."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ logger = logging.getLogger("vllm.gpu_align")
 
 @functools.cache
 def drafter_config(survival_table: str | None) -> DrafterConfig:
-    """The settings with this file's table; the defaults with the shipped one where there is none, or, with one
-    WARNING a process, where it cannot be used."""
+    """The settings with this file's table; the defaults with the shipped one where there is none, or, with
+    one WARNING a process, where it cannot be used."""
     if survival_table is None:
         return DrafterConfig()
     try:
@@ -47,12 +47,11 @@ _HASH = len("sha256:") + 12
 
 
 def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
-    """The recipes of this worker's drafter, of all packs; None where `GPU_ALIGN_RECIPES` turns them off, and where
-    none can be made. One WARNING for each pack that is left out, or for all of them, says why.
+    """The recipes of all packs; None where they are turned off or none can be made. A WARNING says why, for
+    each pack.
 
-    Each tensor-parallel rank verifies its own drafts, so all ranks must draft the same: the first one makes the
-    recipes and sends them, or None, to the others. Every rank of the group must call this.
-    Raises `SeamError` when a vLLM seam is missing and `GPU_ALIGN_STRICT=1`.
+    Tensor-parallel ranks must draft the same: the first one makes the recipes and sends them, or None, to the
+    others. Every rank of the group must call this.
     """
     if not settings.packs:
         return None
@@ -128,12 +127,8 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
 
 
 def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
-    """The pack in the tokens of a vLLM tokenizer.
-
-    Texts are encoded one by one: every tokenizer of vLLM can do that, and for short texts it is as fast as a
-    batch. Recipes are left out that need a token the model does not have, ``id >= vocab_size``, or the
-    tokenizer's unknown token.
-    """
+    """The pack in the tokens of a vLLM tokenizer, without recipes that need its unknown token or an id of
+    `vocab_size` or more. Texts are encoded one by one, which every tokenizer of vLLM can do."""
     recipes = pack.tokenize(
         lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts],
         token_texts_of(tokenizer, vocab_size),
@@ -147,11 +142,9 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
 
 
 def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]], list[str]]:
-    """The text that each token has inside a text; empty for an id that the tokenizer does not know, none for one
-    that the model does not have.
-
-    Alone, a token may lose the space that it begins with, so each is decoded behind a bracket.
-    """
+    """The text that each token has inside a text, where it keeps the space that it begins with: each is
+    decoded behind a bracket. Empty for an id that the tokenizer does not know; none for one that the model
+    does not have."""
     lead = list(tokenizer.encode("(", add_special_tokens=False))
     before = tokenizer.decode(lead)
 
@@ -171,8 +164,6 @@ def _go_without(what: str, reason: str) -> None:
 
 #: Seconds after which it is said.
 QUIET = 2.0
-#: Seconds that a start waits for what is compiled in the background.
-PATIENCE = 300.0
 
 
 @contextmanager
@@ -197,44 +188,9 @@ def compiling(what: str) -> Iterator[None]:
             logger.info("gpu_align compiled %s in %.1f s", what, time.perf_counter() - started)
 
 
-class WarmUp:
-    """Runs `function` in a thread, while the engine does other things.
-
-    A failure is a WARNING: who needs what was to be compiled meets it again, and handles it there.
-    """
-
-    def __init__(self, what: str, function: Callable[[], None]) -> None:
-        self._what, self._function = what, function
-        self._thread: threading.Thread | None = None
-        thread = threading.Thread(target=self._run, name="gpu_align-warm-up", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # no more threads
-            self._failed(error)
-        else:
-            self._thread = thread
-
-    def finish(self) -> None:
-        """Wait until it is done. Raises `TimeoutError` if it is not after `PATIENCE` seconds: who needs what is
-        being compiled would wait for it too."""
-        if self._thread is not None:
-            self._thread.join(PATIENCE)
-            if self._thread.is_alive():
-                raise TimeoutError(f"{self._what} is not compiled after {PATIENCE:.0f} s")
-
-    def _run(self) -> None:
-        try:
-            with compiling(self._what):
-                self._function()
-        except Exception as error:
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        logger.warning("gpu_align could not compile %s: %s", self._what, shown_error(error))
-
-
 def make_private(setting: str, directory: Path) -> None:
-    """Make a directory that holds texts of requests; one WARNING where it is there and others can see into it."""
+    """Make a directory that holds texts of requests; one WARNING where it is there and others can see into
+    it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
         directory.mkdir(mode=0o700)

@@ -6,23 +6,25 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from gpu_align import Recipes, step_log
-from gpu_align.step_log import SOURCES
+from gpu_align import step_log
+from gpu_align.tools.explain import Explainer
 
 from ..config import engine_config as adaptive
 from ..config.settings import Settings
 from ..seams.install import Guard, guarded, shown_error
 from ..wire import request as wire
-from .requests import Proposal, RequestState, stop_rule
+from .requests import Proposal, RequestState, proposals_of, stop_rule
 from .startup import make_private
 
 logger = logging.getLogger("vllm.gpu_align")
+
+Explain = Callable[[wire.RequestContent, int], Explainer]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 120
@@ -54,7 +56,14 @@ class _LiveFile:
 class DebugLog:
     """Writes the files. Whatever fails turns the log off, with one ERROR line, and nothing else.
 
-    num_draft_tokens: K. decode: token ids → text; None leaves texts out. live: whether `follow` does anything.
+        log.keep(state, …)                          # V1, which follows its requests itself: each step
+        log.write(state)                            # and their end
+
+        log.add(req_id, …)                          # V2: a request log.settle(…); log.proposed(…)
+        # each step: what was sampled, what is drafted for the next one log.finish(req_ids)
+
+    num_draft_tokens: K. decode: token ids → text; None leaves texts out. live: whether `follow` does
+    anything. explain: a request's explainer, by its content and the length of its prompt.
     """
 
     def __init__(
@@ -64,11 +73,13 @@ class DebugLog:
         decode: step_log.Decode | None = None,
         *,
         live: bool = False,
+        explain: Explain | None = None,
     ) -> None:
         self._num_draft_tokens = num_draft_tokens
         self._decode = None if decode is None else step_log.LineDecoder(decode)
         self._directory = Path(directory)
-        self._is_live = live
+        self._is_live, self._explain = live, explain
+        self._requests: dict[str, RequestState] = {}
         self._live: dict[str, _LiveFile] = {}
         self._guard = Guard(f"any more (GPU_ALIGN_DEBUG_DIR={directory!r})", spared=(OSError,))
         self.run(self._open)
@@ -88,6 +99,70 @@ class DebugLog:
             "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
             str(self._directory),
         )
+
+    @guarded
+    def keep(
+        self,
+        state: RequestState,
+        before: Callable[[], list[int]],
+        sampled: list[int],
+        verified: Sequence[int],
+        total_len: int,
+    ) -> None:
+        """One step of a request, not settled yet; see `RequestState.record`. before: all tokens before
+        `sampled`."""
+        if state.explainer is None and self._explain is not None:
+            state.tokens = before()
+            state.explainer = self._explain(state.content, state.prompt_len)
+        state.record(sampled, verified, total_len)
+        self.follow(state)
+
+    @guarded
+    def add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
+        """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
+        state = self._requests.get(req_id)
+        if state is None:
+            state = self._requests[req_id] = RequestState(req_id, content, stop_rule(sampling_params))
+        state.prompt_len, state.proposal = prompt_len, Proposal()
+
+    @guarded
+    def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
+        """Record what each request of the batch has just sampled; the arguments are those of `propose`. Waits
+        for the device, as `proposed` does.
+
+        trimmed: whether the device may have kept fewer drafts than were scheduled.
+        """
+        if trimmed:
+            batch = adaptive.as_verified(batch)
+        verified, ids = batch.num_draft_tokens_per_req, req_states.all_token_ids.gpu
+        for index, (req_id, sampled) in enumerate(zip(batch.req_ids, num_sampled.tolist(), strict=True)):
+            state = self._requests.get(req_id)
+            if state is None or not sampled:
+                continue
+            row = int(batch.idx_mapping_np[index])
+            total_len = int(req_states.total_len.gpu[row])
+            tokens = ids[row, total_len - sampled : total_len].tolist()
+            # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
+            drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
+            self.keep(state, ids[row, : total_len - sampled].tolist, tokens, drafts, total_len)
+            state.settle(tokens, total_len)
+
+    @guarded
+    def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
+        """Keep what the drafter proposes for the next step."""
+        for req_id, proposal in zip(batch.req_ids, proposals_of(draft, duration_us), strict=True):
+            state = self._requests.get(req_id)
+            if state is not None:
+                state.proposal = proposal
+
+    def finish(self, req_ids: Iterable[str]) -> None:
+        """Write the files of requests that have finished."""
+        if not self.on:
+            self._requests.clear()
+        for req_id in req_ids:
+            state = self._requests.pop(req_id, None)
+            if state is not None:
+                self.write(state)
 
     @guarded
     def follow(self, state: RequestState) -> None:
@@ -128,7 +203,8 @@ class DebugLog:
 
     @guarded
     def write(self, state: RequestState) -> None:
-        """Write the file of a request that has finished, whole or not at all; a live file is replaced by it."""
+        """Write the file of a request that has finished, whole or not at all; a live file is replaced by
+        it."""
         self._live.pop(state.req_id, None)
         log = self._log_of(state)
         if self._decode is not None:
@@ -147,7 +223,8 @@ class DebugLog:
 
 
 def _append(path: Path, how: int, text: str) -> None:
-    """Write behind what the file has, all of it in one call: of a process that is killed, whole lines stay."""
+    """Write behind what the file has, all of it in one call: of a process that is killed, whole lines
+    stay."""
     with open(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0) as file:
         rest = memoryview(text.encode())
         while rest:
@@ -169,88 +246,14 @@ def _decoder_of(model_config: Any) -> step_log.Decode | None:
     return decode
 
 
-class LoggedRequests(DebugLog):
-    """Follows each request that the V2 runner drafts for, and writes its file when it finishes.
-
-    In each step, `settle` counts what was sampled, then `proposed` keeps what is drafted for the next step. Both
-    wait for the device.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._requests: dict[str, RequestState] = {}
-        super().__init__(*args, **kwargs)
-
-    @guarded
-    def add(
-        self,
-        req_id: str,
-        content: wire.RequestContent,
-        prompt_len: int,
-        sampling_params: Any,
-        recipes: Recipes | None = None,
-    ) -> None:
-        """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
-        state = self._requests.get(req_id)
-        if state is None:
-            state = RequestState(req_id, content, stop_rule(sampling_params), recipes=recipes)
-            self._requests[req_id] = state
-        state.prompt_len = prompt_len
-        state.proposal = Proposal()
-
-    @guarded
-    def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
-        """Record what each request of the batch has just sampled; the arguments are those of `propose`.
-
-        trimmed: whether the device may have kept fewer drafts than were scheduled.
-        """
-        if trimmed:
-            batch = adaptive.as_verified(batch)
-        verified = batch.num_draft_tokens_per_req
-        for index, (req_id, sampled) in enumerate(zip(batch.req_ids, num_sampled.tolist(), strict=True)):
-            state = self._requests.get(req_id)
-            if state is None or not sampled:
-                continue
-            row = int(batch.idx_mapping_np[index])
-            total_len = int(req_states.total_len.gpu[row])
-            ids, before = req_states.all_token_ids.gpu, total_len - sampled
-            state.know_prompt(ids[row, :before].tolist, self._num_draft_tokens, int(ids.shape[1]))
-            tokens = ids[row, before:total_len].tolist()
-            # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
-            drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
-            state.record(tokens, drafts, total_len)
-            self.follow(state)
-            state.settle(tokens, total_len)
-
-    @guarded
-    def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
-        """Keep what the drafter proposes for the next step."""
-        columns = (draft.token_ids, draft.confidence, draft.length, draft.source)
-        rows = zip(batch.req_ids, *(column.tolist() for column in columns), strict=True)
-        for req_id, token_ids, confidence, length, source in rows:
-            state = self._requests.get(req_id)
-            if state is not None:
-                name = SOURCES[source] if length else SOURCES[0]
-                state.proposal = Proposal(token_ids[:length], confidence[:length], name, duration_us)
-
-    def finish(self, req_ids: Iterable[str]) -> None:
-        """Write the files of requests that have finished."""
-        if not self.on:
-            self._requests.clear()
-        for req_id in req_ids:
-            state = self._requests.pop(req_id, None)
-            if state is not None:
-                self.write(state)
-
-
-Log = TypeVar("Log", bound=DebugLog)
-
-
-def open_log(kind: type[Log], settings: Settings, num_draft_tokens: int, vllm_config: Any) -> Log | None:
-    """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same; the
-    first one writes."""
+def open_log(
+    settings: Settings, num_draft_tokens: int, vllm_config: Any, explain: Explain
+) -> DebugLog | None:
+    """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same;
+    the first one writes."""
     directory, parallel = settings.debug_dir, vllm_config.parallel_config
     if not directory or int(parallel.rank) % int(parallel.tensor_parallel_size):
         return None
     decode = _decoder_of(vllm_config.model_config)
-    log = kind(directory, num_draft_tokens, decode, live=settings.debug_live)
+    log = DebugLog(directory, num_draft_tokens, decode, live=settings.debug_live, explain=explain)
     return log if log.on else None
