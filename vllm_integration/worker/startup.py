@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import inspect
+import io
 import logging
+import os
 import stat
 import threading
 import time
@@ -16,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from gpu_align import DrafterConfig, RecipePack, Recipes
-from gpu_align.recipes import PackError
+from gpu_align.recipes import PackError, fingerprint
+from gpu_align.recipes.pack import SHIPPED, write_at_once
 
-from ..config.settings import Settings, load_pack
+from ..config.settings import SHIPPED_RECIPES, Settings, load_pack
 from ..seams.install import install, shown_error, shown_reason
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -96,10 +101,9 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
     told: list[str] = []
     for entry in settings.packs:
         try:
-            name, pack = load_pack(entry, settings.recipe_registry)
+            name, recipes, content_hash = _recipes_of(entry, settings, tokenizer, vocab_size)
             if name in made:
                 raise PackError(f"another pack is called {name!r} too")
-            recipes = in_tokens(pack, tokenizer, vocab_size)
             if not len(recipes):
                 raise PackError(
                     "this tokenizer cuts texts at other places than words, or does not know the words"
@@ -108,7 +112,7 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
             _go_without(entry, shown_error(error))
             continue
         made[name] = recipes
-        told.append(f"{name} {len(recipes):,} {pack.content_hash[:_HASH]}")
+        told.append(f"{name} {len(recipes):,} {content_hash[:_HASH]}")
     if not made:
         return None
     try:
@@ -124,6 +128,56 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
         shown_reason("; ".join(told)),
     )
     return joined
+
+
+def _recipes_of(entry: str, settings: Settings, tokenizer: Any, vocab_size: int) -> tuple[str, Recipes, str]:
+    """The name of a pack, its recipes, and its content hash. Those of the pack that comes with the library, which
+    holds nothing of a user's, are kept in the user's cache directory."""
+    path = None
+    if entry == SHIPPED_RECIPES:
+        with suppress(Exception):  # no home, no such file, or a tokenizer that fails again below
+            path = _kept_path(tokenizer, vocab_size)
+            arrays = _kept(path)
+            content_hash = str(arrays.pop("content_hash"))
+            return entry, Recipes(**arrays), content_hash
+    name, pack = load_pack(entry, settings.recipe_registry)
+    recipes, content_hash = in_tokens(pack, tokenizer, vocab_size), pack.content_hash
+    if path is not None and len(recipes):
+        with suppress(Exception):  # a full disk, or a directory that cannot be written to
+            _keep(path, recipes, content_hash)
+    return name, recipes, content_hash
+
+
+def _kept_path(tokenizer: Any, vocab_size: int) -> Path:
+    """The file for these recipes, by the pack, the code that makes them, and what the tokenizer makes of that."""
+    sources = [
+        Path(inspect.getfile(made)).read_bytes() for made in (fingerprint, RecipePack, Recipes, in_tokens)
+    ]
+    texts = b"".join(sources).decode().splitlines()
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    of_tokenizer = repr((ids, vocab_size, getattr(tokenizer, "unk_token_id", None))).encode()
+    digest = hashlib.sha256(b"".join([SHIPPED.read_bytes(), *sources, of_tokenizer])).hexdigest()
+    return Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpu_align", f"base-{digest[:32]}"
+    )
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """What `_keep` wrote. Raises an error where it is broken, or may have been written by somebody else."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        about = os.fstat(file.fileno())
+        if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            raise PermissionError(f"{path} may be another user's")
+        with np.load(file) as arrays:
+            return dict(arrays)
+
+
+def _keep(path: Path, recipes: Recipes, content_hash: str) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {k: value for k, value in vars(recipes).items() if isinstance(value, np.ndarray)}
+    content = io.BytesIO()
+    np.savez_compressed(content, content_hash=np.array(content_hash), **arrays)
+    write_at_once(path, [content.getvalue()], 0o600)
 
 
 def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
