@@ -116,9 +116,8 @@ class DraftForward:
             if type(layer) in (_WINDOW, _STATIC_WINDOW):
                 seen = int(getattr(layer, "cumulative_length_int", layer.cumulative_length))
                 stored = [layer.keys, layer.values] if seen else [None, None]
-                if (
-                    seen and type(layer) is _STATIC_WINDOW
-                ):  # a pass writes into these, and replaces the others
+                # A pass writes into static ones, and replaces the others.
+                if seen and type(layer) is _STATIC_WINDOW:
                     stored = [layer.keys.clone(), layer.values.clone()]
                 self._windows[id(layer)] = stored[0], stored[1], seen
         outputs = self._model(**arguments, return_dict=True)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from .base import DisposedError, FirstOf, PredictorOptions, TokenPredictor, VocabularyError
 from .input_lookup import InputLookupTokenPredictor
-from .loop import Predictions, PredictorLoop
+from .loop import PredictorLoop
 
 if TYPE_CHECKING:
     from .draft_model import BackgroundTokenPredictor, DraftModelTokenPredictor
-    from .predicted_output import PredictedOutputTokenPredictor, encode_prediction
+    from .predicted_output import PredictedOutputTokenPredictor
 
 __all__ = [
     "BackgroundTokenPredictor",
@@ -22,12 +22,10 @@ __all__ = [
     "FirstOf",
     "InputLookupTokenPredictor",
     "PredictedOutputTokenPredictor",
-    "Predictions",
     "PredictorLoop",
     "PredictorOptions",
     "TokenPredictor",
     "VocabularyError",
-    "encode_prediction",
 ]
 
 
@@ -35,7 +33,6 @@ _MODULES = {
     "BackgroundTokenPredictor": "draft_model",
     "DraftModelTokenPredictor": "draft_model",
     "PredictedOutputTokenPredictor": "predicted_output",
-    "encode_prediction": "predicted_output",
 }
 
 

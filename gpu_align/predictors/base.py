@@ -6,7 +6,6 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,19 +103,12 @@ class TokenPredictor(ABC):
         return predictor
 
     def update_input_tokens(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that the output may be copied from: the prompt, then the prediction if there is one.
-
-        A loop calls it before `reset`; a subclass that does not look anything up there ignores it.
-        """
+        """Before `reset`: take the tokens that the output may be copied from, the prompt, then the prediction."""
         self._check_disposed()
         self.input_tokens = list(tokens)
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
-        """Forget the sequence and begin another.
-
-        Args:
-            state_tokens: token ids of the prompt; may be empty.
-            options: of this sequence.
+        """Forget the sequence and begin another; state_tokens: token ids of the prompt, which may be empty.
 
         Raises:
             VocabularyError: the predictor's tokens are not those of ``options``.
@@ -145,8 +137,7 @@ class TokenPredictor(ABC):
     def stop(self, until_predictions_exhausted: bool = False) -> None:  # noqa: B027 (optional)
         """Stop predicting in the background until the next `predict_tokens`.
 
-        Args:
-            until_predictions_exhausted: do not resume before what is predicted already was used up or refuted.
+        until_predictions_exhausted: or until what is predicted already was used up or refuted.
         """
 
     def dispose(self) -> None:
@@ -157,9 +148,7 @@ class TokenPredictor(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.dispose()
 
     def _check_disposed(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ class BackgroundTokenPredictor(TokenPredictor):
 
     A thread keeps up to `max_prediction_tokens` predicted tokens that no step has verified yet. `push_tokens`
     removes those that came true and lets the thread go on behind them; at the first token that was predicted
-    otherwise, all of them are discarded, with what the thread is at, and it begins again from the new state.
-    `predict_tokens` returns what is there and waits only for `min_prediction_tokens`. Where `continue_from` ends
-    by itself, nothing more is predicted until what is there was used up or refuted.
+    otherwise, all of them are discarded, and it begins again from the new state. `predict_tokens` returns what is
+    there. Where `continue_from` ends by itself, nothing more is predicted until that was used up or refuted; the
+    next `predict_tokens` raises an error of it. A predictor with a thread must be disposed of, which ends it.
 
     Args:
         min_prediction_tokens: what `predict_tokens` waits for; ``0 <= min <= max``.
@@ -30,9 +30,6 @@ class BackgroundTokenPredictor(TokenPredictor):
 
     Raises:
         ValueError: a count outside its domain.
-
-    An error of `continue_from` is raised by the next `predict_tokens`. A predictor with a thread must be disposed
-    of, which ends it.
     """
 
     def __init__(
@@ -94,12 +91,18 @@ class BackgroundTokenPredictor(TokenPredictor):
                     self._thread = threading.Thread(target=self._work, name=type(self).__name__, daemon=True)
                     self._thread.start()
                 self._changed.notify_all()
-                self._changed.wait_for(self._is_enough)
+                self._changed.wait_for(
+                    lambda: (
+                        len(self._predicted) >= self.min_prediction_tokens or self.disposed or self._is_idle()
+                    )
+                )
                 self._check_disposed()
-                return self._result()
-        if self._wants_more():
-            self._predict_once(lambda: False)
-        return self._result()
+        if not self.background and self._wants_more():
+            self._predict_once()
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            return list(self._predicted)
 
     def stop(self, until_predictions_exhausted: bool = False) -> None:
         with self._changed:
@@ -118,23 +121,14 @@ class BackgroundTokenPredictor(TokenPredictor):
         self._epoch += 1
         self._predicted, self._ended, self._error = [], False, None
 
-    def _result(self) -> list[int]:
-        if self._error is not None:
-            raise self._error
-        return list(self._predicted)
+    def _is_idle(self) -> bool:
+        return self._stopped or self._ended or self._error is not None
 
-    def _is_enough(self) -> bool:
-        return (
-            len(self._predicted) >= self.min_prediction_tokens
-            or self._ended
-            or self._stopped
-            or self.disposed
-            or self._error is not None
-        )
+    def _is_full(self) -> bool:
+        return len(self._predicted) >= self.max_prediction_tokens
 
     def _wants_more(self) -> bool:
-        idle = self._stopped or self._ended or self._error is not None
-        return not idle and len(self._predicted) < self.max_prediction_tokens
+        return not self._is_idle() and not self._is_full()
 
     def _work(self) -> None:
         while True:
@@ -142,13 +136,14 @@ class BackgroundTokenPredictor(TokenPredictor):
                 self._changed.wait_for(lambda: self.disposed or self._wants_more())
                 if self.disposed:
                     return
-            self._predict_once(self._wait_for_demand)
+            self._predict_once()
 
-    def _predict_once(self, more: Callable[[], bool]) -> None:
-        """Run one `continue_from` until it ends, is out of date, or there is enough and no `more`."""
+    def _predict_once(self) -> None:
+        """Run one `continue_from` until it ends or is out of date; or, without a thread, until there is enough."""
         with self._changed:
             epoch, tokens = self._epoch, [*self.state_tokens, *self._predicted]
         iterator: Iterator[int] | None = None
+        error = None
         try:
             iterator = self.continue_from(tokens)
             for token in iterator:
@@ -157,11 +152,12 @@ class BackgroundTokenPredictor(TokenPredictor):
                         return  # too late
                     self._predicted.append(int(token))
                     self._changed.notify_all()
-                    if len(self._predicted) >= self.max_prediction_tokens and not more():
-                        return
+                    if self._is_full():
+                        if not self.background:
+                            return
+                        self._changed.wait_for(lambda: epoch != self._epoch or not self._is_full())
                     if epoch != self._epoch:
                         return
-            error = None
         except Exception as raised:
             error = raised
         finally:
@@ -172,14 +168,6 @@ class BackgroundTokenPredictor(TokenPredictor):
             if epoch == self._epoch:
                 self._ended, self._error = error is None, error
                 self._changed.notify_all()
-
-    def _wait_for_demand(self) -> bool:
-        """Wait until tokens were used up, or all of them are out of date."""
-        epoch = self._epoch
-        self._changed.wait_for(
-            lambda: epoch != self._epoch or len(self._predicted) < self.max_prediction_tokens
-        )
-        return epoch == self._epoch
 
 
 class DraftModelTokenPredictor(BackgroundTokenPredictor):

@@ -10,14 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from .base import DisposedError, PredictorOptions, TokenPredictor, count_accepted
 
 logger = logging.getLogger("gpu_align.predictors")
-Result = TypeVar("Result")
-#: A function, and where to put what it returns or raises.
-_Call = tuple[Callable[[], Any], "queue.SimpleQueue[Any]"]
 
 
 def is_ours(predictor: TokenPredictor) -> bool:
@@ -27,29 +24,23 @@ def is_ours(predictor: TokenPredictor) -> bool:
 
 
 class TimedCalls:
-    """Runs calls one by one on a thread of its own, and gives up on one that takes longer than `timeout`.
+    """Runs calls one by one on a thread of its own, and gives up on one that takes longer than `timeout` seconds.
 
-    Python cannot end a thread: one that hangs stays behind, as a daemon, and the guard takes no more calls.
-
-    Args:
-        timeout: seconds a call may take; None runs calls on the caller's thread, for as long as they take.
+    Python cannot end a thread: one that hangs stays behind, as a daemon. None calls on the caller's thread.
     """
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        #: Functions, each with the queue for what it returns or raises; None ends the thread.
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def call(self, function: Callable[[], Result]) -> Result:
-        """What ``function()`` returns or raises.
-
-        Raises:
-            TimeoutError: it did not return in time.
-        """
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What ``function()`` returns or raises; TimeoutError if it did not in time."""
         if self._timeout is None:
             return function()
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True)
+            self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._calls.put((function, answer))
@@ -59,23 +50,21 @@ class TimedCalls:
             raise TimeoutError(f"no answer in {self._timeout:g} s") from None
         if error is not None:
             raise error
-        value: Result = result
-        return value
+        return result
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, answer = call
+            try:
+                answer.put((function(), None))
+            except BaseException as error:  # the caller raises it
+                answer.put((None, error))
 
     def close(self) -> None:
         """End the thread, once it is idle."""
         if self._thread is not None:
             self._calls.put(None)
             self._thread = None
-
-
-def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
-    while (call := calls.get()) is not None:
-        function, answer = call
-        try:
-            answer.put((function(), None))
-        except BaseException as error:  # the caller raises it
-            answer.put((None, error))
 
 
 @dataclass
@@ -183,11 +172,7 @@ class PredictorLoop:
     ) -> None:
         """Begin a sequence: counts are zero, and a predictor that failed is asked again.
 
-        Args:
-            prompt: token ids before the output.
-            prediction: token ids of the predicted output.
-            max_len: the most tokens of prompt and output.
-            tokenizer: the model's.
+        The last three are in the predictor's `PredictorOptions`.
         """
         self._guard.close()  # one that hangs is left to itself
         self._guard = TimedCalls(self._timeout)
@@ -210,7 +195,7 @@ class PredictorLoop:
         self._draft = []
         if most > 0:
             found = self._try("predict_tokens", lambda: self._checked(self.predictor.predict_tokens(), most))
-            self._draft = found if found is not None else []
+            self._draft = found or []
         return list(self._draft)
 
     def push(self, tokens: Sequence[int]) -> None:
@@ -249,11 +234,7 @@ class PredictorLoop:
         self._guard.close()
 
     def fail(self, why: str) -> None:
-        """Go on without drafts because of something outside of the predictor; said once.
-
-        Raises:
-            ValueError: where `strict`.
-        """
+        """Go on without drafts for a reason outside of the predictor, said once; ValueError where `strict`."""
         if self.failure is None:
             self.failure = why
             if self.strict:
@@ -267,24 +248,23 @@ class PredictorLoop:
         try:
             return self._guard.call(function)
         except Exception as error:
-            name = type(self.predictor).__name__
             self.failure = f"{what}: {type(error).__name__}: {error}"
             if self.strict:
                 raise
+            name = type(self.predictor).__name__
             logger.warning("predictor %s: %s; the generation goes on without drafts", name, self.failure)
             return None
 
     def _checked(self, tokens: Iterable[int], most: int) -> list[int]:
         """The first `most` of them as plain ints."""
-        taken = list(itertools.islice(tokens, most))
-        try:
-            checked = list(map(operator.index, taken))
-        except TypeError:
-            bad = next((token for token in taken if not hasattr(token, "__index__")), taken[0])
-            raise TypeError(f"draft: expected token ids, found {type(bad).__name__}") from None
         below = float("inf") if self.vocab_size is None else self.vocab_size
-        if checked and not (min(checked) >= 0 and max(checked) < below):
-            position = next(i for i, token in enumerate(checked) if not 0 <= token < below)
-            upper = "" if self.vocab_size is None else f" < {self.vocab_size}"
-            raise ValueError(f"draft[{position}]: expected 0 <= id{upper}, found {checked[position]}")
+        checked: list[int] = []
+        for position, token in enumerate(itertools.islice(tokens, most)):
+            try:
+                checked.append(operator.index(token))
+            except TypeError:
+                raise TypeError(f"draft: expected token ids, found {type(token).__name__}") from None
+            if not 0 <= checked[-1] < below:
+                upper = "" if self.vocab_size is None else f" < {self.vocab_size}"
+                raise ValueError(f"draft[{position}]: expected 0 <= id{upper}, found {checked[-1]}")
         return checked

@@ -52,9 +52,9 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         self.prediction = prediction
         self.tokenizer = tokenizer
         self._settings: dict[str, Any] = {"config": config, "recipes": recipes, "device": device}
-        self._vocab_size = vocab_size
         #: Of the drafter, as it is called with them.
         self._sizes = {"max_context_len": max_context_len, "max_prediction_len": max_prediction_len}
+        self._vocab_size = vocab_size
         self._drafter: Drafter | None = None
         self._draft: Draft | None = None
 
@@ -66,10 +66,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
     @property
     def confidence(self) -> list[float]:
         """The drafter's confidence in each token of the last draft."""
-        if self._draft is None:
-            return []
-        told: list[float] = self._draft.confidence[0, : int(self._draft.length[0])].tolist()
-        return told
+        return [] if self._draft is None else self._draft.confidence[0, : int(self._draft.length[0])].tolist()
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
         super().reset(state_tokens, options)
@@ -93,10 +90,10 @@ class PredictedOutputTokenPredictor(TokenPredictor):
     def predict_tokens(self) -> list[int]:
         self._check_disposed()
         drafter = self._started("predict_tokens")
-        draft = drafter.propose(self._token_ids, self._total_len, self._slots, self._num_sampled)
-        self._draft = draft
-        tokens: list[int] = draft.token_ids[0, : int(draft.length[0])].tolist()
-        return tokens
+        self._draft = draft = drafter.propose(
+            self._token_ids, self._total_len, self._slots, self._num_sampled
+        )
+        return draft.token_ids[0, : int(draft.length[0])].tolist()
 
     def dispose(self) -> None:
         super().dispose()
@@ -123,19 +120,16 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             self._token_ids = torch.zeros((1, sizes["max_context_len"]), dtype=torch.int32, device=device)
             self._total_len = torch.zeros(1, dtype=torch.int32, device=device)
             self._slots = torch.zeros(1, dtype=torch.int64, device=device)
-            self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)
+            self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)  # no step is only a prefill
         self._drafter.add(0, self._ids, self._prompt_len)
-        self._draft = None
-        self._length = 0
+        self._draft, self._length = None, 0
         self._write(self.state_tokens)
-        self._num_sampled.fill_(1)  # drafts are wanted in the prefill step, too
 
     def _write(self, tokens: Sequence[int]) -> None:
         end = self._length + len(tokens)
         self._token_ids[0, self._length : end] = torch.from_numpy(np.asarray(tokens, dtype=np.int32))
         self._length = end
         self._total_len.fill_(end)
-        self._num_sampled.fill_(max(len(tokens), 1))
 
 
 def encode_prediction(prediction: Any, tokenizer: Any = None) -> list[int]:

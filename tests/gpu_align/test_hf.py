@@ -19,7 +19,7 @@ import transformers
 
 from gpu_align import hf
 from gpu_align.predictors import TokenPredictor
-from tests.gpu_align.tiny_models import MODELS, VOCAB, predictions, text, trained
+from tests.gpu_align.tiny_models import MODELS, VOCAB, encoder_decoder, predictions, text, trained
 
 NEW = 32
 
@@ -343,10 +343,8 @@ def test_a_predictor_that_hangs_costs_its_drafts_alone(caplog: pytest.LogCapture
 
 
 def test_other_models_are_refused() -> None:
-    small = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "vocab_size": VOCAB}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**small, d_kv=8))
     with pytest.raises(ValueError, match="found T5ForConditionalGeneration, an encoder-decoder"):
-        hf.generate(model, [1, 2])
+        hf.generate(encoder_decoder(), [1, 2])
     config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCAB, state_size=4)
     with pytest.raises(ValueError, match="MambaForCausalLM, whose state cannot go back"):
         hf.generate(transformers.MambaForCausalLM(config), [1, 2])

@@ -37,11 +37,15 @@ def text(rng: random.Random, length: int) -> list[int]:
 
 def untrained(kind: str, seed: int, **more: Any) -> Any:
     torch.manual_seed(seed)
+    sizes = {**_SIZES, "num_hidden_layers": 2, **more}
     if kind == "mistral":
-        config = transformers.MistralConfig(**_SIZES, num_hidden_layers=2, sliding_window=24, **more)
-        return transformers.MistralForCausalLM(config).eval()
-    config = transformers.LlamaConfig(**_SIZES, num_hidden_layers=2, **more)
-    return transformers.LlamaForCausalLM(config).eval()
+        return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=24)).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+
+
+def encoder_decoder() -> Any:
+    small = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "vocab_size": VOCAB}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**small, d_kv=8))
 
 
 @cache

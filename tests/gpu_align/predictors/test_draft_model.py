@@ -11,11 +11,9 @@ import torch
 
 pytest.importorskip("transformers")
 
-import transformers
-
 from gpu_align import hf
 from gpu_align.predictors import DraftModelTokenPredictor, PredictorOptions, VocabularyError
-from tests.gpu_align.tiny_models import VOCAB, text, trained, untrained
+from tests.gpu_align.tiny_models import VOCAB, encoder_decoder, text, trained, untrained
 
 NEW = 32
 
@@ -36,7 +34,7 @@ def test_the_target_itself_validates_everything(background: bool) -> None:
     with DraftModelTokenPredictor(
         trained("llama"), 7 if background else 0, 7, min_confidence=0, background=background
     ) as predictor:
-        for _ in range(4):
+        for _ in range(2):
             counts = generate(predictor, text(rng, 12))
             assert counts.rejected == 0
             assert counts.accepted == NEW - counts.steps
@@ -44,21 +42,10 @@ def test_the_target_itself_validates_everything(background: bool) -> None:
 
 
 def test_a_random_model_refutes_nearly_everything() -> None:
-    rng = random.Random(2)
     predictor = DraftModelTokenPredictor(untrained("llama", 77), max_tokens=4, min_confidence=0)
-    accepted = rejected = 0
-    for _ in range(6):
-        counts = generate(predictor, text(rng, 12))
-        accepted, rejected = accepted + counts.accepted, rejected + counts.rejected
-    assert rejected > 6 * 3 * 20
-    assert accepted < 0.1 * rejected
-
-
-def test_a_model_of_another_size_helps() -> None:
-    rng = random.Random(3)
-    predictor = DraftModelTokenPredictor(trained("mistral"), max_tokens=8, min_confidence=0.5)
-    counts = [generate(predictor, text(rng, 20)) for _ in range(4)]
-    assert sum(one.accepted for one in counts) > 0
+    counts = generate(predictor, text(random.Random(2), 12))
+    assert counts.rejected > 3 * 20
+    assert counts.accepted < 0.1 * counts.rejected
 
 
 def test_it_stops_where_its_confidence_falls() -> None:
@@ -116,11 +103,8 @@ def test_it_drafts_up_to_its_end_token_and_its_longest_context() -> None:
     predictor = DraftModelTokenPredictor(model, max_tokens=8, min_confidence=0)
     predictor.reset([1, 2], PredictorOptions())
     assert predictor.predict_tokens() == draft[:1]
-    short = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
-        max_position_embeddings=8,
-    )  # fmt: skip
-    predictor = DraftModelTokenPredictor(transformers.LlamaForCausalLM(short), min_confidence=0)
+    short = untrained("llama", 7, max_position_embeddings=8)
+    predictor = DraftModelTokenPredictor(short, min_confidence=0)
     predictor.reset([1] * 6, PredictorOptions())
     assert len(predictor.predict_tokens()) <= 2
     predictor.reset([1] * 9, PredictorOptions())
@@ -136,10 +120,7 @@ class Words:
 
 
 def test_another_vocabulary_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB + 2, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
-    )
-    other = transformers.LlamaForCausalLM(config)
+    other = untrained("llama", 7, vocab_size=VOCAB + 2)
     predictor = DraftModelTokenPredictor(other)
     with pytest.raises(VocabularyError, match=f"expected a vocabulary of {VOCAB} tokens.*found {VOCAB + 2}"):
         predictor.reset([1], PredictorOptions(vocab_size=VOCAB))
@@ -161,10 +142,8 @@ def test_bad_models_and_settings(tmp_path: Path) -> None:
     for arguments in ({"min_confidence": 1.5}, {"max_tokens": 0}, {"min_tokens": 20}):
         with pytest.raises(ValueError, match="expected"):
             DraftModelTokenPredictor(untrained("llama", 1), **arguments)
-    small = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "vocab_size": VOCAB}
-    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**small, d_kv=8))
     with pytest.raises(ValueError, match="found T5ForConditionalGeneration"):
-        DraftModelTokenPredictor(t5)
+        DraftModelTokenPredictor(encoder_decoder())
     untrained("llama", 8).save_pretrained(tmp_path)
     loaded = DraftModelTokenPredictor(str(tmp_path), max_tokens=2, min_confidence=0)
     loaded.reset([1, 2, 3], PredictorOptions(vocab_size=VOCAB))

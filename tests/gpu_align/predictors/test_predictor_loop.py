@@ -134,13 +134,6 @@ def test_a_predictor_that_failed_is_asked_for_the_next_sequence() -> None:
     assert loop.draft() == [5]
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(TypeError, match="expected a TokenPredictor, found str"):
-        PredictorLoop("x")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_draft_tokens: expected at least 1"):
-        PredictorLoop(Calls(list), num_draft_tokens=0)
-
-
 def test_who_runs_on_the_thread_of_the_caller() -> None:
     threads = []
     for timeout in (None, 5.0):
@@ -148,10 +141,7 @@ def test_who_runs_on_the_thread_of_the_caller() -> None:
         loop.start([1])
         loop.draft()
         loop.stop()
-    assert (threads[0] is threading.current_thread(), threads[1] is threading.current_thread()) == (
-        True,
-        False,
-    )
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]
     threads[1].join(5)
     assert not threads[1].is_alive()
     assert is_ours(FirstOf(InputLookupTokenPredictor()))
@@ -185,7 +175,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def counts() -> Iterator[Counts]:
-    with Counts(0, 4) as predictor:
+    with Counts(max_prediction_tokens=4) as predictor:
         predictor.reset([1], PredictorOptions())
         yield predictor
 
@@ -229,6 +219,11 @@ def test_background_waits_for_the_fewest_tokens() -> None:
         predictor.push_tokens([20])
         assert predictor.predict_tokens() == []
         assert len(predictor.begun) == 3
+        predictor.push_tokens([21])
+        threading.Timer(0.02, predictor.dispose).start()
+        with pytest.raises(DisposedError):
+            predictor.predict_tokens()  # dispose ends the wait
+        predictor.gate.release(9)
 
 
 def test_stop_and_dispose_in_the_background(counts: Counts) -> None:
@@ -249,15 +244,6 @@ def test_stop_and_dispose_in_the_background(counts: Counts) -> None:
     assert not thread.is_alive()
     with pytest.raises(DisposedError):
         counts.predict_tokens()
-
-
-def test_dispose_ends_a_wait() -> None:
-    predictor = Counts(2, 4)
-    predictor.reset([1], PredictorOptions())
-    threading.Timer(0.02, predictor.dispose).start()
-    with pytest.raises(DisposedError):
-        predictor.predict_tokens()
-    predictor.gate.release(9)
 
 
 @pytest.mark.parametrize("background", [False, True])

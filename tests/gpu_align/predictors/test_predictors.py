@@ -53,6 +53,11 @@ def record(rng: random.Random, vocab: int = 9) -> Record:
     return Record("r", prompt=prompt, prediction=prediction, output=output)
 
 
+def counts(predictor: TokenPredictor, *arguments: Any) -> tuple[int, int, int]:
+    found = replay(predictor, *arguments)
+    return found.steps, found.accepted, found.rejected
+
+
 @pytest.mark.parametrize("pattern", [(1, 0), (2, 0), (1, 4), (3, 8)])
 @pytest.mark.parametrize("length", [(1, 3), (2, 2), (1, 8)])
 def test_input_lookup_drafts_what_the_policy_drafts(
@@ -65,11 +70,7 @@ def test_input_lookup_drafts_what_the_policy_drafts(
         policy = InputLookup(pattern[0], max(pattern), *length)
         predictor = InputLookupTokenPredictor(pattern, length)
         for in_prefill in (False, True):
-            ours = replay(predictor, bare, 16, in_prefill)
-            theirs = replay(policy, bare, 16, in_prefill)
-            assert (ours.steps, ours.accepted, ours.rejected) == (
-                theirs.steps, theirs.accepted, theirs.rejected,
-            )  # fmt: skip
+            assert counts(predictor, bare, 16, in_prefill) == counts(policy, bare, 16, in_prefill)
 
 
 def test_input_lookup_where_the_state_is_not_the_input() -> None:
@@ -96,25 +97,17 @@ def test_predicted_output_drafts_what_the_drafter_drafts() -> None:
         given = record(rng)
         policy = our_drafter([given])
         for in_prefill in (False, True):
-            theirs = replay(policy, given, 8, in_prefill)
+            theirs = counts(policy, given, 8, in_prefill)
             own = PredictedOutputTokenPredictor(given.prediction)
             for predictor in (shared, own):
-                ours = replay(predictor, given, 8, in_prefill)
-                assert (ours.steps, ours.accepted, ours.rejected) == (
-                    theirs.steps, theirs.accepted, theirs.rejected,
-                )  # fmt: skip
+                assert counts(predictor, given, 8, in_prefill) == theirs
 
 
 def test_predicted_output_grows_beyond_what_it_was_made_for() -> None:
     prediction = [i % 97 for i in range(3000)]
     loop = PredictorLoop(PredictedOutputTokenPredictor(prediction), num_draft_tokens=32, vocab_size=97)
     loop.start([1, 2, 3])
-    position = 0
-    while position < 3000:
-        draft = loop.draft(3000 - position - 1)
-        assert draft == prediction[position : position + len(draft)]
-        loop.push(prediction[position : position + len(draft) + 1])
-        position += len(draft) + 1
+    assert all(step.accepted == len(step.draft) for step in loop.follow(prediction))
     assert loop.predictions.validated > 2800
 
 
