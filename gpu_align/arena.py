@@ -17,9 +17,10 @@ MAX_TOKENS = 2**31 - 1
 
 
 def tokens_for_all(max_predictions: int, max_len: int, page: int = PAGE) -> int:
-    """Tokens of an arena that never refuses one of `max_predictions` predictions of up to `max_len` tokens.
+    """Tokens of an arena that never refuses one of S predictions of up to `max_len` tokens.
 
-    About twice their sum: pages are never moved, and free ones need not lie together.
+    With n pages each it has ``(2 S - 1) n - S + 1`` pages: they are never moved, and S - 1 others with the S gaps
+    of ``n - 1`` pages between them do not fill it.
     """
     pages = -(-max_len // page)
     return ((2 * max_predictions - 1) * pages - max_predictions + 1) * page
@@ -39,12 +40,10 @@ class Extent:
     """The consecutive pages that one request's prediction takes. Every `acquire` returns one of its own.
 
     Attributes:
-        base: where the prediction begins in the arena, in tokens: a multiple of the page.
+        base: where the prediction begins in the arena, in tokens: a multiple of the page; 0 if it is empty.
         num_tokens: tokens of the prediction.
-        capacity: tokens of its pages, ``ceil(num_tokens / page) * page``: a function of the length alone.
+        capacity: tokens of its pages, ``ceil(num_tokens / page) * page``.
         fresh: True if the caller has to upload the prediction and build its index, False if both are there.
-
-    An empty prediction has base 0, capacity 0, and is never fresh: it owns nothing at its base.
     """
 
     base: int
@@ -94,42 +93,25 @@ class PredictionArena:
         arena.release(extent)
 
     A prediction gets ``ceil(len / page)`` consecutive pages: the lowest run of free pages that is long enough.
-    Equal predictions with equal sharing keys share their pages (n samples of one prompt), and are counted. Equal
-    predictions with different keys have nothing in common: each gets pages of its own and is fresh, as any two
-    predictions are, so that neither the result nor the work of a call tells what is held under other keys. When
-    the last request lets go of a prediction it stays, for a request that was preempted and comes back. If no free
-    run is long enough, such unused predictions are dropped, the one released longest ago first, until one is.
+    Equal predictions with equal sharing keys share their pages. With different keys they have nothing in common:
+    neither the result nor the work of a call tells what is held under other keys. When the last request lets go
+    of a prediction it stays, for a request that was preempted and comes back; if no free run is long enough, such
+    unused predictions are dropped, the one released longest ago first, until one is. A prediction is refused only
+    if dropping all of them would not make room, and then none is dropped. Pages in use are never moved: see
+    `tokens_for_all`.
 
-    A prediction is refused only if dropping all unused ones would not make room, and then none is dropped. Pages
-    in use are never moved, so free pages may add up to enough and still not lie together. With at most S
-    predictions of at most n pages each in use, an arena of ``(2 S - 1) n - S + 1`` pages refuses none: fewer than
-    S others are in use, and they and the S gaps of ``n - 1`` pages between them do not fill it.
-
-    Predictions are found by their tokens and the sharing key: the key of a dictionary, 4 bytes a token on the
-    host for what the arena holds. (A cryptographic digest would save that memory and takes 3 to 8 times as long.)
-    Placement depends on the sequence of calls alone (no hash seeds, no addresses, no time), so ranks that are told
-    the same do the same. Whether a prediction was there before shows in `Extent.base` and `Extent.fresh` only, and
-    what is drafted must depend on neither.
+    Predictions are found by their tokens and the sharing key: 4 bytes a token on the host for what the arena
+    holds. (A cryptographic digest would save that memory and takes 3 to 8 times as long.) Placement depends on
+    the sequence of calls alone, so ranks that are told the same do the same. Whether a prediction was there
+    before shows in `Extent.base` and `Extent.fresh` only, and what is drafted must depend on neither.
 
     One CUDA stream: a step launched before `release` may still be reading pages that the next `acquire` hands
-    out. This is safe because the upload and the index go on the same stream behind that step. Whoever uploads on
-    another stream has to make it wait.
+    out, and the upload goes behind it. Whoever uploads on another stream has to make it wait.
 
     `acquire` is linear in the tokens, for their hash, and in the number of predictions held. Not thread-safe.
 
-    Example, with pages of 4 tokens::
-
-        arena = PredictionArena(8, page=4)
-        a = arena.acquire(np.array([5, 6, 7, 8, 9], dtype=np.int32))  # base 0, capacity 8, fresh
-        b = arena.acquire(np.array([5, 6, 7, 8, 9], dtype=np.int32))  # base 0, capacity 8, not fresh
-        arena.acquire(np.array([1], dtype=np.int32))                  # None: all pages are in use
-        arena.release(a)
-        arena.release(b)
-        arena.acquire(np.array([1], dtype=np.int32))                  # base 0, capacity 4: the old one is evicted
-
     Args:
-        num_tokens: tokens of the buffer, at least one page. A begun page counts as a whole one, so that a
-            prediction of `num_tokens` fits: size the buffer by the attribute `num_tokens`, which is rounded up.
+        num_tokens: of the buffer, at least one page; the attribute `num_tokens` is rounded up to whole pages.
         page: tokens of a page.
 
     Raises:
@@ -154,15 +136,11 @@ class PredictionArena:
         self._reused = self._evicted = self._refused = 0
 
     def acquire(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> Extent | None:
-        """Find or make a place for a prediction, until `release`.
+        """Find or make a place for a prediction, until `release`; None if there is no room.
 
         Args:
             tokens: [n] int32, may be empty. Read only; they may change afterwards.
-            sharing_key: pages are shared with equal predictions of this key alone. The arena keeps it with the
-                prediction and compares it; None is a key like any other.
-
-        Returns:
-            An `Extent` of the caller's own, or None if there is no room.
+            sharing_key: pages are shared with equal predictions of this key alone; None is a key like any other.
 
         Raises:
             TypeError: not an array of int32, or a sharing key that is not hashable.
@@ -228,9 +206,7 @@ class PredictionArena:
             self._unused[entry.key] = entry
 
     def discard(self, extent: Extent) -> None:
-        """Take back a fresh extent that could not be filled: nobody may find there what is not there.
-
-        What was evicted for it stays evicted.
+        """Take back a fresh extent that could not be filled. What was evicted for it stays evicted.
 
         Raises:
             ValueError: the extent is not in use, is not fresh, or has been shared since.

@@ -23,22 +23,21 @@ from .ops.backend import (
     check_token_ids,
     resolve_backend,
 )
-from .ops.constants import MOST_CONTEXT, MOST_DRAFTS, MOST_PREDICTION, PAGE
 from .ops.draft import Draft, SurvivalTables, allocate_draft
 from .ops.draft_budget import limit_drafts_inplace
 from .ops.recipe_lookup import Recipes, shared_recipe_table
 from .ops.slots import load_slot_kernel, occupy_slot, store_prediction, vacate_slot
-from .ops.state import StepState, allocate_state
+from .ops.state import allocate_state
 from .ops.step import StepCall, StepLaunch, make_step
 
 #: What the kernel can count: lanes of a draft, positions as parts of 32-bit keys, and the rest in 32 bits.
 _MOST = {
     "max_slots": 2**31 - 1,
-    "max_context_len": MOST_CONTEXT,
-    "max_prediction_len": MOST_PREDICTION,
-    "num_draft_tokens": MOST_DRAFTS,
+    "max_context_len": c.MOST_CONTEXT,
+    "max_prediction_len": c.MOST_PREDICTION,
+    "num_draft_tokens": c.MOST_DRAFTS,
     "vocab_size": 2**31 - 1,
-    "max_prediction_tokens": MAX_TOKENS // PAGE * PAGE,
+    "max_prediction_tokens": MAX_TOKENS // c.PAGE * c.PAGE,
 }
 
 
@@ -77,13 +76,7 @@ class Preparation:
     """Steps of single slots, whose drafts nobody reads; on CUDA they run on a stream of their own.
 
     A draft does not depend on how tokens were split over steps, so a step may run early. It then finds the context
-    in the index and the output aligned.
-
-    Args:
-        make: a step that writes to the `Draft` that it is given; it shares all other tensors with the drafter's.
-        max_slots: the most slots at a time.
-        num_draft_tokens: K.
-        device: where the drafter is.
+    in the index and the output aligned. make: a step that writes to the `Draft` that it is given.
     """
 
     def __init__(
@@ -162,49 +155,6 @@ class SlotSnapshot:
 _ROWS = ("align_state", "lcs_row", "edits", "context_index")
 
 
-def take_snapshot(state: StepState, slot: int, names: tuple[str, ...]) -> SlotSnapshot:
-    """Copy a slot to the host, which waits for it. names: of the recipe packs.
-
-    Raises:
-        ValueError: the slot holds no request.
-    """
-    meta = state.slot_meta[slot].tolist()
-    if meta[c.OUTPUT_START] == c.VACANT:
-        raise ValueError(f"slot: expected one that holds a request, found {slot}, which is vacant")
-    base, packs = meta[c.PREDICTION_BASE], meta[c.RECIPE_PACKS]
-    rows = {name: getattr(state, name)[slot].cpu().numpy().copy() for name in _ROWS}
-    return SlotSnapshot(
-        prediction=state.prediction_tokens[base : base + meta[c.PREDICTION_LEN]].cpu().numpy().copy(),
-        prompt_len=meta[c.OUTPUT_START],
-        recipes=None if packs == c.ALL_PACKS else tuple(n for i, n in enumerate(names) if packs >> i & 1),
-        memory=meta[c.TEXT_KIND] != c.TEXT_PREDICTION,
-        related=meta[c.TEXT_KIND] == c.TEXT_RELATED_MEMORY,
-        **rows,
-    )
-
-
-def check_snapshot(state: StepState, snapshot: SlotSnapshot) -> None:
-    """Raise where a snapshot is of a drafter with other sizes.
-
-    Raises:
-        ValueError: its rows have other shapes.
-    """
-    for name in _ROWS:
-        expected, found = tuple(getattr(state, name).shape[1:]), getattr(snapshot, name).shape
-        if found != expected:
-            raise ValueError(
-                f"snapshot.{name}: expected {list(expected)}, as of this drafter's max_context_len, "
-                f"found {list(found)}"
-            )
-
-
-def put_snapshot(state: StepState, slot: int, snapshot: SlotSnapshot) -> None:
-    """Write the rows of a snapshot to an occupied slot."""
-    for name in _ROWS:
-        row = getattr(state, name)[slot]
-        row.copy_(torch.from_numpy(getattr(snapshot, name)))
-
-
 class CapturedStep:
     """A step of a `Drafter` that an engine replays: no arguments, no checks, one launch; see `Drafter.capture`.
 
@@ -238,7 +188,7 @@ class CapturedStep:
         """Run the step with what the captured tensors hold now."""
         if self._graph is None:
             return self._propose()
-        self._drafter._join()
+        self._drafter._preparation.join()
         self._graph.replay()
         return self.draft
 
@@ -255,10 +205,7 @@ class Drafter:
             ...                                                # verify, append what was accepted
         drafter.remove(slot)                                   # when it is finished
 
-    A step is one kernel: it aligns the new tokens of each request with its prediction (`gpu_align.ops.realign`),
-    looks up where the prediction and the request's own context continue from the same tokens
-    (`gpu_align.ops.suffix_match`), chooses a candidate and writes its tokens (`gpu_align.ops.draft`). The data
-    that a step reads does not grow with the prediction, which `add` indexes once.
+    A step is one kernel, and the data that it reads does not grow with the prediction, which `add` indexes once.
 
     A draft is a function of the prediction and the tokens so far (and of the sizes below: how many positions of a
     context are remembered depends on `max_context_len`). What a slot holds is a cache of that, and it does not
@@ -319,7 +266,7 @@ class Drafter:
         self.config = config if config is not None else DrafterConfig()
         device = check_device(device)
 
-        self._arena = PredictionArena(max(max_prediction_tokens, PAGE))
+        self._arena = PredictionArena(max(max_prediction_tokens, c.PAGE))
         self._extents: dict[int, Extent] = {}
         #: Slots that draft from earlier answers, the oldest first: length of the prompt, recipe packs.
         self._memories: dict[int, tuple[int, int]] = {}
@@ -344,7 +291,7 @@ class Drafter:
         self._settings = self.config.step_settings(vocab_size)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
         self._step = self._make_step(self._draft)
-        self._preparation: Preparation | None = None
+        self._preparation = Preparation(self._make_step, max_slots, num_draft_tokens, self.device)
         #: Scratch of `propose` with a budget, [max_slots, K] int32, made by the first such call.
         self._survival: torch.Tensor | None = None
 
@@ -376,13 +323,12 @@ class Drafter:
                 integers, an array or a CPU tensor with one dimension.
             prompt_len: tokens of its row that are prompt, ``0 <= prompt_len <= max_context_len``: the output,
                 with which the prediction is aligned, begins there.
-            sharing_key: who may share the memory of this prediction: requests that bring an equal one with an
-                equal key. Without keys all requests share. Drafts do not depend on it.
+            sharing_key: requests that bring an equal prediction with an equal key share its memory; without keys
+                all do. Drafts do not depend on it.
             recipes: names of the recipe packs that this request uses, of `recipe_names`; None is all.
             memory: whether the prediction is no prediction but a text of earlier answers, `ResponseMemory.recall`.
                 Drafts from it have `Source.MEMORY`, and none is made before the output has matched it. Where a
-                later prediction finds no room it gives way, the oldest first: its request then gets drafts from
-                its own context alone.
+                later prediction finds no room it gives way, the oldest first.
             related: of a memory: whether these are answers to requests like this one, `Recalled.related`. Then
                 drafts that are less likely are made from it, too.
 
@@ -391,9 +337,8 @@ class Drafter:
             own context alone (`prediction_stats` counts these).
 
         On CUDA the prediction is copied once, asynchronously on the current stream, from pinned memory, and
-        indexed there; the host waits for neither. One that is held already with the same `sharing_key`, of another
-        request or of the same one before it was preempted, is shared: `add` then takes less time. Held with
-        another key, it is uploaded and indexed as if it were not there.
+        indexed there; the host waits for neither. One that is held already with the same `sharing_key` is shared:
+        `add` then takes less time. Held with another key, it is uploaded and indexed as if it were not there.
 
         Raises:
             TypeError: an argument is no integer, the prediction holds something else than integers, or
@@ -418,7 +363,7 @@ class Drafter:
             raise TypeError(f"recipes: expected names of packs, found {found}")
         packs = self._pack_bits(recipes)
         tokens = ids.astype(np.int32, copy=False)
-        self._join()
+        self._preparation.join()
         self._release(slot)
         if not memory:
             self._make_room(tokens, sharing_key)
@@ -467,7 +412,7 @@ class Drafter:
             ValueError: no such slot.
         """
         slot = self._check_slot(slot)
-        self._join()
+        self._preparation.join()
         self._release(slot)
         vacate_slot(self._state, slot, self._backend)
 
@@ -480,8 +425,20 @@ class Drafter:
             ValueError: no such slot, or it holds no request.
         """
         slot = self._check_slot(slot)
-        self._join()
-        return take_snapshot(self._state, slot, self.recipe_names)
+        self._preparation.join()
+        state, meta = self._state, self._state.slot_meta[slot].tolist()
+        if meta[c.OUTPUT_START] == c.VACANT:
+            raise ValueError(f"slot: expected one that holds a request, found {slot}, which is vacant")
+        base, packs = meta[c.PREDICTION_BASE], meta[c.RECIPE_PACKS]
+        names = tuple(name for i, name in enumerate(self.recipe_names) if packs >> i & 1)
+        return SlotSnapshot(
+            prediction=state.prediction_tokens[base : base + meta[c.PREDICTION_LEN]].cpu().numpy().copy(),
+            prompt_len=meta[c.OUTPUT_START],
+            recipes=None if packs == c.ALL_PACKS else names,
+            memory=meta[c.TEXT_KIND] != c.TEXT_PREDICTION,
+            related=meta[c.TEXT_KIND] == c.TEXT_RELATED_MEMORY,
+            **{name: getattr(state, name)[slot].cpu().numpy().copy() for name in _ROWS},
+        )
 
     def import_slot(self, slot: int, snapshot: SlotSnapshot, *, sharing_key: Hashable = None) -> bool:
         """Give `slot` to a request of another drafter, with what was known of it: no token is aligned again.
@@ -495,14 +452,21 @@ class Drafter:
         """
         if not isinstance(snapshot, SlotSnapshot):
             raise TypeError(f"snapshot: expected a SlotSnapshot, found {type(snapshot).__name__}")
-        check_snapshot(self._state, snapshot)
+        rows = {name: (getattr(self._state, name), getattr(snapshot, name)) for name in _ROWS}
+        for name, (held, row) in rows.items():
+            if row.shape != held.shape[1:]:
+                raise ValueError(
+                    f"snapshot.{name}: expected {list(held.shape[1:])}, as of this drafter's max_context_len, "
+                    f"found {list(row.shape)}"
+                )
         is_held = self.add(
             slot, snapshot.prediction, snapshot.prompt_len,
             sharing_key=sharing_key, recipes=snapshot.recipes, memory=snapshot.memory,
             related=snapshot.related,
         )  # fmt: skip
         if is_held:
-            put_snapshot(self._state, slot, snapshot)
+            for held, row in rows.values():
+                held[slot].copy_(torch.from_numpy(row))
         return is_held
 
     @property
@@ -558,23 +522,13 @@ class Drafter:
             ValueError: a shape, device or layout differs from the above; on the CPU also a value.
         """
         batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
-        self._join()
+        self._preparation.join()
         self._step(token_ids, total_len, slots, num_sampled)
         if batch_size not in self._drafts:
             self._drafts[batch_size] = Draft(*(tensor[:batch_size] for tensor in self._draft))
         draft = self._drafts[batch_size]
-        if budget is not None:
-            self._limit(draft, budget, token_ids, total_len, slots)
-        return draft
-
-    def _limit(
-        self,
-        draft: Draft,
-        budget: int | torch.Tensor,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
+        if budget is None:
+            return draft
         if self._survival is None:
             self._survival = torch.zeros_like(self._draft.token_ids, dtype=torch.int32)
             self._budget = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -582,17 +536,16 @@ class Drafter:
             check_tensor("budget", budget, dtype=torch.int32, shape=(1,), device=self.device)
         else:
             budget = self._budget.fill_(check_int("budget", budget, 0, 2**31 - 1))
-        limit_drafts_inplace(
-            draft, budget, self._survival, token_ids, total_len, slots, self.vocab_size, self._backend
-        )
+        scratch, tokens = self._survival, (token_ids, total_len, slots, self.vocab_size)
+        limit_drafts_inplace(draft, budget, scratch, *tokens, self._backend)
+        return draft
 
     def prepare(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
         """Do now what the next step would do first for these slots; no draft depends on it.
 
         A step enters all tokens of a new context in its index, and aligns all output of a request that returns
-        after a preemption: 80 µs for a prompt of 32,000 tokens, milliseconds for thousands of lost tokens, by the
-        latency model (docs/developer/compiled-kernels.md), and the batch waits for its slowest request. Called
-        behind `add`, when the tokens are in their row, this happens beside the prefill.
+        after a preemption, and the batch waits for its slowest request (docs/developer/compiled-kernels.md).
+        Called behind `add`, when the tokens are in their row, this happens beside the prefill.
 
         Args:
             token_ids, total_len: as in `propose`. Read only.
@@ -607,33 +560,18 @@ class Drafter:
             TypeError, ValueError: as in `propose`, or a slot that is there twice.
         """
         chosen = [self._check_slot(slot) for slot in slots]
-        twice = [slot for slot in set(chosen) if chosen.count(slot) > 1]
-        if twice:
-            raise ValueError(
-                f"slots: expected distinct slots, found {twice[0]} {chosen.count(twice[0])} times"
-            )
+        if twice := [slot for slot in set(chosen) if chosen.count(slot) > 1]:
+            num = chosen.count(twice[0])
+            raise ValueError(f"slots: expected distinct slots, found {twice[0]} {num} times")
         self._check_rows(token_ids, total_len)
         if chosen:
-            self._prepared().start(token_ids, total_len, chosen)
-
-    def _prepared(self) -> Preparation:
-        if self._preparation is None:
-            sizes = self.max_slots, self.num_draft_tokens
-            self._preparation = Preparation(self._make_step, *sizes, self.device)
-        return self._preparation
-
-    def _join(self) -> None:
-        if self._preparation is not None:
-            self._preparation.join()
+            self._preparation.start(token_ids, total_len, chosen)
 
     def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
-        """Run once what a request runs, so that nothing is compiled or loaded when the first one comes.
+        """Run once what a request runs, so that nothing is compiled when the first one comes; no slot changes.
 
         Args:
             token_ids, total_len: as in `propose`. Read only.
-
-        On CUDA the kernels are compiled, or loaded from Triton's cache, as are PyTorch's that `add` needs; no slot
-        changes. On the CPU all that is done when the drafter is made.
         """
         # PyTorch sorts few keys by one kernel and many by another, and there are keys of 16 and of 32 bits.
         sizes = (2, 8192, self.max_prediction_len) if self._backend == "triton" else (2,)
@@ -642,7 +580,6 @@ class Drafter:
             tokens = np.zeros(min(num_tokens, most), dtype=np.int32)
             store_prediction(self._state, 0, tokens, self._backend)  # no request has these pages
         load_slot_kernel(self._state, self._backend)
-        self._prepared()
         # Nothing is sampled: the step leaves the slot as it is.
         slots = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.propose(token_ids, total_len, slots, torch.zeros(1, dtype=torch.int32, device=self.device))

@@ -30,13 +30,7 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """What a memory holds now.
-
-    Attributes:
-        num_tokens: of all answers.
-        num_answers: how many.
-        num_tenants: whose they are.
-    """
+    """What a memory holds now: tokens of all answers, how many answers, of how many tenants."""
 
     num_tokens: int
     num_answers: int
@@ -44,12 +38,8 @@ class MemoryStats:
 
 
 class Recalled(NamedTuple):
-    """What `ResponseMemory.recall_for` chose.
-
-    Attributes:
-        token_ids: the answers, one behind the other.
-        related: whether they are answers to requests like this one.
-    """
+    """What `ResponseMemory.recall_for` chose: the answers, one behind the other; whether their requests were
+    like this one."""
 
     token_ids: TokenIds
     related: bool
@@ -72,10 +62,8 @@ class ResponseMemory:
         found = memory.recall_for(tenant, prompt, drafter.max_prediction_len)
         drafter.add(slot, found.token_ids, len(prompt), memory=True, related=found.related)
 
-    What is recalled is a text to draft from: a `Drafter` holds it in its arena and indexes it as it does a
-    prediction. It is chosen once, when the request begins. With the same memory a request gets the same drafts,
-    and what other requests finish meanwhile changes none of them; whoever wants drafts that do not depend on
-    earlier requests leaves the memory out.
+    What is recalled is a text to draft from, chosen once, when the request begins. With the same memory a request
+    gets the same drafts, and what other requests finish meanwhile changes none of them.
 
     No answer is ever recalled for another tenant. An answer that a tenant gave before is held once, as its newest.
     All methods take time in proportion to the tokens that they are given or give; `recall_for` also compares the

@@ -39,9 +39,12 @@ VACANT = 2**31 - 1
 SEEN, IN_SYNC, CURSOR, ANCHOR, DIVERGED_AT, NUM_IN_SYNC, NUM_EDITS, NUM_COMMON = range(8)
 ALIGN_STATE = 8
 
-#: Bits of a word of the LCS row, and prediction tokens behind the anchor that the row covers.
-WORD = 32
-WINDOW = 256
+#: Bits of a word of the LCS row, tokens behind the anchor that the row covers, its words, and a bit for each.
+WORD, WINDOW = 32, 256
+ROW_WORDS = WINDOW // WORD
+EVERY_WORD = (1 << ROW_WORDS) - 1
+#: Keys of one score in `cursor_score`, where a position of the window is 0 to `WINDOW`.
+J_KEYS = 2 * WINDOW
 #: What a matching token adds to the cursor's score; a skipped token of the prediction costs 1.
 MATCH_WEIGHT = 4
 #: The output is in sync again where its last `LOCAL_MATCH` tokens end within `LOCAL_RANGE` positions of the

@@ -15,19 +15,18 @@ import numpy.typing as npt
 import torch
 
 from . import constants as c
-from .constants import SOURCE_CONTEXT, SOURCE_MEMORY, SOURCE_NONE, SOURCE_PREDICTION, SOURCE_RECIPE
 
 
 class Source(IntEnum):
     """Where a draft was read from."""
 
-    NONE = SOURCE_NONE
-    PREDICTION = SOURCE_PREDICTION
+    NONE = c.SOURCE_NONE
+    PREDICTION = c.SOURCE_PREDICTION
     #: The request's own prompt or output.
-    CONTEXT = SOURCE_CONTEXT
-    RECIPE = SOURCE_RECIPE
+    CONTEXT = c.SOURCE_CONTEXT
+    RECIPE = c.SOURCE_RECIPE
     #: Earlier answers, given in place of a prediction.
-    MEMORY = SOURCE_MEMORY
+    MEMORY = c.SOURCE_MEMORY
 
 
 class Draft(NamedTuple):
@@ -105,13 +104,8 @@ def survival_units(probability: float) -> int:
     return round(probability * c.SURVIVAL_ONE)
 
 
-class TableArrays(NamedTuple):
-    """`SurvivalTables` as NumPy sees it."""
-
-    max_draft_len: npt.NDArray[np.signedinteger[Any]]
-    expected_drafted: npt.NDArray[np.signedinteger[Any]]
-    confidence: npt.NDArray[np.float32]
-    expected_accepted: npt.NDArray[np.signedinteger[Any]]
+#: `SurvivalTables` of NumPy arrays.
+TableArrays = Any
 
 
 class SurvivalTables(NamedTuple):
@@ -130,7 +124,7 @@ class SurvivalTables(NamedTuple):
 
     def numpy(self) -> TableArrays:
         """The same memory as arrays; on the CPU only."""
-        return TableArrays(*(tensor.numpy() for tensor in self))
+        return SurvivalTables._make(tensor.numpy() for tensor in self)
 
     @classmethod
     def load(
@@ -147,12 +141,10 @@ class SurvivalTables(NamedTuple):
             num_draft_tokens: K >= 1.
             device: where the tensors live.
             path: a JSON file as ``gpu-align tune`` writes it; None is the shipped one.
-            min_survival: drafting stops where the survival falls below this, ``0 <= p <= 1``.
-            min_survival_lost: the same in a prediction that the output hardly adheres to, where it is larger.
+            min_survival, min_survival_lost: as in `DrafterConfig`.
 
         Raises:
-            ValueError: a threshold outside its domain, or the file does not hold ``NUM_CLASSES`` curves between
-                0 and `SURVIVAL_ONE` that never rise.
+            ValueError: a threshold outside its domain, or the file is no table: see `read_table`.
         """
         curves, calibration = read_survival(SHIPPED if path is None else Path(path))
         survival = fit_curves(curves, num_draft_tokens)
@@ -215,9 +207,8 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: expected a survival table, found no JSON; is the file whole? ({error})"
-        ) from None
+        found = f"no JSON; is the file whole? ({error})"
+        raise ValueError(f"{path}: expected a survival table, found {found}") from None
     if not isinstance(table, dict):
         raise ValueError(f"{path}: expected a survival table, found JSON of type {type(table).__name__}")
     if table.get("format", FORMAT) != FORMAT:
@@ -229,10 +220,11 @@ def read_table(path: Path) -> dict[str, Any]:
             found = str(table.get(name))[:60]
             raise ValueError(f"{path}: expected the {name.replace('_', ' ')} {list(values)}, found {found}")
     if ("format" in table or "sha256" in table) and table.get("sha256") != content_hash(table):
-        raise ValueError(
-            f"{path}: expected the content of sha256 {str(table.get('sha256'))[:12]}, found "
-            f"{content_hash(table)[:12]}; the file was changed"
+        expected_hash, found = (
+            str(table.get("sha256"))[:12],
+            f"{content_hash(table)[:12]}; the file was changed",
         )
+        raise ValueError(f"{path}: expected the content of sha256 {expected_hash}, found {found}")
     _check_curves(path, table.get("survival"))
     calibration = table.get("calibration", [0.0] * NUM_BINS)
     if not _numbers(calibration, NUM_BINS) or not all(-1 <= offset <= 1 for offset in calibration):
@@ -251,12 +243,11 @@ def content_hash(table: Mapping[str, Any]) -> str:
 
 
 def _check_curves(path: Path, rows: Any) -> None:
+    expected = f"expected survival [{c.NUM_CLASSES}, {len(KNOTS)}]"
     if not isinstance(rows, list) or not all(_numbers(row, len(KNOTS)) for row in rows):
-        raise ValueError(f"{path}: expected survival [{c.NUM_CLASSES}, {len(KNOTS)}], found other rows")
+        raise ValueError(f"{path}: {expected}, found other rows")
     if len(rows) != c.NUM_CLASSES:
-        raise ValueError(
-            f"{path}: expected survival [{c.NUM_CLASSES}, {len(KNOTS)}], found [{len(rows)}, {len(KNOTS)}]"
-        )
+        raise ValueError(f"{path}: {expected}, found [{len(rows)}, {len(KNOTS)}]")
     curves = np.array(rows, dtype=np.float64)
     if not (curves.min() >= 0 and curves.max() <= c.SURVIVAL_ONE and (np.diff(curves, axis=1) <= 0).all()):
         raise ValueError(f"{path}: expected survival from 0 to {c.SURVIVAL_ONE} that never rises along a row")

@@ -25,8 +25,7 @@ def limit_drafts_inplace(
         draft: [B, K], contiguous, changed in place; its confidences are from 0 to 1.
         budget: [1] int32: below 0 is 0.
         survival: [at least B, K] int32, scratch.
-        token_ids, total_len, slots: of the step that made the draft: where its padding comes from.
-        vocab_size: of that step.
+        token_ids, total_len, slots, vocab_size: of the step that made the draft: where its padding comes from.
         backend: "auto" runs the kernel on CUDA tensors and the reference on CPU tensors; same results.
 
     On CUDA nothing is allocated, copied to the host or waited for.

@@ -1,9 +1,9 @@
-"""Edit scripts as `lcs_edit_script` writes them, and how to apply one."""
+"""The exact LCS of contexts and predictions: lengths, rows, edit scripts. lcs.md says how it is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -20,12 +20,11 @@ def apply_edit_script(ops: Sequence[int], prediction: Sequence[int], context: Se
 
     Args:
         ops: KEEP=1, DELETE=2, INSERT=3 in reading order; ends at the first 0.
-        prediction: Tokens that KEEP copies and DELETE skips.
-        context: Tokens that INSERT takes; KEEP passes over one, too.
+        prediction: tokens that KEEP copies and DELETE skips.
+        context: tokens that INSERT takes; KEEP passes over one, too.
 
     Raises:
-        ValueError: an operation outside the domain, one that runs past the end of its tokens, or tokens of
-            the prediction that are left over.
+        ValueError: `ops` and tokens do not fit.
     """
     target: list[int] = []
     i = j = 0
@@ -50,10 +49,14 @@ def apply_edit_script(ops: Sequence[int], prediction: Sequence[int], context: Se
     return target
 
 
-# Words of a panel, two a lane: what a program holds at once. Wider predictions go through in several panels. With
-# more words a code would need more than the 15 bits that it has beside its sign.
+#: Words of a panel, two a lane: the most that a program holds at once. Wider predictions go through in several.
+#: With more words a code would need more than the 15 bits that it has beside its sign.
 _MAX_BLOCK_WORDS = 512
 _MIN_BLOCK_WORDS = 4
+#: Tokens that a program of lcs_code_kernel looks up at once.
+_MAX_BLOCK_TOKENS = 4096
+#: The interpreter pays by the operation, not by its width: requests that share a program there.
+_INTERPRETER_REQUESTS = 64
 
 
 class LcsWorkspace(NamedTuple):
@@ -95,9 +98,9 @@ def lcs_workspace(
     """
     if batch < 0 or max_context_len < 0:
         raise ValueError(f"batch, max_context_len: expected 0 or more, found {batch}, {max_context_len}")
-    words = choose_block_words(32 * lcs_row_words(max_prediction_len), block_words)
-    shapes = workspace_shapes(batch, max_context_len, max_prediction_len, words)
-    return LcsWorkspace(*(torch.empty(s, dtype=dtype, device=device) for dtype, s in shapes.values()))
+    words = _choose_block_words(32 * lcs_row_words(max_prediction_len), block_words)
+    shapes = _workspace_shapes(batch, max_context_len, max_prediction_len, words)
+    return LcsWorkspace(*(torch.empty(s, dtype=dtype, device=device) for dtype, s in shapes))
 
 
 def lcs_row_words(max_prediction_len: int) -> int:
@@ -111,18 +114,18 @@ def lcs_row_words(max_prediction_len: int) -> int:
     return (max_prediction_len + 31) // 32
 
 
-def workspace_shapes(B: int, M: int, N: int, block_words: int) -> dict[str, tuple[torch.dtype, list[int]]]:
-    """Return dtype and shape of every tensor of an `LcsWorkspace`."""
+def _workspace_shapes(B: int, M: int, N: int, block_words: int) -> list[tuple[torch.dtype, list[int]]]:
+    """Dtype and shape of every tensor of an `LcsWorkspace`."""
     panels = max(triton.cdiv(lcs_row_words(N), block_words), 1)
-    return {
-        "table": (torch.int32, [B, panels, 2 * 32 * block_words]),
-        "codes": (torch.int64, [B, panels, triton.cdiv(M, 4)]),
-        "planes": (torch.int32, [B, panels, (32 * block_words - 1).bit_length(), block_words]),
-    }
+    return [
+        (torch.int32, [B, panels, 2 * 32 * block_words]),
+        (torch.int64, [B, panels, triton.cdiv(M, 4)]),
+        (torch.int32, [B, panels, (32 * block_words - 1).bit_length(), block_words]),
+    ]
 
 
-def choose_block_words(prediction_len: int, block_words: int | None) -> int:
-    """Return the words of a panel, two a lane: enough for the widest prediction, within what registers hold."""
+def _choose_block_words(prediction_len: int, block_words: int | None) -> int:
+    """The words of a panel, two a lane: enough for the widest prediction, within what registers hold."""
     if block_words is None:
         words = max((prediction_len + 31) // 32, _MIN_BLOCK_WORDS)
         return min(1 << (words - 1).bit_length(), _MAX_BLOCK_WORDS)
@@ -131,12 +134,6 @@ def choose_block_words(prediction_len: int, block_words: int | None) -> int:
             f"block_words: expected a power of two up to {_MAX_BLOCK_WORDS}, found {block_words}"
         )
     return max(block_words, 2)
-
-
-# Tokens that a program of lcs_code_kernel looks up at once.
-_MAX_BLOCK_TOKENS = 4096
-# The interpreter pays by the operation, not by its width.
-_INTERPRETER_REQUESTS = 64
 
 
 class EditScript(NamedTuple):
@@ -178,11 +175,10 @@ def lcs_length(
         prediction: [B, N] int32, rows may be strided.
         prediction_len: [B] int32, 0 ≤ length ≤ N; outside that it is clamped.
         out: [B] int32, overwritten; None allocates it.
-        carry: [B, M] int8, scratch of predictions wider than one panel; None allocates it where needed. The
-            contents before and after mean nothing.
+        carry: [B, M] int8, scratch of predictions wider than one panel; None allocates it where needed.
         workspace: scratch from `lcs_workspace` for these shapes; None allocates it. The reference uses neither.
         backend: "auto" is Triton on CUDA tensors and the NumPy reference on CPU tensors; same bits.
-        block_words: Words (of 32 prediction tokens) a program holds at once, a power of two; for tuning. 1 is
+        block_words: words (of 32 prediction tokens) a program holds at once, a power of two; for tuning. 1 is
             taken as 2.
 
     Returns:
@@ -197,15 +193,14 @@ def lcs_length(
     hash table; they take longer where many different tokens fall into neighbouring slots.
     Source: Hyyrö, "Bit-parallel LCS-length computation revisited" (2004).
     """
-    call = _begin(context, context_len, prediction, prediction_len, carry, workspace, block_words, backend)
-    if out is None:
-        out = torch.empty(call.B, dtype=torch.int32, device=context.device)
-    check_tensor("out", out, dtype=torch.int32, shape=[call.B], device=context.device)
-    if call.workspace is None:
+    inputs = context, context_len, prediction, prediction_len
+    scratch = _begin(*inputs, carry, workspace, block_words, backend)
+    out = _output("out", out, [context.shape[0]], context)
+    if scratch is None:
         from .reference.lcs import lcs_length_reference  # late: it brings Numba, where that is installed
 
-        return lcs_length_reference(*call.inputs, out=out)
-    _launch_wavefront(call, length=out)
+        return lcs_length_reference(*inputs, out=out)
+    _launch(*inputs, *scratch, length=out)
     return out
 
 
@@ -233,8 +228,8 @@ def lcs_prefix_row(
     Args:
         out: [B, N + 1] int32, overwritten; rows may be strided; None allocates it.
         length: [B] int32, overwritten with the LCS lengths on either backend; None allocates it where needed.
-        context, context_len, prediction, prediction_len: as in `lcs_length`.
-        carry, workspace, backend, block_words: as in `lcs_length`.
+        context, context_len, prediction, prediction_len, carry, workspace, backend, block_words: as in
+            `lcs_length`.
 
     Returns:
         `out` [B, N + 1] int32; beyond `prediction_len` a row repeats its last value.
@@ -242,21 +237,17 @@ def lcs_prefix_row(
     Raises:
         TypeError, ValueError: as `lcs_length`.
     """
-    call = _begin(context, context_len, prediction, prediction_len, carry, workspace, block_words, backend)
-    B, N = call.B, call.N
-    if out is None:
-        out = torch.empty(B, N + 1, dtype=torch.int32, device=context.device)
-    if length is None:
-        length = torch.empty(B, dtype=torch.int32, device=context.device)
-    check_tensor("out", out, dtype=torch.int32, shape=[B, N + 1], device=context.device, contiguous="inner")
-    check_tensor("length", length, dtype=torch.int32, shape=[B], device=context.device)
-    if call.workspace is None:
+    inputs = context, context_len, prediction, prediction_len
+    scratch = _begin(*inputs, carry, workspace, block_words, backend)
+    out = _output("out", out, [context.shape[0], prediction.shape[1] + 1], context)
+    length = _output("length", length, [context.shape[0]], context)
+    if scratch is None:
         from .reference.lcs import lcs_prefix_row_reference  # late: it brings Numba, where that is installed
 
-        lcs_prefix_row_reference(*call.inputs, out=out)
+        lcs_prefix_row_reference(*inputs, out=out)
         length.copy_(out[:, -1])
         return out
-    _launch_wavefront(call, length=length, row=out)
+    _launch(*inputs, *scratch, length=length, row=out)
     return out
 
 
@@ -289,8 +280,8 @@ def lcs_edit_script(
         out: an `EditScript` to overwrite; rows of `op` may be strided; None allocates it.
         history: [B, M, lcs_row_words(N)] int32, scratch: the row after every token; None allocates it.
             This is the memory of the operation: B · M · N / 8 bytes. The reference does not use it.
-        context, context_len, prediction, prediction_len: as in `lcs_length`.
-        carry, workspace, backend, block_words: as in `lcs_length`.
+        context, context_len, prediction, prediction_len, carry, workspace, backend, block_words: as in
+            `lcs_length`.
 
     Returns:
         `EditScript`; `length` is m + n − lcs: lcs KEEP, n − lcs DELETE, m − lcs INSERT. `apply_edit_script`
@@ -301,39 +292,36 @@ def lcs_edit_script(
 
     Cost: that of `lcs_length`, then m + n − lcs dependent steps in one thread a request.
     """
-    call = _begin(context, context_len, prediction, prediction_len, carry, workspace, block_words, backend)
-    (B, M, N), device, int32 = (call.B, call.M, call.N), context.device, torch.int32
-    if out is None:
-        out = EditScript(
-            torch.empty(B, M + N, dtype=torch.int8, device=device), torch.empty(B, dtype=int32, device=device)
-        )
-    check_tensor("out.op", out.op, dtype=torch.int8, shape=[B, M + N], device=device, contiguous="inner")
-    check_tensor("out.length", out.length, dtype=int32, shape=[B], device=device)
-    shape = [B, M, lcs_row_words(N)]
-    if history is not None:
-        check_tensor("history", history, dtype=int32, shape=shape, device=device)
-    if call.workspace is None:
+    inputs = context, context_len, prediction, prediction_len
+    scratch = _begin(*inputs, carry, workspace, block_words, backend)
+    (B, M), N = context.shape, prediction.shape[1]
+    op, length = (None, None) if out is None else out
+    op = _output("out.op", op, [B, M + N], context, torch.int8)
+    length = _output("out.length", length, [B], context)
+    if history is not None or scratch is not None:
+        history = _output("history", history, [B, M, lcs_row_words(N)], context, contiguous="all")
+    if scratch is None:
         from .reference.lcs import lcs_edit_script_reference  # late: it brings Numba, where that is installed
 
-        lcs_edit_script_reference(*call.inputs, op=out.op, length=out.length)
-        return out
-    if history is None:
-        history = torch.empty(shape, dtype=int32, device=device)
-    _launch_wavefront(call, length=out.length, history=history)
-    _launch_walk(history, context_len, prediction_len, op=out.op, length=out.length)
-    return out
+        lcs_edit_script_reference(*inputs, op=op, length=length)
+    else:
+        _launch(*inputs, *scratch, length=length, history=history, op=op)
+    return out if out is not None else EditScript(op, length)
 
 
-class _Call(NamedTuple):
-    """What all operations begin with, checked. workspace: None for the reference. carry: None for one panel."""
-
-    B: int
-    M: int
-    N: int
-    #: context, context_len, prediction, prediction_len.
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-    carry: torch.Tensor | None
-    workspace: LcsWorkspace | None
+def _output(
+    name: str,
+    given: torch.Tensor | None,
+    shape: list[int],
+    context: torch.Tensor,
+    dtype: torch.dtype = torch.int32,
+    contiguous: Literal["all", "inner"] = "inner",
+) -> torch.Tensor:
+    """The tensor that a caller brings, checked, or a new one, on the context's device."""
+    if given is None:
+        return torch.empty(shape, dtype=dtype, device=context.device)
+    contiguous = contiguous if len(shape) > 1 else "all"
+    return check_tensor(name, given, dtype=dtype, shape=shape, device=context.device, contiguous=contiguous)
 
 
 def _begin(
@@ -345,92 +333,75 @@ def _begin(
     workspace: LcsWorkspace | None,
     block_words: int | None,
     backend: Backend,
-) -> _Call:
-    """Check what every operation reads, and check or allocate its scratch.
-
-    The reference needs no scratch; what it is given is checked all the same.
-    """
+) -> tuple[torch.Tensor | None, LcsWorkspace] | None:
+    """Check what every operation reads. ``(carry, workspace)``, no carry for one panel; None for the reference."""
     check_tensor("context", context, dtype=torch.int32, shape=[None, None], contiguous="inner")
     (B, M), device, int32 = context.shape, context.device, torch.int32
     check_tensor("context_len", context_len, dtype=int32, shape=[B], device=device)
     check_tensor("prediction", prediction, dtype=int32, shape=[B, None], device=device, contiguous="inner")
     check_tensor("prediction_len", prediction_len, dtype=int32, shape=[B], device=device)
     N = prediction.shape[1]
-    words = choose_block_words(N, block_words)
+    words = _choose_block_words(N, block_words)
     is_reference = resolve_backend(backend, context) == "reference"
     if carry is not None:
         check_tensor("carry", carry, dtype=torch.int8, shape=[B, M], device=device)
-    for name, (dtype, shape) in workspace_shapes(B, M, N, words).items() if workspace else ():
-        check_tensor(f"workspace.{name}", getattr(workspace, name), dtype=dtype, shape=shape, device=device)
-    inputs = context, context_len, prediction, prediction_len
+    if workspace is not None:
+        shapes = _workspace_shapes(B, M, N, words)
+        for name, tensor, (dtype, shape) in zip(workspace._fields, workspace, shapes, strict=True):
+            check_tensor(f"workspace.{name}", tensor, dtype=dtype, shape=shape, device=device)
     if is_reference:
-        return _Call(B, M, N, inputs, None, None)
+        return None
     if lcs_row_words(N) <= words:
         carry = None
     elif carry is None:
         carry = torch.empty(B, M, dtype=torch.int8, device=device)
-    workspace = workspace or lcs_workspace(B, M, N, device=device, block_words=words)
-    return _Call(B, M, N, inputs, carry, workspace)
+    return carry, workspace or lcs_workspace(B, M, N, device=device, block_words=words)
 
 
-def _launch_wavefront(
-    call: _Call, *, length: torch.Tensor, row: torch.Tensor | None = None, history: torch.Tensor | None = None
+def _launch(
+    context: torch.Tensor,
+    context_len: torch.Tensor,
+    prediction: torch.Tensor,
+    prediction_len: torch.Tensor,
+    carry: torch.Tensor | None,
+    workspace: LcsWorkspace,
+    *,
+    length: torch.Tensor,
+    row: torch.Tensor | None = None,
+    history: torch.Tensor | None = None,
+    op: torch.Tensor | None = None,
 ) -> None:
-    """Launch `lcs_code_kernel` and `lcs_wavefront_kernel`."""
+    """Launch the kernels: number the tokens, compute the rows, walk back through them where `op` is written."""
     # Imported here: a kernel module reads TRITON_INTERPRET when it is loaded, and the CPU path needs none.
-    from .kernels.lcs import lcs_code_kernel, lcs_wavefront_kernel
+    from .kernels.lcs import lcs_code_kernel, lcs_walk_kernel, lcs_wavefront_kernel
 
-    B, M, N, (context, context_len, prediction, prediction_len), carry, workspace = call
-    if B == 0 or workspace is None:
+    (B, M), N = context.shape, prediction.shape[1]
+    if B == 0:
         return
-    block_requests = _block_requests(B, context)
+    # One request a program on a GPU, a whole batch under the interpreter.
+    block = 1 if context.is_cuda else min(triton.next_power_of_2(B), _INTERPRETER_REQUESTS)
+    programs = triton.cdiv(B, block)
     table, codes, planes = workspace
     num_panels, num_planes, num_words = planes.shape[1:]
     block_tokens = min(1 << num_planes, _MAX_BLOCK_TOKENS)
-    lcs_code_kernel[(triton.cdiv(B, block_requests), num_panels)](
+    # A thread has four tokens, so that their searches overlap. 1024 threads are the most: on AMD a warp has 64.
+    code_warps = min(max(block_tokens // 128, 1), 16 if torch.version.hip else 32)
+    lcs_code_kernel[(programs, num_panels)](
         context, context.stride(0), context_len, prediction, prediction.stride(0), prediction_len,
         table, table.stride(0), codes.view(torch.int16), 4 * codes.stride(0), planes, planes.stride(0), B, M, N,
-        BLOCK_B=block_requests, BLOCK_T=block_tokens, PLANES=num_planes, num_warps=_code_warps(block_tokens),
+        BLOCK_B=block, BLOCK_T=block_tokens, PLANES=num_planes, num_warps=code_warps,
     )  # fmt: skip
     lanes = num_words // 2
-    lcs_wavefront_kernel[(triton.cdiv(B, block_requests),)](
+    lcs_wavefront_kernel[(programs,)](
         codes, codes.stride(0), planes, planes.stride(0), context_len, prediction_len, length,
         row, 0 if row is None else row.stride(0),
         history, *((0, 0) if history is None else history.stride()[:2]),
         carry, 0 if carry is None else carry.stride(0), B, M, N, 2,
-        BLOCK_B=block_requests, BLOCK_W=lanes, PLANES=num_planes, num_warps=max(lanes // 32, 1),
+        BLOCK_B=block, BLOCK_W=lanes, PLANES=num_planes, num_warps=max(lanes // 32, 1),
     )  # fmt: skip
-
-
-def _launch_walk(
-    history: torch.Tensor,
-    context_len: torch.Tensor,
-    prediction_len: torch.Tensor,
-    *,
-    op: torch.Tensor,
-    length: torch.Tensor,
-) -> None:
-    """Launch `lcs_walk_kernel` on what the wavefront left in `history` and `length`."""
-    from .kernels.lcs import lcs_walk_kernel
-
-    B, M = history.shape[:2]
-    block_requests = _block_requests(B, history)
-    if B:
-        lcs_walk_kernel[(triton.cdiv(B, block_requests),)](
+    if op is not None and history is not None:
+        lcs_walk_kernel[(programs,)](
             history, history.stride(0), history.stride(1), context_len, prediction_len, length,
-            op, op.stride(0), B, M, op.shape[1] - M,
-            BLOCK_B=block_requests, BLOCK_O=256, num_warps=1,  # one thread walks
+            op, op.stride(0), B, M, N,
+            BLOCK_B=block, BLOCK_O=256, num_warps=1,  # one thread walks
         )  # fmt: skip
-
-
-def _block_requests(B: int, t: torch.Tensor) -> int:
-    """Return how many requests share a program: one on a GPU, a whole batch under the interpreter."""
-    return 1 if t.device.type == "cuda" else min(triton.next_power_of_2(max(B, 1)), _INTERPRETER_REQUESTS)
-
-
-def _code_warps(block_tokens: int) -> int:
-    """Return the warps of `lcs_code_kernel`: a thread has four tokens, so that their searches overlap.
-
-    1024 threads are the most: on AMD a warp has 64.
-    """
-    return min(max(block_tokens // 128, 1), 16 if torch.version.hip else 32)

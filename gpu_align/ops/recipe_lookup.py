@@ -98,9 +98,8 @@ class Recipes:
         taken = set()
         for i, (before, after, alive) in enumerate(rows):
             if not 1 <= len(before) <= c.MAX_CONTEXT:
-                raise ValueError(
-                    f"recipe {i}: expected a context of 1 to {c.MAX_CONTEXT} tokens, found {len(before)}"
-                )
+                expected = f"a context of 1 to {c.MAX_CONTEXT} tokens"
+                raise ValueError(f"recipe {i}: expected {expected}, found {len(before)}")
             if len(after) > c.MAX_TOKENS:
                 raise ValueError(f"recipe {i}: expected at most {c.MAX_TOKENS} tokens, found {len(after)}")
             ids = [t for t in before if t not in is_item]
@@ -108,13 +107,10 @@ class Recipes:
                 raise ValueError(f"recipe {i}: expected token ids, found {bad[0]}")
             if tuple(before) in taken:
                 raise ValueError(f"recipe {i}: the context {list(before)} is there twice")
-            limits = [1.0, *alive]
-            falls = all(0 <= b <= a for a, b in pairwise(limits))
+            falls = all(0 <= b <= a for a, b in pairwise([1.0, *alive]))
             if len(alive) != len(after) or not falls:
-                raise ValueError(
-                    f"recipe {i}: expected {len(after)} probabilities from 1 down to 0 that never rise, "
-                    f"found {list(alive)}"
-                )
+                expected = f"{len(after)} probabilities from 1 down to 0 that never rise"
+                raise ValueError(f"recipe {i}: expected {expected}, found {list(alive)}")
             taken.add(tuple(before))
             context[i, : len(before)] = before[::-1]
             token_ids[i, : len(after)] = after
@@ -131,9 +127,8 @@ class Recipes:
             ValueError: no packs, more than 31, or one that holds several already.
         """
         if wrong := [name for name, recipes in packs.items() if len(recipes.names) != 1]:
-            raise ValueError(
-                f"packs: expected one pack each, found {len(packs[wrong[0]].names)} in {wrong[0]!r}"
-            )
+            num = len(packs[wrong[0]].names)
+            raise ValueError(f"packs: expected one pack each, found {num} in {wrong[0]!r}")
         each = list(packs.values())
         if not 1 <= len(each) <= c.MAX_PACKS:
             raise ValueError(f"packs: expected 1 to {c.MAX_PACKS}, found {len(each)}")
@@ -164,9 +159,8 @@ class Recipes:
         bits = 0
         for name in names:
             if name not in self.names:
-                raise ValueError(
-                    f"recipes: expected names of {', '.join(map(repr, self.names))}, found {name!r}"
-                )
+                known = ", ".join(map(repr, self.names))
+                raise ValueError(f"recipes: expected names of {known}, found {name!r}")
             bits |= 1 << self.names.index(name)
         return bits
 
@@ -197,17 +191,8 @@ def _join_indents(indents: Sequence[IntArray]) -> IntArray | None:
     return joined
 
 
-class RecipeArrays(NamedTuple):
-    """`RecipeTable` as NumPy sees it."""
-
-    keys: npt.NDArray[np.signedinteger[Any]]
-    ways: npt.NDArray[np.signedinteger[Any]]
-    max_draft_len: npt.NDArray[np.signedinteger[Any]]
-    expected_accepted: npt.NDArray[np.signedinteger[Any]]
-    token_ids: npt.NDArray[np.signedinteger[Any]]
-    confidence: npt.NDArray[np.float32]
-    shape_of: npt.NDArray[np.signedinteger[Any]]
-    indents: npt.NDArray[np.signedinteger[Any]]
+#: `RecipeTable` of NumPy arrays.
+RecipeArrays = Any
 
 
 class RecipeTable(NamedTuple):
@@ -233,29 +218,9 @@ class RecipeTable(NamedTuple):
     #: V on; [0] where nothing is known of that.
     indents: torch.Tensor
 
-    @property
-    def has_shapes(self) -> bool:
-        """Whether a shape can be found."""
-        return len(self.shape_of) > 0
-
-    @property
-    def num_indents(self) -> int:
-        """V + 1 of `indents`; 0 where no indentation is shifted."""
-        return max(len(self.indents) - c.NUM_RUNS, 0)
-
-    @property
-    def num_recipes(self) -> int:
-        """How many can be found."""
-        return int((self.keys != c.NO_KEY).sum())
-
-    @property
-    def shift(self) -> int:
-        """A key's upper bits are its bucket."""
-        return c.KEY_BITS + 1 - len(self.keys).bit_length()
-
     def numpy(self) -> RecipeArrays:
         """The same memory as arrays; on the CPU only."""
-        return RecipeArrays(*(tensor.numpy() for tensor in self))
+        return RecipeTable._make(tensor.numpy() for tensor in self)
 
     @classmethod
     def build(
@@ -275,7 +240,7 @@ class RecipeTable(NamedTuple):
             min_survival: drafting stops where the survival falls below this.
             vocab_size: and before a token that is not below this.
         """
-        indents = _indents_of(recipes)
+        indents = _and_beyond(None if recipes is None else recipes.indents, 0)
         if recipes is None or not len(recipes):
             recipes = Recipes.from_lists([((0,), (), ())])
             held = np.zeros(0, dtype=np.int64)
@@ -297,17 +262,14 @@ class RecipeTable(NamedTuple):
             expected,
             recipes.token_ids,
             np.where(within, units / np.maximum(before, 1), 0).astype(np.float32),
-            _shapes_of(recipes),
+            _and_beyond(recipes.shape_of if recipes.is_shape.any() else None, c.SHAPE_STRING),
             indents,
         )
         return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
 
 
 def keys_of(context: IntArray, is_shape: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int64]:
-    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; see recipe_lookup.md.
-
-    is_shape: [R]; None: no context is a shape.
-    """
+    """[R]: the key of each context, [R, MAX_CONTEXT] with the last token or item first; see recipe_lookup.md."""
     key = np.full(len(context), c.KEY_SEED, dtype=np.int64)
     for column in context.T.astype(np.int64):
         key = np.where(column == -1, key, ((key ^ column) * c.HASH) & 0x7FFFFFFF)
@@ -345,7 +307,7 @@ def _hash(
 def _first_of_each(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.NDArray[np.int64], IntArray]:
     """Which recipes can be found, and for which packs, [R]; at most `RECIPE_WAYS` of a key, first packs first."""
     packs = np.array(packs)
-    order = np.lexsort((np.arange(len(keys)), _lowest_bit(packs), keys))
+    order = np.lexsort((np.arange(len(keys)), packs & -packs, keys))
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
     ends = np.append(starts[1:], len(order))
     for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
@@ -357,22 +319,9 @@ def _first_of_each(keys: npt.NDArray[np.int64], packs: IntArray) -> tuple[npt.ND
     return order[packs[order] != 0], packs
 
 
-def _lowest_bit(packs: IntArray) -> IntArray:
-    return packs & -packs
-
-
-def _shapes_of(recipes: Recipes) -> IntArray:
-    """[V + 1]: the item of a shape that each token is, the last for all from V on; [0] without shapes."""
-    if recipes.shape_of is None or not recipes.is_shape.any():
-        return np.zeros(0, dtype=np.int32)
-    return np.append(recipes.shape_of, c.SHAPE_STRING).astype(np.int32)
-
-
-def _indents_of(recipes: Recipes | None) -> IntArray:
-    """[NUM_RUNS + V + 1]: runs, what each token does to a line, 0 for all from V on; [0] without."""
-    if recipes is None or recipes.indents is None:
-        return np.zeros(0, dtype=np.int32)
-    return np.append(recipes.indents, 0).astype(np.int32)
+def _and_beyond(values: IntArray | None, beyond: int) -> IntArray:
+    """The values, and one for all tokens beyond them; [0] without."""
+    return np.zeros(0, dtype=np.int32) if values is None else np.append(values, beyond).astype(np.int32)
 
 
 class SharedRecipeTable:

@@ -45,8 +45,7 @@ def occupy_slot(
         prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
         backend: "auto" runs a kernel on CUDA tensors and the reference on CPU tensors.
-        recipe_packs: bit i: it uses recipe pack i.
-        text_kind: what the prediction is, see `constants`.
+        recipe_packs, text_kind: columns of ``slot_meta``, see `constants`.
     """
     shift = 32 - c.index_bits(c.whole_pages(num_tokens))
     context_start = 0 if use_context else c.VACANT

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from . import constants as c
 
-IntArray = npt.NDArray[np.signedinteger[Any]]
+#: `StepState` of NumPy arrays.
+StepArrays = Any
 
 
 class StepState(NamedTuple):
@@ -27,20 +26,7 @@ class StepState(NamedTuple):
 
     def numpy(self) -> StepArrays:
         """The same memory as arrays; on the CPU only."""
-        return StepArrays(*(tensor.numpy() for tensor in self))
-
-
-class StepArrays(NamedTuple):
-    """`StepState` as NumPy sees it."""
-
-    prediction_tokens: IntArray
-    positions: IntArray
-    offsets: IntArray
-    slot_meta: IntArray
-    align_state: IntArray
-    lcs_row: IntArray
-    edits: IntArray
-    context_index: IntArray
+        return StepState._make(tensor.numpy() for tensor in self)
 
 
 class SlotMeta(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 
+from . import constants
 from .draft import Draft, SurvivalTables
 from .recipe_lookup import RecipeTable
 from .state import StepSettings, StepState
@@ -15,21 +17,15 @@ from .state import StepSettings, StepState
 _CALL = ("token_ids_ptr", "stride_token_ids_s", "total_len_ptr", "slots_ptr", "num_sampled_ptr")
 
 
-class StepCall(Protocol):
-    """A step of one `Drafter`, bound to what the drafter keeps."""
-
-    def __call__(
-        self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
-    ) -> None:
-        """Run it; see `StepLaunch`."""
+#: A step of one `Drafter`, bound to what the drafter keeps: token_ids, total_len, slots, num_sampled.
+StepCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class StepLaunch:
     """The step of one `Drafter` on a GPU.
 
-    At each launch Triton asks every argument for its type and alignment, which takes the host several times as
-    long as the launch. Here it is asked once: what a drafter keeps stays where it is, and of what a call brings
-    the kernel takes any alignment and any strides.
+    Triton asks every argument for its type and alignment once, not at each launch (see `backend.launch`): what a
+    drafter keeps stays where it is, and of what a call brings the kernel takes any alignment and any strides.
 
     Args:
         state: `StepState`, written in place: the host writes ``slot_meta`` and predictions, the kernel the rest.
@@ -51,7 +47,7 @@ class StepLaunch:
         settings: StepSettings,
     ) -> None:
         # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-        from .kernels import step as kernels
+        from .kernels.step import step_kernel
 
         K = out.token_ids.shape[1]
         bound = {
@@ -67,9 +63,10 @@ class StepLaunch:
             "recipe_confidence_ptr": recipes.confidence,
             "shape_of_ptr": recipes.shape_of,
             "indents_ptr": recipes.indents,
-            "recipe_shift": recipes.shift,
+            # A key's upper bits are its bucket.
+            "recipe_shift": constants.KEY_BITS + 1 - len(recipes.keys).bit_length(),
             "num_shapes": len(recipes.shape_of),
-            "num_indents": recipes.num_indents,
+            "num_indents": max(len(recipes.indents) - constants.NUM_RUNS, 0),
             "draft_ptr": out.token_ids,
             "draft_length_ptr": out.length,
             "draft_confidence_ptr": out.confidence,
@@ -78,10 +75,9 @@ class StepLaunch:
             "K": K,
             # Lanes of a warp at least: of fewer the compiler makes worse code.
             "BLOCK_K": max(32, 1 << (K - 1).bit_length()),
-            "HAS_SHAPES": recipes.has_shapes,
+            "HAS_SHAPES": len(recipes.shape_of) > 0,
         }
-        names = kernels.step_kernel.arg_names
-        self._kernels = kernels
+        self._kernel, names = step_kernel, step_kernel.arg_names
         # In the kernel's order, with places for what a call brings: `_CALL` behind the first, T behind the second.
         self._before = tuple(bound[name] for name in names[: names.index(_CALL[0])])
         rest = names[names.index(_CALL[-1]) + 1 :]
@@ -110,9 +106,7 @@ class StepLaunch:
         if self._compiled is not None:
             self._compiled[grid](*args, *self._sizes.values())
             return
-        self._compiled = self._kernels.step_kernel[grid](
-            *args, **self._sizes, **compile_options(self._sizes["K"])
-        )
+        self._compiled = self._kernel[grid](*args, **self._sizes, **compile_options(self._sizes["K"]))
 
 
 def compile_options(K: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ import torch
 from .backend import Backend, check_tensor, launch, resolve_backend
 from .constants import HASH
 
-#: Positions, and buckets, of one program.
+#: Positions, buckets or ends of one program.
 BLOCK = 1024
 
 
@@ -33,33 +33,26 @@ def build_index(
 
     Args:
         prediction_tokens: [A] int32, tokens 0 or more.
-        positions: [A] int32, written.
-        offsets: [A] int32, written.
+        positions, offsets: [A] int32, written; ``2**bits + 1`` entries of `offsets` are the prediction's own.
         base: where the prediction begins in all three.
         num_tokens: n >= 1.
-        bits: log2 of the number of buckets; ``2**bits + 1`` entries of `offsets` are the prediction's own.
+        bits: log2 of the number of buckets.
         backend: "auto" runs two kernels around PyTorch's sort on CUDA tensors and the reference on CPU tensors.
 
     No sync. A stable radix sort of n keys of 16 or 32 bits, and a search of 2**bits values in them.
     """
-    if resolve_backend(backend, prediction_tokens) == "triton":
-        _launch_index(prediction_tokens, positions, offsets, base, num_tokens, bits)
-    else:
-        _index_reference(prediction_tokens, positions, offsets, base, num_tokens, bits)
-
-
-def _launch_index(
-    prediction_tokens: torch.Tensor,
-    positions: torch.Tensor,
-    offsets: torch.Tensor,
-    base: int,
-    num_tokens: int,
-    bits: int,
-) -> None:
+    num_keys, num_buckets = num_tokens - 1, 1 << bits
+    if resolve_backend(backend, prediction_tokens) == "reference":
+        tokens = prediction_tokens[base : base + num_keys].to(torch.int64)
+        bucket = ((tokens * HASH) & 0xFFFFFFFF) >> (32 - bits)
+        in_order, order = torch.sort(bucket.to(torch.int32), stable=True)
+        positions[base : base + num_keys] = order + 1
+        buckets = torch.arange(num_buckets + 1, dtype=torch.int32)
+        offsets[base : base + num_buckets + 1] = torch.searchsorted(in_order, buckets, out_int32=True)
+        return
     # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
     from .kernels.suffix_match import index_kernel, index_keys_kernel
 
-    num_keys, num_buckets = num_tokens - 1, 1 << bits
     # A radix sort makes one pass for every 8 bits of the type.
     dtype = torch.int16 if bits < 16 else torch.int32
     keys = torch.empty(num_keys, dtype=dtype, device=prediction_tokens.device)
@@ -73,26 +66,6 @@ def _launch_index(
         keys, order, positions, offsets, base, num_keys, num_buckets, 1 << num_keys.bit_length() >> 1,
         variant=dtype, num_warps=4, BLOCK=BLOCK,
     )  # fmt: skip
-
-
-def _index_reference(
-    prediction_tokens: torch.Tensor,
-    positions: torch.Tensor,
-    offsets: torch.Tensor,
-    base: int,
-    num_tokens: int,
-    bits: int,
-) -> None:
-    tokens = prediction_tokens[base : base + num_tokens - 1].to(torch.int64)
-    bucket = ((tokens * HASH) & 0xFFFFFFFF) >> (32 - bits)
-    in_order, order = torch.sort(bucket.to(torch.int32), stable=True)
-    positions[base : base + num_tokens - 1] = order + 1
-    buckets = torch.arange((1 << bits) + 1, dtype=torch.int32, device=prediction_tokens.device)
-    offsets[base : base + (1 << bits) + 1] = torch.searchsorted(in_order, buckets, out_int32=True)
-
-
-#: Ends that one program looks at together.
-BLOCK_N = 1024
 
 
 class SuffixMatch(NamedTuple):
@@ -190,65 +163,26 @@ def suffix_match(
         if per_request is not None:
             check_tensor(name, per_request, dtype=torch.int32, shape=(batch_size,), device=device)
     if not 1 <= min_match <= max_match:
-        raise ValueError(
-            f"min_match: expected 1 <= min_match <= max_match, found min_match={min_match}, "
-            f"max_match={max_match}"
-        )
+        found = f"min_match={min_match}, max_match={max_match}"
+        raise ValueError(f"min_match: expected 1 <= min_match <= max_match, found {found}")
     if active is None:
         active = torch.ones(batch_size, dtype=torch.int32, device=device)
     if out is None:
         out = allocate_suffix_match(batch_size, context.device)
     for name, tensor in zip(("out.end", "out.length"), out, strict=True):
         check_tensor(name, tensor, dtype=torch.int32, shape=(batch_size,), device=device)
-    args = (
-        context,
-        context_start,
-        context_len,
-        text,
-        text_len,
-        slots,
-        active,
-        anchor,
-        *out,
-        min_match,
-        max_match,
-    )
-    if resolve_backend(backend, context) == "triton":
-        launch_suffix_match(*args)
-    else:
-        from .reference.suffix_match import (
-            suffix_match_reference,  # late: it brings Numba, where that is installed
-        )
+    rows = context_start, context_len, text, text_len, slots, active, anchor, *out, min_match, max_match
+    if resolve_backend(backend, context) == "reference":
+        # Imported here: it brings Numba, where that is installed.
+        from .reference.suffix_match import suffix_match_reference
 
-        suffix_match_reference(*args)
+        suffix_match_reference(context, *rows)
+    elif batch_size:
+        from .kernels.suffix_match import suffix_match_kernel
+
+        suffix_match_kernel[(batch_size,)](
+            context, context.stride(0), context_start, context_len, text, text.stride(0), text_len,
+            slots if anchor is None else anchor, slots, active, *out, min_match,
+            MAX_LENGTH=max_match, HAS_ANCHOR=anchor is not None, BLOCK_N=BLOCK, num_warps=4,
+        )  # fmt: skip
     return out
-
-
-def launch_suffix_match(
-    context: torch.Tensor,
-    context_start: torch.Tensor,
-    context_len: torch.Tensor,
-    text: torch.Tensor,
-    text_len: torch.Tensor,
-    slots: torch.Tensor,
-    active: torch.Tensor,
-    anchor: torch.Tensor | None,
-    end: torch.Tensor,
-    length: torch.Tensor,
-    min_match: int,
-    max_match: int,
-) -> None:
-    """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `suffix_match`."""
-    # Imported here: a kernel module reads TRITON_INTERPRET once, when it is loaded.
-    from .kernels.suffix_match import suffix_match_kernel
-
-    if slots.shape[0] == 0:
-        return
-    suffix_match_kernel[(slots.shape[0],)](
-        context, context.stride(0), context_start, context_len,
-        text, text.stride(0), text_len,
-        slots if anchor is None else anchor, slots, active,
-        end, length, min_match,
-        MAX_LENGTH=max_match, HAS_ANCHOR=anchor is not None, BLOCK_N=BLOCK_N,
-        num_warps=4,
-    )  # fmt: skip

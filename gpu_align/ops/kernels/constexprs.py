@@ -1,7 +1,7 @@
-"""What kernels need of `constants`, integers and tuples: ``constexprs.WAYS`` is ``tl.constexpr(constants.WAYS)``.
+"""The numbers of `constants` for kernels: ``WAYS`` is ``tl.constexpr(constants.WAYS)``. For ``import *``.
 
-A kernel must not read a plain module constant: Triton does not make it part of its cache key, so a changed value
-would run a stale binary.
+A kernel must not read a plain module constant, nor an attribute of a module: Triton does not make these part of
+its cache key, so a changed value would run a stale binary.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import triton.language as tl
 from .. import constants
 
 if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> tl.constexpr: ...
-
-
-globals().update(
-    {name: tl.constexpr(value) for name, value in vars(constants).items() if isinstance(value, int | tuple)}
-)
+    from ..constants import *
+else:
+    numbers = {name: value for name, value in vars(constants).items() if isinstance(value, int | tuple)}
+    globals().update({name: tl.constexpr(value) for name, value in numbers.items()})
+    __all__ = [*numbers]

@@ -9,48 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .constexprs import (
-    ADHERENCE_CLOSE,
-    ADHERENCE_LOOSE,
-    ADHERENCE_LOST,
-    ALIGNMENT_CONTEXT,
-    ALIGNMENT_FAR,
-    ALIGNMENT_LARGE,
-    ALIGNMENT_MEDIUM,
-    ALIGNMENT_NEAR,
-    ALIGNMENT_NEXT,
-    ALIGNMENT_SMALL,
-    AT_CURSOR,
-    BACKWARD_DEFICIT,
-    CURSOR_AHEAD,
-    CURSOR_BEHIND,
-    EDIT_LOOKUPS,
-    EXACT_PREFIX,
-    FIRST_CONTEXT,
-    LANES,
-    LARGE_DEFICIT,
-    LENGTH_EDGES,
-    LINE_END,
-    LOOSE_SHARE,
-    LOST_SHARE,
-    MARGIN_EDGES,
-    MATCH_WEIGHT,
-    MAX_EDITS,
-    MAX_MATCH,
-    MAX_REPLAYS,
-    MEDIUM_DEFICIT,
-    NO_EDIT,
-    NO_SCORE,
-    NOWHERE,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_LENGTHS,
-    NUM_MARGINS,
-    NUM_MATCHES,
-    NUM_RUNS,
-    SMALL_DEFICIT,
-    WINDOW,
-)
+from .constexprs import *
 from .realign import has_key
 from .suffix_match import best_matches, find_matches, load_back_clamped, load_ways, match_length
 
@@ -107,7 +66,6 @@ def candidates(prediction, context, bucket, cursor, num_common, min_match, min_c
 
 @triton.jit
 def adherence_of(num_in_sync, num_output):
-    """Bucket of the share of the output that was in sync with the prediction."""
     is_loose = num_in_sync * LOOSE_SHARE < num_output
     adherence = tl.where(is_loose, ADHERENCE_LOOSE, ADHERENCE_CLOSE)
     return tl.where(num_in_sync * LOST_SHARE < num_output, ADHERENCE_LOST, adherence)
@@ -115,10 +73,7 @@ def adherence_of(num_in_sync, num_output):
 
 @triton.jit
 def margins(found, adherence):
-    """Matched tokens ahead of the longest match that expects another token next, [LANES] int32.
-
-    A prediction that the output hardly adheres to is ignored.
-    """
+    """[LANES] int32."""
     o_c = tl.arange(0, LANES)
     m_live = found.b_position >= 0
     m_considered = m_live & (o_c >= tl.where(adherence == ADHERENCE_LOST, FIRST_CONTEXT, 0))
@@ -134,11 +89,7 @@ def margins(found, adherence):
 
 @triton.jit
 def score_deficit(b_position, alignment, p_row, num_window, top):
-    """How much worse than the cursor the alignment finds each position, [LANES] int32.
-
-    In sync: the tokens skipped, and `BACKWARD_DEFICIT` to go back. Diverged: what ``MATCH_WEIGHT * H[j] - j`` is
-    below its largest, `top`, at j = position - anchor; `NO_SCORE` outside the window.
-    """
+    """[LANES] int32."""
     b_ahead = b_position - alignment.cursor
     b_deficit = tl.where(b_ahead > 0, b_ahead, -b_ahead + BACKWARD_DEFICIT)
     if alignment.in_sync == 0:
@@ -187,20 +138,13 @@ def classes(prediction, found, alignment, p_row, top, num_output):
 
 @triton.jit
 def is_exact_prefix(alignment, num_output):
-    """Whether the whole output, at most `MAX_MATCH` tokens, is the beginning of the prediction.
-
-    With an adherence prior in `num_output` it never is: the beginning of a memory says nothing.
-    """
     is_all = (alignment.cursor == num_output) & (alignment.num_in_sync == num_output)
     return (alignment.in_sync > 0) & is_all & (num_output <= MAX_MATCH)
 
 
 @triton.jit
 def worth(found, b_class, tables, length_quarters, K: tl.constexpr):
-    """``(num, expected)``, [LANES] int32: drafts of each candidate, and how many of them should be accepted.
-
-    How many tokens of its text remain does not limit either.
-    """
+    """``(num, expected)``, [LANES] int32 each."""
     m_live = found.b_position >= 0
     b_num = tl.minimum(length_quarters * (found.b_matched + 1) // 4, K)
     b_num = tl.where(found.b_matched >= MAX_MATCH, K, b_num)
@@ -212,11 +156,7 @@ def worth(found, b_class, tables, length_quarters, K: tl.constexpr):
 
 @triton.jit
 def choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.constexpr):
-    """``(lane, num, expected)`` of the candidate with the most expected accepted drafts, the lower lane of two.
-
-    num and expected are 0 where no candidate is. Expected drafts are below ``K * 2**16``, K at most 256: with the
-    lane they are a key of 31 bits. An exact prefix goes before all.
-    """
+    """Expected drafts are below ``K * 2**16``, K at most 256: with the lane they are a key of 31 bits."""
     o_c = tl.arange(0, LANES)
     m_exact = o_c == tl.where(is_exact_prefix, AT_CURSOR, LANES)
     b_num, b_expected = worth(found, b_class, tables, length_quarters, K)
@@ -229,13 +169,11 @@ def choose(found, b_class, is_exact_prefix, tables, length_quarters, K: tl.const
 
 @triton.jit
 def wraps_around(matched, period):
-    """Whether the output repeats itself: a match as long as what is behind its position, `period` tokens."""
     return matched >= period
 
 
 @triton.jit
 def trusts_edits(edits):
-    """Whether of the remembered edits at least as many were seen before as have become invalid."""
     m_valid = edits.b_before != NO_EDIT
     invalid = tl.minimum(edits.count, MAX_EDITS) - tl.sum(m_valid.to(tl.int32), axis=0)
     return tl.sum(tl.where(m_valid, edits.b_seen_before, 0), axis=0) >= invalid
@@ -245,8 +183,7 @@ def trusts_edits(edits):
 def latest_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
     """``look * MAX_EDITS + age`` of the first position with the key of an edit, and of its edits the latest one.
 
-    `NOWHERE` where no position has one. o_look: [EDIT_LOOKUPS], the draft at each position, below `num`. Only
-    trusted edits count whose old tokens are all there.
+    `NOWHERE` where no position has one. o_look: [EDIT_LOOKUPS], the draft at each position, below `num`.
     """
     m_edit = has_key(prediction, edits, o_position, o_look < num)
     m_edit = m_edit & (o_position[:, None] + edits.b_old[None, :] <= prediction.length)
@@ -257,19 +194,7 @@ def latest_edit(prediction, edits, b_age, m_trusted, o_position, o_look, num):
 
 @triton.jit
 def compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constexpr):
-    """``(offset [BLOCK_K], from_context [BLOCK_K], num)``: where each draft is read, and how many there are.
-
-    ::
-
-        while len(draft) < num and position < prediction.length:
-            edit = the latest with the key of `position`
-            if there is none, or MAX_REPLAYS were replayed:
-                draft += [prediction[position]]; position += 1
-            else:
-                draft += context[output_start + start:][:new]; position += old
-                draft += prediction[position : position + 1]; position += 1      # without a look for edits
-        return draft[:num]
-    """
+    """``(offset [BLOCK_K], from_context [BLOCK_K], num)``: where each draft is read, and how many there are."""
     o_k = tl.arange(0, BLOCK_K)
     o_way = tl.arange(0, MAX_EDITS)
     o_source = position + o_k
@@ -302,21 +227,12 @@ def compose(prediction, output_start, edits, position, num, BLOCK_K: tl.constexp
 
 @triton.jit
 def line_layout(recipes, b_token):
-    """What each token does to a line: `LINE_END`, the number of a run, or 0. The table must not be empty."""
+    """The table must not be empty."""
     return tl.load(recipes.p_indents + NUM_RUNS + tl.minimum(tl.maximum(b_token, 0), recipes.num_indents - 1))
 
 
 @triton.jit
 def indentation_shift(prediction, context, recipes, position, matched, in_context):
-    """How much further than the text that is copied the output is indented, in numbers of runs; 0 where nothing
-    says so.
-
-    ::
-
-        i, j = position - matched - 1, total - matched - 1       # where the match in front of `position` stopped
-        if text[i] and output[j] are runs of one character, each behind a line end:
-            return run(output[j]) - run(text[i])
-    """
     i = position - matched - 1
     j = context.total - matched - 1
     shift = 0
@@ -334,10 +250,7 @@ def indentation_shift(prediction, context, recipes, position, matched, in_contex
 
 @triton.jit
 def shifted(recipes, p_source, o_source, b_tokens, shift, m_copied):
-    """The drafts with each run behind a line end as much wider, -1 where there is no such run, [BLOCK_K] int32.
-
-    m_copied: which drafts this is about.
-    """
+    """[BLOCK_K] int32. m_copied: which drafts this is about."""
     m_inside = m_copied & (o_source > 0)
     b_before = tl.load(p_source - 1, mask=m_inside, other=0)
     b_run = line_layout(recipes, b_tokens)

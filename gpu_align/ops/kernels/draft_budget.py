@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .constexprs import SOURCE_NONE, SURVIVAL_ONE
+from .constexprs import *
 
 
 @triton.jit

@@ -1,40 +1,27 @@
 """Device functions that extend the LCS row of a step by a token, and the kernels of the exact LCS.
 
-The row V of a request holds, in bit j % 32 of word j // 32, whether the prediction token j leaves the LCS as
-it is (1) or makes it one longer (0). One token of the context turns V into the next row (Hyyrö 2004):
+Bit j % 32 of word j // 32 of a row V says whether the prediction token j leaves the LCS as it is (1) or makes it
+one longer (0). One token of the context turns V into the next row (Hyyrö 2004):
 
     M = the bits j with prediction[j] == token
     V = (V + (V & M)) | (V & ~M)          # one addition over the whole row, carries run from word to word
 
-`extend_row` does this for the `WINDOW` tokens of a step's row, all words at once. The kernels do it for whole
-predictions as a wavefront: one program a request, one lane a word of 64 tokens.
-
-M is not found by comparing 64 tokens. `lcs_code_kernel` numbers the tokens of a panel of the prediction, so that
-equal ones, and only they, have the same number, and stores the numbers as bit planes: bit j of plane i is one bit
-of the number of token j. M is then one logic operation a plane: it has the bits where all planes agree with the
-bits of the context token's number.
-
-Carries only run upwards, so bits past the end of the prediction never reach those below: they may match anything
-until they are set back to 1 at the end.
+`extend_row` does this for the `WINDOW` tokens of a step's row; the kernels do it for whole predictions as a
+wavefront, a program a request and a lane a word of 64 tokens. There M is one logic operation a bit plane:
+`lcs_code_kernel` numbers the tokens, equal ones alike, and bit j of plane i is bit i of the number of token j.
+Bits past the end of the prediction never reach those below; they are set back to 1 at the end.
 
 Additions that are meant to wrap, and those of every turn, are `tl.add` without overflow checks (a debug build
 would trap); inner loops call no other functions (under the interpreter calls are most of the cost).
 
-A program can take BLOCK_B requests abreast: BLOCK_W lanes of the first, then BLOCK_W of the second, and so
-on. On a GPU that is 1; the interpreter pays by the operation, not by its width, and takes a whole batch.
+A program takes BLOCK_B requests abreast, BLOCK_W lanes each: 1 on a GPU, a whole batch under the interpreter.
 Lanes are one flat dimension: with two, Triton lays a row out for the gather, the same words in every warp.
-
-Names: i_ program index, o_ offsets, p_ pointer, b_ block of values, m_ mask. Every length is a runtime value.
 """
 
 import triton
 import triton.language as tl
 
-from .constexprs import HASH, WINDOW, WORD
-
-ROW_WORDS = tl.constexpr(WINDOW // WORD)
-#: A bit for each word.
-_EVERY_WORD = tl.constexpr((1 << ROW_WORDS.value) - 1)
+from .constexprs import *
 
 
 @triton.jit
@@ -45,7 +32,7 @@ def row_offsets():
 
 @triton.jit
 def load_row(p_row):
-    """The words of a stored row, [words] int32. ``row[j]``: LCS length with the window's first j + 1 tokens."""
+    """The words of a stored row, [words] int32."""
     o_j = row_offsets()
     b_common = tl.load(p_row + o_j).to(tl.int32)
     b_before = tl.load(p_row + o_j - 1, mask=o_j > 0, other=0).to(tl.int32)
@@ -75,13 +62,7 @@ def load_window(p_tokens, num_tokens, anchor):
 
 @triton.jit
 def extend_row(b_words, b_window, b_bit, token):
-    """The words after one more token, [words] int32; the window as `load_window` returns it.
-
-    ::
-
-        M = the bits j with window[j] == token
-        V = (V + (V & M)) | (V & ~M)
-    """
+    """The words after one more token, [words] int32; the window as `load_window` returns it."""
     b_match = tl.sum(tl.where(b_window == token, b_bit, 0), axis=0)
     b_both = b_words & b_match
     b_sum = tl.add(b_words, b_both, sanitize_overflow=False)
@@ -89,7 +70,7 @@ def extend_row(b_words, b_window, b_bit, token):
     o_w = tl.arange(0, ROW_WORDS)
     b_out = ((b_both | (b_words & ~b_sum)) >> 31) & 1
     both = tl.sum(((b_sum == -1).to(tl.int32) + (b_out << ROW_WORDS)) << o_w, axis=0)
-    ones = both & _EVERY_WORD
+    ones = both & EVERY_WORD
     carries = (ones + 2 * (both >> ROW_WORDS)) ^ ones
     b_sum = tl.add(b_sum, (carries >> o_w) & 1, sanitize_overflow=False)
     return b_sum | (b_words & ~b_match)
@@ -106,7 +87,7 @@ def load_planes(p_planes, m_b, stride, PLANES: tl.constexpr):
 
 @triton.jit
 def load_clamped(ptr, o_b, m_b, limit):
-    """Return lengths, 0 for masked ones: whatever a caller's tensor holds, no address leaves its row."""
+    """Lengths, 0 for masked ones: whatever a caller's tensor holds, no address leaves its row."""
     return tl.minimum(tl.maximum(tl.load(ptr + o_b, mask=m_b, other=0), 0), limit)
 
 
@@ -128,16 +109,10 @@ def count_ones(b_word):
 
 @triton.jit(
     do_not_specialize=[
-        "stride_context_b",
-        "stride_prediction_b",
-        "stride_table_b",
-        "stride_code_b",
-        "stride_planes_b",
-        "B",
-        "M",
-        "N",
+        "stride_context_b", "stride_prediction_b", "stride_table_b", "stride_code_b", "stride_planes_b",
+        "B", "M", "N",
     ]
-)
+)  # fmt: skip
 def lcs_code_kernel(
     context_ptr,  # [B, M] int32
     stride_context_b,
@@ -238,18 +213,10 @@ def lcs_code_kernel(
 
 @triton.jit(
     do_not_specialize=[
-        "stride_chunk_b",
-        "stride_planes_b",
-        "stride_row_b",
-        "stride_history_b",
-        "stride_history_m",
-        "stride_carry_b",
-        "B",
-        "M",
-        "N",
-        "two",
+        "stride_chunk_b", "stride_planes_b", "stride_row_b", "stride_history_b", "stride_history_m",
+        "stride_carry_b", "B", "M", "N", "two",
     ]
-)
+)  # fmt: skip
 def lcs_wavefront_kernel(
     chunk_ptr,  # [B, panels, chunks] int64: the codes of four tokens, 16 bits each
     stride_chunk_b,

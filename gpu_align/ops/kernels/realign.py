@@ -5,44 +5,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .constexprs import (
-    ANCHOR,
-    AT_START,
-    CURSOR,
-    DIVERGED_AT,
-    EDIT,
-    EDIT_AT,
-    EDIT_BEFORE,
-    EDIT_BEHIND,
-    EDIT_LOOKUPS,
-    EDIT_NEW,
-    EDIT_OLD,
-    EDIT_SEEN_BEFORE,
-    EDIT_START,
-    GLOBAL_EVERY,
-    GLOBAL_MATCH,
-    IN_SYNC,
-    LOCAL_MATCH,
-    LOCAL_RANGE,
-    MATCH_WEIGHT,
-    MAX_EDIT_LEN,
-    MAX_EDITS,
-    MAX_MATCH,
-    NEAREST,
-    NO_EDIT,
-    NOWHERE,
-    NUM_COMMON,
-    NUM_EDITS,
-    NUM_IN_SYNC,
-    RUN,
-    SEEN,
-    WINDOW,
-)
-from .lcs import ROW_WORDS, extend_row, load_row, load_window, row_lengths, row_offsets
+from .constexprs import *
+from .lcs import extend_row, load_row, load_window, row_lengths, row_offsets
 from .suffix_match import load_back, load_back_clamped, load_bucket, nearest, position_of, rank_of
-
-#: Keys of one score in `cursor_score`: j is 0 to `WINDOW`.
-_J_KEYS = tl.constexpr(2 * WINDOW.value)
 
 
 class Alignment(NamedTuple):
@@ -132,17 +97,8 @@ def ends_like(prediction, o_position, before, last, done, MATCH: tl.constexpr):
 
 @triton.jit
 def resync(prediction, anchor, near, recent, p_output, done):
-    """The position at which the output is in sync again, or `NOWHERE`.
-
-    ::
-
-        for position in range(anchor, anchor + LOCAL_RANGE):                                  # local
-            if the last LOCAL_MATCH tokens of the output are those before it: return position
-        if done % GLOBAL_EVERY == 0:                                                          # global
-            return the position of nearest(its bucket) with the lowest rank before which the last GLOBAL_MATCH are
-
-    near: `load_before` of the local positions. recent: the last `LOCAL_MATCH` tokens of the output, likewise.
-    """
+    """`NOWHERE` where there is none. near, recent: `load_before` of the local positions, and likewise of the
+    output."""
     o_local = anchor + tl.arange(0, LOCAL_RANGE)
     m_local = ends_like(prediction, o_local, near, recent, done, LOCAL_MATCH)
     position = tl.min(tl.where(m_local, o_local, NOWHERE), axis=0)
@@ -161,7 +117,6 @@ def resync(prediction, anchor, near, recent, p_output, done):
 
 @triton.jit
 def common_end(prediction, alignment, position, p_output, done):
-    """Length of the common end, up to `RUN`, of ``prediction[anchor:position]`` and ``output[diverged_at:]``."""
     o_k = tl.arange(0, RUN)
     m_k = o_k < tl.minimum(position - alignment.anchor, done - alignment.diverged_at)
     b_prediction = tl.load(prediction.p_tokens + position - 1 - o_k, mask=m_k, other=0)
@@ -171,10 +126,7 @@ def common_end(prediction, alignment, position, p_output, done):
 
 @triton.jit
 def record_edit(edits, prediction, alignment, old, new):
-    """The edits with one more: `old` tokens from the anchor on became `new` tokens from `diverged_at` on.
-
-    Nothing is recorded where the position has no key or a side is too long.
-    """
+    """The edits with one more."""
     m_key = alignment.anchor + 1 < prediction.length
     if m_key & (old >= 0) & (old <= MAX_EDIT_LEN) & (new <= MAX_EDIT_LEN):
         before, at, behind = load_key(prediction, alignment.anchor, m_key)
@@ -223,26 +175,12 @@ def with_row(a, b_words):
 
 @triton.jit
 def starts_over(context, seen):
-    """Whether nothing is known of a request: it is new, or tokens of it were taken back."""
     return (seen < 0) | (context.total < seen)
 
 
 @triton.jit
 def process_tokens(prediction, p_output, done, num_output, a, edits):
-    """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it.
-
-    ::
-
-        while done < num_output:
-            if in_sync:
-                run = tokens from the cursor on that the output has, too
-                invalidate the edits that they pass;  done, cursor, num_in_sync += run
-                if a token differs:    in_sync = 0;  anchor, diverged_at = cursor, done;  H = 0
-            while not in_sync and done < num_output:
-                extend the row by output[done];  done += 1
-                if the output is in sync again at a position:
-                    record the edit;  in_sync = 1;  cursor = position;  num_in_sync += what agrees before it
-    """
+    """Process ``output[done:num_output]``: returns the `Alignment` `a` and the edits after it."""
     while done < num_output:
         if a.in_sync > 0:
             run = run_length(prediction, a.cursor, p_output, done, num_output)
@@ -333,20 +271,18 @@ def store_state(a, edits, p_align, p_edits, is_fresh, total):
 
 @triton.jit
 def cursor_score(b_row, num_window):
-    """``(j, score)``: the smallest j with the largest ``MATCH_WEIGHT * H[j] - j``, ``0 <= j <= num_window``."""
     o_j = row_offsets() + 1
-    b_key = (b_row * MATCH_WEIGHT - o_j) * _J_KEYS + (-o_j + (_J_KEYS - 1))
-    b_key = tl.where(o_j <= num_window, b_key, _J_KEYS - 1)
-    top = tl.maximum(tl.max(tl.max(b_key, axis=0), axis=0), _J_KEYS - 1)  # the last: j = 0, score 0
-    return -(top % _J_KEYS) + (_J_KEYS - 1), top // _J_KEYS
+    b_key = (b_row * MATCH_WEIGHT - o_j) * J_KEYS + (-o_j + (J_KEYS - 1))
+    b_key = tl.where(o_j <= num_window, b_key, J_KEYS - 1)
+    top = tl.maximum(tl.max(tl.max(b_key, axis=0), axis=0), J_KEYS - 1)  # the last: j = 0, score 0
+    return -(top % J_KEYS) + (J_KEYS - 1), top // J_KEYS
 
 
 @triton.jit
 def realign(prediction, context, state, p_align, p_row, p_edits):
     """Process what is new of a request's output, after a `load_state`, and write its state back.
 
-    Returns ``(alignment, edits, top)``, with the cursor where the output stands, which after it diverged is a
-    position behind the anchor, and `top` its score there.
+    Returns ``(alignment, edits, top)``, with the cursor where the output stands, and `top` its score there.
     """
     seen, a, edits = state
     is_fresh = starts_over(context, seen)

@@ -5,20 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .constexprs import (
-    ALL_PACKS,
-    HASH,
-    KEY_SEED,
-    MAX_CONTEXT,
-    RECIPE_COLUMNS,
-    RECIPE_EXPECTED,
-    RECIPE_LEN,
-    RECIPE_ROW,
-    RECIPE_WAYS,
-    SHAPE_HASH,
-    SHAPE_START,
-    SHAPE_WINDOW,
-)
+from .constexprs import *
 
 
 class RecipePointers(NamedTuple):
@@ -100,16 +87,7 @@ def then(factor, key, next_factor, next_key):
 
 @triton.jit
 def shape_keys(context, lookup):
-    """The key of the shape from the last output token to each, [SHAPE_WINDOW] int32.
-
-    ::
-
-        key = 0
-        for i in range(min(num_output + 1, SHAPE_WINDOW)):        # the last token first
-            if i is not a free token behind another, in reading order in front of it:
-                key = (key + item[i] + KEY_SEED) * SHAPE_HASH mod 2**32
-            key_of[i] = key >> 1
-    """
+    """The key of the shape from the last output token to each, [SHAPE_WINDOW] int32."""
     o_last = tl.arange(0, SHAPE_WINDOW)
     num_output = tl.maximum(context.total - context.output_start, 0)
     m_same = (lookup.b_item < 0) & (o_last < num_output) & (lookup.b_later < 0) & (o_last > 0)
@@ -130,7 +108,7 @@ def pack_of(b_held, b_key, packs):
 
 @triton.jit
 def find_shape(recipes, context, lookup, packs):
-    """``(way, pack)`` of the longest shape of the first pack that has one; way -1 if none has."""
+    """``(way, pack)``; way -1 if no pack has one."""
     b_key = shape_keys(context, lookup)
     o_bucket = (b_key >> recipes.shift) * RECIPE_WAYS
     o_last = tl.arange(0, SHAPE_WINDOW)
@@ -149,17 +127,7 @@ def find_shape(recipes, context, lookup, packs):
 
 @triton.jit
 def find_recipe(recipes, context, lookup, packs, shape_way, shape_pack):
-    """``(recipe, drafts, expected)`` of the first pack that has a recipe; recipe -1 if none has.
-
-    ::
-
-        for pack in packs:
-            for key in keys of the literal contexts, the longest first, then of the shapes:
-                for way in range(RECIPE_WAYS):
-                    if keys[key >> shift, way] holds the key for this pack:
-                        return ways[key >> shift, way]
-        return -1, 0, 0
-    """
+    """``(recipe, drafts, expected)``; recipe -1 if no pack has one."""
     o_lane = tl.arange(0, MAX_CONTEXT * RECIPE_WAYS)
     b_pack = pack_of(lookup.b_held, lookup.b_key, packs)
     b_pack = tl.where(o_lane // RECIPE_WAYS < context.total, b_pack, ALL_PACKS)

@@ -3,18 +3,7 @@
 import triton
 import triton.language as tl
 
-from .constexprs import (
-    ALIGN_STATE,
-    CONTEXT_START,
-    OUTPUT_START,
-    PREDICTION_BASE,
-    PREDICTION_LEN,
-    PREDICTION_SHIFT,
-    RECIPE_PACKS,
-    SEEN,
-    SLOT_META,
-    TEXT_KIND,
-)
+from .constexprs import *
 
 
 @triton.jit(

@@ -6,33 +6,7 @@ import triton
 import triton.language as tl
 
 from ..state import DraftChoice, StepSettings
-from .constexprs import (
-    ALIGN_STATE,
-    ALL_PACKS,
-    CONTEXT_START,
-    EDIT,
-    FIRST_CONTEXT,
-    MAX_EDITS,
-    MAX_TOKENS,
-    MEMORY_PRIOR,
-    NUM_CLASSES,
-    OUTPUT_START,
-    PREDICTION_BASE,
-    PREDICTION_LEN,
-    PREDICTION_SHIFT,
-    RECIPE_PACKS,
-    SLOT_META,
-    SOURCE_CONTEXT,
-    SOURCE_MEMORY,
-    SOURCE_NONE,
-    SOURCE_PREDICTION,
-    SOURCE_RECIPE,
-    TEXT_KIND,
-    TEXT_PREDICTION,
-    TEXT_RELATED_MEMORY,
-    VACANT,
-    WINDOW,
-)
+from .constexprs import *
 from .draft import (
     TablePointers,
     at_lane,
@@ -70,10 +44,7 @@ class RequestPointers(NamedTuple):
 
 @triton.jit
 def begin_context(context, seen):
-    """Insert most of the tokens that are new in the index of the context, and all where the request starts over.
-
-    Returns the position from which on `insert_rest` has to.
-    """
+    """Insert most of the tokens that are new; returns the position from which on `insert_rest` has to."""
     is_fresh = starts_over(context, seen)
     if is_fresh:
         clear_context(context)
@@ -83,10 +54,7 @@ def begin_context(context, seen):
 
 @triton.jit
 def update_state(request, state):
-    """Bring what is known of a request up to date: the index of its context, and where it stands.
-
-    state: of `load_state`. Returns ``(alignment, edits, top)`` of `realign`.
-    """
+    """state: of `load_state`. Returns ``(alignment, edits, top)`` of `realign`."""
     prediction, context = request.prediction, request.context
     inserted = context.total
     if context.is_used:
@@ -101,7 +69,6 @@ def update_state(request, state):
 
 @triton.jit
 def first_row_of(text_kind):
-    """Where the limits of a request begin in the tables."""
     return tl.where(text_kind == TEXT_RELATED_MEMORY, NUM_CLASSES, 0)
 
 
@@ -109,7 +76,7 @@ def first_row_of(text_kind):
 def choose_draft(
     request, alignment, top, recipes, tables, settings, K: tl.constexpr, HAS_SHAPES: tl.constexpr
 ):
-    """``(choice, text_kind)``: what is drafted from, after `update_state`."""
+    """``(choice, text_kind)``."""
     prediction, context = request.prediction, request.context
     bucket = load_last_bucket(prediction, context)
     num_common = tl.where(alignment.in_sync > 0, alignment.num_common, 0)
@@ -177,10 +144,7 @@ def read_tokens(
 
 @triton.jit
 def write_draft(request, edits, recipes, choice, max_context_len, o_k, BLOCK_K: tl.constexpr):
-    """``(tokens [BLOCK_K] int32, length)`` of the chosen draft.
-
-    A draft from the context wraps around where the match spans all behind its position.
-    """
+    """``(tokens [BLOCK_K] int32, length)``."""
     prediction, context = request.prediction, request.context
     position, in_context = choice.position, choice.lane >= FIRST_CONTEXT
     indent_shift = indentation_shift(prediction, context, recipes, position, choice.matched, in_context)
@@ -267,7 +231,7 @@ def step_kernel(
     BLOCK_K: tl.constexpr,
     HAS_SHAPES: tl.constexpr,
 ):
-    """Grid (B,). The loop over the requests that this computes is in step.md and in `reference.step`."""
+    """Grid (B,). `reference.step` has the loop over the requests that this computes."""
     i_b = tl.program_id(0)
     i_slot = tl.load(slots_ptr + i_b)
     # On a GPU nobody looks at what an engine wrote there: no row is read beyond its end.

@@ -1,9 +1,6 @@
 """Device functions that look up where a text ends like the output, and the kernel of the scan `suffix_match`.
 
 In the interpreter a constexpr on the left of a tensor makes a constexpr, so constants stand on the right.
-
-A text has an index: a prediction the positions behind each token, bucket by bucket (CSR), a context the latest
-positions behind each token. suffix_match.md defines both.
 """
 
 from typing import Any, NamedTuple
@@ -11,18 +8,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .constexprs import (
-    FIRST_CONTEXT,
-    HASH,
-    LANES,
-    LOOKUP_LANES,
-    MAX_MATCH,
-    NEAREST,
-    NOWHERE,
-    NUM_MATCHES,
-    TIE,
-    WAYS,
-)
+from .constexprs import *
 
 
 class PredictionPointers(NamedTuple):
@@ -62,13 +48,11 @@ def bucket_of(token, shift):
 
 @triton.jit
 def rank_of(position, anchor):
-    """Ties: the position nearest to the anchor has the lowest rank; at the same distance the one ahead of it."""
     return tl.where(position >= anchor, 2 * (position - anchor), 2 * (anchor - position) + 1)
 
 
 @triton.jit
 def position_of(rank, anchor):
-    """The position that has this rank."""
     return anchor + tl.where(rank % 2 == 0, rank // 2, -(rank // 2))
 
 
@@ -106,15 +90,6 @@ def load_last_bucket(prediction, context):
 
 @triton.jit
 def nearest(prediction, bucket, anchor):
-    """``(begin, end)`` in the prediction's positions: up to `NEAREST` of a bucket, around the anchor.
-
-    ::
-
-        bucket = positions[begin:end]
-        before = sum(position < anchor for position in bucket)
-        low    = min(max(before - NEAREST // 2, 0), max(len(bucket) - NEAREST, 0))
-        return bucket[low : low + NEAREST]
-    """
     begin = bucket.begin
     end = bucket.end
     if end - begin > NEAREST:
@@ -156,16 +131,9 @@ def common_run(last, texts, BACK: tl.constexpr):
 
 @triton.jit
 def match_length(b_text_ptr, b_position, b_most, p_last, num_last, last, BACK: tl.constexpr):
-    """Tokens that agree, walking back from each position and from `p_last` at once, [lanes] int32.
-
-    ::
-
-        while length < most and text[position - 1 - length] == p_last[-1 - length]:
-            length += 1
-
-    b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most the position and
-    `num_last`, the tokens before `p_last`. last: the first BACK of these, `load_back_clamped`; of BACK 1 unused.
-    BACK tokens are compared at once: most matches end among the first.
+    """[lanes] int32. b_text_ptr: [lanes] or one, beginnings of texts that have a token. b_most: [lanes], at most
+    the position and `num_last`, the tokens before `p_last`. last: the first BACK of these, `load_back_clamped`; of
+    BACK 1 unused. BACK tokens are compared at once: most matches end among the first.
 
     No load has a mask: a compiler gives each of many masks a predicate, has few of them, and loads in turns.
     """
@@ -207,15 +175,7 @@ def load_ways(context):
 
 @triton.jit
 def find_matches(prediction, context, bucket, cursor, num_common, min_match, min_context_match, last, o_way):
-    """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction.
-
-    ::
-
-        for p in nearest(prediction, bucket of the last token, cursor):
-            key = (matched - 1) * TIE + TIE - 1 - rank(p, cursor)     # nothing is compared where num_common tells
-        for p in context_index[bucket(last token)]:
-            key = (matched - 1) * TIE + p
-    """
+    """Keys of all matches, [LOOKUP_LANES] int32, -1 for none: lanes below `NEAREST` are in the prediction."""
     o_c = tl.arange(0, LOOKUP_LANES)
     num_output = context.total - context.output_start
     m_context = (o_c >= NEAREST) & (o_c < tl.where(context.is_used, NEAREST + WAYS, 0))
@@ -237,10 +197,7 @@ def find_matches(prediction, context, bucket, cursor, num_common, min_match, min
 
 @triton.jit
 def best_matches(b_key, cursor):
-    """``(position, matched)`` of the `NUM_MATCHES` largest keys of each text, [LANES] int32; -1, 0 for none.
-
-    Matches in the prediction are in the first lanes, those in the context in the lanes from `FIRST_CONTEXT` on.
-    """
+    """``(position, matched)`` of the `NUM_MATCHES` largest keys of each text, [LANES] int32; -1, 0 for none."""
     o_lookup = tl.arange(0, LOOKUP_LANES)
     o_c = tl.arange(0, LANES)
     b_prediction = tl.where(o_lookup < NEAREST, b_key, -1)
@@ -259,7 +216,6 @@ def best_matches(b_key, cursor):
 
 @triton.jit
 def clear_context(context):
-    """``context_index[slot] = -1``."""
     o_i = tl.arange(0, 512)
     for i_block in range(0, context.index_size, 512):
         o_entry = i_block + o_i
@@ -268,7 +224,7 @@ def clear_context(context):
 
 @triton.jit
 def insert_block(context, i_position, BLOCK: tl.constexpr):
-    """The positions ``i_position <= p < min(i_position + BLOCK, total)``, see `insert_blocks`."""
+    """The positions ``i_position <= p < min(i_position + BLOCK, total)``."""
     o_position = i_position + tl.arange(0, BLOCK)
     m_position = o_position < context.total
     b_token = tl.load(context.p_tokens + o_position - 1, mask=m_position, other=0)
@@ -285,14 +241,8 @@ def insert_block(context, i_position, BLOCK: tl.constexpr):
 
 @triton.jit
 def insert_blocks(context, seen):
-    """The first part of this loop, block by block, of which a prompt has many; returns the position after it.
-
-    ::
-
-        for p in range(max(seen, 1), total):
-            way = context_index[bucket(context[p - 1])][p % WAYS]
-            way = max(way, p)
-    """
+    """Insert block by block, of which a prompt has many; returns the position from which `insert_rest` goes
+    on."""
     i_position = tl.maximum(seen, 1)
     while i_position + 512 <= context.total:
         insert_block(context, i_position, 512)
@@ -302,7 +252,6 @@ def insert_blocks(context, seen):
 
 @triton.jit
 def insert_rest(context, i_position):
-    """The rest of the loop of `insert_blocks`, from the position that it returned."""
     while i_position < context.total:
         insert_block(context, i_position, 64)
         i_position += 64

@@ -1,12 +1,8 @@
 """References of the LCS operations: same arguments as the launchers, CPU tensors, no copies.
 
-Three ways to compute a row:
-
-- The row of a step holds the lengths themselves, and `extend_row` updates them where they change.
-- The edit script needs the whole table and fills it row by row: H[i] = cummax(max(H[i-1], H[i-1] shifted by
-  one + match)).
-- Everything else holds a row as one Python integer of n bits, bit j telling whether H[j + 1] == H[j], and
-  folds a token in by Hyyrö's formula. Where the kernels have words and carries here is one addition.
+The row of a step holds the lengths themselves, and `extend_row` updates them where they change. The edit script
+fills the whole table, row by row. Everything else holds a row as one Python integer of n bits and takes a token in
+by Hyyrö's formula: where the kernels have words and carries here is one addition.
 """
 
 from __future__ import annotations
@@ -110,7 +106,7 @@ def lcs_edit_script_reference(
 def _requests(
     context: torch.Tensor, context_len: torch.Tensor, prediction: torch.Tensor, prediction_len: torch.Tensor
 ) -> list[tuple[IntArray, IntArray]]:
-    """Return (context, prediction) of every request, cut to their lengths (and those to their tensors)."""
+    """(context, prediction) of every request, cut to their lengths (and those to their tensors)."""
     tokens, texts = context.numpy(), prediction.numpy()
     m = context_len.clamp(0, tokens.shape[1]).tolist()
     n = prediction_len.clamp(0, texts.shape[1]).tolist()
@@ -118,12 +114,11 @@ def _requests(
 
 
 def _ones(n: int) -> int:
-    """Return the row of n bits before any token."""
     return (1 << n) - 1
 
 
 def _fold(row: int, tokens: IntArray, text: IntArray) -> int:
-    """Return the row of len(text) bits after `tokens` more."""
+    """The row of len(text) bits after `tokens` more."""
     found = np.empty(len(text), np.bool_)
     for token in tokens:
         np.equal(text, token, out=found)
@@ -134,7 +129,7 @@ def _fold(row: int, tokens: IntArray, text: IntArray) -> int:
 
 
 def _table(tokens: IntArray, text: IntArray) -> IntArray:
-    """Return H [m + 1, n + 1]: H[i][j] = LCS of the first i tokens and the first j of the text."""
+    """H [m + 1, n + 1]: H[i][j] = LCS of the first i tokens and the first j of the text."""
     table = np.zeros((len(tokens) + 1, len(text) + 1), np.int32)
     for i, token in enumerate(tokens):
         best = np.maximum(table[i, 1:], table[i, :-1] + (text == token))
@@ -143,7 +138,7 @@ def _table(tokens: IntArray, text: IntArray) -> IntArray:
 
 
 def _walk(table: IntArray) -> list[int]:
-    """Return the operations in reading order: from the end, DELETE before INSERT before KEEP."""
+    """The operations in reading order: from the end, DELETE before INSERT before KEEP."""
     i, j = table.shape[0] - 1, table.shape[1] - 1
     script = []
     while i or j:

@@ -14,9 +14,6 @@ from .suffix_match import ContextArrays, PredictionArrays, match_length, nearest
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
-#: Keys of one score in `cursor_score`: j is 0 to `WINDOW`.
-_J_KEYS = c.WINDOW + 1
-
 
 class AlignmentArrays(NamedTuple):
     """Where a request stands, and its edits: rows of the state, changed in place."""
@@ -63,7 +60,9 @@ def invalidate_edits(alignment: AlignmentArrays, prediction: PredictionArrays, c
 
 @njit
 def resync(prediction: PredictionArrays, anchor: int, output: IntArray) -> int:
-    """The position at which the output is in sync again, or -1."""
+    """The position at which the output is in sync again, or -1: local, the first of `LOCAL_RANGE` behind the
+    anchor; global, at every `GLOBAL_EVERY`-th token, the nearest of the last token's bucket.
+    """
     tokens, done = prediction.tokens, len(output)
     first, behind = max(anchor, c.LOCAL_MATCH), min(anchor + c.LOCAL_RANGE, len(tokens) + 1)
     if done >= c.LOCAL_MATCH and holds(tokens[first - 1 : behind - 1], output[done - 1]):
@@ -141,7 +140,7 @@ def starts_over(context: ContextArrays, seen: int) -> bool:
 def process_tokens(
     prediction: PredictionArrays, output: IntArray, done: int, alignment: AlignmentArrays
 ) -> None:
-    """Process ``output[done:]``; the kernel's function has the loop in words."""
+    """Process ``output[done:]``; what is in sync runs on, what diverged looks for where it is in sync again."""
     state = alignment.state
     while done < len(output):
         if state[c.IN_SYNC] > 0:
@@ -180,9 +179,9 @@ def cursor_score(row: IntArray, num_window: int) -> tuple[int, int]:
     # One key of score and j: its maximum is found for many at a time.
     best = 0
     for i in range(num_window):
-        best = max(best, (c.MATCH_WEIGHT * int(row[i]) - i - 1) * _J_KEYS - i - 1)
-    top = (best + c.WINDOW) // _J_KEYS
-    return top * _J_KEYS - best, top
+        best = max(best, (c.MATCH_WEIGHT * int(row[i]) - i - 1) * c.J_KEYS - i - 1)
+    top = (best + c.WINDOW) // c.J_KEYS
+    return top * c.J_KEYS - best, top
 
 
 @njit

@@ -7,12 +7,6 @@ from ..state import SlotMeta, StepState
 
 
 def set_slot_reference(state: StepState, slot: int, meta: SlotMeta) -> None:
-    """Write a slot's meta, and that none of its tokens was seen.
-
-    ::
-
-        slot_meta[slot, :7] = meta
-        align_state[slot, SEEN] = -1
-    """
+    """Write a slot's meta, and that none of its tokens was seen."""
     state.slot_meta.numpy()[slot, : len(meta)] = meta
     state.align_state.numpy()[slot, c.SEEN] = -1

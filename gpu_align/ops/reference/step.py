@@ -34,15 +34,6 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 
-class DraftArrays(NamedTuple):
-    """`Draft` as NumPy sees it."""
-
-    token_ids: IntArray
-    length: IntArray
-    confidence: npt.NDArray[np.float32]
-    source: IntArray
-
-
 class RequestArrays(NamedTuple):
     """What a step knows of one request."""
 
@@ -56,10 +47,8 @@ class RequestArrays(NamedTuple):
 
 
 class StepReference:
-    """The step of one `Drafter` on the CPU: made and called like the kernel's launcher, with the same results.
-
-    The loop is compiled here: no step compiles.
-    """
+    """The step of one `Drafter` on the CPU, called like `StepLaunch`. The loop is compiled here: no step
+    compiles."""
 
     def __init__(
         self,
@@ -73,7 +62,7 @@ class StepReference:
             state.numpy(),
             tables.numpy(),
             recipes.numpy(),
-            DraftArrays(*(tensor.numpy() for tensor in out)),
+            Draft._make(tensor.numpy() for tensor in out),
             allocate_candidates(),
             np.zeros(len(state.slot_meta), dtype=np.bool_),
             settings,
@@ -222,7 +211,7 @@ def step(
     state: StepArrays,
     tables: TableArrays,
     recipes: RecipeArrays,
-    out: DraftArrays,
+    out: Any,
     found: CandidateArrays,
     taken: BoolArray,
     settings: StepSettings,

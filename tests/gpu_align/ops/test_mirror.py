@@ -12,7 +12,7 @@ FILES = sorted(path.name for path in (OPS / "reference").glob("*.py") if path.na
 #: (``load_…``, ``store_…``), and the entries, a kernel ``x_kernel`` of which ``x_reference`` has the loop.
 ALONE = {
     "draft.py": {
-        "TablePointers": "the reference has `TableArrays`, the tables as NumPy sees them",
+        "TablePointers": "the reference has the tables as NumPy sees them",
         "at_lane": "the reference indexes",
         "bucket_number": "the reference has a table",
         "allocate_candidates": "a kernel has registers",
@@ -43,7 +43,7 @@ ALONE = {
         "with_row": "the reference changes rows in place",
     },
     "recipe_lookup.py": {
-        "RecipePointers": "the reference has `RecipeArrays`, the table as NumPy sees it",
+        "RecipePointers": "the reference has the table as NumPy sees it",
         "Lookup": "a kernel loads before it looks",
         "literal_keys": "all keys of `find_literal` at once",
         "begin_lookup": "the loads of `find_literal`",
@@ -59,7 +59,6 @@ ALONE = {
         "remainder": "faster than a division",
         "read_tokens": "the end of `write_draft`",
         "read_confidence": "the end of `step`",
-        "DraftArrays": "the arguments of the kernel",
         "StepReference": "the launcher is `gpu_align.ops.step.StepLaunch`",
         "is_valid_batch": "a kernel clamps",
     },
