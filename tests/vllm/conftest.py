@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "vllm_integration"))
 
 from tiny_llama import build, greedy_by_transformers
-from v2_harness import Spoken, V2Engine, prompt_of
+from v2_harness import SHORT, Spoken, V2Engine, prompt_of
 
 
 @pytest.fixture(scope="session")
@@ -47,14 +47,13 @@ def start_engine(
         yield start
 
 
-SHORT = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"}  # less to interpret
-
-
 @pytest.fixture(scope="session")
 def k4(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """K = 4, synchronous scheduling. Adaptive verification is asked for, and refused by the attention backend."""
+    """K = 4, synchronous scheduling; every request is prepared. Adaptive verification is asked for, and refused by
+    the attention backend."""
+    before = "from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1\nrefuse_late()"
     return start_engine(
-        "k4", num_draft_tokens=4, environment=SHORT, adaptive_verification=True, late_refusal=True
+        "k4", num_draft_tokens=4, environment=SHORT, adaptive_verification=True, before=before
     )
 
 
@@ -62,15 +61,6 @@ def k4(start_engine: Callable[..., V2Engine]) -> V2Engine:
 def k16(start_engine: Callable[..., V2Engine]) -> V2Engine:
     """K = 16, asynchronous scheduling; draft lengths reach the scheduler a step late."""
     return start_engine("k16", num_draft_tokens=16, asynchronous=True, delay_counts=1, environment=SHORT)
-
-
-@pytest.fixture(scope="session")
-def k32(start_engine: Callable[..., V2Engine]) -> V2Engine:
-    """K = 32, synchronous scheduling, prefix caching, a longer context; every request is prepared."""
-    before = "from vllm_integration.worker import speculator\nspeculator.PREPARED_LEN = 1"
-    return start_engine(
-        "k32", num_draft_tokens=32, max_model_len=512, enable_prefix_caching=True, before=before
-    )
 
 
 TIGHT = {
@@ -119,50 +109,3 @@ def spoken(
     pack = directory / "pack.json.gz"
     RecipePack.learn([("texts", text) for text in texts * 3]).save(pack)
     return Spoken(directory, pack, prompts, num_tokens)
-
-
-ADAPTER_TARGETS = ["q_proj", "v_proj"]
-
-
-@pytest.fixture(scope="session")
-def spelling_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with the printable ASCII characters for its first 95 words, so that it can write JSON."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    directory = tmp_path_factory.mktemp("spelling")
-    shutil.copytree(tiny_model, directory, dirs_exist_ok=True)
-    words = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<assistant>",
-        *map(chr, range(32, 127)),
-        *(f"w{i}" for i in range(95, 400)),
-    ]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
-    fast.save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def features(spelling_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2Engine]:
-    """K = 8, asynchronous scheduling, LoRA, structured outputs."""
-    with V2Engine(
-        spelling_model,
-        tmp_path_factory.mktemp("features"),
-        num_draft_tokens=8,
-        asynchronous=True,
-        delay_counts=1,
-        environment=SHORT,
-        enable_lora=True,
-        max_loras=2,  # vLLM's LoRA on the CPU gives the last one to requests that asked for none
-        max_lora_rank=8,
-        lora_target_modules=ADAPTER_TARGETS,
-        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-    ) as engine:
-        yield engine

@@ -20,6 +20,8 @@ import socket
 import sys
 import traceback
 import types
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,31 +52,27 @@ def speed_up_the_interpreter() -> None:
     builder.options = replace(builder.options, sanitize_overflow=False)
 
 
-def allow_asynchronous_scheduling() -> None:
-    """The CPU platform turns it off for its V1 runner; V2 on the CPU handles it as on a GPU."""
+def after_the_platforms_check(change: Callable[[Any], None]) -> None:
+    """What the CPU platform does to a configuration is followed by this."""
     from vllm.platforms.cpu import CpuPlatform
 
     original = CpuPlatform.check_and_update_config.__func__
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        asynchronous = vllm_config.scheduler_config.async_scheduling
         original(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = asynchronous
+        change(vllm_config)
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def allow_asynchronous_scheduling() -> None:
+    """The CPU platform turns it off for its V1 runner; V2 on the CPU handles it as on a GPU."""
+    after_the_platforms_check(lambda config: setattr(config.scheduler_config, "async_scheduling", True))
 
 
 def fork_workers() -> None:
     """The CPU platform has worker processes spawned; as on a GPU they are forked, with what is patched here."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    original = CpuPlatform.check_and_update_config.__func__
-
-    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        original(cls, vllm_config)
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    after_the_platforms_check(lambda _: os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork"))
 
 
 def delay_counts(steps: int) -> None:
@@ -143,42 +141,28 @@ def stand_in_for_the_top_k_kernel() -> None:
 
 def record_drafts(directory: str) -> None:
     """Each rank writes what it drafts: one JSON line a step in `directory/rank-N`."""
-    from vllm_integration.seams import install as compat
+    from vllm_integration.seams.install import when_imported
 
-    def wrap() -> None:
-        from vllm.distributed import get_world_group
+    def record(module: str, name: str) -> None:
+        proposer = getattr(sys.modules[module], name)
+        propose = proposer.propose
 
-        from vllm_integration.worker.speculator import PredictedOutputsSpeculator
+        def recording(self: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
+            from vllm.distributed import get_world_group
 
-        propose = PredictedOutputsSpeculator.propose
-
-        def recording(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            drafts = propose(self, batch, *args, **kwargs)
-            if not kwargs.get("dummy_run"):
+            drafts = propose(self, first, *args, **kwargs)
+            batch = getattr(self, "_batch", first)  # V1 is not given it
+            if batch is not None and not kwargs.get("dummy_run"):
+                rows = drafts if isinstance(drafts, list) else drafts.tolist()
                 with open(f"{directory}/rank-{get_world_group().rank}", "a") as file:
-                    file.write(json.dumps([list(batch.req_ids), drafts.tolist()]) + "\n")
+                    file.write(json.dumps([list(batch.req_ids), rows]) + "\n")
             return drafts
 
-        PredictedOutputsSpeculator.propose = recording
+        proposer.propose = recording
 
-    def wrap_v1() -> None:
-        from vllm.distributed import get_world_group
-
-        from vllm_integration.worker.proposer_v1 import PredictedOutputs
-
-        propose = PredictedOutputs.propose
-
-        def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
-            drafts = propose(self, *args, **kwargs)
-            if self._batch is not None:
-                with open(f"{directory}/rank-{get_world_group().rank}", "a") as file:
-                    file.write(json.dumps([list(self._batch.req_ids), drafts]) + "\n")
-            return drafts
-
-        PredictedOutputs.propose = recording
-
-    compat.when_imported("vllm_integration.worker.speculator", wrap)
-    compat.when_imported("vllm_integration.worker.proposer_v1", wrap_v1)
+    for module, name in (("speculator", "PredictedOutputsSpeculator"), ("proposer_v1", "PredictedOutputs")):
+        module = f"vllm_integration.worker.{module}"
+        when_imported(module, partial(record, module, name))
 
 
 class Engine:
@@ -187,8 +171,6 @@ class Engine:
     def __init__(self, settings: dict[str, Any]) -> None:
         exec(settings.pop("before", ""))
         after = settings.pop("after", "")
-        if settings.pop("late_refusal", False):
-            refuse_late()
         if settings.pop("asynchronous", False):
             allow_asynchronous_scheduling()
             settings["async_scheduling"] = True

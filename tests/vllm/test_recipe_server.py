@@ -33,6 +33,7 @@ def server(spoken: Spoken, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "GPU_ALIGN_RECIPES": f"{spoken.pack},{directory / 'gone.json'}",
         "GPU_ALIGN_MEMORY_TOKENS": "100000",
         "GPU_ALIGN_USAGE_DETAILS": "1",
+        "GPU_ALIGN_RECIPE_MISSES": str(directory / "misses"),
     }
     with serve(spoken.model, directory, "--enable-log-requests", environment=variables) as running:
         yield running
@@ -165,17 +166,12 @@ def test_logs_show_sizes(server: Server) -> None:
     assert "Prediction(0 tokens)" in log
 
 
-def test_misses_are_in_a_file_once_the_server_is_idle(spoken: Spoken, tmp_path: Path) -> None:
-    folder = tmp_path / "misses"
-    variables = {"GPU_ALIGN_RECIPES": str(spoken.pack), "GPU_ALIGN_RECIPE_MISSES": str(folder)}
-    # What a worker writes at its end is not waited for here: vLLM kills one that has not ended after nine seconds.
-    with serve(spoken.model, tmp_path, "--shutdown-timeout", "20", environment=variables) as running:
-        assert folder.stat().st_mode & 0o777 == 0o700
-        for prompt in spoken.prompts:
-            answer(running, prompt, {})
-        deadline = time.monotonic() + 30
-        while not list(folder.glob("*.misses.json")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+def test_misses_are_in_a_file_once_the_server_is_idle(server: Server) -> None:
+    folder = server.output.parent / "misses"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("*.misses.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
     [file] = folder.glob("*.misses.json")
     assert file.stat().st_mode & 0o777 == 0o600
     misses = Misses.load(file)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from v2_harness import Request, Spoken, V2Engine, edited
+from v2_harness import SHORT, Request, Spoken, V2Engine, edited
 
 pytestmark = pytest.mark.vllm
 
@@ -23,7 +23,7 @@ def test_both_ranks_draft_the_same_and_one_writes_the_log(
         tmp_path,
         num_draft_tokens=4,
         environment={
-            "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
+            **SHORT,
             "GPU_ALIGN_RECIPES": str(spoken.pack),
             "GPU_ALIGN_MEMORY_TOKENS": "1000",
         },

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import yaml
-from v2_harness import Request, Spoken, V2Engine, prompt_of
+from v2_harness import SHORT, Request, Spoken, V2Engine, prompt_of
 
 from gpu_align.recipes import Misses
 
@@ -32,7 +31,7 @@ def engine(spoken: Spoken, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         step_log=True,
         environment={
             "GPU_ALIGN_RECIPES": str(spoken.pack),
-            "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
+            **SHORT,
             "GPU_ALIGN_MEMORY_TOKENS": "1000",
             "GPU_ALIGN_RECIPE_MISSES": str(directory / "misses"),
         },
@@ -92,52 +91,3 @@ def test_recipe_tokens_are_counted_as_the_model_wrote_them(
             misses = Misses.load(path).counts
             counted = {(miss.expected, miss.said) for miss in misses if miss.said != miss.expected}
     assert refuted <= counted
-
-
-def test_earlier_answers_are_drafted_from(
-    engine: V2Engine, greedy: Callable[[list[int], int], list[int]]
-) -> None:
-    prompt, n = prompt_of(70), 24
-    once = Request(prompt, None, n, salt="a", extra={"recipes": []})
-    first = engine.run([once])
-    again = engine.run([once, Request(prompt, None, n, salt="b", extra={"recipes": []})])
-    assert first.outputs + again.outputs == [greedy(prompt, n)] * 3
-    sources = [answer["usage"]["by_source"] for answer in (*first.answers, *again.answers)]
-    assert ["memory" in by_source for by_source in sources] == [False, True, False]
-    assert sources[1]["memory"]["accepted"] > n // 2
-    assert again.verification_steps(0) < min(first.verification_steps(0), again.verification_steps(1))
-    [log] = [
-        path
-        for path in engine.steps.iterdir()
-        if yaml.safe_load(path.read_text())["usage"]["by_source"] == sources[1]
-    ]
-    candidates = [step["candidate"] for step in yaml.safe_load(log.read_text())["steps"] if step["proposed"]]
-    assert {candidate["source"] for candidate in candidates} >= {"memory"}
-    assert engine.warnings() == []
-
-
-def test_a_prediction_that_holds_is_still_the_best_source(
-    engine: V2Engine, spoken: Spoken, greedy: Callable[[list[int], int], list[int]]
-) -> None:
-    prompt, n = spoken.prompts[0], spoken.num_tokens
-    output = greedy(prompt, n)
-    run = engine.run([Request(prompt, output, n)])
-    assert run.outputs == [output]
-    by_source = run.answers[0]["usage"]["by_source"]
-    assert by_source == {"prediction": {"drafted": n - 5, "accepted": n - 5}}
-
-
-def test_a_pack_that_is_not_there_costs_one_warning(
-    spoken: Spoken, tmp_path: Path, greedy: Callable[[list[int], int], list[int]]
-) -> None:
-    gone = tmp_path / "gone.json.gz"
-    prompt = spoken.prompts[0]
-    with V2Engine(
-        spoken.model, tmp_path, num_draft_tokens=4, environment={"GPU_ALIGN_RECIPES": str(gone)}
-    ) as running:
-        run = running.run([Request(prompt, greedy(prompt, 8), 8)])
-        assert run.outputs == [greedy(prompt, 8)]
-        assert run.accepted > 0
-        [line] = running.warnings()
-        assert "gpu_align drafts without recipes" in line
-        assert str(gone) in line

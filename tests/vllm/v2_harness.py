@@ -39,6 +39,7 @@ SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISAB
 # V1 runs on the CPU as it is, without the interpreter.
 RUNNERS = {"V1": {"TRITON_INTERPRET": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}, "V2": {}}
 MAX_MODEL_LEN = 256
+SHORT = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"}  # less to interpret
 VOCABULARY = range(4, 404)  # the words of the tiny model; smaller ids are special
 
 
