@@ -7,6 +7,8 @@ with 1 if no draft was accepted, or a step took longer than `LIMITS_S` says.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -14,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS_S = {"doctor": 15.0, "all": 300.0}
 
 
-@contextmanager
+@contextlib.contextmanager
 def timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
     began = time.monotonic()
     yield
@@ -51,7 +52,7 @@ def main() -> int:
     return 1 if late else 0
 
 
-def send_request() -> int:
+async def send_request() -> int:
     """In the clone: model, server, one request with a prediction."""
     from openai import OpenAI
 
@@ -68,10 +69,11 @@ def send_request() -> int:
     command = servers.command_line(str(folder), servers.PLUGIN_DRAFTS, port, 32, options, gpu=False)
     environment = {**servers.environment(gpu=False), "HF_HUB_OFFLINE": "1"}
     url = f"http://{servers.HOST}:{port}"
-    with servers.ServerProcess(command, url, work / "server.log", environment) as server:
+    log = work / "server.log"
+    async with contextlib.AsyncExitStack() as stack:
         with timed("server", seconds):
-            for _ in server.waiting(240.0):
-                time.sleep(servers.POLL_S)
+            server = servers.running(command, url, log, environment, lambda seconds: None, 240.0)
+            await stack.enter_async_context(server)
         client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
         with timed("first accelerated response", seconds):
             answer = client.chat.completions.create(
@@ -87,4 +89,4 @@ def send_request() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(send_request() if sys.argv[1:] == ["--request"] else main())
+    raise SystemExit(asyncio.run(send_request()) if sys.argv[1:] == ["--request"] else main())

@@ -247,14 +247,3 @@ def test_policies_are_those_of_simulate() -> None:
     for policy in listed[1:]:
         if policy["given_as"] and not policy["needs"]:
             import_policy(policy["given_as"].split("'")[1])  # what is recommended works
-
-
-def test_demo_hands_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[tuple[str | None, Path, bool]] = []
-    demo = type(sys)("vllm_integration.demo")
-    demo.run_demo = lambda model, out_dir, ngram: calls.append((model, out_dir, ngram)) or 3
-    demo.wrong_use = lambda model, out_dir: None
-    monkeypatch.setitem(sys.modules, "vllm_integration.demo", demo)
-    assert run("demo", "--model", "org/name", "--out", tmp_path).exit_code == 3
-    assert run("demo", "--no-ngram").exit_code == 3
-    assert calls == [("org/name", tmp_path, True), (None, Path("demo_out"), False)]

@@ -19,13 +19,12 @@ from typing import Any
 from gpu_align.step_log import StepLog, read_step_log
 from gpu_align.tools.simulate.tokenizers import load_tokenizer
 from vllm_integration.demo import page, task
-from vllm_integration.demo import rows as demo_rows
 
 PATH = Path(__file__).with_name("demo_recording.json.gz")
 PREDICTIONS = {
-    demo_rows.VERBATIM: task.EDITED,
-    demo_rows.EDITED: task.ORIGINAL,
-    demo_rows.UNRELATED: task.UNRELATED,
+    page.VERBATIM: task.EDITED,
+    page.EDITED: task.ORIGINAL,
+    page.UNRELATED: task.UNRELATED,
 }
 
 
@@ -69,11 +68,11 @@ def step_log(name: str, folder: Path) -> StepLog:
     return read_step_log(path)
 
 
-def rows(folder: Path) -> list[demo_rows.Row]:
+def rows(folder: Path) -> list[page.Row]:
     """The rows as the demo has measured them."""
     document = _document()
     return [
-        demo_rows.Row(
+        page.Row(
             name := recorded["prediction"],
             task.EDITED,
             document["answer"],
@@ -88,7 +87,7 @@ def rows(folder: Path) -> list[demo_rows.Row]:
     ]
 
 
-def render(folder: Path, found: list[demo_rows.Row] | None = None) -> Path:
+def render(folder: Path, found: list[page.Row] | None = None) -> Path:
     """Write the page of the recorded run, or of rows made from it, and return its path."""
     found = rows(folder) if found is None else found
     path = folder / "demo.html"

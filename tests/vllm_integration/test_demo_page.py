@@ -15,7 +15,7 @@ import pytest
 from gpu_align.step_log import StepLog
 from tests.vllm_integration import demo_recording
 from tests.vllm_integration.simple_replay import END, replay
-from vllm_integration.demo.rows import EDITED, NONE, UNRELATED, VERBATIM, Row
+from vllm_integration.demo.page import EDITED, NONE, UNRELATED, VERBATIM, Row
 
 ROWS = (EDITED, VERBATIM, UNRELATED)
 

@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 from vllm_harness import ENVIRONMENT, K, Server
 
-from gpu_align.tools.bench.measure import Counts, parse
+from gpu_align.tools.bench.client import Counts
 from gpu_align.tools.cli import app
 
 pytestmark = pytest.mark.vllm
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.vllm
 MAX_TOKENS = 40
 
 
-def counts(server: Server) -> Counts:
-    return parse(httpx.get(f"{server.url}/metrics").text)
+def counts(url: str) -> Counts:
+    return Counts.read(httpx.get(f"{url}/metrics").text) or Counts()
 
 
 def write_pairs(path: Path) -> None:
@@ -52,7 +52,7 @@ def write_pairs(path: Path) -> None:
 def test_the_figures_of_a_real_server(server: Server, tmp_path: Path) -> None:
     data, out, page = (tmp_path / name for name in ("pairs.jsonl", "bench.json", "bench.html"))
     write_pairs(data)
-    before = counts(server)
+    before = counts(server.url)
     flags = [
         "--base-url",
         f"{server.url}/v1",
@@ -68,7 +68,7 @@ def test_the_figures_of_a_real_server(server: Server, tmp_path: Path) -> None:
     flags += ["--concurrency", "1,4", "--rounds", 1, "--max-tokens", MAX_TOKENS]
     done = CliRunner().invoke(app, ["bench", *map(str, flags)], env={"OPENAI_API_KEY": None})
     assert done.exit_code == 0, done.output
-    counted = counts(server).since(before)
+    counted = counts(server.url).since(before)
 
     found = json.loads(out.read_text())
     runs = {(run["mode"], run["concurrency"]): run for run in found["runs"]}
@@ -142,7 +142,7 @@ class Run:
 
     def generated(self) -> int:
         try:
-            return parse(httpx.get(f"http://127.0.0.1:{self.port}/metrics").text).generated
+            return counts(f"http://127.0.0.1:{self.port}").generated
         except httpx.TransportError:
             return 0
 

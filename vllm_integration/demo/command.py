@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,11 @@ import typer
 
 from gpu_align.tools.console import refuse
 
+from . import run
+
 EXAMPLE = "gpu-align demo --out demo_out"
+#: How the hub writes a model: `name` or `organisation/name`.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,8 +34,19 @@ def demo_command(
     ] = True,
 ) -> None:
     """Serve a model with the plugin, edit a file with and without a prediction, and compare."""
-    from . import run_demo, wrong_use
-
-    if found := wrong_use(model, out):
-        refuse(found)
-    raise typer.Exit(run_demo(model, out, ngram))
+    try:
+        if model is not None:
+            folder = Path(model)
+            if folder.is_dir():
+                if not (folder / "config.json").is_file():
+                    refuse(f"the model {model} is a folder without a config.json")
+            elif folder.exists() or not _HUB_NAME.fullmatch(model):
+                refuse(f"expected a model as its folder or its Hugging Face name, found {model!r}")
+        parent = next(place for place in (out, *out.parents) if place.exists())
+        if not parent.is_dir():
+            refuse(f"{out}: {parent} is not a folder")
+        if not os.access(parent, os.W_OK):
+            refuse(f"{out}: {parent} cannot be written to")
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        refuse(f"{error.filename}: {error.strerror}")
+    raise typer.Exit(run.run_demo(model, out, ngram))

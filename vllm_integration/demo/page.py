@@ -1,22 +1,29 @@
-"""The demo's table, for the terminal and for a page that plays the requests and shows their passes."""
+"""What `bench` has measured with the engine's step logs, as rows; their table, and a page that plays them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from gpu_align.step_log import Step
+from gpu_align.step_log import SOURCES, Step, StepLog, read_step_log
 from gpu_align.tools import html
+from gpu_align.tools.bench.client import Answer, BenchError, Counts
+from gpu_align.tools.bench.measure import Result
 from gpu_align.tools.html import Origin
 from gpu_align.tools.report import origin_of
 from gpu_align.tools.simulate.tokenizers import TextTokenizer, token_texts
 
 from . import task
-from .rows import EDITED, NGRAM, NONE, UNRELATED, VERBATIM, Row
 
+#: The rows. All but `NGRAM` are answered by the server with the plugin; those of `PREDICTED` have a prediction.
+NONE, NGRAM, VERBATIM, EDITED, UNRELATED = ROWS = ("none", "n-gram", "verbatim", "edited", "unrelated")
+PREDICTED = (VERBATIM, EDITED, UNRELATED)
 HEADER = (
     "prediction",
     "verification steps",
@@ -27,7 +34,6 @@ HEADER = (
     "rejected",
     "output identical",
 )
-_CAPTION = "steps: forward passes of the model, the prefill included"
 _ASSETS = Path(__file__).parent / "assets"
 
 #: What a row is called where there is little room, and where there is more.
@@ -42,6 +48,95 @@ _LABELS = {
 _CHOICES = (EDITED, VERBATIM, UNRELATED)
 
 
+@dataclass
+class Row:
+    """One kind of prediction, measured in several rounds.
+
+    Attributes:
+        text: the output of the first round, as are all but `wall_s` and `identical`.
+        token_ids: its tokens, with the end token where there is one.
+        wall_s: seconds of each request, measured at the client.
+        steps: forward passes that produced tokens; the first is the prefill.
+        by_source: accepted and rejected drafts of each source that drafted.
+        identical: whether no output, of any round, differs from the one without a prediction.
+        prompt_token_ids: the prompt's tokens, as the server made them.
+        prediction: the text that was sent.
+        log: the engine's step log, where there is one.
+    """
+
+    name: str
+    text: str
+    token_ids: list[int]
+    wall_s: list[float]
+    steps: int
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+    identical: bool = True
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prediction: str | None = None
+    log: StepLog | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Median wall time of a request."""
+        return statistics.median(self.wall_s)
+
+    def drafts(self, verdict: str) -> int:
+        """Draft tokens of all sources that were ``"accepted"`` or ``"rejected"``."""
+        return sum(counts[verdict] for counts in self.by_source.values())
+
+
+def rows_of(result: Result, steps_dir: Path, predictions: Mapping[str, Sequence[str]]) -> list[Row]:
+    """Return what `bench` has measured with these predictions, in the order of `ROWS`.
+
+    Raises:
+        BenchError: the engine has not logged the steps of a request with a prediction, or other tokens.
+    """
+    rows = []
+    for name in ROWS:
+        samples = [sample for sample in result.samples if sample.turn.mode == name]
+        if not samples:
+            continue
+        [(_, answer)], counts = samples[0].answers, samples[0].counts or Counts()
+        drafted = counts.by_source()
+        if name == NGRAM and counts.numbers["vllm_drafted"]:
+            drafted = {NGRAM: {"accepted": counts.accepted, "rejected": counts.rejected}}
+        row = Row(
+            name,
+            answer.text,
+            answer.token_ids,
+            [sample.seconds for sample in samples],
+            samples[0].steps,
+            {source: drafted[source] for source in (*SOURCES, NGRAM) if source in drafted},
+            not any(sample.different for sample in samples),
+            answer.prompt_token_ids,
+        )
+        if name in PREDICTED:
+            row.prediction, row.log = predictions[name][0], read_steps(steps_dir, answer)
+        rows.append(row)
+    return rows
+
+
+def read_steps(steps_dir: Path, answer: Answer, timeout_s: float = 10.0) -> StepLog:
+    """Return the step log of the request that was answered, waiting for it to be written.
+
+    Raises:
+        BenchError: there is none after `timeout_s`, or its tokens are not the answer's.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for path in steps_dir.glob(f"{answer.id}-*.yaml"):
+            log = read_step_log(path)
+            if not log.finished:  # with GPU_ALIGN_DEBUG_LIVE there is a file before
+                continue
+            ids = [token for step in log.steps for token in step.new]
+            if ids != answer.token_ids:
+                found = f"the step log's {len(ids)} tokens are not the answer's {len(answer.token_ids)}"
+                raise BenchError(f"{answer.id}: {found}")
+            return log
+        time.sleep(0.05)
+    raise BenchError(f"no step log of {answer.id} in {steps_dir}: the server ignored the prediction")
+
+
 def tokens_of(row: Row) -> tuple[list[int], list[int]]:
     """An `Origin` a token, and the verification step (from 0) that produced it; empty where nobody says so."""
     if row.name == NGRAM:  # the counters do not say which tokens were drafts
@@ -51,14 +146,13 @@ def tokens_of(row: Row) -> tuple[list[int], list[int]]:
     origins: list[int] = []
     numbers: list[int] = []
     for number, step in enumerate(row.log.steps):
-        origins += [origin_of(step)] * step.accepted
-        origins += [Origin.GENERATED] * (len(step.new) - step.accepted)
+        origins += [origin_of(step)] * step.accepted + [Origin.GENERATED] * (len(step.new) - step.accepted)
         numbers += [number] * len(step.new)
     return origins, numbers
 
 
 def cells(row: Row, none: Row) -> tuple[str, ...]:
-    """Return one row of the table; `none` is the row without a prediction."""
+    """Return one row of the table under `HEADER`; `none` is the row without a prediction."""
     return (
         row.name,
         str(row.steps),
@@ -82,13 +176,6 @@ def explain(row: Row, none: Row) -> str:
     """Return what a row shows, in a sentence or two, with its own figures."""
     if row.name == NONE:
         return "one pass of the model for each token. All other outputs must equal this one."
-    accepted = {source: counts["accepted"] for source, counts in row.by_source.items()}
-    own = accepted.get("prediction", 0)
-    elsewhere = " and ".join(
-        f"{accepted[source]} from {words}"
-        for source, words in (("context", "the prompt and the output so far"), ("recipe", "recipes"))
-        if accepted.get(source)
-    )
     if row.name == NGRAM:
         return (
             "the drafter that vLLM has built in. It needs no prediction: it repeats what followed the last "
@@ -96,6 +183,13 @@ def explain(row: Row, none: Row) -> str:
         )
     if row.name == VERBATIM:
         return f"the best case, the exact answer: {len(row.token_ids) / row.steps:.1f} tokens a pass."
+    accepted = {source: counts["accepted"] for source, counts in row.by_source.items()}
+    own = accepted.get("prediction", 0)
+    elsewhere = " and ".join(
+        f"{accepted[source]} from {words}"
+        for source, words in (("context", "the prompt and the output so far"), ("recipe", "recipes"))
+        if accepted.get(source)
+    )
     if row.name == EDITED:
         also = f"; {elsewhere}" if elsewhere else ""
         return (
@@ -104,12 +198,8 @@ def explain(row: Row, none: Row) -> str:
         )
     drafted = sum(row.by_source.get("prediction", {}).values())
     useless = f"{drafted} of its tokens were verified, {own} accepted" if drafted else "it was not used"
-    rest = (
-        f" What was saved does not come from it: the file stands in the prompt too, and the drafter looks "
-        f"there. Accepted: {elsewhere}."
-        if elsewhere
-        else ""
-    )
+    why = "What was saved does not come from it: the file stands in the prompt too, and the drafter looks there."
+    rest = f" {why} Accepted: {elsewhere}." if elsewhere else ""
     return f"a useless prediction does not change the answer ({useless}).{rest}"
 
 
@@ -118,20 +208,14 @@ def terminal_table(rows: Sequence[Row]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=_CAPTION)
-    table.add_column(HEADER[0])
-    for name in (
-        "steps,\nfewer",
-        "wall time,\nspread,\nspeed-up",
-        "accepted",
-        "rejected",
-        "output\nidentical",
-    ):
+    caption = "steps: forward passes of the model, the prefill included"
+    table = Table(HEADER[0], box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
+    for name in ("steps,\nfewer", "wall time,\nspread,\nspeed-up", *HEADER[5:7], "output\nidentical"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        name, steps, fewer, wall, speed_up, accepted, rejected, identical = cells(row, rows[0])
+        name, steps, fewer, wall, speed_up, *others = cells(row, rows[0])
         # One source a line: the widest cell is then a source and its number.
-        lines = (f"{steps}\n{fewer}", f"{wall}\n{speed_up}", accepted, rejected, identical)
+        lines = (f"{steps}\n{fewer}", f"{wall}\n{speed_up}", *others)
         broken = (cell.replace(" (", "\n").replace(", ", "\n").replace(")", "") for cell in lines)
         table.add_row(name, *broken, style=None if row.identical else "red")
     return table
@@ -148,8 +232,11 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
     """
     none = rows[0]
     edited = next(row for row in rows if row.name == EDITED)
-    template = Template((_ASSETS / "demo.html").read_text(encoding="utf-8"))
-    body = template.substitute(
+    page, style, *scripts = (
+        (_ASSETS / name).read_text(encoding="utf-8")
+        for name in ("demo.html", "demo.css", "replay.js", "demo.js")
+    )
+    body = Template(page).substitute(
         file=html.text(task.FILE_NAME),
         num_tokens=len(none.token_ids),
         none_steps=none.steps,
@@ -167,14 +254,12 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
         table=html.table(HEADER, [cells(row, none) for row in rows]),
         notes="".join(f"<li><b>{row.name}</b>: {html.text(explain(row, none))}</li>" for row in rows),
         num_draft_tokens=num_draft_tokens,
-        outputs="".join(_outputs(row, tokenizer) for row in rows),
+        # Of n-gram drafts the server tells its counts, not its passes.
+        outputs="".join(_output(row, tokenizer) for row in rows if row.name != NGRAM),
         facts="".join(map(html.note, facts)),
     )
     prompt = token_texts(tokenizer, none.prompt_token_ids)
     data = html.data("demo-data", {"prompt": prompt, "rows": [_row_data(row, tokenizer) for row in rows]})
-    style, *scripts = (
-        (_ASSETS / name).read_text(encoding="utf-8") for name in ("demo.css", "replay.js", "demo.js")
-    )
     title = f"The same answer in {edited.steps} passes of the model instead of {none.steps}"
     return html.page(title, [body, data], styles=[style], scripts=scripts)
 
@@ -183,8 +268,12 @@ def _lane(row: Row) -> str:
     return (
         f'<li data-row="{row.name}"><span>{html.text(_LABELS[row.name][0])}</span>'
         f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true"></svg>'
-        f"<span>{row.steps} passes, {row.seconds:.2f} s</span></li>"
+        f"<span>{_passes(row)}</span></li>"
     )
+
+
+def _passes(row: Row) -> str:
+    return f"{row.steps} passes, {row.seconds:.2f} s"
 
 
 def _choice(row: Row) -> str:
@@ -196,21 +285,16 @@ def _choice(row: Row) -> str:
 
 
 def _diff(before: str, after: str) -> str:
-    """A unified diff, three lines of context, without the two lines that name files."""
+    """A unified diff without the two lines that name files."""
     tags = {"+": "ins", "-": "del"}
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
-    parts = []
-    for line in lines:
-        tag = tags.get(line[:1], "span")
-        parts.append(f"<{tag}>{html.text(line) or ' '}</{tag}>")
-    return "".join(parts)
+    tagged = ((tags.get(line[:1], "span"), html.text(line) or " ") for line in lines)
+    return "".join(f"<{tag}>{line}</{tag}>" for tag, line in tagged)
 
 
-def _outputs(row: Row, tokenizer: TextTokenizer) -> str:
-    if row.name == NGRAM:  # the server tells its counts, not its passes
-        return ""
+def _output(row: Row, tokenizer: TextTokenizer) -> str:
     content = html.tokens(token_texts(tokenizer, row.token_ids), *tokens_of(row))
-    return html.details(_LABELS[row.name][1], f"{row.steps} passes, {row.seconds:.2f} s", content)
+    return html.details(_LABELS[row.name][1], _passes(row), content)
 
 
 def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -225,15 +309,14 @@ def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
         return data
     data["output"] = token_texts(tokenizer, row.token_ids)
     prediction = tokenizer.encode(row.prediction) if row.prediction else []
-    if row.log is not None and len(prediction) != row.log.prediction_tokens:
-        prediction = []  # the server has cut it differently: places in it cannot be shown
-    data["prediction"] = token_texts(tokenizer, prediction)
     if row.log is None:
         one = {"count": 1, "accepted": 0, "verified": 0, "proposed": [], "source": "none", "matched": 0}
-        data["steps"] = [one] * row.steps
+        steps = [one] * row.steps
     else:
-        data["steps"] = [_step_data(step, tokenizer) for step in row.log.steps]
-    return data
+        steps = [_step_data(step, tokenizer) for step in row.log.steps]
+        if len(prediction) != row.log.prediction_tokens:
+            prediction = []  # the server has cut it differently: places in it cannot be shown
+    return {**data, "prediction": token_texts(tokenizer, prediction), "steps": steps}
 
 
 def _step_data(step: Step, tokenizer: TextTokenizer) -> dict[str, Any]:

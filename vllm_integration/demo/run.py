@@ -11,13 +11,18 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import task
+
+if TYPE_CHECKING:
+    from .page import Row
 
 NUM_DRAFT_TOKENS = 32
 MAX_TOKENS = 1536
 TINY_NAME = "tiny-editor"
+REPEATS = 3
+_FEWER_STEPS = 4.0
 CACHE_DIR = Path(".cache/demo-model")
 #: Compiling would take longer than everything else that the demo does.
 SERVER_OPTIONS = ("--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager")
@@ -29,8 +34,21 @@ _NEEDED = (
 _STEPS = 4
 
 
-def run(model: str | None, out_dir: Path, ngram: bool = True) -> int:
-    """See `vllm_integration.demo.run_demo`."""
+def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: bool = True) -> int:
+    """Serve a model with the plugin, send one edit with different predictions, and compare steps and time.
+
+    Args:
+        model: a Hugging Face name or folder; None: a tiny model of our own, made on the first run and kept
+            under `.cache/demo-model/` in the current folder.
+        out_dir: gets `demo.html`, `demo.json` (the table), the servers' logs, and `steps/` (the engine's step
+            log of every request with a prediction).
+        ngram: also start a second server, with vLLM's own n-gram drafter.
+
+    Returns:
+        The exit code: 0 when every output is identical and, with the tiny model, the verbatim prediction
+        needs at least 4 times fewer verification steps and less wall time than no prediction; 1 when not;
+        2 when something is missing or the server does not run; 130 after Ctrl-C.
+    """
     if found := problems():
         print(*(f"demo: {line}" for line in found), sep="\n")
         return 2
@@ -89,7 +107,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from gpu_align.tools.simulate import load_tokenizer
 
     from . import page
-    from .rows import EDITED, NGRAM, NONE, PREDICTED, REPEATS, UNRELATED, VERBATIM, as_json, failures, rows_of
+    from .page import EDITED, NGRAM, NONE, PREDICTED, UNRELATED, VERBATIM
 
     def headline(number: int, text: str) -> None:
         console.print(f"{number}/{_STEPS} {text}", style="bold", highlight=False)
@@ -123,7 +141,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         timeout_s=TINY_TIMEOUT_S if tiny else TIMEOUT_S,
     )
     modes = tuple(mode for kind in kinds.values() for mode in kind.modes)
-    settings = BenchSettings((1,), modes, REPEATS, requests=1, max_tokens=MAX_TOKENS, fresh_prefix=False)
+    settings = BenchSettings((1,), modes, REPEATS, MAX_TOKENS, requests=1, fresh_prefix=False)
     predictions: dict[str, Sequence[str]] = {EDITED: [task.ORIGINAL], UNRELATED: [task.UNRELATED]}
 
     def predict(pairs: Sequence[Pair], outputs: Sequence[str]) -> SentPredictions:
@@ -135,9 +153,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     failure = measure_servers(served, [pair], settings, result, predict)
     if failure is not None:
         raise failure
-    rows = rows_of(result, steps_dir)
-    for row in rows:
-        row.prediction = predictions.get(row.name, [None])[0]
+    rows = page.rows_of(result, steps_dir, predictions)
 
     headline(3, "Result")
     console.print(page.terminal_table(rows))
@@ -157,7 +173,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
             "vLLM's n-gram drafter cannot be chosen for one request: it runs in a second server, after the first, "
             "with vLLM's default window. Its passes and drafts are taken from /metrics."
         )
-    table = json.dumps(as_json(rows, name, NUM_DRAFT_TOKENS), indent=1) + "\n"
+    table = json.dumps(as_json(rows, name), indent=1) + "\n"
     (out_dir / "demo.json").write_text(table, encoding="utf-8")
     written = out_dir / "demo.html"
     written.write_text(page.render(rows, load_tokenizer(path), facts, NUM_DRAFT_TOKENS), encoding="utf-8")
@@ -179,6 +195,44 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
         highlight=False,
     )
     return int(failed)
+
+
+def as_json(rows: Sequence[Row], model: str) -> dict[str, Any]:
+    """The rows as `demo.json` has them."""
+    return {
+        "model": model,
+        "num_draft_tokens": NUM_DRAFT_TOKENS,
+        "rows": [
+            {
+                "prediction": row.name,
+                "output_tokens": len(row.token_ids),
+                "steps": row.steps,
+                "wall_s": [round(seconds, 6) for seconds in row.wall_s],
+                "by_source": row.by_source,
+                "identical": row.identical,
+                "step_log": None if row.log is None else row.log.request_id,
+            }
+            for row in rows
+        ],
+    }
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Return one line for each expectation that is not met; empty when the demo has succeeded."""
+    none, verbatim = (next(row for row in rows if row.name == name) for name in ("none", "verbatim"))
+    differs = "the output differs from the one without a prediction"
+    found = [f"{row.name}: {differs}" for row in rows if not row.identical]
+    if none.steps < _FEWER_STEPS * verbatim.steps:
+        found.append(
+            f"{verbatim.name}: expected at least {_FEWER_STEPS:g}× fewer verification steps "
+            f"than {none.steps}, found {verbatim.steps}"
+        )
+    if verbatim.seconds >= none.seconds:
+        found.append(
+            f"{verbatim.name}: expected less than {none.seconds:.2f} s, the time without a prediction, "
+            f"found {verbatim.seconds:.2f} s"
+        )
+    return found
 
 
 def _tiny_model(console: Any) -> Path:

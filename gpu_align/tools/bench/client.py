@@ -1,4 +1,4 @@
-"""A streaming client of an OpenAI-compatible server that keeps the time of every piece.
+"""A client of an OpenAI-compatible server: streams with the time of every piece, and the counters of ``/metrics``.
 
 It speaks HTTP through httpx. The official client parses each piece into objects, which at 128 streams takes
 longer than a small model's step and would be measured too.
@@ -6,14 +6,18 @@ longer than a small model's step and would be measured too.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 
 class BenchError(Exception):
@@ -21,21 +25,29 @@ class BenchError(Exception):
 
     Attributes:
         log: the last lines of a server's log, "" where no server of ours died.
-        usage: whether an option is wrong, so that nothing was measured.
     """
 
-    def __init__(self, message: str, *, log: str = "", usage: bool = False) -> None:
+    def __init__(self, message: str, *, log: str = "") -> None:
         self.log = log
-        self.usage = usage
         super().__init__(" ".join(message.split()))
 
 
-CONNECT_TIMEOUT_S = 5.0
-_TOP_LOGPROBS = 5
+class WrongOptionError(BenchError):
+    """An option is wrong, so that nothing was measured."""
 
 
 class RequestRefusedError(BenchError):
     """The server answered with HTTP 400 or 422: this request is not possible."""
+
+
+CONNECT_TIMEOUT_S = 5.0
+_SHORT_TIMEOUT = httpx.Timeout(15.0, connect=CONNECT_TIMEOUT_S)
+_TOP_LOGPROBS = 5
+#: How long `/metrics` may lag behind the last answer.
+SETTLE_S = 3.0
+#: How long other counters may still move once all output tokens are counted.
+REST_S = 0.5
+POLL_S = 0.05
 
 
 @dataclass
@@ -45,9 +57,7 @@ class Answer:
     Attributes:
         text: the whole text, reasoning included.
         output_tokens: as the server counts them, without billed rejections.
-        ttft_s: seconds from sending the request to the first piece.
-        first_tokens: tokens of the first piece.
-        gaps: seconds since the piece before, and tokens, of each piece after the first.
+        pieces: seconds since the piece before, or since the request was sent, and tokens of each piece.
         accepted, rejected: prediction tokens as `usage` has them, None where it does not.
         id: the server's name of the request.
         token_ids, prompt_token_ids: where they were asked for.
@@ -55,9 +65,7 @@ class Answer:
 
     text: str = ""
     output_tokens: int = 0
-    ttft_s: float = 0.0
-    first_tokens: int = 1
-    gaps: list[tuple[float, int]] = field(default_factory=list)
+    pieces: list[tuple[float, int]] = field(default_factory=list)
     accepted: int | None = None
     rejected: int | None = None
     id: str = ""
@@ -65,20 +73,118 @@ class Answer:
     prompt_token_ids: list[int] = field(default_factory=list)
 
     def token_gaps_s(self) -> list[float]:
-        """Inter-token latencies: the time before a piece, divided evenly among its tokens."""
-        gaps = [0.0] * max(0, self.first_tokens - 1)
-        for seconds, tokens in self.gaps:
+        """The time before a piece, divided evenly among its tokens; none before the first."""
+        gaps = [0.0] * (self.pieces[0][1] - 1)
+        for seconds, tokens in self.pieces[1:]:
             gaps += [seconds / tokens] * tokens
         return gaps
 
 
-@dataclass(frozen=True)
-class Alternatives:
+class Alternatives(NamedTuple):
     """One token of a text: where it begins, and the likeliest tokens there with their log probabilities."""
 
     start: int
     text: str
     logprobs: list[tuple[str, float]]
+
+
+#: Counters of `/metrics`, and what they are called here.
+_COUNTERS = {
+    "vllm:generation_tokens_total": "generated",
+    "vllm:request_success_total": "requests",
+    "vllm:spec_decode_num_drafts_total": "vllm_drafts",
+    "vllm:spec_decode_num_draft_tokens_total": "vllm_drafted",
+    "vllm:spec_decode_num_accepted_tokens_total": "vllm_accepted",
+    "gpu_align_steps_total": "plugin_steps",
+}
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of one moment, or what they counted between two; summed over engines and API servers.
+
+    Attributes:
+        numbers: by the names of `_COUNTERS`; those that the server does not have are not there.
+        drafts: draft tokens that the plugin verified, by (source, verdict). vLLM counts draft tokens beyond an
+            answer's end, too.
+        has_plugin: whether the server has our plugin's counters.
+        info: labels of `gpu_align_info`, empty where there is none.
+    """
+
+    numbers: Counter[str] = field(default_factory=Counter)
+    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    has_plugin: bool = False
+    info: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> Counts | None:
+        """The counters of a `/metrics` page; None where vLLM has not written it."""
+        numbers: Counter[str] = Counter()
+        drafts: Counter[tuple[str, str]] = Counter()
+        has_plugin, info = False, {}
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    has_plugin |= sample.name.startswith("gpu_align_")
+                    if name := _COUNTERS.get(sample.name):
+                        numbers[name] += int(sample.value)
+                    elif sample.name == "gpu_align_draft_tokens_total":
+                        drafts[sample.labels["source"], sample.labels["verdict"]] += int(sample.value)
+                    elif sample.name == "gpu_align_info":
+                        info = dict(sample.labels)
+        except (ValueError, KeyError, OverflowError):
+            return None
+        return cls(numbers, drafts, has_plugin, info) if "generated" in numbers else None
+
+    def since(self, before: Counts) -> Counts:
+        """Return what was counted after `before`."""
+        numbers, drafts = _less(self.numbers, before.numbers), _less(self.drafts, before.drafts)
+        return Counts(numbers, drafts, self.has_plugin)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens of all requests."""
+        return self.numbers["generated"]
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that the model agreed with, from all sources."""
+        return self._verdict("accepted") if self.has_plugin else self.numbers["vllm_accepted"]
+
+    @property
+    def rejected(self) -> int:
+        """Draft tokens that were verified and refused."""
+        if self.has_plugin:
+            return self._verdict("rejected")
+        return self.numbers["vllm_drafted"] - self.numbers["vllm_accepted"]
+
+    def steps(self, pieces: int = 0) -> int:
+        """Forward passes that produced tokens, a pass counted once for each request in it.
+
+        The plugin counts them for requests that get drafts. Other requests get one token a step. With vLLM's own
+        drafts this is the largest of three lower bounds: the output tokens less the accepted ones, of which some
+        may be beyond an answer's end; the steps with drafts and one prefill a request; and the pieces sent.
+        """
+        numbers = self.numbers
+        if self.has_plugin or not numbers["vllm_drafts"]:
+            return numbers["plugin_steps"] or self.generated
+        return max(
+            self.generated - numbers["vllm_accepted"], numbers["vllm_drafts"] + numbers["requests"], pieces
+        )
+
+    def by_source(self) -> dict[str, dict[str, int]]:
+        """Return accepted and rejected draft tokens of each source that had any."""
+        sources = sorted({source for (source, _), n in self.drafts.items() if n})
+        verdicts = ("accepted", "rejected")
+        return {source: {v: self.drafts[source, v] for v in verdicts} for source in sources}
+
+    def _verdict(self, verdict: str) -> int:
+        return sum(n for (_, found), n in self.drafts.items() if found == verdict)
+
+
+def _less(after: Counter[K], before: Counter[K]) -> Counter[K]:
+    return Counter({key: n - before[key] for key, n in after.items()})
 
 
 class Client:
@@ -125,37 +231,54 @@ class Client:
             BenchError: nobody answers, the key is refused, or this is no OpenAI server; the model is not served,
                 or several are and none is named.
         """
-        url, timeout = f"{self.base_url}/models", httpx.Timeout(15.0, connect=CONNECT_TIMEOUT_S)
-        try:
-            response = await self._http.get(url, timeout=timeout)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise self._unreachable(error) from error
-        if response.status_code != 200:
-            raise self._refused(response)
+        url = f"{self.base_url}/models"
+        async with self._asked("GET", url, timeout=_SHORT_TIMEOUT) as response:
+            await response.aread()
         try:
             found = {str(entry["id"]): entry for entry in response.json()["data"]}
         except (ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{url}: expected a list of models, found {response.text[:80]!r}") from error
         known = ", ".join(found) or "no model"
         if name is None and len(found) != 1:
-            raise BenchError(f"--model: {self.base_url} serves {known}: name one", usage=True)
+            raise WrongOptionError(f"--model: {self.base_url} serves {known}: name one")
         self.model = next(iter(found)) if name is None else name
         if self.model not in found:
-            raise BenchError(f"--model: {self.base_url} serves {known}, not {name!r}", usage=True)
+            raise WrongOptionError(f"--model: {self.base_url} serves {known}, not {name!r}")
         chosen = found[self.model]
         self.root, self.vllm = str(chosen.get("root") or self.model), chosen.get("owned_by") == "vllm"
 
-    async def metrics(self) -> str | None:
-        """Return the page at ``/metrics``; None where there is none."""
-        return await self.root_text("/metrics")
-
-    async def root_text(self, path: str) -> str | None:
-        """Return what a path beside ``/v1`` answers, such as ``/metrics``; None where there is none."""
+    async def root_text(self, path: str) -> str:
+        """Return what a path beside ``/v1`` answers, such as ``/metrics``; "" where there is none."""
         try:
-            response = await self._http.get(self.base_url.removesuffix("/v1") + path, timeout=15.0)
+            response = await self._http.get(self.base_url.removesuffix("/v1") + path, timeout=_SHORT_TIMEOUT)
         except httpx.HTTPError:
-            return None
-        return response.text if response.status_code == 200 else None
+            return ""
+        return response.text if response.status_code == 200 else ""
+
+    async def counts(self) -> Counts | None:
+        """Return the server's counters; None where it has no `/metrics` that vLLM wrote."""
+        return Counts.read(await self.root_text("/metrics"))
+
+    async def counted(self, before: Counts, tokens: int) -> Counts | None:
+        """Return what was counted since `before`, once all `tokens` output tokens are in it and nothing moves.
+
+        The counters of the last step may come a moment after its tokens. After `SETTLE_S` seconds, or `REST_S`
+        seconds after all tokens are in it, it returns what there is: other clients may keep a server busy.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE_S
+        last: Counts | None = None
+        while (now := await self.counts()) is not None:
+            found = now.since(before)
+            if found.generated >= tokens:
+                if found == last:
+                    return found
+                deadline = min(deadline, loop.time() + REST_S)
+            if loop.time() >= deadline:
+                return found
+            last = found
+            await asyncio.sleep(POLL_S)
+        return None
 
     async def stream(
         self, messages: Sequence[Mapping[str, str]], max_tokens: int, prediction: str | None
@@ -166,56 +289,38 @@ class Client:
             RequestRefusedError: the server refuses this request.
             BenchError: the server cannot be reached, fails, or sends no stream.
         """
-        body = self._body(messages, max_tokens)
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        if self.vllm:
-            body["stream_options"]["continuous_usage_stats"] = True
+        options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.vllm else {})
+        body = self._body(messages, max_tokens) | {"stream": True, "stream_options": options}
         if prediction is not None:
             body["prediction"] = {"type": "content", "content": prediction}
-        started = last = time.perf_counter()
-        answer = Answer()
-        counted = 0
-        texts: list[str] = []
-        counts_by_piece = False
-        try:
-            async with self._http.stream("POST", f"{self.base_url}/chat/completions", json=body) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    raise self._refused(response)
-                async for event in _events(response):
-                    now = time.perf_counter()
-                    if "error" in event:
-                        raise BenchError(f"{self.base_url}: the stream broke off: {_message(event)}")
-                    choices, usage = event.get("choices") or [], event.get("usage") or {}
-                    tokens = usage.get("completion_tokens")
-                    counts_by_piece |= bool(choices) and tokens is not None
-                    if tokens is not None and (choices or not counts_by_piece):
-                        answer.output_tokens = tokens
-                    _take(answer, event, choices, usage)
-                    text = _text(choices)
-                    new = answer.output_tokens - counted if counts_by_piece else int(bool(text))
-                    if new <= 0 and not text:
-                        continue
+        answer, counted, counts_by_piece = Answer(), 0, False
+        last = time.perf_counter()
+        async with self._asked("POST", f"{self.base_url}/chat/completions", json=body) as response:
+            async for event in _events(response):
+                now = time.perf_counter()
+                if "error" in event:
+                    raise BenchError(f"{self.base_url}: the stream broke off: {_message(event)}")
+                choices, usage = event.get("choices") or [], event.get("usage") or {}
+                tokens = usage.get("completion_tokens")
+                counts_by_piece |= bool(choices) and tokens is not None
+                if tokens is not None and (choices or not counts_by_piece):
+                    answer.output_tokens = tokens
+                text = _take(answer, event, choices, usage)
+                new = answer.output_tokens - counted if counts_by_piece else int(bool(text))
+                if new > 0 or text:
                     counted += max(new, 0)
-                    if texts:
-                        answer.gaps.append((now - last, max(new, 1)))
-                    else:
-                        answer.ttft_s, answer.first_tokens = now - started, max(new, 1)
-                    texts.append(text)
+                    answer.pieces.append((now - last, max(new, 1)))
                     last = now
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        answer.text = "".join(texts)
-        if not texts or not answer.output_tokens:
-            raise BenchError(
-                f"{self.base_url}: expected a stream with text and usage, found {len(texts)} pieces"
-            )
-        if not counts_by_piece and answer.gaps:
-            # Usage came at the end only: the tokens, at least one each, are spread over the pieces.
-            pieces = len(answer.gaps)
-            total = max(answer.output_tokens - answer.first_tokens, pieces)
-            ends = [i * total // pieces for i in range(pieces + 1)]
-            answer.gaps = [(seconds, ends[i + 1] - ends[i]) for i, (seconds, _) in enumerate(answer.gaps)]
+        if not answer.pieces or not answer.output_tokens:
+            found = f"found {len(answer.pieces)} pieces"
+            raise BenchError(f"{self.base_url}: expected a stream with text and usage, {found}")
+        later = len(answer.pieces) - 1
+        if not counts_by_piece and later:
+            # Usage came at the end only: the tokens, at least one each, are spread over the later pieces.
+            total = max(answer.output_tokens - 1, later)
+            ends = [i * total // later for i in range(later + 1)]
+            for i in range(later):
+                answer.pieces[i + 1] = (answer.pieces[i + 1][0], ends[i + 1] - ends[i])
         return answer
 
     async def alternatives(
@@ -227,12 +332,8 @@ class Client:
             BenchError: as for `stream`.
         """
         body = self._body(messages, max_tokens) | {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        try:
-            response = await self._http.post(f"{self.base_url}/chat/completions", json=body)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        if response.status_code != 200:
-            raise self._refused(response)
+        async with self._asked("POST", f"{self.base_url}/chat/completions", json=body) as response:
+            await response.aread()
         found, start = [], 0
         for entry in (response.json()["choices"][0].get("logprobs") or {}).get("content") or []:
             tops = [(top["token"], float(top["logprob"])) for top in entry.get("top_logprobs") or []]
@@ -246,8 +347,17 @@ class Client:
             body["cache_salt"] = uuid.uuid4().hex
         return body | self._more
 
-    def _unreachable(self, error: Exception) -> BenchError:
-        return BenchError(f"{self.base_url}: no answer: {str(error) or type(error).__name__}")
+    @contextlib.asynccontextmanager
+    async def _asked(self, method: str, url: str, **more: Any) -> AsyncIterator[httpx.Response]:
+        """What a request is answered with HTTP 200, not yet read; all else is a BenchError."""
+        try:
+            async with self._http.stream(method, url, **more) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise self._refused(response)
+                yield response
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise BenchError(f"{self.base_url}: no answer: {str(error) or type(error).__name__}") from error
 
     def _refused(self, response: httpx.Response) -> BenchError:
         code = response.status_code
@@ -281,25 +391,23 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield event
 
 
-def _text(choices: Sequence[Mapping[str, Any]]) -> str:
-    if not choices:
-        return ""
-    delta = choices[0].get("delta") or {}
-    return "".join(delta.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
-
-
 def _take(
     answer: Answer, event: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]
-) -> None:
-    """What an event says besides its text."""
+) -> str:
+    """Add an event to the answer; its text."""
     answer.id = event.get("id") or answer.id
     answer.prompt_token_ids += event.get("prompt_token_ids") or []
-    if choices:
-        answer.token_ids += choices[0].get("token_ids") or []
     details = usage.get("completion_tokens_details") or {}
     if details.get("accepted_prediction_tokens") is not None:
         answer.accepted = int(details["accepted_prediction_tokens"])
         answer.rejected = int(details.get("rejected_prediction_tokens") or 0)
+    if not choices:
+        return ""
+    answer.token_ids += choices[0].get("token_ids") or []
+    delta = choices[0].get("delta") or {}
+    text = "".join(delta.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
+    answer.text += text
+    return text
 
 
 def _message(body: Any) -> str:
@@ -336,19 +444,14 @@ def is_near_tie(a: str, b: str, places: Sequence[Alternatives], margin: float) -
 
 def _tie_at(a: str, b: str, at: int, place: Alternatives, margin: float) -> bool:
     rest_a, rest_b = a[place.start :], b[place.start :]
-    fitting = {
-        token: logprob
-        for token, logprob in place.logprobs
-        if token and (rest_a.startswith(token) or rest_b.startswith(token))
-    }
-    if place.start == at and not (
-        rest_a and rest_b
-    ):  # one answer ends here: any other token stands for its end
-        ending = [logprob for token, logprob in place.logprobs if token not in fitting]
-        return any(abs(x - y) <= margin for x in fitting.values() for y in ending)
-    if place.start == at:  # the tokens must be of different answers
-        of_a = [logprob for token, logprob in fitting.items() if rest_a.startswith(token)]
-        of_b = [logprob for token, logprob in fitting.items() if rest_b.startswith(token)]
-        return any(abs(x - y) <= margin for x in of_a for y in of_b)
-    values = sorted(fitting.values(), reverse=True)
-    return len(values) > 1 and values[0] - values[1] <= margin
+    of_a, of_b = (
+        {token: logprob for token, logprob in place.logprobs if token and rest.startswith(token)}
+        for rest in (rest_a, rest_b)
+    )
+    fitting = of_a | of_b
+    if place.start < at:
+        values = sorted(fitting.values(), reverse=True)
+        return len(values) > 1 and values[0] - values[1] <= margin
+    if not (rest_a and rest_b):  # one answer ends here: any other token stands for its end
+        of_a, of_b = fitting, {token: logprob for token, logprob in place.logprobs if token not in fitting}
+    return any(abs(x - y) <= margin for x in of_a.values() for y in of_b.values())

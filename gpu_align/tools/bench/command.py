@@ -21,10 +21,11 @@ from ..console import JsonOut, check_outputs, counted, print_table, progress_bar
 
 if TYPE_CHECKING:
     from .data import Choice, Pair, SentPredictions
-    from .measure import Advance, BenchSettings, Result
+    from .measure import BenchSettings, Result
     from .servers import Attached, Served
 
 _INTERRUPTED = 130
+_MAX_CONCURRENCY = 4096
 _EXAMPLES = """Examples:
 
 gpu-align bench --base-url http://localhost:8000/v1 --concurrency 1,8 --html bench.html
@@ -60,9 +61,7 @@ def bench_command(
     after: Annotated[Path | None, typer.Option(metavar="FILE", help="and after it")] = None,
     instruction: Annotated[str | None, typer.Option(metavar="TEXT", help="what to do with --before")] = None,
     pairs: Annotated[int, typer.Option(min=1, metavar="N", help="most edits of --from-git")] = 16,
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="N,N", help="requests in flight [default: 1,8,32,128]")
-    ] = None,
+    concurrency: Annotated[str, typer.Option(metavar="N,N", help="requests in flight")] = "1,8,32,128",
     modes: Annotated[
         str | None,
         typer.Option(metavar="M,M", help="of none, prediction, unrelated, ngram [default: all that can run]"),
@@ -114,17 +113,18 @@ def bench_command(
 ) -> None:
     """Measure what predictions save on a server: tokens a second, latencies, steps, identical answers."""
     try:
-        from . import servers
         from .client import BenchError
-        from .measure import MODES, BenchSettings, Result, parse_concurrency, parse_modes
+        from .measure import BenchSettings, Result
+        from .servers import Attached, Served
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("httpx", "prometheus_client"):
             raise
         raise MissingExtraError("gpu-align bench", package, "cli") from error
 
-    sources = [path for path in (dataset, before, after) if path is not None]
-    check_outputs({"--json": json_out, "--html": html_out}, sources)
+    check_outputs(
+        {"--json": json_out, "--html": html_out}, [p for p in (dataset, before, after) if p is not None]
+    )
     if (base_url is None) == (serve is None):
         refuse(f"expected --base-url URL or --serve MODEL, found {'neither' if base_url is None else 'both'}")
     given, absent = ("--base-url", "--serve") if serve is None else ("--serve", "--base-url")
@@ -138,36 +138,22 @@ def bench_command(
             refuse(f"{option}{'' if value is True else f': {value}'} is for {owner}, not for {given}")
     if prediction not in ("auto", "before", "output"):
         refuse(f"--prediction: expected auto, before or output, found {prediction!r}")
+    where: Attached | Served
+    if serve is None:
+        compared = None if compare_url is None else _url("--compare-url", compare_url)
+        where = Attached(_url("--base-url", base_url or ""), compared, model, api_key)
+    else:
+        if not serve.strip():
+            refuse(f"--serve: expected a model's name or folder, found {serve!r}")
+        try:
+            where = Served(serve, num_draft_tokens, tuple(shlex.split(vllm_args)), together)
+        except ValueError as error:
+            refuse(f"--vllm-args: {error}, found {vllm_args!r}")
     result = Result()
     try:
-        where: Attached | Served
-        if serve is None:
-            urls = {"--base-url": base_url, "--compare-url": compare_url}
-            for option, url in urls.items():
-                if url is not None and not re.fullmatch(r"\s*https?://.*/v1/*\s*", url):
-                    example = "such as http://localhost:8000/v1"
-                    refuse(f"{option}: expected a URL that ends in /v1, {example}, found {url!r}")
-                urls[option] = url and url.strip().rstrip("/")
-            where = servers.Attached(urls["--base-url"] or "", urls["--compare-url"], model, api_key)
-        else:
-            if not serve.strip():
-                refuse(f"--serve: expected a model's name or folder, found {serve!r}")
-            try:
-                where = servers.Served(serve, num_draft_tokens, tuple(shlex.split(vllm_args)), together)
-            except ValueError as error:
-                refuse(f"--vllm-args: {error}, found {vllm_args!r}")
-        can_ngram = serve is not None or compare_url is not None
-        all_modes = tuple(mode for mode in MODES if mode != "ngram" or can_ngram)
-        chosen = all_modes if modes is None else parse_modes(modes)
-        if "ngram" in chosen and not can_ngram:
-            refuse("--modes: ngram needs --compare-url, a server with vLLM's n-gram drafts, or --serve")
-        if compare_url is not None and "ngram" not in chosen:
-            refuse(f"--compare-url: {compare_url} is for the mode ngram, found --modes {modes}")
         settings = BenchSettings(
-            concurrency=parse_concurrency(concurrency)
-            if concurrency is not None
-            else BenchSettings.concurrency,
-            modes=chosen,
+            concurrency=_numbers(concurrency),
+            modes=_modes(modes, serve is not None, compare_url),
             rounds=rounds,
             requests=requests or 0,
             max_tokens=max_tokens,
@@ -184,16 +170,48 @@ def bench_command(
             "settings": asdict(settings),
             "data": {"source": source, "pairs": len(edits)},
         }
-        if isinstance(where, servers.Served):
-            result.about["serve"] = {
-                "num_draft_tokens": where.num_draft_tokens,
-                "arguments": list(where.arguments),
-                "together": where.together,
-            }
+        if isinstance(where, Served):
+            named = ("num_draft_tokens", "arguments", "together")
+            result.about["serve"] = {name: getattr(where, name) for name in named}
         failure = measure_servers(where, edits, settings, result)
     except BenchError as error:
         refuse(str(error))
     _finish(result, json_out, html_out, failure)
+
+
+def _url(option: str, given: str) -> str:
+    if not re.fullmatch(r"\s*https?://.*/v1/*\s*", given):
+        refuse(
+            f"{option}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {given!r}"
+        )
+    return given.strip().rstrip("/")
+
+
+def _numbers(concurrency: str) -> tuple[int, ...]:
+    words = [word.strip() for word in concurrency.split(",")]
+    numbers = [int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0 for word in words]
+    if not all(1 <= number <= _MAX_CONCURRENCY for number in numbers):
+        expected = f"numbers from 1 to {_MAX_CONCURRENCY} as in 1,8,32"
+        refuse(f"--concurrency: expected {expected}, found {concurrency!r}")
+    return tuple(dict.fromkeys(numbers))
+
+
+def _modes(given: str | None, served: bool, compare_url: str | None) -> tuple[str, ...]:
+    """Those that are named, in the order of tables, or all that can run."""
+    from .measure import MODES
+
+    can_ngram = served or compare_url is not None
+    names = [mode for mode in MODES if mode != "ngram" or can_ngram]
+    if given is not None:
+        names = [name.strip() for name in given.split(",") if name.strip()]
+        if not names or set(names) - set(MODES):
+            found = next((name for name in names if name not in MODES), given)
+            refuse(f"--modes: expected some of {','.join(MODES)}, found {found!r}")
+    if "ngram" in names and not can_ngram:
+        refuse("--modes: ngram needs --compare-url, a server with vLLM's n-gram drafts, or --serve")
+    if compare_url is not None and "ngram" not in names:
+        refuse(f"--compare-url: {compare_url} is for the mode ngram, found --modes {given}")
+    return tuple(mode for mode in MODES if mode in names)
 
 
 def _edits(
@@ -244,34 +262,23 @@ def measure_servers(
     Raises:
         BenchError: an option is wrong, so that nothing was measured.
     """
-    from .client import BenchError
+    from .client import BenchError, WrongOptionError
     from .measure import Session
-    from .servers import Attached, run_attached, run_served
 
-    async def run(session: Session, advance: Advance) -> None:
+    async def run(session: Session) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if task is not None:
                 with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                     loop.add_signal_handler(number, task.cancel)
-
-        def say(text: str, seconds: float) -> None:
-            if seconds == 0.0:
-                typer.echo(text, err=True)
-            else:
-                advance(f"{text}: starting, {seconds:.0f} s", 0)
-
-        if isinstance(where, Attached):
-            await run_attached(where, session)
-        else:
-            await run_served(where, session, say)
+        await where.measure(session)
 
     with progress_bar("measuring", settings.num_requests(len(pairs))) as advance:
         try:
-            asyncio.run(run(Session(pairs, settings, result, advance, predict), advance))
+            asyncio.run(run(Session(pairs, settings, result, advance, predict)))
+        except WrongOptionError:
+            raise
         except BenchError as error:
-            if error.usage:
-                raise
             return error
         except (KeyboardInterrupt, asyncio.CancelledError):
             return KeyboardInterrupt()
@@ -294,9 +301,9 @@ def _finish(
         refuse(f"{error.filename}: {error.strerror or error}")
     if runs := result.runs():
         title = f"{result.about.get('model')}, {result.about['data']['source']}"
-        words = page.LABEL_COLUMNS
-        print_table(title, page.SPEED, page.speed_rows(runs), words=words, folded="speed-up")
-        console = print_table("", page.STEPS, page.step_rows(runs), words=words, folded="identical")
+        words = ("mode", "identical")
+        print_table(title, page.SPEED, page.rows(runs, page.SPEED), words=words, folded="speed-up")
+        console = print_table("", page.STEPS, page.rows(runs, page.STEPS), words=words, folded="identical")
         for sentence in (page.LEGEND, *page.verdict(runs), *result.notes):
             console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for written in filter(None, (json_out, html_out)):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of
-from .client import BenchError
+from .client import WrongOptionError
 
 #: Files of a Git history beyond this size are left out.
 MAX_FILE_BYTES = 48 * 1024
@@ -47,37 +47,27 @@ class Pair:
 def read_pairs(path: Path, source: str = "") -> list[Pair]:
     """Read ``{"id", "instruction", "before", "after"?, "prompt"?}``, one JSON object a line, plain or gzipped.
 
-    Empty lines are skipped, unknown fields ignored.
-
-    Args:
-        path: the file.
-        source: how messages call it, ``--dataset: PATH`` if empty.
+    Empty lines are skipped, unknown fields ignored. Messages call the file `source`, or ``--dataset: PATH``.
 
     Raises:
-        BenchError: the file cannot be read, has no pair, or a line is none; names the line.
+        WrongOptionError: the file cannot be read, has no pair, or a line is none; names the line.
     """
     source = source or f"--dataset: {path}"
     pairs: list[Pair] = []
     lines: dict[str, int] = {}
     try:
         for line, fields in json_lines(path):
-            pair = Pair(
-                identifier_of(line, fields),
-                _text(line, fields, "instruction"),
-                _text(line, fields, "before"),
-                None if fields.get("after") is None else _text(line, fields, "after"),
-                None if fields.get("prompt") is None else _text(line, fields, "prompt"),
-            )
-            if pair.id in lines:
-                raise RecordError(line, f'"id": {pair.id!r} is also that of line {lines[pair.id]}')
-            lines[pair.id] = line
-            pairs.append(pair)
-    except OSError as error:
-        raise BenchError(f"{source}: {error.strerror or error}", usage=True) from error
-    except RecordError as error:
-        raise BenchError(f"{source}: {error}", usage=True) from error
+            identifier = identifier_of(line, fields)
+            names = ["instruction", "before"]
+            names += [name for name in ("after", "prompt") if fields.get(name) is not None]
+            texts = {name: _text(line, fields, name) for name in names}
+            if (first := lines.setdefault(identifier, line)) != line:
+                raise RecordError(line, f'"id": {identifier!r} is also that of line {first}')
+            pairs.append(Pair(identifier, **texts))
+    except (OSError, RecordError) as error:
+        raise WrongOptionError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
     if not pairs:
-        raise BenchError(f"{source}: expected at least one pair, found none", usage=True)
+        raise WrongOptionError(f"{source}: expected at least one pair, found none")
     return pairs
 
 
@@ -101,29 +91,24 @@ def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> 
     """Return one pair of two files.
 
     Raises:
-        BenchError: a file cannot be read or is no text, or both are the same.
+        WrongOptionError: a file cannot be read or is no text, or both are the same.
     """
     old = _text_file(before, "--before")
     new = None if after is None else _text_file(after, "--after")
     if not old.strip():
-        raise BenchError(f"--before: {before}: expected a text, found an empty file", usage=True)
+        raise WrongOptionError(f"--before: {before}: expected a text, found an empty file")
     if new == old:
-        raise BenchError(f"--after: {after} is equal to {before}: there is no edit", usage=True)
+        raise WrongOptionError(f"--after: {after} is equal to {before}: there is no edit")
     if instruction is None and new is None:
-        raise BenchError("--before without --after needs --instruction", usage=True)
+        raise WrongOptionError("--before without --after needs --instruction")
     return Pair(before.name, instruction or _instruction_of(old, new or old), old, new)
 
 
 def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
-    """Return the modified text files of the commits in a range, newest first; the subject is the instruction.
-
-    Args:
-        repo: a Git work tree, or a bare repository.
-        revisions: what ``git log`` takes, such as ``v1.0..v1.1`` or ``HEAD~50..``.
-        limit: at most so many pairs.
+    """Return the modified text files of the commits in a range (see `git_edits`); the subject is the instruction.
 
     Raises:
-        BenchError: Git is missing or refuses the range, or the range has no modified text file.
+        WrongOptionError: Git is missing or refuses the range, or the range has no modified text file.
     """
 
     def text_of(raw: bytes) -> str | None:
@@ -132,19 +117,17 @@ def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
         except UnicodeDecodeError:
             return None
 
-    edits = git_edits("--from-git", repo, revisions, MAX_FILE_BYTES, text_of)
     try:
+        edits = git_edits("--from-git", repo, revisions, MAX_FILE_BYTES, text_of)
         found = [
             Pair(f"{e.commit}:{e.path}", f"Change the file {e.path}: {e.subject}", e.before, e.after)
             for e in itertools.islice(edits, limit)
         ]
     except EditError as error:
-        raise BenchError(str(error), usage=True) from error
+        raise WrongOptionError(str(error)) from error
     if not found:
-        raise BenchError(
-            f"--from-git: {revisions} has no modified text file of at most {MAX_FILE_BYTES:,} bytes",
-            usage=True,
-        )
+        most = f"at most {MAX_FILE_BYTES:,} bytes"
+        raise WrongOptionError(f"--from-git: {revisions} has no modified text file of {most}")
     return found
 
 
@@ -152,11 +135,10 @@ def _text_file(path: Path, option: str) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise BenchError(f"{option}: {path}: {error.strerror or error}", usage=True) from error
+        raise WrongOptionError(f"{option}: {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise BenchError(
-            f"{option}: {path}: expected UTF-8, found byte 0x{error.object[error.start]:02x}", usage=True
-        ) from error
+        found = f"byte 0x{error.object[error.start]:02x}"
+        raise WrongOptionError(f"{option}: {path}: expected UTF-8, found {found}") from error
 
 
 def _instruction_of(before: str, after: str) -> str:
@@ -211,13 +193,10 @@ class SentPredictions:
 
 
 def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choice) -> SentPredictions:
-    """Choose a prediction and a useless one of about its length for each pair, after the first run.
+    """Choose a prediction and a useless one of about its length for each pair and its output of the first run.
 
-    Args:
-        pairs: [P] the edits.
-        outputs: [P] what the model wrote in the first run.
-        choice: ``"before"``: the text before the edit; ``"output"``: the output with edits; ``"auto"``: the
-            first where the output resembles it, else the second.
+    ``"before"``: the text before the edit; ``"output"``: the output with edits; ``"auto"``: the first where the
+    output resembles it, else the second.
     """
     useful, sources = [], []
     for pair, output in zip(pairs, outputs, strict=True):

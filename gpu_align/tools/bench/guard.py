@@ -1,8 +1,7 @@
 """Ends a process group when the process that started it is gone, however it went: ``python guard.py GROUP``.
 
-It reads its standard input, whose other end that process holds. A byte means that the group has been stopped in
-order. The end of the input without one means that nobody is left to stop it. Run as a file, so that it loads
-nothing but this.
+That process holds the other end of the standard input. A byte means that the group has been stopped in order, the
+end without one that nobody is left to stop it. Run as a file, so that it loads nothing but this.
 """
 
 from __future__ import annotations

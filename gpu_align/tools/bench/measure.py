@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
-from .client import Alternatives, Answer, BenchError, Client, RequestRefusedError, Verdict, is_near_tie
+from .client import (
+    Alternatives,
+    Answer,
+    BenchError,
+    Client,
+    Counts,
+    RequestRefusedError,
+    Verdict,
+    is_near_tie,
+)
 from .data import Choice, Pair, SentPredictions, make_predictions
 
 #: In the order of tables. `ngram` is vLLM's own drafter, on a server of its own.
 MODES = ("none", "prediction", "unrelated", "ngram")
-MAX_CONCURRENCY = 4096
 
 
 @dataclass(frozen=True)
@@ -28,21 +34,21 @@ class BenchSettings:
 
     Attributes:
         concurrency: requests in flight, a measurement each.
-        modes: a selection of `MODES`, in their order.
+        modes: in the order of tables, for instance a selection of `MODES`.
         rounds: how often each combination is measured.
-        requests: requests of one combination in one round; 0: the pairs once, and at least two each stream.
         max_tokens: the most output tokens of a request.
+        requests: requests of one combination in one round; 0: the pairs once, and at least two each stream.
         prediction: which predictions to send, see `make_predictions`.
         tie_margin: the largest difference of two log probabilities that counts as a near tie.
         timeout_s: the longest wait for a piece of an answer.
         fresh_prefix: whether each request is prefilled anew.
     """
 
-    concurrency: tuple[int, ...] = (1, 8, 32, 128)
-    modes: tuple[str, ...] = MODES[:3]
-    rounds: int = 3
+    concurrency: tuple[int, ...]
+    modes: tuple[str, ...]
+    rounds: int
+    max_tokens: int
     requests: int = 0
-    max_tokens: int = 1024
     prediction: Choice = "auto"
     tie_margin: float = 0.25
     timeout_s: float = 600.0
@@ -79,172 +85,11 @@ def turns(modes: Sequence[str], concurrency: Sequence[int], rounds: int) -> Iter
                 yield Turn(number, streams, mode)
 
 
-def parse_modes(text: str) -> tuple[str, ...]:
-    """Read ``none,prediction``; a name that is none of `MODES`, or no name at all, raises BenchError."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in MODES]
-    if unknown or not names:
-        found = unknown[0] if unknown else text
-        raise BenchError(f"--modes: expected some of {','.join(MODES)}, found {found!r}", usage=True)
-    return tuple(mode for mode in MODES if mode in names)
-
-
-def parse_concurrency(text: str) -> tuple[int, ...]:
-    """Read ``1,8,32``; what is no number from 1 to `MAX_CONCURRENCY` raises BenchError."""
-    words = [word.strip() for word in text.split(",")]
-    numbers = [int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0 for word in words]
-    if not all(1 <= number <= MAX_CONCURRENCY for number in numbers):
-        raise BenchError(
-            f"--concurrency: expected numbers from 1 to {MAX_CONCURRENCY} as in 1,8,32, found {text!r}",
-            usage=True,
-        )
-    return tuple(dict.fromkeys(numbers))
-
-
-#: How long `/metrics` may lag behind the last answer.
-SETTLE_S = 3.0
-#: How long other counters may still move once all output tokens are counted.
-REST_S = 0.5
-_POLL_S = 0.05
-
-
-#: Counters of `/metrics`, and what they are called here.
-_COUNTERS = {
-    "vllm:generation_tokens_total": "generated",
-    "vllm:request_success_total": "requests",
-    "vllm:spec_decode_num_drafts_total": "vllm_drafts",
-    "vllm:spec_decode_num_draft_tokens_total": "vllm_drafted",
-    "vllm:spec_decode_num_accepted_tokens_total": "vllm_accepted",
-    "gpu_align_steps_total": "plugin_steps",
-}
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counters of one moment, or what they counted between two.
-
-    Attributes:
-        generated: output tokens of all requests.
-        requests: finished requests.
-        plugin_steps: forward passes that produced tokens of a request that gets drafts (our plugin's counter).
-        vllm_drafts: steps of a request that verified draft tokens, as vLLM counts them.
-        vllm_drafted, vllm_accepted: draft tokens as vLLM counts them, also after an answer's end.
-        drafts: draft tokens that the plugin verified, by (source, verdict).
-        has_plugin: whether the server has our plugin's counters.
-        has_drafts: whether it has vLLM's counters of speculative decoding.
-        info: labels of `gpu_align_info`, empty where there is none.
-    """
-
-    generated: int = 0
-    requests: int = 0
-    plugin_steps: int = 0
-    vllm_drafts: int = 0
-    vllm_drafted: int = 0
-    vllm_accepted: int = 0
-    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    has_plugin: bool = False
-    has_drafts: bool = False
-    info: dict[str, str] = field(default_factory=dict)
-
-    def since(self, before: Counts) -> Counts:
-        """Return what was counted after `before`."""
-        numbers = {name: getattr(self, name) - getattr(before, name) for name in _COUNTERS.values()}
-        drafts = Counter({key: n - before.drafts[key] for key, n in self.drafts.items()})
-        return Counts(**numbers, drafts=drafts, has_plugin=self.has_plugin, has_drafts=self.has_drafts)
-
-    @property
-    def accepted(self) -> int:
-        """Draft tokens that the model agreed with, from all sources."""
-        return self._verdict("accepted") if self.has_plugin else self.vllm_accepted
-
-    @property
-    def rejected(self) -> int:
-        """Draft tokens that were verified and refused."""
-        return self._verdict("rejected") if self.has_plugin else self.vllm_drafted - self.vllm_accepted
-
-    @property
-    def steps(self) -> int:
-        """Forward passes that produced tokens, a pass counted once for each request in it.
-
-        The plugin counts them for requests that get drafts. Other requests get one token a step. With vLLM's own
-        drafts this is the larger of two lower bounds: the output tokens less the accepted ones, of which some may
-        be beyond an answer's end; and the steps with drafts and one prefill a request.
-        """
-        if self.has_plugin or not self.vllm_drafts:
-            return self.plugin_steps or self.generated
-        return max(self.generated - self.vllm_accepted, self.vllm_drafts + self.requests)
-
-    def by_source(self) -> dict[str, dict[str, int]]:
-        """Return accepted and rejected draft tokens of each source that had any."""
-        sources = sorted({source for (source, _), n in self.drafts.items() if n})
-        verdicts = ("accepted", "rejected")
-        return {source: {v: self.drafts[source, v] for v in verdicts} for source in sources}
-
-    def _verdict(self, verdict: str) -> int:
-        return sum(n for (_, found), n in self.drafts.items() if found == verdict)
-
-
-def parse(text: str) -> Counts:
-    """Read the counters of a `/metrics` page, summed over engines and API servers; else ValueError."""
-    numbers: Counter[str] = Counter()
-    drafts: Counter[tuple[str, str]] = Counter()
-    has_plugin, info = False, {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            has_plugin |= sample.name.startswith("gpu_align_")
-            if name := _COUNTERS.get(sample.name):
-                numbers[name] += int(sample.value)
-            elif sample.name == "gpu_align_draft_tokens_total":
-                drafts[sample.labels["source"], sample.labels["verdict"]] += int(sample.value)
-            elif sample.name == "gpu_align_info":
-                info = dict(sample.labels)
-    return Counts(
-        **numbers, drafts=drafts, has_plugin=has_plugin, has_drafts="vllm_drafts" in numbers, info=info
-    )
-
-
-async def scrape(fetch: Callable[[], Awaitable[str | None]]) -> Counts | None:
-    """Return the counters; None where the server has no `/metrics` that vLLM wrote."""
-    text = await fetch()
-    try:
-        return parse(text) if text and "vllm:generation_tokens" in text else None
-    except (ValueError, KeyError, OverflowError):
-        return None
-
-
-async def settled(fetch: Callable[[], Awaitable[str | None]], before: Counts, tokens: int) -> Counts | None:
-    """Return what was counted since `before`, once all `tokens` output tokens are in it and nothing moves.
-
-    The counters of the last step may come a moment after its tokens. After `SETTLE_S` seconds, or `REST_S` seconds
-    after all tokens are in it, it returns what there is: other clients may keep a server busy.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + SETTLE_S
-    last: Counts | None = None
-    while True:
-        now = await scrape(fetch)
-        if now is None:
-            return None
-        found = now.since(before)
-        if found == last and found.generated >= tokens:
-            return found
-        if found.generated >= tokens:
-            deadline = min(deadline, loop.time() + REST_S)
-        if loop.time() >= deadline:
-            return found
-        last = found
-        await asyncio.sleep(_POLL_S)
-
-
-PERCENTILES = (50, 90, 99)
-
-
 @dataclass
 class Sample:
-    """One turn: a mode at a concurrency in one round.
+    """What one turn has measured.
 
     Attributes:
-        turn: which.
         answers: (pair, answer) of each request.
         seconds: wall time from the first request to the last answer.
         counts: what `/metrics` counted meanwhile; None without one.
@@ -269,12 +114,9 @@ class Sample:
 
     @property
     def steps(self) -> int:
-        """Verification steps. vLLM's own drafts are not counted by step; no step sends more than one piece."""
-        if self.counts is None:
-            return 0
-        exact = self.counts.has_plugin or not self.counts.vllm_drafts
-        pieces = sum(1 + len(answer.gaps) for _, answer in self.answers)
-        return self.counts.steps if exact else max(self.counts.steps, pieces)
+        """Verification steps; no step sends more than one piece."""
+        pieces = sum(len(answer.pieces) for _, answer in self.answers)
+        return self.counts.steps(pieces) if self.counts is not None else 0
 
 
 @dataclass
@@ -302,35 +144,35 @@ class Result:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return one object a mode and concurrency, all rounds together."""
-        modes = list(dict.fromkeys(self.about.get("settings", {}).get("modes", ())))
-        found = {(sample.turn.mode, sample.turn.concurrency) for sample in self.samples}
-        order = sorted(found, key=lambda key: (key[1], modes.index(key[0]) if key[0] in modes else 0))
-        return [self._run(mode, concurrency) for mode, concurrency in order]
+        modes = list(self.about.get("settings", {}).get("modes", ()))
+        grouped: dict[tuple[int, int], list[Sample]] = {}
+        for sample in self.samples:
+            grouped.setdefault((sample.turn.concurrency, modes.index(sample.turn.mode)), []).append(sample)
+        return [self._run(grouped[key]) for key in sorted(grouped)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole result, without dates and without any text of a request."""
         return {**self.about, "complete": self.complete, "notes": self.notes, "runs": self.runs()}
 
-    def _run(self, mode: str, concurrency: int) -> dict[str, Any]:
-        samples = [s for s in self.samples if (s.turn.mode, s.turn.concurrency) == (mode, concurrency)]
+    def _run(self, samples: Sequence[Sample]) -> dict[str, Any]:
         answers = [answer for sample in samples for _, answer in sample.answers]
         tokens = sum(sample.output_tokens for sample in samples)
         verdicts = [self.verdicts.get(key) for sample in samples for key in sample.different]
-        # The worst verdict of all answers; None while one has not been checked.
-        identical = next((v for v in ("no", None, "near-tie") if v in verdicts), "yes")
+        gaps = [seconds for answer in answers for seconds, _ in answer.pieces[1:]]
         return {
-            "mode": mode,
-            "concurrency": concurrency,
+            "mode": samples[0].turn.mode,
+            "concurrency": samples[0].turn.concurrency,
             "requests": len(answers),
             "output_tokens": tokens,
             "tokens_per_s": round(tokens / sum(sample.seconds for sample in samples), 2),
-            "ttft_ms": _percentiles([answer.ttft_s for answer in answers]),
+            "ttft_ms": _percentiles([answer.pieces[0][0] for answer in answers]),
             "itl_ms": _percentiles([gap for answer in answers for gap in answer.token_gaps_s()]),
-            **_drafts(samples),
-            "identical": identical,
+            **_drafts(samples, answers),
+            # The worst verdict of all answers; None while one has not been checked.
+            "identical": next((v for v in ("no", None, "near-tie") if v in verdicts), "yes"),
             "different": len(verdicts),
             "near_ties": verdicts.count("near-tie"),
-            "piece_ms": _percentiles([seconds for answer in answers for seconds, _ in answer.gaps]),
+            "piece_ms": _percentiles(gaps),
             "speed_up": self._speed_up(samples),
             "rounds": [{"seconds": round(s.seconds, 4), "output_tokens": s.output_tokens} for s in samples],
         }
@@ -346,21 +188,21 @@ class Result:
         return {name: round(value, 4) for name, value in values.items()}
 
 
-def _drafts(samples: Sequence[Sample]) -> dict[str, Any]:
+def _drafts(samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, Any]:
     """Steps, accepted and rejected draft tokens: of `/metrics`, else of `usage`, else None."""
     counts = [sample.counts for sample in samples if sample.counts is not None]
     if len(counts) == len(samples):
-        sources: dict[str, Counter[str]] = {}
+        total = Counts(has_plugin=counts[0].has_plugin)
         for count in counts:
-            for source, verdicts in count.by_source().items():
-                sources.setdefault(source, Counter()).update(verdicts)
+            total.numbers.update(count.numbers)
+            total.drafts.update(count.drafts)
         return {
             "steps": sum(sample.steps for sample in samples),
-            "accepted": sum(count.accepted for count in counts),
-            "rejected": sum(count.rejected for count in counts),
-            "by_source": {source: dict(verdicts) for source, verdicts in sources.items()},
+            "accepted": total.accepted,
+            "rejected": total.rejected,
+            "by_source": total.by_source(),
         }
-    known = [answer for sample in samples for _, answer in sample.answers if answer.accepted is not None]
+    known = [answer for answer in answers if answer.accepted is not None]
     return {
         "steps": None,
         "accepted": sum(answer.accepted or 0 for answer in known) if known else None,
@@ -370,11 +212,9 @@ def _drafts(samples: Sequence[Sample]) -> dict[str, Any]:
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     """p50, p90, p99 in milliseconds; None without values."""
-    found = np.percentile(seconds, PERCENTILES).tolist() if seconds else [None] * len(PERCENTILES)
-    return {
-        f"p{p}": None if value is None else round(value * 1000, 3)
-        for p, value in zip(PERCENTILES, found, strict=True)
-    }
+    if not seconds:
+        return dict.fromkeys(("p50", "p90", "p99"))
+    return {f"p{p}": round(float(np.percentile(seconds, p)) * 1000, 3) for p in (50, 90, 99)}
 
 
 #: Called with what is being done and the number of requests that are now finished.
@@ -409,7 +249,7 @@ class Session:
         self.pairs = list(pairs)
         self.settings = settings
         self.result = result
-        self._advance = advance
+        self.advance = advance
         self._predict = predict or partial(make_predictions, choice=settings.prediction)
         self._outputs: list[str] = []
         self._predictions: Mapping[str, Sequence[str]] = {}
@@ -438,7 +278,7 @@ class Session:
                 outputs[index] = (await self._send(client, "none", index, self.settings.max_tokens)).text
             except RequestRefusedError as error:
                 refusals.append(f"pair {self.pairs[index].id}: {error}")
-            self._advance("first run", 1)
+            self.advance("first run", 1)
 
         await _each(range(len(self.pairs)), FIRST_RUN_STREAMS, answer)
         if not outputs:
@@ -469,7 +309,7 @@ class Session:
         requests = self.settings.requests_at(turn.concurrency, len(self.pairs))
         sample = Sample(turn)
         name = f"{turn.mode}, {turn.concurrency} at a time"
-        self._advance(name, 0)
+        self.advance(name, 0)
 
         async def answer(number: int) -> None:
             index = (turn.round * requests + number) % len(self.pairs)
@@ -478,9 +318,9 @@ class Session:
             except BenchError as error:
                 raise type(error)(f"{name}, pair {self.pairs[index].id}: {error}", log=error.log) from error
             sample.answers.append((index, found))
-            self._advance(name, 1)
+            self.advance(name, 1)
 
-        before = await scrape(client.metrics)
+        before = await client.counts()
         started, busy = time.perf_counter(), time.process_time()
         await _each(range(requests), turn.concurrency, answer)
         sample.seconds = time.perf_counter() - started
@@ -492,7 +332,7 @@ class Session:
         texts = ((index, found.text) for index, found in sample.answers)
         sample.different = [(index, text) for index, text in texts if text != self._outputs[index]]
         if before is not None:
-            sample.counts = await settled(client.metrics, before, sample.output_tokens)
+            sample.counts = await client.counted(before, sample.output_tokens)
         counted = sample.counts.generated if sample.counts else 0
         if sample.counts is None:
             self.result.note(

@@ -12,51 +12,38 @@ from .. import html
 
 SPEED = ("mode", "streams", "requests", "tokens/s", "speed-up", "TTFT ms", "between tokens ms")
 STEPS = ("mode", "streams", "tokens", "steps", "tokens/step", "accepted", "rejected", "identical")
-#: Columns of words; the others hold numbers.
-LABEL_COLUMNS = ("mode", "identical")
 LEGEND = (
     "streams: requests in flight. speed-up: tokens/s as a multiple of none in the same round, median "
     "(least–largest). TTFT: time to the first token; it and the time between tokens: p50/p90/p99."
 )
 
 
-def speed_rows(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return one row a run, under `SPEED`."""
-    return [
-        [
-            run["mode"],
-            str(run["concurrency"]),
-            f"{run['requests']:,}",
-            f"{run['tokens_per_s']:,.0f}" if run["tokens_per_s"] >= 100 else f"{run['tokens_per_s']:.1f}",
-            speed_up(run["speed_up"]),
-            _percentiles(run["ttft_ms"]),
-            _percentiles(run["itl_ms"]),
-        ]
-        for run in runs
-    ]
+def rows(runs: Sequence[Mapping[str, Any]], header: Sequence[str]) -> list[list[str]]:
+    """Return one row a run, under `SPEED` or `STEPS`."""
+    return [[_cells(run)[name] for name in header] for run in runs]
 
 
-def step_rows(runs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return one row a run, under `STEPS`."""
-    return [
-        [
-            run["mode"],
-            str(run["concurrency"]),
-            f"{run['output_tokens']:,}",
-            _count(run["steps"]),
-            "–" if not run["steps"] else f"{run['output_tokens'] / run['steps']:.2f}",
-            _count(run["accepted"]),
-            _count(run["rejected"]),
-            run["identical"] or "unchecked",
-        ]
-        for run in runs
-    ]
+def _cells(run: Mapping[str, Any]) -> dict[str, str]:
+    rate, tokens, steps = run["tokens_per_s"], run["output_tokens"], run["steps"]
+    return {
+        "mode": run["mode"],
+        "streams": str(run["concurrency"]),
+        "requests": f"{run['requests']:,}",
+        "tokens/s": f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
+        "speed-up": "–" if run["speed_up"] is None else _ratio(run["speed_up"]),
+        "TTFT ms": _percentiles(run["ttft_ms"]),
+        "between tokens ms": _percentiles(run["itl_ms"]),
+        "tokens": f"{tokens:,}",
+        "steps": _count(steps),
+        "tokens/step": f"{tokens / steps:.2f}" if steps else "–",
+        "accepted": _count(run["accepted"]),
+        "rejected": _count(run["rejected"]),
+        "identical": run["identical"] or "unchecked",
+    }
 
 
-def speed_up(found: Mapping[str, float] | None) -> str:
-    """A ratio with its spread over the rounds."""
-    if found is None:
-        return "–"
+def _ratio(found: Mapping[str, float]) -> str:
+    """With its spread over the rounds."""
     return f"{found['median']:.2f}× ({found['min']:.2f}–{found['max']:.2f})"
 
 
@@ -64,16 +51,15 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return sentences that say what the table shows; only what was measured."""
     by_key = {(run["mode"], run["concurrency"]): run for run in runs}
     found = []
+    named = {"prediction": "predictions", "unrelated": "useless predictions", "ngram": "n-gram drafts"}
     for streams in dict.fromkeys(run["concurrency"] for run in runs):
         parts = []
-        for mode, words in (
-            ("prediction", "predictions {}"),
-            ("unrelated", "useless predictions {}"),
-            ("ngram", "n-gram drafts {}"),
-        ):
+        for mode, words in named.items():
             ratio = by_key.get((mode, streams), {}).get("speed_up")
             if ratio is not None:
-                parts.append(words.format(_effect(ratio)))
+                unsure = ratio["min"] <= 1 <= ratio["max"]
+                beyond = f"{ratio['median']:.2f}× (no difference beyond the spread)"
+                parts.append(f"{words} {beyond if unsure else _ratio(ratio)}")
         if parts:
             found.append(f"At {streams} at a time: {', '.join(parts)}.")
     useless = [run for run in runs if run["mode"] == "unrelated"]
@@ -92,20 +78,13 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _effect(ratio: Mapping[str, float]) -> str:
-    value = f"{ratio['median']:.2f}×"
-    if ratio["min"] <= 1 <= ratio["max"]:
-        return f"{value} (no difference beyond the spread)"
-    return f"{value} ({ratio['min']:.2f}–{ratio['max']:.2f})"
-
-
 def _percentiles(found: Mapping[str, float | None]) -> str:
-    values = [found[name] for name in ("p50", "p90", "p99")]
-    return "/".join("–" if value is None else _milliseconds(value) for value in values)
+    def shown(value: float | None) -> str:
+        if value is None:
+            return "–"
+        return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+    return "/".join(shown(found[name]) for name in ("p50", "p90", "p99"))
 
 
 def _count(value: int | None) -> str:
@@ -251,10 +230,7 @@ def render(result: Mapping[str, Any]) -> str:
     if runs:
         parts += [html.note(sentence) for sentence in verdict(runs)]
         parts += [f"<style>{STYLE}</style>", *_plots(runs), html.heading("Figures")]
-        parts += [
-            html.table(SPEED, speed_rows(runs)),
-            html.table(STEPS, step_rows(runs)),
-        ]
+        parts += [html.table(header, rows(runs, header)) for header in (SPEED, STEPS)]
         parts.append(html.note(LEGEND))
     parts += [html.heading("What to know"), *map(html.note, (*result["notes"], *_HOW.split("\n\n")))]
     about = {name: value for name, value in result.items() if name not in ("runs", "notes")}

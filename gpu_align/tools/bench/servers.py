@@ -14,18 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
+
+import httpx
+import typer
 
 from ..console import ROOT
 from ..doctor import has_gpu
-from .client import BenchError, Client
-from .measure import Counts, Session, scrape
+from .client import BenchError, Client, Counts, WrongOptionError
+from .measure import Session
 
 #: Seconds between two looks at a server that is starting.
 POLL_S = 0.25
@@ -33,121 +33,98 @@ POLL_S = 0.25
 #: vLLM acts on no SIGTERM, and has nothing to lose.
 STOP_GRACE_S, START_GRACE_S = 20.0, 2.0
 _TAIL_LINES = 25
+HOST = "127.0.0.1"
 
 
-class ServerProcess:
-    """Leaving the `with` block stops the whole group; if this process itself is killed, a guard does.
+@contextlib.asynccontextmanager
+async def running(
+    command: Sequence[str],
+    url: str,
+    log: Path,
+    env: Mapping[str, str],
+    tick: Callable[[float], None],
+    timeout_s: float,
+) -> AsyncIterator[int]:
+    """Start a server, wait until it is healthy, give the id of its process group, and stop the group at the end.
+
+    If this process itself is killed, a guard stops the group.
 
     Args:
         command: what to run.
         url: where it answers; ``url + "/health"`` gives 200 when it is ready.
         log: the file its output goes to; overwritten.
         env: its environment.
+        tick: called with the seconds waited, about four times a second.
+        timeout_s: the longest wait.
+
+    Raises:
+        BenchError: it dies, or is not healthy in time; with the end of its log.
     """
-
-    def __init__(self, command: Sequence[str], url: str, log: Path, env: Mapping[str, str]) -> None:
-        self.url = url
-        self.log = log
-        self._command = list(command)
-        self._env = dict(env)
-        self._ready = self._stopped = False
-
-    def __enter__(self) -> ServerProcess:
-        with self.log.open("wb") as out:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-                start_new_session=True,
-            )
-        self._guard: subprocess.Popen[bytes] | None = None
-        try:
-            guard = Path(__file__).with_name("guard.py")
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(guard), str(self.pid)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C of the terminal is not for it
-            )
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def pid(self) -> int:
-        """The process id of the group's leader."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    def waiting(self, timeout_s: float) -> Iterator[float]:
-        """Give the seconds waited so far until the server is healthy; whoever asks pauses between two of them.
-
-        Raises:
-            BenchError: it ended, or is not healthy after `timeout_s`; with the end of its log.
-        """
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+    guard, ready = None, False
+    try:
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C of the terminal is not for it
+        )
         started = time.monotonic()
-        while True:
-            waited = time.monotonic() - started
-            problem = ""
-            if self.exit_code is not None:
-                problem = f"the server ended with exit code {self.exit_code} before it was ready"
-            elif self._healthy():
-                self._ready = True
-                return
-            elif waited > timeout_s:
-                problem = f"the server is not ready after {waited:.0f} s"
-            if problem:
-                raise BenchError(f"{problem}; the end of {self.log}:", log=self.tail())
-            yield waited
-
-    def stop(self, grace_s: float | None = None) -> None:
-        """End the whole group: asked first, forced after `grace_s` (None: as it needs). Again is harmless."""
-        if self._stopped:
-            return
-        self._stopped = True
-        if grace_s is None:
-            grace_s = STOP_GRACE_S if self._ready else START_GRACE_S
-        try:
-            self._signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
-        finally:  # a second Ctrl-C ends the waiting, not the stopping
-            self._signal(signal.SIGKILL)  # workers that the leader left behind are still in its group
-            self._process.wait()
-            if self._guard is not None:
-                self._guard.communicate(b".")
-
-    def tail(self) -> str:
-        """The last lines of the log that are not empty."""
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return "\n".join([line for line in text.splitlines() if line.strip()][-_TAIL_LINES:])
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
-
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        async with httpx.AsyncClient(timeout=2.0) as client:
+            while not ready:
+                waited = time.monotonic() - started
+                if process.poll() is not None:
+                    problem = f"the server ended with exit code {process.returncode} before it was ready"
+                    raise BenchError(f"{problem}; the end of {log}:", log=_tail(log))
+                with contextlib.suppress(httpx.HTTPError):
+                    ready = (await client.get(f"{url}/health")).status_code == 200
+                if not ready and waited > timeout_s:
+                    problem = f"the server is not ready after {waited:.0f} s"
+                    raise BenchError(f"{problem}; the end of {log}:", log=_tail(log))
+                tick(waited)
+                await asyncio.sleep(0.0 if ready else POLL_S)
+        yield process.pid
+    except BenchError as error:
+        if not ready or process.poll() is None:
+            raise
+        # A dead server explains more than its client.
+        ended = f"{error} (the server ended with exit code {process.returncode})"
+        raise BenchError(ended, log=_tail(log)) from error
+    finally:
+        _stop(process, guard, STOP_GRACE_S if ready else START_GRACE_S)
 
 
-HOST = "127.0.0.1"
+def _stop(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | None, grace_s: float) -> None:
+    """End the whole group: asked first, forced after `grace_s`."""
+    try:
+        _signal(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    finally:  # a second Ctrl-C ends the waiting, not the stopping
+        _signal(process.pid, signal.SIGKILL)  # workers that the leader left behind are still in its group
+        process.wait()
+        if guard is not None:
+            guard.communicate(b".")
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _tail(log: Path) -> str:
+    """The last lines that are not empty."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join([line for line in lines if line.strip()][-_TAIL_LINES:])
 
 
 class Kind(NamedTuple):
@@ -230,44 +207,6 @@ def environment(*, gpu: bool) -> dict[str, str]:
     return env
 
 
-@contextlib.asynccontextmanager
-async def running(
-    command: Sequence[str],
-    url: str,
-    log: Path,
-    env: Mapping[str, str],
-    tick: Callable[[float], None],
-    timeout_s: float,
-) -> AsyncIterator[int]:
-    """Start a server, wait until it is healthy, give the id of its group, and stop the group at the end.
-
-    Args:
-        command, url, log, env: of a `ServerProcess`.
-        tick: called with the seconds waited, about four times a second.
-        timeout_s: the longest wait.
-
-    Raises:
-        BenchError: it dies at its start, or is not healthy in time; with the end of its log.
-    """
-    with ServerProcess(command, url, log, env) as process:
-        waiting = process.waiting(timeout_s)
-        while (waited := await asyncio.to_thread(next, waiting, None)) is not None:
-            tick(waited)
-            await asyncio.sleep(POLL_S)
-        try:
-            yield process.pid
-        except BenchError as error:
-            if not error.log and process.exit_code is not None:  # a dead server explains more than its client
-                raise BenchError(
-                    f"{error} (the server ended with exit code {process.exit_code})", log=process.tail()
-                ) from error
-            raise
-
-
-#: Says on the terminal what is being waited for; `seconds` is 0 when it begins.
-Say = Callable[[str, float], None]
-
-
 @dataclass(frozen=True)
 class Attached:
     """Servers that are there already.
@@ -283,6 +222,38 @@ class Attached:
     compare_url: str | None = None
     model: str | None = None
     api_key: str | None = None
+
+    async def measure(self, session: Session) -> None:
+        """Measure all modes interleaved.
+
+        Raises:
+            BenchError: a server is not there, does not serve the model or lacks what a mode needs, or fails.
+        """
+        modes = session.settings.modes
+        async with contextlib.AsyncExitStack() as stack:
+            base = await stack.enter_async_context(_client(session, self.base_url, self.api_key, self.model))
+            clients = dict.fromkeys((mode for mode in modes if mode != "ngram"), base)
+            if clients:
+                counts = await _describe(base, list(clients), session)
+                wanting = [mode for mode in clients if mode != "none"]
+                # A server without the plugin would ignore predictions, and be measured as if they were useless.
+                if wanting and counts is not None and not counts.has_plugin:
+                    raise WrongOptionError(
+                        f"--modes: {wanting[0]} needs a server that drafts from predictions, and {base.base_url} "
+                        "has no gpu_align metrics: start it with the plugin, or measure --modes none"
+                    )
+            if "ngram" in modes and self.compare_url is not None:
+                other = _client(session, self.compare_url, self.api_key, base.model)
+                clients["ngram"] = await stack.enter_async_context(other)
+                counts = await _describe(clients["ngram"], ["ngram"], session)
+                if counts is not None and (counts.has_plugin or "vllm_drafts" not in counts.numbers):
+                    what = "the gpu-align plugin" if counts.has_plugin else "no draft tokens"
+                    raise WrongOptionError(
+                        "--compare-url: expected a server with vLLM's n-gram drafts, "
+                        f"found {what} at {self.compare_url}"
+                    )
+            session.result.about |= {"model": base.model, "tokenizer": base.root}
+            await session.stage({mode: clients[mode] for mode in modes})
 
 
 @dataclass(frozen=True)
@@ -302,7 +273,7 @@ class Served:
     """
 
     model: str
-    num_draft_tokens: int = 32
+    num_draft_tokens: int
     arguments: tuple[str, ...] = ()
     together: bool = False
     kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
@@ -311,98 +282,68 @@ class Served:
     body: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float = 3600.0
 
+    async def measure(self, session: Session) -> None:
+        """Start a server, measure its modes, stop it; then the next one. Or all servers at once.
 
-async def run_attached(where: Attached, session: Session) -> None:
-    """Measure servers that are there already, all modes interleaved.
-
-    Raises:
-        BenchError: a server is not there, does not serve the model or lacks what a mode needs, or fails.
-    """
-    modes = session.settings.modes
-    async with contextlib.AsyncExitStack() as stack:
-        base = await stack.enter_async_context(_client(session, where.base_url, where.api_key, where.model))
-        clients = dict.fromkeys((mode for mode in modes if mode != "ngram"), base)
-        if clients:
-            counts = await _describe(base, list(clients), session)
-            wanting = [mode for mode in clients if mode != "none"]
-            # A server without the plugin would ignore predictions, and be measured as if they were useless.
-            if wanting and counts is not None and not counts.has_plugin:
-                raise BenchError(
-                    f"--modes: {wanting[0]} needs a server that drafts from predictions, and {base.base_url} has "
-                    "no gpu_align metrics: start it with the plugin, or measure --modes none",
-                    usage=True,
-                )
-        if "ngram" in modes and where.compare_url is not None:
-            other = await stack.enter_async_context(
-                _client(session, where.compare_url, where.api_key, base.model)
+        Raises:
+            BenchError: a server does not start, or fails.
+        """
+        modes = session.settings.modes
+        kinds = [name for name, kind in self.kinds.items() if set(kind.modes) & set(modes)]
+        session.result.about |= {"model": self.model, "tokenizer": self.model}
+        if len(kinds) > 1 and not self.together:
+            session.result.note(
+                "The servers ran one after another: only modes of one server (prediction and unrelated) are "
+                "interleaved."
             )
-            counts = await _describe(other, ["ngram"], session)
-            if counts is not None and (counts.has_plugin or not counts.has_drafts):
-                what = "the gpu-align plugin" if counts.has_plugin else "no draft tokens"
-                raise BenchError(
-                    "--compare-url: expected a server with vLLM's n-gram drafts, "
-                    f"found {what} at {other.base_url}",
-                    usage=True,
-                )
-            clients["ngram"] = other
-        session.result.about |= {"model": base.model, "tokenizer": base.root}
-        await session.stage({mode: clients[mode] for mode in modes})
-
-
-async def run_served(what: Served, session: Session, say: Say) -> None:
-    """Start a server, measure its modes, stop it; then the next one. Or all servers at once.
-
-    Raises:
-        BenchError: a server does not start, or fails.
-    """
-    kinds = [name for name, kind in what.kinds.items() if set(kind.modes) & set(session.settings.modes)]
-    session.result.about |= {"model": what.model, "tokenizer": what.model}
-    if len(kinds) > 1 and not what.together:
-        session.result.note(
-            "The servers ran one after another: only modes of one server (prediction and unrelated) are "
-            "interleaved."
-        )
-    logs = what.logs or Path(tempfile.mkdtemp(prefix="gpu-align-bench-"))
-    failed = False
-    try:
+        clients: dict[str, Client] = {}
         async with contextlib.AsyncExitStack() as stack:
-            all_clients: dict[str, Client] = {}
+            logs = stack.enter_context(_log_folder(self.logs))
+            servers = await stack.enter_async_context(contextlib.AsyncExitStack())
             for number, name in enumerate(kinds, start=1):
-                title = f"server {number} of {len(kinds)}, {what.kinds[name].title}"
-                server = _server(what, what.kinds[name], logs / f"{name}.log", session, title, say)
-                client = await stack.enter_async_context(server)
-                clients = {m: client for m in what.kinds[name].modes if m in session.settings.modes}
-                await _describe(client, list(clients), session)
-                if what.together:
-                    all_clients |= clients
-                else:
-                    await session.stage(clients)
-                    await stack.aclose()
-            if what.together:
-                await session.stage({mode: all_clients[mode] for mode in session.settings.modes})
+                title = f"server {number} of {len(kinds)}, {self.kinds[name].title}"
+                server = self._server(self.kinds[name], logs / f"{name}.log", session, title)
+                client = await servers.enter_async_context(server)
+                measured = [mode for mode in self.kinds[name].modes if mode in modes]
+                clients |= dict.fromkeys(measured, client)
+                await _describe(client, measured, session)
+                if not self.together or name == kinds[-1]:
+                    await session.stage({mode: clients[mode] for mode in modes if mode in clients})
+                    await servers.aclose()
+                    clients.clear()
+
+    @contextlib.asynccontextmanager
+    async def _server(self, kind: Kind, log: Path, session: Session, title: str) -> AsyncIterator[Client]:
+        """A client of a server that runs while the block does."""
+        port, gpu = free_port(), has_gpu()
+        url = f"http://{HOST}:{port}"
+        extra = self.arguments
+        command = command_line(self.model, kind.speculation, port, self.num_draft_tokens, extra, gpu=gpu)
+        env = {**environment(gpu=gpu), **self.env}
+        typer.echo(f"{title}: starting; log: {log}", err=True)
+
+        def tick(seconds: float) -> None:
+            session.advance(f"{title}: starting, {seconds:.0f} s", 0)
+
+        async with (
+            running(command, url, log, env, tick, self.timeout_s),
+            _client(session, f"{url}/v1", None, None, self.body) as client,
+        ):
+            yield client
+
+
+@contextlib.contextmanager
+def _log_folder(given: Path | None) -> Iterator[Path]:
+    """`given`, or a folder that is then deleted; not where a server fails, since the message names its log."""
+    folder = given or Path(tempfile.mkdtemp(prefix="gpu-align-bench-"))
+    try:
+        yield folder
     except BenchError:
-        failed = True  # the logs stay: the message names them
+        given = folder
         raise
     finally:
-        if what.logs is None and not failed:
-            shutil.rmtree(logs)
-
-
-@contextlib.asynccontextmanager
-async def _server(
-    what: Served, kind: Kind, log: Path, session: Session, title: str, say: Say
-) -> AsyncIterator[Client]:
-    """A client of a server that runs while the block does."""
-    port, gpu = free_port(), has_gpu()
-    url = f"http://{HOST}:{port}"
-    command = command_line(what.model, kind.speculation, port, what.num_draft_tokens, what.arguments, gpu=gpu)
-    env = {**environment(gpu=gpu), **what.env}
-    say(f"{title}: starting; log: {log}", 0.0)
-    async with (
-        running(command, url, log, env, lambda seconds: say(title, seconds), what.timeout_s),
-        _client(session, f"{url}/v1", None, None, what.body) as client,
-    ):
-        yield client
+        if given is None:
+            shutil.rmtree(folder)
 
 
 @contextlib.asynccontextmanager
@@ -419,8 +360,8 @@ async def _client(
 
 async def _describe(client: Client, modes: Sequence[str], session: Session) -> Counts | None:
     """Note which server measures which modes, and what it says of itself; its counters."""
-    counts = await scrape(client.metrics)
-    version = re.search(r'"version"\s*:\s*"([^"]{1,80})"', await client.root_text("/version") or "")
+    counts = await client.counts()
+    version = re.search(r'"version"\s*:\s*"([^"]{1,80})"', await client.root_text("/version"))
     server: dict[str, Any] = {"modes": list(modes), "url": client.base_url}
     server |= {"vllm": version[1] if version else None, "plugin": counts.info if counts else {}}
     session.result.about.setdefault("servers", []).append(server)

@@ -10,6 +10,7 @@ Run as a program, ``python fake_openai.py --port N``, it is a server to start; i
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -23,8 +24,6 @@ from typing import Any
 
 K = 3
 WASTED = 2
-
-
 WORDS = [f"W{i}" for i in range(41)]
 #: Edits whose answers have 30, 31 and 32 tokens.
 PAIRS = [
@@ -49,11 +48,6 @@ def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
     return true()
 
 
-def answer_of(prompt: str) -> list[str]:
-    """The tokens of the answer."""
-    return [word + " " for word in prompt.rsplit("\n\n", 1)[1].upper().split()]
-
-
 @dataclass
 class Fake:
     """What the server does, and what it has done.
@@ -62,6 +56,7 @@ class Fake:
         plugin, ngram: whose counters `/metrics` has.
         metrics: whether there is one.
         vllm: whether it says it is vLLM, and sends usage with every piece.
+        healthy: whether it says so.
         key: the API key it wants.
         twist: a word of answers to requests with a prediction that becomes "TWISTED", and the gap of the log
             probabilities there.
@@ -75,6 +70,7 @@ class Fake:
     ngram: bool = False
     metrics: bool = True
     vllm: bool = True
+    healthy: bool = True
     models: tuple[str, ...] = ("tiny",)
     key: str | None = None
     twist: tuple[str, float] | None = None
@@ -89,19 +85,8 @@ class Fake:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Fake:
-        fake = self
-
-        class Handler(_Handler):
-            server_state = fake
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that went away is no news."""
-
-            request_queue_size = 256
-
-        self._server = Server(("127.0.0.1", self.port), Handler)
-        self._server.daemon_threads = True
+        handler = type("Handler", (_Handler,), {"fake": self})
+        self._server = _Server(("127.0.0.1", self.port), handler)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
@@ -116,100 +101,87 @@ class Fake:
 
     def page(self) -> str:
         """`/metrics`."""
-        lines = [
-            "# TYPE vllm:generation_tokens counter",
-            f"vllm:generation_tokens_total {self.counts['tokens']}",
-        ]
-        lines += ["# TYPE vllm:request_success counter"]
-        lines += [f'vllm:request_success_total{{finished_reason="length"}} {self.counts["requests"]}']
+        counts = self.counts
+        found = {"vllm:generation_tokens": counts["tokens"], "vllm:request_success": counts["requests"]}
         if self.plugin:
-            lines += ["# TYPE gpu_align_steps counter", f"gpu_align_steps_total {self.counts['steps']}"]
-            lines += ["# TYPE gpu_align_info gauge", 'gpu_align_info{version="0.1.0",k="3"} 1']
-            lines += ["# TYPE gpu_align_draft_tokens counter"]
-            lines += [
-                f'gpu_align_draft_tokens_total{{source="prediction",verdict="{v}"}} {self.counts[v]}'
-                for v in ("accepted", "rejected")
-            ]
+            found |= {"gpu_align_steps": counts["steps"]}
+            labels = 'source="prediction",verdict="{}"'
+            found |= {
+                f"gpu_align_draft_tokens|{labels.format(v)}": counts[v] for v in ("accepted", "rejected")
+            }
         if self.ngram:
-            drafted = self.counts["accepted"] + self.counts["rejected"]
-            for name, value in (
-                ("drafts", self.counts["drafts"]),
-                ("draft_tokens", drafted),
-                ("accepted_tokens", self.counts["accepted"]),
-            ):
-                lines += [f"# TYPE vllm:spec_decode_num_{name} counter"]
-                lines += [f'vllm:spec_decode_num_{name}_total{{engine="0"}} {value}']
+            found |= {
+                "vllm:spec_decode_num_drafts": counts["drafts"],
+                "vllm:spec_decode_num_draft_tokens": counts["accepted"] + counts["rejected"],
+                "vllm:spec_decode_num_accepted_tokens": counts["accepted"],
+            }
+        lines = ['gpu_align_info{version="0.1.0",k="3"} 1'] if self.plugin else []
+        for name, value in found.items():
+            name, _, labels = name.partition("|")
+            lines += [f"# TYPE {name} counter", f"{name}_total{{{labels}}} {value}"]
         return "\n".join(lines) + "\n"
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
+
 class _Handler(BaseHTTPRequestHandler):
-    server_state: Fake
+    fake: Fake
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
         pass
 
     def do_GET(self) -> None:
-        fake = self.server_state
-        if self.path == "/health":
-            self._send(200, "")
-        elif self.path == "/metrics" and fake.metrics:
+        fake = self.fake
+        if self.path == "/metrics" and fake.metrics:
             self._send(200, fake.page())
         elif self.path == "/version":
-            self._send(200, json.dumps({"version": "0.32.0"}))
-        elif (
-            self.path == "/v1/models"
-            and fake.key is not None
-            and self.headers["Authorization"] != f"Bearer {fake.key}"
-        ):
-            self._send(401, "{}")
+            self._send(200, '{"version": "0.32.0"}')
         elif self.path == "/v1/models":
+            refused = fake.key is not None and self.headers["Authorization"] != f"Bearer {fake.key}"
             owner = "vllm" if fake.vllm else "someone"
-            self._send(
-                200,
-                json.dumps(
-                    {"data": [{"id": m, "root": f"/models/{m}", "owned_by": owner} for m in fake.models]}
-                ),
-            )
+            models = [{"id": m, "root": f"/models/{m}", "owned_by": owner} for m in fake.models]
+            self._send(401 if refused else 200, json.dumps({"data": models}))
         else:
-            self._send(404, "{}")
+            self._send(200 if self.path == "/health" and fake.healthy else 404, "{}")
 
     def do_POST(self) -> None:
-        fake = self.server_state
+        fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt = body["messages"][0]["content"]
-        prediction = (body.get("prediction") or {}).get("content")
         with fake.lock:
             fake.salts.append(body.get("cache_salt"))
             if fake.die_after is not None:
                 fake.die_after -= 1
+        answer = prompt.rsplit("\n\n", 1)[1].upper().split()
+        tokens = [f"{word} " for word in answer[: body["max_tokens"]]]
         if fake.refuse is not None and fake.refuse in prompt:
-            self._send(400, json.dumps({"error": {"message": "the prompt is too long"}}))
-            return
-        if fake.die_after is not None and fake.die_after < 0:
-            self._send(500, json.dumps({"error": {"message": "engine core died"}}))
-            return
-        tokens = answer_of(prompt)[: body["max_tokens"]]
-        if body.get("logprobs"):
+            self._send(400, '{"error": {"message": "the prompt is too long"}}')
+        elif fake.die_after is not None and fake.die_after < 0:
+            self._send(500, '{"error": {"message": "engine core died"}}')
+        elif body.get("logprobs"):
             self._send(200, json.dumps({"choices": [{"logprobs": {"content": self._logprobs(tokens)}}]}))
-            return
-        self._stream(body, tokens, prediction)
+        else:
+            self._stream(body, tokens, (body.get("prediction") or {}).get("content"))
 
     def _stream(self, body: dict[str, Any], tokens: list[str], prediction: str | None) -> None:
-        fake = self.server_state
+        fake = self.fake
         kind = "none" if prediction is None else "unrelated"
-        if prediction is not None and len(
-            set(prediction.upper().split()) & {t.strip() for t in tokens}
-        ) * 2 > len(tokens):
+        known = {token.strip() for token in tokens} & set((prediction or "").upper().split())
+        if len(known) * 2 > len(tokens):
             kind = "prediction"
-        accepted_a_step = 1 if fake.ngram else K if kind == "prediction" and fake.plugin else 0
+        a_step = 2 if fake.ngram else K + 1 if kind == "prediction" and fake.plugin else 1
         if prediction is not None and fake.twist is not None:
             tokens = ["TWISTED " if token.strip() == fake.twist[0] else token for token in tokens]
-        pieces = [tokens[i : i + accepted_a_step + 1] for i in range(0, len(tokens), accepted_a_step + 1)]
-        rejected = (
-            WASTED * len(pieces) if kind == "unrelated" and fake.plugin else len(pieces) if fake.ngram else 0
-        )
-        accepted = len(tokens) - len(pieces)
+        pieces = [tokens[i : i + a_step] for i in range(0, len(tokens), a_step)]
+        wasted = WASTED if kind == "unrelated" and fake.plugin else int(fake.ngram)
+        accepted, rejected = len(tokens) - len(pieces), wasted * len(pieces)
         with fake.lock:
             fake.kinds.append(kind)
             fake.counts["tokens"] += len(tokens) + fake.others
@@ -224,25 +196,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         sent = 0
-        each = fake.vllm and body["stream_options"].get("continuous_usage_stats")
         for piece in pieces:
             time.sleep(fake.pause_s)
             sent += len(piece)
             event: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "".join(piece)}}]}
-            if each:
+            if fake.vllm and body["stream_options"].get("continuous_usage_stats"):
                 event["usage"] = {"completion_tokens": sent}
-            self._event(event)
+            self._chunk(f"data: {json.dumps(event)}\n\n")
         details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-        usage = {
-            "completion_tokens": sent,
-            "completion_tokens_details": {} if prediction is None else details,
-        }
-        self._event({"choices": [], "usage": usage})
-        self._chunk(b"data: [DONE]\n\n")
+        usage = {"completion_tokens": sent, "completion_tokens_details": details if prediction else {}}
+        self._chunk(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n")
+        self._chunk("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 
     def _logprobs(self, tokens: list[str]) -> list[dict[str, Any]]:
-        word, gap = self.server_state.twist or ("", 0.0)
+        word, gap = self.fake.twist or ("", 0.0)
         found = []
         for token in tokens:
             tops = [{"token": token, "logprob": -0.1}]
@@ -251,30 +219,27 @@ class _Handler(BaseHTTPRequestHandler):
             found.append({"token": token, "logprob": -0.1, "top_logprobs": tops})
         return found
 
-    def _event(self, event: dict[str, Any]) -> None:
-        self._chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
-
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+    def _chunk(self, data: str) -> None:
+        self.wfile.write(f"{len(data):x}\r\n{data}\r\n".encode())
         self.wfile.flush()
 
     def _send(self, code: int, text: str) -> None:
         self.send_response(code)
-        self.send_header("Content-Length", str(len(text.encode())))
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
 
 
 def _main() -> None:
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+    if "--stubborn" in options:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
     print("child", child.pid, flush=True)
-    speculation = json.loads(options.get("--speculative-config", "{}"))
-    kind = {
-        "plugin": speculation.get("method") == "custom_class",
-        "ngram": speculation.get("method") == "ngram",
-    }
-    with Fake(port=int(options["--port"]), pause_s=float(options.get("--pause", "0")), **kind):
+    method = json.loads(options.get("--speculative-config", "{}")).get("method")
+    fake = Fake(plugin=method == "custom_class", ngram=method == "ngram", healthy="--deaf" not in options)
+    fake.port, fake.pause_s = int(options["--port"]), float(options.get("--pause", "0"))
+    with fake:
         time.sleep(600)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -19,9 +21,10 @@ pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
 from gpu_align import tools as cli
+from gpu_align.tools.bench.client import Answer, Client
 from gpu_align.tools.bench.measure import MODES, turns
 from gpu_align.tools.cli import app
-from tests.gpu_align.bench.fake_openai import WASTED, WORDS, Fake
+from tests.gpu_align.bench.fake_openai import PAIRS, WASTED, WORDS, Fake, wait_until
 
 
 def run(*arguments: object) -> Any:
@@ -44,8 +47,6 @@ def by_key(found: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
 def test_figures_are_those_of_the_server(dataset: Path) -> None:
     with Fake() as fake:
         found = bench(fake, dataset, "--concurrency", "1,4", "--rounds", 2, "--requests", 6)
-        metrics = fake.counts
-        kinds = fake.kinds
     runs = by_key(found)
     assert list(runs) == [(mode, streams) for streams in (1, 4) for mode in MODES[:3]]
     tokens = 2 * 2 * (30 + 31 + 32)  # each pair twice in each of two rounds
@@ -62,21 +63,16 @@ def test_figures_are_those_of_the_server(dataset: Path) -> None:
         assert (run["speed_up"] is None) == (mode == "none")
     assert runs["prediction", 1]["by_source"] == {"prediction": {"accepted": tokens - 96, "rejected": 0}}
     # What /metrics counted besides is the first run and the warm-ups, which are not in the figures.
-    assert sum(run["output_tokens"] for run in found["runs"]) < metrics["tokens"]
-    assert kinds[:3] == ["none"] * 3
-    assert set(kinds[3 : 3 + 24]) == {"none", "prediction", "unrelated"}
-    assert found["complete"] is True
-    assert found["model"] == "tiny"
-    assert found["tokenizer"] == "/models/tiny"
-    assert found["servers"] == [
-        {
-            "modes": list(MODES[:3]),
-            "url": fake.url,
-            "vllm": "0.32.0",
-            "plugin": {"version": "0.1.0", "k": "3"},
-        }
-    ]
-    assert found["settings"]["rounds"] == 2
+    assert sum(run["output_tokens"] for run in found["runs"]) < fake.counts["tokens"]
+    assert fake.kinds[:3] == ["none"] * 3
+    assert set(fake.kinds[3 : 3 + 24]) == {"none", "prediction", "unrelated"}
+    server = {"modes": list(MODES[:3]), "url": fake.url, "vllm": "0.32.0"}
+    assert found["servers"] == [{**server, "plugin": {"version": "0.1.0", "k": "3"}}]
+    assert (found["complete"], found["model"], found["tokenizer"]) == (True, "tiny", "/models/tiny")
+    assert found["settings"] == {
+        "concurrency": [1, 4], "modes": list(MODES[:3]), "rounds": 2, "max_tokens": 1024, "requests": 6,
+        "prediction": "auto", "tie_margin": 0.25, "timeout_s": 600, "fresh_prefix": True,
+    }  # fmt: skip
     assert "Each prediction is the text before the edit" in " ".join(found["notes"])
     for words in ("speed-up", "prediction", "TTFT", "identical", "At 4 at a time: predictions"):
         assert words in found["printed"]
@@ -94,89 +90,98 @@ def test_the_modes_of_a_round_follow_each_other_in_changing_order(dataset: Path)
 
 def test_faster_steps_are_a_speed_up(dataset: Path) -> None:
     with Fake(pause_s=0.004) as fake:
-        run = by_key(bench(fake, dataset, "--concurrency", "1", "--rounds", 2))["prediction", 1]
+        run = by_key(bench(fake, dataset, "--concurrency", "1", "--rounds", 1))["prediction", 1]
     assert run["speed_up"]["min"] <= run["speed_up"]["median"] <= run["speed_up"]["max"]
     assert run["speed_up"]["median"] > 1.5  # 4 times fewer steps, each of the same time
     assert run["itl_ms"]["p50"] < run["piece_ms"]["p50"] / 2  # a piece holds K + 1 tokens
 
 
-@pytest.mark.parametrize(("gap", "verdict"), [(0.1, "near-tie"), (0.4, "no")])
-def test_answers_are_compared(dataset: Path, gap: float, verdict: str) -> None:
-    with Fake(twist=("W5", gap)) as fake:
-        found = bench(fake, dataset, "--concurrency", "2", "--rounds", 1)
-        runs = by_key(found)
-    assert [runs[mode, 2]["identical"] for mode in MODES[:3]] == ["yes", verdict, verdict]
-    assert runs["prediction", 2]["different"] == 4
-    assert ("beyond near ties" in found["printed"]) == (verdict == "no")
+#: What the server does, options; then of the run with predictions, and words that are printed, or not (!).
+ROUNDS: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
+    "a near tie": (
+        {"twist": ("W5", 0.1)}, "", {"identical": "near-tie", "different": 4}, "!beyond near ties"
+    ),
+    "a difference": ({"twist": ("W5", 0.4)}, "", {"identical": "no", "different": 4}, "beyond near ties"),
+    "outputs that were not known": (
+        {}, "--prediction output", {"identical": "yes", "accepted": 91},
+        "output of the first run with the edits of its pair",
+    ),
+    "other clients": ({"others": 5}, "", {"output_tokens": 123}, "also served others: /metrics counted"),
+    "a pair that is refused": (
+        {"refuse": WORDS[31]}, "", {"output_tokens": 122}, "1 of 3 pairs are left out: pair 2"
+    ),
+    "not vLLM": (  # usage comes at the end only
+        {"vllm": False, "metrics": False}, "", {"steps": None, "accepted": 91, "rejected": 0},
+        "no /metrics of vLLM",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_one_round(dataset: Path, name: str) -> None:
+    does, options, expected, words = ROUNDS[name]
+    with Fake(**does) as fake:
+        found = bench(fake, dataset, "--concurrency", 2, "--rounds", 1, *options.split())
+    run = by_key(found)["prediction", 2]
+    assert {key: run[key] for key in expected} == expected
+    assert by_key(found)["none", 2]["identical"] == "yes"
+    assert (words.removeprefix("!") in found["printed"]) == (words[0] != "!")
+    # Each request is prefilled anew, where the server knows how.
+    assert len({*fake.salts} - {None}) == (len(fake.salts) if fake.vllm else 0)
 
 
 def test_a_second_server_for_ngram(dataset: Path) -> None:
     with Fake() as fake, Fake(plugin=False, ngram=True) as other:
-        found = bench(fake, dataset, "--concurrency", 1, "--rounds", 1, "--compare-url", other.url)
-        run = by_key(found)["ngram", 1]
+        compare = ("--compare-url", other.url, "--prefix-cache")
+        found = bench(fake, dataset, "--concurrency", 1, "--rounds", 1, *compare)
+    run = by_key(found)["ngram", 1]
     assert (run["output_tokens"], run["steps"], run["accepted"], run["rejected"]) == (93, 47, 46, 47)
     assert found["servers"][1]["modes"] == ["ngram"]
+    assert {*fake.salts} == {None}
 
 
-def test_outputs_that_were_not_known_are_predicted_by_the_first_run(dataset: Path) -> None:
-    with Fake() as fake:
-        found = bench(fake, dataset, "--concurrency", 1, "--rounds", 1, "--prediction", "output")
-    assert found["predictions"] == {"pairs": 3, "before": 0, "output": 3}
-    assert "output of the first run with the edits of its pair" in found["printed"]
-    assert by_key(found)["prediction", 1]["accepted"] > 0
+def test_tokens_that_are_counted_at_the_end_are_spread_over_the_pieces() -> None:
+    async def answer(fake: Fake) -> Answer:
+        client = Client(fake.url, None, 9.0)
+        async with contextlib.aclosing(client):
+            await client.choose_model(None)
+            text = PAIRS[0]["before"]
+            return await client.stream([{"role": "user", "content": f"edit\n\n{text}"}], 99, text)
 
-
-def test_what_a_reader_must_know_is_noted(dataset: Path) -> None:
-    with Fake(others=5, refuse=WORDS[31]) as fake:
-        found = bench(fake, dataset, "--concurrency", 1, "--rounds", 1, "--modes", "none")
-    notes = " ".join(found["notes"])
-    assert "1 of 3 pairs are left out: pair 2" in notes
-    assert "the prompt is too long" in notes
-    assert "also served others: /metrics counted" in notes
-
-
-def test_a_server_that_is_not_vllm(dataset: Path) -> None:
-    """Usage comes at the end only, and there is no /metrics."""
-    with Fake(vllm=False, metrics=False) as fake:
-        found = bench(fake, dataset, "--concurrency", 1, "--rounds", 1)
-    run = by_key(found)["prediction", 1]
-    assert (run["steps"], run["output_tokens"], run["accepted"], run["rejected"]) == (None, 93, 93 - 24, 0)
-    assert "no /metrics of vLLM" in " ".join(found["notes"])
-    assert fake.salts == [None] * len(fake.salts)
-
-
-def test_each_request_is_prefilled_anew(dataset: Path) -> None:
-    with Fake() as fake:
-        bench(fake, dataset, "--concurrency", 2, "--rounds", 1, "--modes", "none")
-        assert None not in fake.salts
-        assert len(set(fake.salts)) == len(fake.salts)
-        fake.salts.clear()
-        bench(fake, dataset, "--concurrency", 2, "--rounds", 1, "--modes", "none", "--prefix-cache")
-        assert set(fake.salts) == {None}
+    for vllm, tokens in ((False, [1, 4, 4, 4, 4, 4, 4, 5]), (True, [4] * 7 + [2])):
+        with Fake(vllm=vllm) as fake:
+            found = asyncio.run(answer(fake))
+        assert ([tokens for _, tokens in found.pieces], found.output_tokens) == (tokens, 30)
+        assert len(found.token_gaps_s()) == 29
+        assert found.text.split() == WORDS[:30]
+        assert (found.accepted, found.rejected) == (22, 0)
 
 
 def test_the_page_holds_all_and_loads_nothing(dataset: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    with Fake(models=("<b>&",)) as fake:
-        found = bench(fake, dataset, "--concurrency", "1,2", "--rounds", 2, "--html", page)
+    with Fake(models=("<b>&",), key="sesame") as fake:
+        options = ("--concurrency", "1,2", "--rounds", 1, "--html", page, "--api-key", "sesame")
+        found = bench(fake, dataset, *options)
+        refused = run("--base-url", fake.url, "--dataset", dataset, "--api-key", "open")
     text = page.read_text()
     assert text.count("<figure>") == 6
     assert text.count('<rect class="m-prediction"') == 2 * 6 + 1  # and the legend
     assert "default-src 'none'" in text
-    assert not any(
-        word in text for word in ("http://www", "src=", "<script", "<b>", "@import", ">None<", '"prose"')
-    )
+    absent = ("http://www", "src=", "<script", "<b>", "@import", ">None<", '"prose"', "sesame")
+    assert [word for word in absent if word in text] == []
     assert "<summary>Settings and servers" in text
     assert "&lt;b&gt;&amp;" in text
     assert f"{by_key(found)['prediction', 1]['speed_up']['median']:.2f}×" in text
+    assert "sesame" not in json.dumps(found)
+    assert refused.exit_code == 1
+    assert "HTTP 401: the API key is refused (--api-key or OPENAI_API_KEY)" in refused.stderr
 
 
 def test_an_interrupted_run_writes_what_it_has(dataset: Path) -> None:
     with Fake(pause_s=0.005) as fake:
 
         def interrupt() -> None:
-            while len(fake.kinds) < 3 + 6 + 9:  # first run, warm-ups, three turns
-                time.sleep(0.01)
+            wait_until(lambda: len(fake.kinds) >= 3 + 6 + 9)  # first run, warm-ups, three turns
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)
@@ -199,63 +204,47 @@ def test_a_server_that_fails_ends_the_run_and_keeps_what_was_measured(dataset: P
     assert [len(run["rounds"]) for run in json.loads(out.read_text())["runs"]] == [1, 1, 1]
 
 
-def test_the_key_is_sent_and_never_written(dataset: Path, tmp_path: Path) -> None:
-    with Fake(key="sesame") as fake:
-        page = tmp_path / "page.html"
-        found = bench(fake, dataset, "--rounds", 1, "--concurrency", 1, "--api-key", "sesame", "--html", page)
-        refused = run("--base-url", fake.url, "--dataset", dataset, "--api-key", "open")
-    assert "sesame" not in json.dumps(found) + page.read_text()
-    assert refused.exit_code == 1
-    assert "HTTP 401: the API key is refused (--api-key or OPENAI_API_KEY)" in refused.stderr
-
-
 HERE = "http://127.0.0.1:9/v1"
-#: arguments → exit code and words of the one line
-WRONG: list[tuple[str, int, str]] = [
-    ("", 2, "expected --base-url URL or --serve MODEL, found neither"),
-    (f"--base-url {HERE} --serve m", 2, "found both"),
-    ("--base-url http://localhost:8000", 2, "expected a URL that ends in /v1"),
-    ("--base-url localhost/v1", 2, "found 'localhost/v1'"),
-    (f"--base-url {HERE}", 1, "no answer"),
-    (
-        f"--base-url {HERE} --concurrency 0",
-        2,
-        "--concurrency: expected numbers from 1 to 4096 as in 1,8,32, found '0'",
-    ),
-    (f"--base-url {HERE} --concurrency 1,x", 2, "found '1,x'"),
-    (
-        f"--base-url {HERE} --modes none,fast",
-        2,
-        "expected some of none,prediction,unrelated,ngram, found 'fast'",
-    ),
-    (f"--base-url {HERE} --modes ,", 2, "--modes: expected some of"),
-    (f"--base-url {HERE} --modes ngram", 2, "ngram needs --compare-url"),
-    (f"--base-url {HERE} --compare-url {HERE} --modes none", 2, "is for the mode ngram"),
-    (f"--base-url {HERE} --compare-url http://x", 2, "--compare-url: expected a URL that ends in /v1"),
-    (f"--base-url {HERE} --dataset missing.jsonl", 2, "--dataset: missing.jsonl: No such file"),
-    (f"--base-url {HERE} --dataset a --before b", 2, "found --dataset and --before"),
-    (f"--base-url {HERE} --after b", 2, "--after: b needs --before"),
-    (f"--base-url {HERE} --before b", 2, "--before: b: No such file"),
-    (f"--base-url {HERE} --from-git missing HEAD", 2, "--from-git: cannot change to 'missing'"),
-    (
-        f"--base-url {HERE} --prediction best",
-        2,
-        "--prediction: expected auto, before or output, found 'best'",
-    ),
-    (f"--base-url {HERE} --json missing/out.json", 2, "--json: the folder missing does not exist"),
-    (f"--base-url {HERE} --json a --html a", 2, "--html: a is also the file of --json"),
-    (f"--base-url {HERE} --vllm-args x", 2, "--vllm-args: 'x' is for --serve"),
-    (f"--base-url {HERE} --together", 2, "--together is for --serve"),
-    (f"--serve m --compare-url {HERE}", 2, "--compare-url: "),
-    ('--serve m --vllm-args "\'"', 2, "--vllm-args: No closing quotation"),
-]
+#: After ``--base-url URL``, arguments and words of the one line.
+WRONG = {
+    f"--base-url {HERE} --serve m": "found both",
+    "--base-url http://localhost:8000": "expected a URL that ends in /v1",
+    "--base-url localhost/v1": "found 'localhost/v1'",
+    f"--base-url {HERE}": "no answer",
+    "--concurrency 0": "--concurrency: expected numbers from 1 to 4096 as in 1,8,32, found '0'",
+    "--concurrency 1,4097": "found '1,4097'",
+    "--concurrency 1,x": "found '1,x'",
+    "--modes none,fast": "expected some of none,prediction,unrelated,ngram, found 'fast'",
+    "--modes ,": "--modes: expected some of none,prediction,unrelated,ngram, found ','",
+    "--modes ngram": "ngram needs --compare-url",
+    f"--compare-url {HERE} --modes none": "is for the mode ngram",
+    "--compare-url http://x": "--compare-url: expected a URL that ends in /v1",
+    "--dataset missing.jsonl": "--dataset: missing.jsonl: No such file",
+    "--dataset a --before b": "found --dataset and --before",
+    "--after b": "--after: b needs --before",
+    "--before b": "--before: b: No such file",
+    "--from-git missing HEAD": "--from-git: cannot change to 'missing'",
+    "--prediction best": "--prediction: expected auto, before or output, found 'best'",
+    "--json missing/out.json": "--json: the folder missing does not exist",
+    "--json a --html a": "--html: a is also the file of --json",
+    "--vllm-args x": "--vllm-args: 'x' is for --serve",
+    "--together": "--together is for --serve",
+    "--max-tokens 0": "--max-tokens",
+    "--serve ' '": "--serve: expected a model's name or folder, found ' '",
+    f"--serve m --compare-url {HERE}": "--compare-url: ",
+    '--serve m --vllm-args "\'"': "--vllm-args: No closing quotation",
+}
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), WRONG, ids=[words for _, _, words in WRONG])
-def test_a_wrong_use_is_one_line(arguments: str, code: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"), [("", "found neither"), *WRONG.items()], ids=lambda words: words
+)
+def test_a_wrong_use_is_one_line(arguments: str, words: str) -> None:
+    if arguments and "--base-url" not in arguments and "--serve" not in arguments:
+        arguments = f"--base-url {HERE} {arguments}"
     started = time.monotonic()
     done = run(*shlex.split(arguments))
-    assert done.exit_code == code, done.output
+    assert done.exit_code == (1 if words == "no answer" else 2), done.output
     assert words in done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

@@ -1,36 +1,51 @@
-"""Where edits come from, and what is said of a line, a file or a range that is none."""
+"""What bench is made of: where edits come from, predictions of outputs, near ties, and what `/metrics` counts."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import difflib
 import gzip
 import json
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from gpu_align.tools.bench.client import BenchError
+pytest.importorskip("httpx")
+pytest.importorskip("prometheus_client")
+from gpu_align.tools.bench import client as module
+from gpu_align.tools.bench.client import (
+    Alternatives,
+    BenchError,
+    Client,
+    Counts,
+    first_difference,
+    is_near_tie,
+)
 from gpu_align.tools.bench.data import (
     MAX_FILE_BYTES,
+    Pair,
+    edited,
+    make_predictions,
     pair_of_files,
     pairs_from_git,
     read_pairs,
     resemblance,
     shipped_pairs,
+    typed_edits,
+    unrelated_text,
 )
 
 GOOD = {"id": "a", "instruction": "rename x", "before": "x = 1\n", "after": "y = 1\n"}
-
-
-def without(name: str) -> dict[str, str]:
-    return {key: value for key, value in GOOD.items() if key != name}
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
 def test_pairs_are_read(tmp_path: Path, packed: bool, bom: bytes) -> None:
     path = tmp_path / "pairs.jsonl"
-    raw = bom + "\n\n".join(json.dumps(p) for p in (GOOD, {**without("after"), "id": 7, "more": 1})).encode()
+    raw = bom + line() + b"\n\n" + line(after=None, id=7, more=1)
     path.write_bytes(gzip.compress(raw) if packed else raw)
     first, second = read_pairs(path)
     assert (first.id, first.instruction, first.before, first.after) == tuple(GOOD.values())
@@ -41,43 +56,40 @@ def test_pairs_are_read(tmp_path: Path, packed: bool, bom: bytes) -> None:
     assert read_pairs(path)[0].messages() == [{"role": "user", "content": "Now!"}]
 
 
-BAD_LINES = {
-    "{": "expected one JSON object",
-    "[1]": "expected a JSON object, found a list",
-    json.dumps(without("id")): 'field "id" is missing',
-    json.dumps({**GOOD, "id": True}): '"id": expected a string or an integer, found true',
-    json.dumps(without("before")): 'field "before" is missing',
-    json.dumps({**GOOD, "before": " \n"}): '"before": expected a text, found an empty one',
-    json.dumps({**GOOD, "after": 3}): '"after": expected a string, found the number 3',
-    json.dumps({**GOOD, "instruction": None}): '"instruction": expected a string, found null',
-    json.dumps(GOOD): "'a' is also that of line 1",
-    "[" * 100_000: "expected one JSON object, found brackets nested too deeply",
-}
-
-
-@pytest.mark.parametrize(("line", "words"), BAD_LINES.items(), ids=lambda text: text[:24])
-def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
-    with pytest.raises(BenchError) as error:
-        read_pairs(path)
-    assert str(error.value).startswith(f"--dataset: {path}: line 3: ")
-    assert words in str(error.value)
+def line(**changed: object) -> bytes:
+    """A good line, with these fields; None: without the field."""
+    return json.dumps(
+        {key: value for key, value in {**GOOD, **changed}.items() if value is not None}
+    ).encode()
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "expected at least one pair, found none"),
-        (b"\xff\n", "line 1: expected UTF-8, found byte 0xff"),
-        (gzip.compress(b"{}", mtime=0)[:-4], "damaged gzip data"),
+        (b"{", "line 3: expected one JSON object"),
+        (b"[1]", "line 3: expected a JSON object, found a list"),
+        (line(id=None), 'line 3: field "id" is missing'),
+        (line(id=True), 'line 3: "id": expected a string or an integer, found true'),
+        (line(before=None), 'line 3: field "before" is missing'),
+        (line(before=" \n"), 'line 3: "before": expected a text, found an empty one'),
+        (line(after=3), 'line 3: "after": expected a string, found the number 3'),
+        (line(prompt=[]), 'line 3: "prompt": expected a string, found a list'),
+        (line(), "line 3: \"id\": 'a' is also that of line 1"),
+        (b"[" * 100_000, "line 3: expected one JSON object, found brackets nested too deeply"),
+        (b"\xff", "line 3: expected UTF-8, found byte 0xff"),
+        (None, "expected at least one pair, found none"),
+        (gzip.compress(line(), mtime=0)[:-4], "damaged gzip data"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_bad_line_or_file_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "pairs.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(BenchError, match=words):
+    path.write_bytes(
+        b"" if content is None else content if content[:1] == b"\x1f" else line() + b"\n\n" + content
+    )
+    with pytest.raises(BenchError) as error:
         read_pairs(path)
+    assert str(error.value).startswith(f"--dataset: {path}: ")
+    assert words in str(error.value)
 
 
 def test_the_shipped_pairs_are_edits() -> None:
@@ -97,21 +109,22 @@ def git(repo: Path, *arguments: str) -> None:
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     git(tmp_path, "init", "-q")
-    (tmp_path / "a b.py").write_text("one\ntwo\n")
-    (tmp_path / "long.txt").write_text("x" * MAX_FILE_BYTES)
-    (tmp_path / "image.bin").write_bytes(b"\0\1")
-    (tmp_path / "latin.txt").write_bytes(b"\xe9")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "begin")
-    (tmp_path / "a b.py").write_text("one\n2\n")
-    (tmp_path / "long.txt").write_text("y" * (MAX_FILE_BYTES + 1))
-    (tmp_path / "image.bin").write_bytes(b"\0\2")
-    (tmp_path / "latin.txt").write_bytes(b"\xe8")
-    (tmp_path / "new.py").write_text("new\n")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "count in digits")
-    (tmp_path / "new.py").write_text("newer\n")
-    git(tmp_path, "commit", "-qam", "more")
+    long = b"x" * MAX_FILE_BYTES
+    for message, files in (
+        ("begin", {"a b.py": b"one\ntwo\n", "long.txt": long, "image.bin": b"\0\1", "latin.txt": b"\xe9"}),
+        (
+            "count in digits",
+            {
+                "a b.py": b"one\n2\n", "long.txt": long + b"y", "image.bin": b"\0\2", "latin.txt": b"\xe8",
+                "new.py": b"new\n",
+            },
+        ),
+        ("more", {"new.py": b"newer\n"}),
+    ):  # fmt: skip
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", message)
     return tmp_path
 
 
@@ -124,20 +137,20 @@ def test_commits_are_edits_newest_first(repo: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revisions", "words"),
-    [("v9..v10", "v9..v10"), ("--output=x", "expected a range"), ("HEAD~2", "has no modified text file")],
+    ("folder", "revisions", "words"),
+    [
+        (".", "v9..v10", "v9..v10"),
+        (".", "--output=x", "expected a range"),
+        (".", "HEAD~2", "has no modified text file"),
+        ("..", "HEAD", "not a git repository"),
+    ],
 )
-def test_a_bad_range_is_one_line(repo: Path, revisions: str, words: str) -> None:
+def test_a_bad_range_is_one_line(repo: Path, folder: str, revisions: str, words: str) -> None:
     with pytest.raises(BenchError, match="--from-git") as error:
-        pairs_from_git(repo, revisions, 9)
+        pairs_from_git(repo / folder, revisions, 9)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert not (repo / "x").exists()
-
-
-def test_a_folder_without_git_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="not a git repository"):
-        pairs_from_git(tmp_path, "HEAD", 9)
 
 
 def test_two_files_are_an_edit(tmp_path: Path) -> None:
@@ -155,3 +168,179 @@ def test_two_files_are_an_edit(tmp_path: Path) -> None:
     ):
         with pytest.raises(BenchError, match=words):
             pair_of_files(*arguments)
+
+
+LINES = [f"line {i} of the answer\n" for i in range(40)]
+OUTPUT = "".join(LINES)
+
+
+def test_the_diff_of_the_pair_is_undone_in_the_output() -> None:
+    after = [f"{i}\n" for i in range(20)]
+    before = [*after[:5], "five\n", *after[6:15], *after[16:]]
+    changed = edited(OUTPUT, Pair("a", "i", "".join(before), "".join(after))).splitlines(keepends=True)
+    assert changed == [*LINES[:10], "five\n", *LINES[11:30], *LINES[31:]]
+
+
+def test_an_output_that_the_model_really_edited_is_predicted_by_the_text_before() -> None:
+    pair = shipped_pairs()[0]
+    assert pair.after is not None
+    found = make_predictions([pair, pair], [pair.after, OUTPUT], "auto")
+    assert found.sources == ["before", "output"]
+    assert found.texts["prediction"][0] == pair.before
+    assert "1 of 2 predictions are the text before the edit. 1 are the output" in found.sentence()
+    assert make_predictions([pair], [OUTPUT], "before").sources == ["before"]
+    assert make_predictions([pair], [pair.after], "output").sources == ["output"]
+
+
+@pytest.mark.parametrize("output", ["", "w", "word " * 300, OUTPUT, "a\n" * 9], ids=len)
+@pytest.mark.parametrize("pair", [*shipped_pairs(), Pair("t", "i", "text")], ids=lambda pair: pair.id)
+def test_an_edited_output_differs_and_is_the_same_each_time(output: str, pair: Pair) -> None:
+    changed = edited(output, pair)
+    assert changed
+    assert changed != output
+    assert changed == edited(output, pair)
+
+
+def test_typed_edits_leave_most_of_the_text() -> None:
+    changed = typed_edits(OUTPUT, "a")
+    share = difflib.SequenceMatcher(None, OUTPUT.split(), changed.split(), autojunk=False).ratio()
+    assert 0.8 < share < 1
+
+
+def test_a_useless_prediction_has_the_length_and_none_of_the_words() -> None:
+    text = unrelated_text(1000, "a")
+    assert 1000 <= len(text) <= 1030
+    assert resemblance(OUTPUT, text) == 0
+    assert text == unrelated_text(1000, "a") != unrelated_text(1000, "b")
+
+
+def places(*tokens: tuple[str, dict[str, float]]) -> list[Alternatives]:
+    found, start = [], 0
+    for text, others in tokens:
+        found.append(Alternatives(start, text, [(text, -0.5), *others.items()]))
+        start += len(text)
+    return found
+
+
+ONE = [("The", {}), (" cat", {" dog": -0.6, " cow": -0.52}), (" sat", {})]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tokens", "tie"),
+    [
+        ("The cat sat", "The dog sat", ONE, True),
+        ("The cat sat", "The pig sat", ONE, False),  # not among the likeliest
+        ("A cat sat", "A dog sat", ONE, False),  # the third answer is of another kind
+        ("The cat", "The cat sat", [*ONE[:2], (" sat", {"</s>": -0.55})], True),  # one ends
+        ("The cat", "The cat sat", [*ONE[:2], (" sat", {"</s>": -3.0})], False),
+        ("abc", "abd", [("ab", {"a": -0.6}), ("c", {})], True),  # the tie is a token earlier
+        ("abc", "abd", [("ab", {"a": -2.0}), ("c", {})], False),
+        ("xy", "xz", [("xy", {"xz": -0.7})], True),  # within one token
+        ("xy", "xz", [("xy", {"xz": -0.9})], False),
+    ],
+)
+def test_near_ties(a: str, b: str, tokens: list[tuple[str, dict[str, float]]], tie: bool) -> None:
+    assert is_near_tie(a, b, places(*tokens), 0.25) is tie
+    assert is_near_tie(b, a, places(*tokens), 0.25) is tie
+
+
+def test_where_texts_part() -> None:
+    assert [first_difference("abc", other) for other in ("xbc", "abx", "ab", "abcd")] == [0, 2, 2, 3]
+
+
+PLUGIN = """
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0"} 100.0
+vllm:generation_tokens_total{engine="1"} 20.0
+# TYPE vllm:spec_decode_num_drafts counter
+vllm:spec_decode_num_drafts_total{engine="0"} 50.0
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 1600.0
+# TYPE gpu_align_steps counter
+gpu_align_steps_total 40.0
+# TYPE gpu_align_draft_tokens counter
+gpu_align_draft_tokens_total{source="prediction",verdict="accepted"} 60.0
+gpu_align_draft_tokens_total{source="prediction",verdict="rejected"} 7.0
+gpu_align_draft_tokens_total{source="context",verdict="accepted"} 20.0
+gpu_align_draft_tokens_total{source="context",verdict="rejected"} 1.0
+# TYPE gpu_align_acceptance_ratio summary
+gpu_align_acceptance_ratio_sum NaN
+"""
+NGRAM = """
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total 120.0
+# TYPE vllm:spec_decode_num_drafts counter
+vllm:spec_decode_num_drafts_total 30.0
+# TYPE vllm:spec_decode_num_draft_tokens counter
+vllm:spec_decode_num_draft_tokens_total 150.0
+# TYPE vllm:spec_decode_num_accepted_tokens counter
+vllm:spec_decode_num_accepted_tokens_total 80.0
+"""
+
+
+def counts(text: str) -> Counts:
+    found = Counts.read(text)
+    assert found is not None
+    return found
+
+
+def test_the_plugin_counts_what_was_verified() -> None:
+    """vLLM's own counters count draft slots, not drafts."""
+    before = counts(PLUGIN)
+    found = before.since(Counts())
+    assert (found.generated, found.steps(), found.accepted, found.rejected) == (120, 40, 80, 8)
+    assert found.by_source() == {
+        "context": {"accepted": 20, "rejected": 1},
+        "prediction": {"accepted": 60, "rejected": 7},
+    }
+    # Requests without drafts get one token a step.
+    found = counts(PLUGIN.replace('{engine="1"} 20.0', '{engine="1"} 50.0')).since(before)
+    assert (found.generated, found.steps(9), found.accepted, found.rejected) == (30, 30, 0, 0)
+    assert found.by_source() == {}
+
+
+def test_ngram_is_counted_by_vllm() -> None:
+    found = counts(NGRAM)
+    assert (found.steps(), found.steps(41), found.accepted, found.rejected) == (40, 41, 80, 70)
+    assert (found.has_plugin, "vllm_drafts" in found.numbers) == (False, True)
+    # Two answers of 64 tokens: 2 prefills, and 4 steps of which the last ones accept beyond the end.
+    page = {"generation_tokens": 128, "request_success": 2, "spec_decode_num_drafts": 4}
+    page |= {"spec_decode_num_draft_tokens": 128, "spec_decode_num_accepted_tokens": 128}
+    text = "".join(f"# TYPE vllm:{name} counter\nvllm:{name}_total {n}\n" for name, n in page.items())
+    assert counts(text).steps() == 6
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "a 1\n", "vllm:generation_tokens_total x\n"])
+def test_what_is_no_page_of_vllm_counts_nothing(text: str) -> None:
+    assert Counts.read(text) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([20, 20, 20, 40], [30]),
+        ([40, 41, 42, 42], [32]),  # of other requests
+        ([20], [10]),  # never all: another replica counted them
+        (range(40, 100_000), range(30, 99_991)),  # other clients do not stop
+        ([None], [None]),
+    ],
+)
+def test_late_counters_are_waited_for_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, values: list[int | None], expected: list[int | None]
+) -> None:
+    """Each look sees the next value; the last one stays."""
+    waiting = list(values)
+
+    async def root_text(client: Client, path: str) -> str:
+        value = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        return "" if value is None else f"vllm:generation_tokens_total {value}\n"
+
+    async def counted() -> Counts | None:
+        client = Client("http://127.0.0.1:9/v1", None, 9.0)
+        async with contextlib.aclosing(client):
+            return await client.counted(Counts(Counter(generated=10)), 30)
+
+    monkeypatch.setattr(Client, "root_text", root_text)
+    for name, seconds in (("POLL_S", 0.001), ("SETTLE_S", 0.2), ("REST_S", 0.05)):
+        monkeypatch.setattr(module, name, seconds)
+    found = asyncio.run(counted())
+    assert (found and found.generated) in expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
 from gpu_align.tools.bench import servers
+from gpu_align.tools.bench.client import BenchError
 from gpu_align.tools.bench.command import bench_command
 from gpu_align.tools.bench.measure import MODES
 from gpu_align.tools.cli import app
@@ -44,7 +48,7 @@ class Started:
             self.commands.append(command)
             after = command.index("vllm.entrypoints.openai.api_server")
             flags = [word for word in command[after + 1 :] if word != "--enforce-eager"]
-            return [sys.executable, "-I", str(Path(fake_openai.__file__)), *flags]
+            return [sys.executable, "-I", fake_openai.__file__, *flags]
 
         def note(command: Sequence[str], url: str, log: Path, *rest: Any) -> Any:
             self.logs.append(folder / log.name)
@@ -67,20 +71,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
 
 def bench(dataset: Path, *arguments: object) -> tuple[Any, dict[str, Any]]:
     out = dataset.with_suffix(".json")
-    flags = [
-        "--serve",
-        "tiny",
-        "--dataset",
-        dataset,
-        "--json",
-        out,
-        "--concurrency",
-        2,
-        "--rounds",
-        1,
-        *arguments,
-    ]
-    done = CliRunner().invoke(app, ["bench", *map(str, flags)])
+    flags = ("--serve", "tiny", "--dataset", dataset, "--json", out, "--concurrency", 2, "--rounds", 1)
+    done = CliRunner().invoke(app, ["bench", *map(str, (*flags, *arguments))])
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 
@@ -89,11 +81,8 @@ def test_three_servers(dataset: Path, started: Started, together: bool) -> None:
     done, found = bench(dataset, "-k", 9, "--vllm-args", "--seed 3", *(["--together"] if together else []))
     assert done.exit_code == 0, done.output
     assert found["serve"] == {"num_draft_tokens": 9, "arguments": ["--seed", "3"], "together": together}
-    assert [server["modes"] for server in found["servers"]] == [
-        ["none"],
-        ["ngram"],
-        ["prediction", "unrelated"],
-    ]
+    modes = [["none"], ["ngram"], ["prediction", "unrelated"]]
+    assert [server["modes"] for server in found["servers"]] == modes
     assert {mode for mode, _ in by_key(found)} == set(MODES)
     assert by_key(found)["prediction", 2]["steps"] < by_key(found)["ngram", 2]["steps"] < 93
     assert ("one after another" in " ".join(found["notes"])) == (not together)
@@ -160,21 +149,96 @@ def test_the_examples_of_the_help_run(
     with Fake() as fake:
         for words in lines:
             here = [fake.url if word == "http://localhost:8000/v1" else word for word in words]
-            done = CliRunner().invoke(app, [*here, "--rounds", "1", "--max-tokens", "9"])
+            done = CliRunner().invoke(app, [*here, "--rounds", "1", "--requests", "2", "--max-tokens", "9"])
             assert done.exit_code == 0, done.output
     assert "<!doctype html>" in (tmp_path / "bench.html").read_text()
     assert json.loads((tmp_path / "bench.json").read_text())["version"]
 
 
+@contextlib.asynccontextmanager
+async def server(tmp_path: Path, *flags: str, timeout_s: float = 20.0) -> AsyncIterator[list[int]]:
+    """A fake server: its process and its child's."""
+    port, log = servers.free_port(), tmp_path / "log"
+    command = [sys.executable, "-I", fake_openai.__file__, "--port", str(port), *flags]
+    url = f"http://{servers.HOST}:{port}"
+    async with servers.running(command, url, log, os.environ, lambda seconds: None, timeout_s) as group:
+        yield [group, int(log.read_text().split()[1])]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [((), RuntimeError), ((), KeyboardInterrupt), ((), asyncio.CancelledError), (("--stubborn", "1"), None)],
+)
+def test_a_server_and_its_children_are_always_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], error: type[BaseException] | None
+) -> None:
+    monkeypatch.setattr(servers, "STOP_GRACE_S", 0.2 if flags else 20.0)
+    pids: list[int] = []
+
+    async def use() -> None:
+        async with server(tmp_path, *flags) as running:
+            pids.extend(running)
+            if error is not None:
+                raise error
+
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        asyncio.run(use())
+    assert len(pids) == 2
+    assert wait_until(lambda: not any(map(alive, pids)), 5)
+
+
+def test_a_second_interrupt_does_not_leave_it_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    pids: list[int] = []
+
+    async def use() -> None:
+        async with server(tmp_path, "--stubborn", "1") as running:
+            pids.extend(running)
+            monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(use())
+    assert wait_until(lambda: not any(map(alive, pids)), 5)
+
+
+def test_a_server_that_dies_explains_what_its_client_saw(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with server(tmp_path) as (group, _):
+            os.kill(group, signal.SIGKILL)
+            assert wait_until(lambda: not alive(group))
+            raise BenchError("no answer")
+
+    with pytest.raises(BenchError, match=r"no answer \(the server ended with exit code -9\)") as caught:
+        asyncio.run(use())
+    assert caught.value.log.startswith("child ")
+
+
+def test_a_server_that_never_answers_is_given_up_and_forced_soon(tmp_path: Path) -> None:
+    """As vLLM is: it acts on no SIGTERM while its engine starts."""
+
+    async def use() -> None:
+        async with server(tmp_path, "--stubborn", "1", "--deaf", "1", timeout_s=0.4):
+            raise AssertionError("it is not ready")
+
+    started = time.monotonic()
+    with pytest.raises(BenchError, match=r"not ready after \d+ s; the end of "):
+        asyncio.run(use())
+    assert time.monotonic() - started < servers.STOP_GRACE_S / 2
+    assert not alive(int((tmp_path / "log").read_text().split()[1]))
+
+
 SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from gpu_align.tools.bench.servers import running
+from tests.gpu_align.bench.test_bench_serve import server
 
 async def main():
-    fake, port, log = sys.argv[1:]
-    command = [sys.executable, "-I", fake, "--port", port]
-    async with running(command, "http://127.0.0.1:" + port, Path(log), {}, lambda seconds: None, 60) as group:
+    async with server(Path(sys.argv[1])) as (group, _):
         print(group, flush=True)
         await asyncio.sleep(60)
 
@@ -183,14 +247,10 @@ asyncio.run(main())
 
 
 def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    arguments = [fake_openai.__file__, str(servers.free_port()), str(log)]
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], cwd=ROOT, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    group = int(process.stdout.readline())
-    child = int(log.read_text().split()[1])
-    assert alive(group)
-    assert alive(child)
+    pids = [int(process.stdout.readline()), int((tmp_path / "log").read_text().split()[1])]
+    assert all(map(alive, pids))
     process.kill()
     process.communicate()
-    assert wait_until(lambda: not alive(group) and not alive(child))
+    assert wait_until(lambda: not any(map(alive, pids)))

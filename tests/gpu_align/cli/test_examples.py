@@ -7,11 +7,9 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -106,10 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _served(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo and the examination have tests of their own."""
-    demo: Any = ModuleType("vllm_integration.demo")
-    demo.run_demo = lambda model, out, ngram: 0
-    demo.wrong_use = lambda model, out: None
-    monkeypatch.setitem(sys.modules, "vllm_integration.demo", demo)
+    monkeypatch.setattr("vllm_integration.demo.run.run_demo", lambda model, out, ngram: 0)
     findings: Callable[[bool], list[Finding]] = lambda deep: [Finding("torch", "2.13.0", True)]  # noqa: E731
     monkeypatch.setattr("gpu_align.tools.doctor.examine", findings)
 

@@ -409,7 +409,7 @@ def test_a_wrong_use_is_one_line(
         raise AssertionError("the demo has begun")
 
     monkeypatch.setattr("gpu_align.tools.doctor.examine", examined)
-    monkeypatch.setattr("vllm_integration.demo.run_demo", begun)
+    monkeypatch.setattr("vllm_integration.demo.run.run_demo", begun)
     monkeypatch.delenv("MODEL", raising=False)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.fspath(folder.parent))
     monkeypatch.chdir(folder)
