@@ -70,18 +70,18 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-def as_json(results: Any) -> str:
-    """The text of a results file: a list of numbers is one line, so that a change reads as a diff."""
-    return _lines(results) + "\n"
+def as_json(results: Any, depth: int = 99) -> str:
+    """The text of a results file, which reads as a diff: a list of numbers, or what is this deep, is one line."""
+    return _lines(results, depth) + "\n"
 
 
-def _lines(value: Any, indent: int = 1) -> str:
-    if isinstance(value, dict):
+def _lines(value: Any, depth: int, indent: int = 1) -> str:
+    if isinstance(value, dict) and indent <= depth:
         inner = ",\n".join(
-            f"{' ' * indent}{json.dumps(k)}: {_lines(v, indent + 1)}" for k, v in value.items()
+            f"{' ' * indent}{json.dumps(k)}: {_lines(v, depth, indent + 1)}" for k, v in value.items()
         )
         return f"{{\n{inner}\n{' ' * (indent - 1)}}}"
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        inner = ",\n".join(f"{' ' * indent}{_lines(item, indent + 1)}" for item in value)
+        inner = ",\n".join(f"{' ' * indent}{_lines(item, depth, indent + 1)}" for item in value)
         return f"[\n{inner}\n{' ' * (indent - 1)}]"
     return json.dumps(value)

@@ -28,10 +28,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -44,6 +42,7 @@ from benchmarks.speed.kernel_configs import Config
 from benchmarks.speed.sass import Instruction, Program, disassemble
 from benchmarks.speed.sass_warp import STACK, Latencies, Machine, Memory, Trace
 from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_shapes, make_texts
+from benchmarks.tables import RESULTS
 from gpu_align import Drafter, Recipes
 
 NUM_TEXT = 32_768
@@ -53,20 +52,17 @@ Tokens = npt.NDArray[np.int32]
 BANK = {"sm_90": (0x210, 0x28), "sm_100": (0x380, 0x37C)}
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(NamedTuple):
     """A request before and after the tokens of a step.
 
-    Attributes:
-        prediction, output: its tokens; `output` as far as it is written after the step.
-        prompt: tokens of its prompt.
-        steps: lengths of the output at which steps ran before; empty: none did.
+    output: its tokens, as far as they are written after the step. steps: lengths of the output at which steps ran
+    before.
     """
 
     prediction: Tokens
     output: Tokens
-    prompt: Tokens
     steps: tuple[int, ...]
+    prompt: Tokens = np.zeros(0, np.int32)
 
 
 #: The last token of every output: one that each text of `make_texts` has about 330 times, more than are looked at.
@@ -78,7 +74,7 @@ def aligned(new: int) -> Situation:
     texts = make_texts(1, NUM_TEXT, "aligned")
     prediction = texts.predictions[0].copy()
     prediction[texts.done + new - 1] = OFTEN
-    return Situation(prediction, prediction[: texts.done + new], _none(), (texts.done,))
+    return Situation(prediction, prediction[: texts.done + new], (texts.done,))
 
 
 def lost(new: int, done: int) -> Situation:
@@ -86,7 +82,7 @@ def lost(new: int, done: int) -> Situation:
     texts = make_texts(1, NUM_TEXT, "lost")
     output = texts.outputs[0][: done + new].copy()
     output[-1] = OFTEN
-    return Situation(texts.predictions[0], output, _none(), (done,) if done else ())
+    return Situation(texts.predictions[0], output, (done,) if done else ())
 
 
 def repeated(new: int) -> Situation:
@@ -104,7 +100,7 @@ def edited(new: int) -> Situation:
     end = len(output) - new
     for at in range(end - 200, end - 40, 40):
         output[at : at + 2] = 50_000 + at
-    return Situation(path.prediction, output, path.prompt, tuple(range(end - 208, end + 1, 8)))
+    return Situation(path.prediction, output, tuple(range(end - 208, end + 1, 8)))
 
 
 def resynced(new: int) -> Situation:
@@ -112,7 +108,7 @@ def resynced(new: int) -> Situation:
     path = aligned(new)
     output = path.output.copy()
     output[-new : 2 - new] = 50_000
-    return Situation(path.prediction, output, path.prompt, path.steps)
+    return path._replace(output=output)
 
 
 def first_step(num_prompt: int, is_prepared: bool) -> Situation:
@@ -120,11 +116,7 @@ def first_step(num_prompt: int, is_prepared: bool) -> Situation:
     texts = make_texts(1, NUM_TEXT, "lost")
     prediction = texts.predictions[0].copy()
     prediction[0] = OFTEN
-    return Situation(prediction, prediction[:1], texts.outputs[0][:num_prompt], (0,) if is_prepared else ())
-
-
-def _none() -> Tokens:
-    return np.zeros(0, np.int32)
+    return Situation(prediction, prediction[:1], (0,) if is_prepared else (), texts.outputs[0][:num_prompt])
 
 
 #: Name → the path. An output that diverged looks far at every eighth token, from 16,385 tokens on at 16,392.
@@ -157,12 +149,8 @@ RECIPES: dict[str, Callable[[], Recipes | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A kernel as a launcher calls it: arguments by name, in order; constants are constexprs and None.
-
-    max_registers: of a thread; 0 leaves it to the compiler.
-    """
+class Launch(NamedTuple):
+    """A kernel as a launcher calls it: arguments by name, in order; constants are constexprs and None."""
 
     kernel: Any
     arguments: dict[str, Any]
@@ -225,14 +213,35 @@ class Case:
             self.drafter.propose(*self.tensors)
         self.tensors[1].fill_(len(tokens))
 
-    def launches(self) -> list[Launch]:
+    def launch(self) -> Launch:
         """What a step launches on a GPU."""
         from gpu_align.ops.kernels import step as kernels
         from gpu_align.ops.step import StepLaunch
 
         drafter = self.drafter
         bound = drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
-        return launches(kernels, lambda: StepLaunch(*bound)(*self.tensors))
+        [launch] = launches(kernels, lambda: StepLaunch(*bound)(*self.tensors))
+        return launch
+
+    def run(self, compiler: Compiler, latencies: Latencies) -> Trace:
+        """The compiled step; its drafts have to be the reference's. The case stays as it is."""
+        launch = self.launch()
+        tensors = {n: arg for n, arg in launch.arguments.items() if isinstance(arg, torch.Tensor)}
+        before = [tensor.clone() for tensor in tensors.values()]
+
+        def drafts() -> dict[str, torch.Tensor]:
+            """What there is now; all tensors are then as before."""
+            found = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("draft")}
+            for tensor, value in zip(tensors.values(), before, strict=True):
+                tensor.copy_(value)
+            return found
+
+        trace = run_launch(launch, compiler(launch).program, compiler.target, latencies)
+        found = drafts()
+        self.drafter.propose(*self.tensors)
+        for name, expected in drafts().items():
+            assert torch.equal(found[name], expected), f"{name}: expected {expected}, found {found[name]}"
+        return trace
 
 
 def run_launch(launch: Launch, program: Program, target: str, latencies: Latencies) -> Trace:
@@ -255,27 +264,6 @@ def run_launch(launch: Launch, program: Program, target: str, latencies: Latenci
     return trace
 
 
-def run_step(case: Case, programs: Callable[[Launch], Program], target: str, latencies: Latencies) -> Trace:
-    """The compiled step on a case, which stays as it is."""
-    [launch] = case.launches()
-    tensors = {n: arg for n, arg in launch.arguments.items() if isinstance(arg, torch.Tensor)}
-    before = [tensor.clone() for tensor in tensors.values()]
-
-    def drafts() -> dict[str, torch.Tensor]:
-        """What there is now; all tensors are then as before."""
-        found = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("draft")}
-        for tensor, value in zip(tensors.values(), before, strict=True):
-            tensor.copy_(value)
-        return found
-
-    trace = run_launch(launch, programs(launch), target, latencies)
-    found = drafts()
-    case.drafter.propose(*case.tensors)
-    for name, expected in drafts().items():
-        assert torch.equal(found[name], expected), f"{name}: expected {expected}, found {found[name]}"
-    return trace
-
-
 #: Of an H100 or H200: multiprocessors, their schedulers, and what a multiprocessor holds.
 NUM_SMS, SCHEDULERS = 132, 4
 WARPS, REGISTERS, SHARED, PROGRAMS = 64, 65_536, 227 * 1024, 32
@@ -287,8 +275,7 @@ TOKENS = (64, 192)
 BATCH, CONTEXT = 256, 4096
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """A kernel's instructions, and what a program of it takes from a multiprocessor."""
 
     program: Program
@@ -324,7 +311,7 @@ def record(num_tokens: int, num_prediction: int) -> tuple[list[Launch], torch.Te
     return found, out, expected
 
 
-def measure_lcs(compiler: Any, target: str, size: int) -> dict[str, float]:
+def measure_lcs(compiler: Compiler, size: int) -> dict[str, float]:
     """The row of a prediction length.
 
     cycles: of a token, in programs alone, of both kernels; instructions: of a warp and token, of both; registers:
@@ -333,54 +320,62 @@ def measure_lcs(compiler: Any, target: str, size: int) -> dict[str, float]:
     multiprocessor take as long as one alone or, where that is more, as long as the busiest pipe takes for all of
     them.
     """
-    runs = [_run_lcs(compiler, target, num_tokens, size) for num_tokens in TOKENS]
-    pairs = list(zip(*runs, strict=True))  # of each kernel: the two runs
-    cells = size * CONTEXT
-    kernels = [_Kernel(*pair) for pair in pairs]
-    batch = sum(kernel.cycles(BATCH) for kernel in kernels)
+    runs = [_run_lcs(compiler, num_tokens, size) for num_tokens in TOKENS]
+    kernels = [
+        _LcsKernel(a, b, compiled, warps) for (a, compiled, warps), (b, _, _) in zip(*runs, strict=True)
+    ]
     full = NUM_SMS * max(kernel.held for kernel in kernels)
-    step = TOKENS[1] - TOKENS[0]
+    rates = (
+        pairs * size * CONTEXT / sum(kernel.cycles(pairs) for kernel in kernels) for pairs in (BATCH, full)
+    )
+    batch, full_rate = (round(rate / 1e3, 2) for rate in rates)
     return {
-        "cycles": round(sum((b.cycles - a.cycles) / step for (a, _, _), (b, _, _) in pairs), 1),
+        "cycles": round(sum(kernel.a_token(lambda trace: trace.cycles) for kernel in kernels), 1),
         "instructions": round(
-            sum((b.count.total() - a.count.total()) / step / c.num_warps for (a, _, _), (b, _, c) in pairs), 1
+            sum(k.a_token(lambda trace: trace.count.total()) / k.num_warps for k in kernels), 1
         ),
         "registers": max(kernel.compiled.registers for kernel in kernels),
-        "tcups_batch": round(BATCH * cells / batch / 1e3, 2),
-        "tcups_full": round(full * cells / sum(kernel.cycles(full) for kernel in kernels) / 1e3, 2),
+        "tcups_batch": batch,
+        "tcups_full": full_rate,
     }
 
 
-def _run_lcs(compiler: Any, target: str, num_tokens: int, size: int) -> list[tuple[Trace, Compiled, Launch]]:
-    """Every kernel of one call, run one after the other."""
+def _run_lcs(compiler: Compiler, num_tokens: int, size: int) -> list[tuple[Trace, Compiled, int]]:
+    """Every kernel of one call, run one after the other, and its warps."""
     found, out, expected = record(num_tokens, size)
     runs = []
     for launch in found:
         compiled = compiler(launch)
-        runs.append((run_launch(launch, compiled.program, target, Latencies()), compiled, launch))
+        trace = run_launch(launch, compiled.program, compiler.target, Latencies())
+        runs.append((trace, compiled, launch.num_warps))
     assert int(out) == expected, f"LCS: expected {expected}, found {int(out)}"
     return runs
 
 
-class _Kernel:
-    """What `CONTEXT` tokens take in one kernel, by two runs with `TOKENS`."""
+class _LcsKernel(NamedTuple):
+    """Two runs of one kernel, with `TOKENS`."""
 
-    def __init__(self, first: tuple[Trace, Compiled, Launch], last: tuple[Trace, Compiled, Launch]) -> None:
-        (a, self.compiled, launch), (b, _, _) = first, last
-        self.alone = _whole(a.cycles, b.cycles)
-        self.bound = max(_whole(a.load(pipe), b.load(pipe)) for pipe in b.busy)
-        self.held = self.compiled.programs(launch.num_warps)
+    first: Trace
+    last: Trace
+    compiled: Compiled
+    num_warps: int
+
+    def a_token(self, cycles: Callable[[Trace], float]) -> float:
+        return (cycles(self.last) - cycles(self.first)) / (TOKENS[1] - TOKENS[0])
+
+    def whole(self, cycles: Callable[[Trace], float]) -> float:
+        """What `CONTEXT` tokens take, by the two runs."""
+        return cycles(self.first) + self.a_token(cycles) * (CONTEXT - TOKENS[0])
+
+    @property
+    def held(self) -> int:
+        return self.compiled.programs(self.num_warps)
 
     def cycles(self, batch: int) -> float:
         """Of a batch: one program a pair, as many at once as the multiprocessors hold."""
         few = min(self.held, -(-batch // NUM_SMS))
-        waves = -(-batch // (NUM_SMS * few))
-        return waves * max(self.alone, few * self.bound)
-
-
-def _whole(a: float, b: float) -> float:
-    """What a run of `CONTEXT` tokens takes, by the two that were made."""
-    return a + (b - a) / (TOKENS[1] - TOKENS[0]) * (CONTEXT - TOKENS[0])
+        bound = max(self.whole(lambda trace, pipe=pipe: trace.load(pipe)) for pipe in self.last.busy)
+        return -(-batch // (NUM_SMS * few)) * max(self.whole(lambda trace: trace.cycles), few * bound)
 
 
 @cache
@@ -452,7 +447,7 @@ def hot_lines(program: Program, trace: Trace, number: int) -> str:
 TARGETS = ("sm_90", "sm_100")
 GIGAHERTZ = 1.755
 WARM, COLD = Latencies(), Latencies(first=600)
-TABLE = Path(__file__).parents[1] / "results" / "latency.json"
+TABLE = RESULTS / "latency.json"
 #: What a number may differ by from the table's.
 TOLERANCE = 0.02
 #: What the rows of the step begin with, and what its drafter knows.
@@ -460,7 +455,7 @@ STEPS = {"step: ": "no recipes", "step with recipes: ": "recipes", "step with sh
 
 
 class Compiler:
-    """Launch → its instructions, compiled once."""
+    """Launch → its instructions for a target, compiled once."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -484,66 +479,37 @@ def measure(target: str, only: str = "") -> dict[str, dict[str, float]]:
     """Label → row, for every path and size whose label contains `only`."""
     compiler, rows = Compiler(target), {}
     for prefix, recipes in STEPS.items():
-        names = [name for name in (*PATHS, *SCALED) if only in prefix + name]
-        for name in names:
-            rows[prefix + name] = measure_path(name, recipes, compiler)
+        for name in (*PATHS, *SCALED):
+            if only in prefix + name:
+                rows[prefix + name] = measure_path(name, recipes, compiler)
     for size in SIZES:
         if only in (label := f"lcs_length: {size // 1024}k"):
-            rows[label] = measure_lcs(compiler, target, size)
+            rows[label] = measure_lcs(compiler, size)
     return rows
 
 
 def measure_path(name: str, recipes: str, compiler: Compiler) -> dict[str, float]:
     """Cycles, with all data in the second-level cache (warm) or in memory (cold), and instructions."""
+
+    def run(path: Situation) -> dict[str, int]:
+        case = Case(path, recipes)
+        warm, cold = (case.run(compiler, costs) for costs in (WARM, COLD))
+        return {"warm": warm.cycles, "cold": cold.cycles, "instructions": warm.count.total()}
+
     if name in PATHS:
-        return _run(Case(PATHS[name](), recipes), compiler)
+        return run(PATHS[name]())
     make, length, (short, longer) = SCALED[name]
-    a, b = (_run(Case(make(n), recipes), compiler) for n in (short, longer))
+    a, b = run(make(short)), run(make(longer))
     return {key: round(a[key] + (b[key] - a[key]) * (length - short) / (longer - short)) for key in a}
 
 
-def _run(case: Case, compiler: Compiler) -> dict[str, float]:
-    warm, cold = (run_case(case, compiler, costs) for costs in (WARM, COLD))
-    return {"warm": warm.cycles, "cold": cold.cycles, "instructions": warm.count.total()}
-
-
-def run_case(case: Case, compiler: Compiler, costs: Latencies = WARM) -> Trace:
-    """A path of the step, checked."""
-    return run_step(case, lambda launch: compiler(launch).program, compiler.target, costs)
-
-
-def differences(expected: static_check.Table, found: static_check.Table) -> list[str]:
-    """What differs by more than `TOLERANCE`, one line a number; rows that only one of them has are named, too."""
-    lines = []
-    rows = [(label, target) for table in (expected, found) for label, row in table.items() for target in row]
-    for label, target in dict.fromkeys(rows):
-        a, b = expected.get(label, {}).get(target), found.get(label, {}).get(target)
-        if a is None or b is None:
-            lines.append(f"{label}, {target}: {'not in the table' if a is None else 'no longer measured'}")
-            continue
-        for name in a:
-            if abs(b[name] - a[name]) > TOLERANCE * a[name]:
-                lines.append(f"{label}, {target}, {name}: {a[name]} in the table, {b[name]} now")
-    return lines
-
-
-def markdown(table: static_check.Table) -> str:
-    """Rows down, targets across: cycles and µs of a step, warm / cold; throughput of the LCS."""
-    targets = list(next(iter(table.values())))
-    lines = ["| path | " + " | ".join(targets) + " |", "|---|" + "---|" * len(targets)]
-    for label, rows in table.items():
-        cells = []
-        for row in rows.values():
-            if "warm" in row:
-                us = " / ".join(f"{row[key] / GIGAHERTZ / 1e3:,.1f}" for key in ("warm", "cold"))
-                cells.append(f"{row['warm']:,} cycles, {us} µs")
-            else:
-                rates = " / ".join(f"{row[key] * GIGAHERTZ:.1f}" for key in ("tcups_batch", "tcups_full"))
-                cells.append(
-                    f"{row['cycles']} cycles a token, {row['instructions']} instr. a word, {rates} TCUPS"
-                )
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def _cell(row: dict[str, Any]) -> str:
+    """Cycles and µs of a step, warm / cold; throughput of the LCS."""
+    if "warm" in row:
+        us = " / ".join(f"{row[key] / GIGAHERTZ / 1e3:,.1f}" for key in ("warm", "cold"))
+        return f"{row['warm']:,} cycles, {us} µs"
+    rates = " / ".join(f"{row[key] * GIGAHERTZ:.1f}" for key in ("tcups_batch", "tcups_full"))
+    return f"{row['cycles']} cycles a token, {row['instructions']} instr. a word, {rates} TCUPS"
 
 
 def show_lines(targets: list[str], only: str, number: int) -> None:
@@ -554,9 +520,9 @@ def show_lines(targets: list[str], only: str, number: int) -> None:
             for name in PATHS:
                 if only in prefix + name:
                     case = Case(PATHS[name](), recipes)
-                    trace = run_case(case, compiler)
+                    trace = case.run(compiler, WARM)
                     typer.echo(f"\n{target}, {prefix}{name}: {trace.cycles} cycles\n")
-                    typer.echo(hot_lines(compiler(case.launches()[0]).program, trace, number))
+                    typer.echo(hot_lines(compiler(case.launch()).program, trace, number))
 
 
 def main(
@@ -577,26 +543,11 @@ def main(
         return
     by_target = {t: measure(t, only) for t in targets}
     table = {label: {t: by_target[t][label] for t in targets} for label in by_target[targets[0]]}
-    version = triton.__version__
-    typer.echo(f"triton {version}; warm / cold at {GIGAHERTZ} GHz; TCUPS of 256 × 4k / of a full GPU\n")
-    typer.echo(markdown(table))
-    if renew:
-        static_check.write(version, table, TABLE, "latency_model")
-        typer.echo(f"\nwrote {TABLE}")
-    expected = static_check.stored(version, TABLE)
-    if expected is None:
-        typer.echo(f"\nno table of triton {version}: nothing to compare with")
-        return
-    wanted: dict[str, Any] = {
-        label: {t: row for t, row in rows.items() if t in targets}
-        for label, rows in expected.items()
-        if only in label
-    }
-    different = differences(wanted, table)
-    for line in different:
-        typer.echo(line, err=True)
-    if different:
-        raise typer.Exit(1)
+    typer.echo(
+        f"triton {triton.__version__}; warm / cold at {GIGAHERTZ} GHz; TCUPS of 256 × 4k / of a full GPU\n"
+    )
+    typer.echo(static_check.markdown(table, _cell))
+    static_check.settle(table, TABLE, renew, only, tolerance=TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,8 @@ ALL = np.arange(32)
 class Registers:
     """Registers and predicates of a warp, and the constant bank.
 
-    Attributes:
-        r, p: [256, 32] uint32 and [8, 32] bool; ur, up: the uniform ones, one lane.
-        constants: bytes of bank 0.
-        special: special register → [32] or [1] values.
+    r, p: [256, 32] uint32 and [8, 32] bool; ur, up: the uniform ones, one lane. constants: bytes of bank 0.
+    special: special register → [32] or [1] values.
     """
 
     def __init__(self, constants: bytes, special: dict[str, Array]) -> None:
@@ -97,6 +95,7 @@ class Registers:
         self.write(o, (value >> np.uint64(32)).astype(np.uint32), mask, 1)
 
 
+#: No scoreboard.
 NONE = 7
 
 
@@ -124,11 +123,11 @@ class Operand:
     """One operand.
 
     Attributes:
-        kind: R, UR, P, UP (registers), I (immediate), F (immediate with a point), C (constant bank), M (memory),
-            L (label), S (special register or a name).
+        kind: R, UR, P, UP (registers), I (immediate bits, in hexadecimal), F (immediate float, in decimal),
+            C (constant bank), M (memory), L (label), S (special register or a name).
         number: register number (255: RZ, 7: PT), immediate modulo 2**32, offset in the constant bank.
-        negative, absolute, inverted: of a value: minus, absolute, every bit; `inverted` of a predicate: not.
         text: as printed, without ``.reuse``.
+        negative, absolute, inverted: of a value: minus, absolute, every bit; `inverted` of a predicate: not.
         terms: of a memory operand what is added: (register or None, suffixes, immediate).
     """
 
@@ -189,7 +188,7 @@ def operand(text: str) -> Operand:
     if register := _REGISTER.match(bare):
         last = {"R": 255, "UR": 255, "P": 7, "UP": 7}[register[1]]
         return Operand(register[1], int(register[2]) if register[2].isdigit() else last, **flags)
-    if re.match(r"-?0x[0-9a-f]+$", body) or re.match(r"-?\d+$", body):
+    if re.match(r"-?0x[0-9a-f]+$", body):
         return Operand("I", int(body, 0) & 0xFFFFFFFF, **flags)
     if re.match(r"[-+]?(\d|\.|INF|QNAN)", body):
         return Operand("F", 0, **flags)
@@ -331,11 +330,12 @@ def _move(w: Registers, ins: Instruction, mask: Array) -> None:
 
 def _half_move(w: Registers, ins: Instruction, mask: Array) -> None:
     """``HFMA2 R, -RZ, RZ, a, b``: a constant, as two halves."""
-    high, low = (np.array([float(o.text if o.kind == "F" else int(o.text, 0))]) for o in ins.operands[3:5])
     if any(o.number != 255 for o in ins.operands[1:3]):
         raise NotImplementedError(ins.text)
-    bits = [int(half.astype(np.float16).view(np.uint16)[0]) for half in (high, low)]
-    w.write(ins.operands[0], np.array([bits[0] << 16 | bits[1]], np.uint32), mask)
+    high, low = (
+        np.array([float(o.text) for o in ins.operands[3:5]]).astype(np.float16).view(np.uint16).tolist()
+    )
+    w.write(ins.operands[0], np.array([high << 16 | low], np.uint32), mask)
 
 
 def _extreme(w: Registers, ins: Instruction, mask: Array) -> None:

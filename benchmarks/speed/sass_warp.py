@@ -76,8 +76,7 @@ class Memory:
         return self.BASE + self.offsets[i]
 
     def check(self, offsets: Array, width: int, text: str) -> None:
-        """Raises:
-        IndexError: an access that lies outside all arrays."""
+        """Raise IndexError where an access lies outside all arrays."""
         starts = np.array([start for start, _ in self.ranges])
         stops = np.array([stop for _, stop in self.ranges])
         i = np.maximum(np.searchsorted(starts, offsets, side="right") - 1, 0)
@@ -86,22 +85,57 @@ class Memory:
             raise IndexError(f"{text}: outside of every tensor, at {hex(int(offsets[bad][0]))}")
 
 
-class Lanes(Registers):
-    """Registers of a warp that reach memory.
+#: Instructions of pipes that have 16 lanes.
+_HALF = {
+    "IMAD", "IADD3", "LOP3", "ISETP", "SEL", "SHF", "LEA", "VIADD", "VIMNMX", "VIMNMX3", "VIADDMNMX", "PRMT",
+    "SGXT", "PLOP3", "P2R", "R2P", "IABS",
+}  # fmt: skip
+_SPECIAL = {"S2R": "special", "S2UR": "special", "SHFL": "shuffle", "REDUX": "reduce", "CREDUX": "reduce"}
+_CONSTANT = {"LDC", "ULDC", "LDCU"}
 
-    Attributes:
-        memory: global memory.
-        shared: bytes of the program's shared memory.
-        sectors: sector of global memory → cycle from which on the program finds it in its first-level cache.
-        local: [words, 32] of each lane's stack.
-        costs: latencies.
-    """
 
-    memory: Memory
-    shared: Array
-    sectors: dict[int, int]
-    local: Array
-    costs: Latencies
+@dataclass
+class Trace:
+    """What a program did, by the index of an instruction."""
+
+    #: Of its last warp.
+    cycles: int = 0
+    #: Cycles from its issue to the next one's, but for scoreboards.
+    issued: Counter[int] = field(default_factory=Counter)
+    #: Cycles that others waited for its result.
+    waited: Counter[int] = field(default_factory=Counter)
+    #: How often it was issued.
+    count: Counter[int] = field(default_factory=Counter)
+    #: Pipe → cycles for which it was busy, all warps together.
+    busy: Counter[str] = field(default_factory=Counter)
+
+    def load(self, pipe: str) -> float:
+        """Cycles of a multiprocessor that such a program takes of a pipe, or of its schedulers ("issue").
+
+        Schedulers and pipes are there four times; the load and store unit once, but twice as wide.
+        """
+        return self.busy[pipe] / (2 if pipe == "load and store" else 4)
+
+
+class Warp(Registers):
+    """One warp of a program; `run` yields at every barrier and stops at the end."""
+
+    def __init__(self, machine: Machine, i_warp: int) -> None:
+        nothing = np.zeros(1, np.uint32)
+        special = {
+            "SR_TID.X": (ALL + 32 * i_warp).astype(np.uint32), "SR_LANEID": ALL.astype(np.uint32),
+            **dict.fromkeys(("SR_CTAID.X", "SR_CTAID.Y", "SR_CgaCtaId"), nothing),
+        }  # fmt: skip
+        super().__init__(machine.constants, special)
+        self.machine, self.costs, self.time = machine, machine.latencies, 0
+        self.boards = [(0, 0)] * 6  # when it is at 0, because of which instruction
+        self.pipes: dict[str, int] = {}
+        self.local = np.zeros((STACK // 4, 32), np.uint32)  # each lane's stack
+        self.mask, self.exited = np.ones(32, bool), np.zeros(32, bool)
+        self.paths: list[tuple[int, Array]] = []
+        self.barriers: dict[str, Array] = {}
+        self.meeting: dict[str, int] = {}
+        self.arrived: dict[str, tuple[int, Array]] = {}
 
     def _addresses(self, o: Operand) -> Array:
         address = np.zeros(1, np.uint64)
@@ -117,7 +151,8 @@ class Lanes(Registers):
             address = address & np.uint64(0xFFFFFFFF)
         return np.broadcast_to(address.view(np.int64), (32,))
 
-    def access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
+    def _access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
+        """A load or store: its latency, and cycles on the pipe."""
         costs, name = self.costs, ins.name
         memory = next(o for o in ins.operands if o.kind == "M")
         addresses = self._addresses(memory)
@@ -134,10 +169,10 @@ class Lanes(Registers):
                     self.local[rows[mask] + i, ALL[mask]] = self.r[ins.operands[1].number + i][mask]
             return costs.l1, costs.half_rate
         is_global = name in ("LDG", "STG", "REDG", "RED", "ATOMG")
-        block = self.memory.bytes if is_global else self.shared
+        block = self.machine.memory.bytes if is_global else self.machine.shared
         offsets = addresses - (Memory.BASE if is_global else 0)
         if is_global:
-            self.memory.check(offsets[mask], width, ins.text)
+            self.machine.memory.check(offsets[mask], width, ins.text)
         if (offsets[mask] % width).any():
             raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
         if name.startswith(("ATOM", "RED")):
@@ -152,7 +187,7 @@ class Lanes(Registers):
             return latency + costs.further_line * extra, costs.half_rate * turns
         sectors, lines = np.unique(offsets[mask] // 32), len(np.unique(offsets[mask] // 128))
         extra = costs.further_line * (lines - 1)
-        known = self.sectors
+        known = self.machine.sectors
         if name == "LDG":
             there = max(known.setdefault(int(s), start + costs.first) for s in sectors) - start
             return max(costs.l1, there) + extra, costs.half_rate + extra
@@ -192,7 +227,7 @@ class Lanes(Registers):
         if any(m.startswith("MT") for m in ins.modifiers):
             raise NotImplementedError(ins.text)
         number = int(ins.modifiers[-1]) if ins.modifiers[-1].isdigit() else 1
-        words, is_load = self.shared.view(np.uint32), ins.name == "LDSM"
+        words, is_load = self.machine.shared.view(np.uint32), ins.name == "LDSM"
         data = ins.operands[0 if is_load else 1]
         for i in range(number):
             at = addresses[8 * i + ALL // 4] // 4 + ALL % 4
@@ -200,64 +235,6 @@ class Lanes(Registers):
                 self.r[data.number + i] = words[at]
             else:
                 words[at] = self.r[data.number + i]
-
-
-#: Instructions of pipes that have 16 lanes.
-_HALF = {
-    "IMAD", "IADD3", "LOP3", "ISETP", "SEL", "SHF", "LEA", "VIADD", "VIMNMX", "VIMNMX3", "VIADDMNMX", "PRMT",
-    "SGXT", "PLOP3", "P2R", "R2P", "IABS",
-}  # fmt: skip
-_SPECIAL = {"S2R": "special", "S2UR": "special", "SHFL": "shuffle", "REDUX": "reduce", "CREDUX": "reduce"}
-_CONSTANT = {"LDC", "ULDC", "LDCU"}
-
-
-@dataclass
-class Trace:
-    """What a program did.
-
-    Attributes:
-        cycles: of its last warp.
-        issued: index of an instruction → cycles from its issue to the next one's, but for scoreboards.
-        waited: index of an instruction → cycles that others waited for its result.
-        count: index → how often it was issued.
-        busy: pipe → cycles for which it was, all warps together.
-    """
-
-    cycles: int = 0
-    issued: Counter[int] = field(default_factory=Counter)
-    waited: Counter[int] = field(default_factory=Counter)
-    count: Counter[int] = field(default_factory=Counter)
-    busy: Counter[str] = field(default_factory=Counter)
-
-    def load(self, pipe: str) -> float:
-        """Cycles of a multiprocessor that such a program takes of a pipe, or of its schedulers ("issue").
-
-        Schedulers and pipes are there four times; the load and store unit once, but twice as wide.
-        """
-        return self.busy[pipe] / (2 if pipe == "load and store" else 4)
-
-
-class Warp(Lanes):
-    """One warp of a program; `run` yields at every barrier and stops at the end."""
-
-    def __init__(self, machine: Machine, i_warp: int, i_program: int) -> None:
-        special = {
-            "SR_TID.X": (ALL + 32 * i_warp).astype(np.uint32), "SR_CTAID.X": np.array([i_program], np.uint32),
-            "SR_CTAID.Y": np.array([0], np.uint32),
-            "SR_LANEID": ALL.astype(np.uint32), "SR_CgaCtaId": np.zeros(1, np.uint32),
-        }  # fmt: skip
-        super().__init__(machine.constants, special)
-        self.machine, self.time = machine, 0
-        self.memory, self.shared, self.sectors = machine.memory, machine.shared, machine.sectors
-        self.costs = machine.latencies
-        self.boards = [(0, 0)] * 6  # when it is at 0, because of which instruction
-        self.pipes: dict[str, int] = {}
-        self.local = np.zeros((STACK // 4, 32), np.uint32)
-        self.mask, self.exited = np.ones(32, bool), np.zeros(32, bool)
-        self.paths: list[tuple[int, Array]] = []
-        self.barriers: dict[str, Array] = {}
-        self.meeting: dict[str, int] = {}
-        self.arrived: dict[str, tuple[int, Array]] = {}
 
     def run(self) -> Iterator[None]:
         code, labels, trace = self.machine.program.code, self.machine.program.labels, self.machine.trace
@@ -358,7 +335,7 @@ class Warp(Lanes):
         """``(latency, cycles on the pipe)``."""
         costs = self.costs
         if ins.name in LOAD_STORE:
-            return self.access(ins, mask, start)
+            return self._access(ins, mask, start)
         if ins.name in OPERATIONS:
             OPERATIONS[ins.name](self, ins, mask)
         elif ins.name not in ("BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC"):
@@ -378,35 +355,28 @@ def _pipe(ins: Instruction) -> str:
     return "uniform" if ins.name.startswith("U") else "other" if ins.name not in _HALF else "integer"
 
 
+@dataclass
 class Machine:
-    """One program of a kernel on a GPU of its own.
+    """One program of a kernel on a GPU of its own. memory: changed in place; constants: bank 0, with arguments."""
 
-    Args:
-        program: its instructions.
-        memory: what its pointers point to; changed in place.
-        constants: constant bank 0, with the kernel's arguments.
-        num_warps: of a program.
-        latencies: of what.
-    """
+    program: Program
+    memory: Memory
+    constants: bytes
+    num_warps: int
+    latencies: Latencies
+    shared: Array = field(default_factory=lambda: np.zeros(SHARED, np.uint8))
+    #: Sector of global memory → cycle from which on the program finds it in its first-level cache.
+    sectors: dict[int, int] = field(default_factory=dict)
+    trace: Trace = field(default_factory=Trace)
 
-    def __init__(
-        self, program: Program, memory: Memory, constants: bytes, num_warps: int, latencies: Latencies
-    ) -> None:
-        self.program, self.memory, self.constants, self.latencies = program, memory, constants, latencies
-        self.num_warps = num_warps
-        self.shared = np.zeros(SHARED, np.uint8)
-        self.sectors: dict[int, int] = {}
-        self.trace = Trace()
-
-    def run(self, i_program: int = 0) -> Trace:
+    def run(self) -> Trace:
         """Run it to its end."""
-        warps = [Warp(self, i, i_program) for i in range(self.num_warps)]
+        warps = [Warp(self, i) for i in range(self.num_warps)]
         running = [(warp, warp.run()) for warp in warps]
         while running:
             running = [(warp, rest) for warp, rest in running if next(rest, self) is not self]
-            if running:
-                end = max(warp.time for warp, _ in running) + self.latencies.barrier
-                for warp, _ in running:
-                    warp.time = end
+            end = max((warp.time for warp, _ in running), default=0) + self.latencies.barrier
+            for warp, _ in running:
+                warp.time = end
         self.trace.cycles = max(warp.time for warp in warps)
         return self.trace

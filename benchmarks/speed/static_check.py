@@ -23,11 +23,14 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from benchmarks.tables import RESULTS, as_json
+from benchmarks.tables import table as markdown_table
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_80": ("cuda", 80, 32),
@@ -35,7 +38,7 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-TABLE = Path(__file__).parents[1] / "results" / "static.json"
+TABLE = RESULTS / "static.json"
 OPS = Path(__file__).parents[2] / "gpu_align" / "ops"
 
 #: {kernel and config: {target: {field: value}}}
@@ -183,23 +186,19 @@ def spills(table: Table) -> list[str]:
     ]
 
 
-def differences(expected: Table, found: Table) -> list[str]:
-    """What differs, one line a field; rows that only one of the two has are named, too."""
+def differences(expected: Table, found: Table, tolerance: float = 0.0) -> list[str]:
+    """What differs, one line a field: numbers by more than this share. Rows that only one has are named, too."""
     lines = []
-    for label in [*expected, *(label for label in found if label not in expected)]:
-        before, after = expected.get(label, {}), found.get(label, {})
-        for target in [*before, *(target for target in after if target not in before)]:
-            a, b = before.get(target), after.get(target)
-            if a is None or b is None:
-                lines.append(
-                    f"{label}, {target}: {'not in the table' if a is None else 'no longer compiled'}"
-                )
-                continue
-            for name in [*a, *(name for name in b if name not in a)]:
-                if a.get(name) != b.get(name):
-                    lines.append(
-                        f"{label}, {target}, {name}: {_shown(a.get(name))} in the table, {_shown(b.get(name))} now"
-                    )
+    rows = [(label, target) for table in (expected, found) for label, row in table.items() for target in row]
+    for label, target in dict.fromkeys(rows):
+        a, b = expected.get(label, {}).get(target), found.get(label, {}).get(target)
+        if a is None or b is None:
+            lines.append(f"{label}, {target}: {'not in the table' if a is None else 'no longer compiled'}")
+            continue
+        for name in dict.fromkeys((*a, *b)):
+            x, y = a.get(name), b.get(name)
+            if x != y and not (tolerance and None not in (x, y) and abs(x - y) <= tolerance * x):
+                lines.append(f"{label}, {target}, {name}: {_shown(x)} in the table, {_shown(y)} now")
     return lines
 
 
@@ -211,46 +210,54 @@ def _shown(value: Any) -> str:
 
 def stored(version: str, path: Path = TABLE) -> Table | None:
     """The committed table of a Triton version, or None."""
-    if not path.exists():
-        return None
-    table: Table | None = json.loads(path.read_text(encoding="utf-8"))["triton"].get(version)
-    return table
+    found: dict[str, Table] = json.loads(path.read_text(encoding="utf-8"))["triton"] if path.exists() else {}
+    return found.get(version)
 
 
-def write(version: str, table: Table, path: Path = TABLE, made_by: str = "static_check") -> None:
+def write(version: str, table: Table, path: Path = TABLE) -> None:
     """Put `table` in its place in the committed file, one row a line; other versions stay."""
-    versions = json.loads(path.read_text(encoding="utf-8"))["triton"] if path.exists() else {}
-    versions[version] = table
-    blocks = []
-    for number in sorted(versions):
-        rows = [
-            f'   "{label}": {{\n'
-            + ",\n".join(f'    "{target}": {json.dumps(row)}' for target, row in rows.items())
-            + "\n   }"
-            for label, rows in versions[number].items()
-        ]
-        blocks.append(f'  "{number}": {{\n' + ",\n".join(rows) + "\n  }")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = (
-        f'{{\n "made_by": "python -m benchmarks.speed.{made_by} --write",\n "triton": {{\n'
-        + ",\n".join(blocks)
-        + "\n }\n}\n"
-    )
-    path.write_text(text, encoding="utf-8")
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"triton": {}}
+    found["triton"] = dict(sorted({**found["triton"], version: table}.items()))
+    path.write_text(as_json(found, depth=4), encoding="utf-8")
 
 
-def markdown(table: Table) -> str:
-    """Rows down, targets across: registers, shared memory, loads of 128 bits of all."""
+def markdown(table: Table, cell: Callable[[dict[str, Any]], str]) -> str:
+    """Rows down, targets across."""
     targets = list(next(iter(table.values())))
-    lines = ["| kernel | " + " | ".join(targets) + " |", "|---|" + "---|" * len(targets)]
-    for label, rows in table.items():
-        cells = []
-        for row in rows.values():
-            wide = sum(n for bits, n in row["loads"].items() if bits.isdigit() and int(bits) >= 128)
-            spilt = f", {row['stack']} B stack" if row["stack"] else ""
-            cells.append(f"{row['registers']}, {row['shared']} B, {wide}/{sum(row['loads'].values())}{spilt}")
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = ([label, *map(cell, row.values())] for label, row in table.items())
+    return markdown_table(["kernel", *targets], rows, "l" * (len(targets) + 1))
+
+
+def _cell(row: dict[str, Any]) -> str:
+    """Registers, shared memory, loads of 128 bits of all."""
+    wide = sum(n for bits, n in row["loads"].items() if bits.isdigit() and int(bits) >= 128)
+    spilt = f", {row['stack']} B stack" if row["stack"] else ""
+    return f"{row['registers']}, {row['shared']} B, {wide}/{sum(row['loads'].values())}{spilt}"
+
+
+def settle(
+    table: Table, path: Path, renew: bool, only: str, wrong: Sequence[str] = (), tolerance: float = 0.0
+) -> None:
+    """Write what was found, or name what differs from the committed table or is `wrong`; then exit code 1."""
+    import triton
+
+    if renew:
+        write(triton.__version__, table, path)
+        typer.echo(f"\nwrote {path}")
+    expected = stored(triton.__version__, path)
+    if expected is None:
+        typer.echo(f"\nno table of triton {triton.__version__}: nothing to compare with")
+    targets = {target for rows in table.values() for target in rows}
+    wanted = {
+        label: {target: row for target, row in rows.items() if target in targets}
+        for label, rows in (table if expected is None else expected).items()
+        if only in label
+    }
+    lines = [*wrong, *differences(wanted, table, tolerance)]
+    for line in lines:
+        typer.echo(line, err=True)
+    if lines:
+        raise typer.Exit(1)
 
 
 def chosen_targets(target: list[str] | None, known: Collection[str], renews_a_part: bool) -> list[str]:
@@ -281,25 +288,8 @@ def main(
     if json_path is not None:
         json_path.write_text(json.dumps({"triton": version, "table": table}), encoding="utf-8")
     typer.echo(f"triton {version}; registers, shared memory, loads of 128 bits or more / all loads\n")
-    typer.echo(markdown(table))
-    if renew:
-        write(version, table)
-        typer.echo(f"\nwrote {TABLE}")
-    expected = stored(version)
-    wrong_rows = spills(table)
-    if expected is None:
-        typer.echo(f"\nno table of triton {version}: nothing to compare with")
-    else:
-        wanted = {
-            label: {t: row for t, row in rows.items() if t in targets}
-            for label, rows in expected.items()
-            if only in label
-        }
-        wrong_rows += differences(wanted, table)
-    for line in wrong_rows:
-        typer.echo(line, err=True)
-    if wrong_rows:
-        raise typer.Exit(1)
+    typer.echo(markdown(table, _cell))
+    settle(table, TABLE, renew, only, spills(table))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,289 @@
+"""The compiled kernels without a GPU: registers and loads, cycles by the model, the host's cost of a launch.
+
+Instructions are read as they are encoded and run as they are meant; the committed tables are true.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from benchmarks.speed import host_cost, latency_model, static_check
+from benchmarks.speed.kernel_configs import CONFIGS
+from benchmarks.speed.sass import Control, decode, operand, parse
+from benchmarks.speed.sass_warp import Latencies, Machine, Memory, Trace
+from benchmarks.speed.static_check import differences, read_amd, read_nvidia, spills, stored, write
+
+ROOT = Path(__file__).parents[3]
+_triton = find_spec("triton")
+_nvdisasm = (
+    Path(_triton.origin or "").parent / "backends/nvidia/bin/nvdisasm" if _triton else Path("nvdisasm")
+)
+
+USAGE = " Function k:\n  REG:40 STACK:16 SHARED:0 LOCAL:0 CONSTANT[0]:404 TEXTURE:0 SURFACE:0 SAMPLER:0\n"
+SASS = """
+        /*0060*/                   LDG.E R4, desc[UR4][R2.64] ;
+        /*0070*/              @!P0 LDG.E.128.CONSTANT R8, desc[UR4][R2.64] ;
+        /*0080*/               @P1 LDG.E.64 R8, [R2.64] ;
+        /*0090*/                   LDG.E.U8 R8, [R2.64] ;
+        /*00a0*/                   LDG.E.128 R8, [R2.64] ;
+        /*00b0*/                   STG.E.128 [R2.64], R8 ;
+        /*00c0*/                   LDGSTS.E.BYPASS.128 [R5], [R2.64] ;
+"""
+AMD = """
+\tglobal_load_dword v1, v2, s[0:1]
+\tglobal_load_dwordx4 v[4:7], v2, s[0:1]
+\tbuffer_load_dwordx2 v[4:5], v2, s[0:3], 0 offen
+\tglobal_load_ubyte v1, v2, s[0:1]
+\tglobal_store_dwordx4 v2, v[4:7], s[0:1]
+\ts_load_dwordx4 s[0:3], s[4:5], 0x0
+    .private_segment_fixed_size: 0
+    .sgpr_count:     30
+    .vgpr_count:     17
+"""
+ROW: dict[str, Any] = {"registers": 40, "stack": 0, "shared": 64, "loads": {"128": 2, "32": 1}}
+#: Of a kernel for sm_90, as nvdisasm prints it: ids, the address of an element, a load and the first use of it.
+LOAD = """
+.text._some_kernel:
+	//## File "/src/ops/kernels/step.py", line 35 inlined at "/src/ops/kernels/step.py", line 160
+	//## File "/src/ops/kernels/step.py", line 160
+        /*0000*/                   S2R R0, SR_TID.X ;               /* 0x0000000000007919 */
+                                                                    /* 0x000e2e0000002100 */
+        /*0010*/                   LDC.64 R2, c[0x0][0x210] ;       /* 0x00008400ff027b82 */
+                                                                    /* 0x000e220000000a00 */
+        /*0020*/                   IMAD.WIDE R2, R0, 0x4, R2 ;      /* 0x0000000400027825 */
+                                                                    /* 0x001fca00078e0202 */
+        /*0030*/                   LDG.E R4, desc[UR4][R2.64] ;     /* 0x0000000402047981 */
+                                                                    /* 0x000ea2000c1e1900 */
+        /*0040*/                   IADD3 R5, R4, 0x7, RZ ;          /* 0x0000000704057810 */
+                                                                    /* 0x004fca0007ffe0ff */
+        /*0050*/                   STG.E desc[UR4][R2.64], R5 ;     /* 0x0000000502007986 */
+                                                                    /* 0x000fe2000c101904 */
+        /*0060*/                   EXIT ;                           /* 0x000000000000794d */
+                                                                    /* 0x000fea0003800000 */
+"""
+
+
+def run(command: str, *arguments: str, **variables: str) -> str:
+    """What a command of `benchmarks.speed` prints, without the interpreter."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path, **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.speed.{command}", *arguments],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_compilers_texts() -> None:
+    loads = {"64": 1, "32": 1, "8": 1}
+    assert read_nvidia(USAGE, SASS, 64) == {
+        "registers": 40, "stack": 16, "shared": 64, "loads": {"128": 3, **loads},
+    }  # fmt: skip
+    assert read_amd(AMD, 0) == {
+        "registers": 17, "scalars": 30, "stack": 0, "shared": 0, "loads": {"128": 1, **loads},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="STACK"):
+        read_nvidia("REG:40", SASS, 0)
+    with pytest.raises(ValueError, match="private_segment"):
+        read_amd(".vgpr_count: 1\n.sgpr_count: 1", 0)
+
+
+def test_a_difference_names_kernel_target_and_field() -> None:
+    table = {"draft 16": {"sm_80": ROW, "sm_90": ROW}}
+    assert differences(table, table) == []
+    changed = {"draft 16": {"sm_80": ROW, "sm_90": {**ROW, "registers": 44, "loads": {"32": 9}}}}
+    assert differences(table, changed) == [
+        "draft 16, sm_90, registers: 40 in the table, 44 now",
+        "draft 16, sm_90, loads: 2 × 128 + 1 × 32 in the table, 9 × 32 now",
+    ]
+    assert differences(table, {"draft 16": {"sm_80": ROW}}) == ["draft 16, sm_90: no longer compiled"]
+    assert differences({}, table)[0] == "draft 16, sm_80: not in the table"
+    warm = {"aligned": {"sm_90": {"warm": 1000}}}
+    found = [differences(warm, {"aligned": {"sm_90": {"warm": now}}}, 0.02) for now in (1020, 1021, 979)]
+    assert [len(lines) for lines in found] == [0, 1, 1]
+    assert spills(table) == []
+    assert spills({"walk": {"sm_80": {**ROW, "stack": 8}}}) == [
+        "walk, sm_80: 8 bytes of stack a thread, expected 0"
+    ]
+
+
+def test_a_table_of_one_version_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "static.json"
+    for version, registers in (("3.9.0", 9), ("3.6.0", 40), ("3.9.0", 8)):
+        write(version, {"walk": {"sm_80": {**ROW, "registers": registers}}}, path)
+    assert list(json.loads(path.read_text())["triton"]) == ["3.6.0", "3.9.0"]
+    assert stored("3.6.0", path) == {"walk": {"sm_80": ROW}}
+    assert stored("3.9.0", path) == {"walk": {"sm_80": {**ROW, "registers": 8}}}
+    assert stored("4.0.0", path) is None
+    for version in ("3.6.0", "3.9.0"):
+        cycles = stored(version, latency_model.TABLE) or {"none": {}}
+        assert all(set(rows) == {"sm_90", "sm_100"} for rows in cycles.values())
+
+
+@pytest.mark.parametrize("targets", [("sm_80", "sm_90"), ("sm_100", "gfx942")])
+def test_every_kernel_is_as_the_table_says_and_does_not_spill(
+    targets: tuple[str, str], tmp_path: Path
+) -> None:
+    """Renew the table after a change of a kernel: ``python -m benchmarks.speed.static_check --write``."""
+    chosen = [f"--target={target}" for target in targets]
+    run("static_check", *chosen, "--json", str(tmp_path / "found.json"))
+    table = json.loads((tmp_path / "found.json").read_text())["table"]
+    assert set(table) == {config.label for configs in CONFIGS.values() for config in configs}
+    assert all(row["registers"] > 0 for rows in table.values() for row in rows.values())
+
+
+def test_wrong_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for target, renews_a_part, said in (
+        (["sm_1"], False, "unknown target ['sm_1']"),
+        (None, True, "--write needs every row"),
+    ):
+        with pytest.raises(typer.Exit):
+            static_check.chosen_targets(target, static_check.TARGETS, renews_a_part)
+        assert said in capsys.readouterr().err
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for command in (latency_model, host_cost):
+        with pytest.raises(
+            SystemExit, match="TRITON_INTERPRET: expected unset or 0, found 1: the interpreter"
+        ):
+            command.main()
+
+
+def test_a_kernel_without_a_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_check, "find_kernels", lambda: {**CONFIGS, "draft._new_kernel": object()})
+    with pytest.raises(ValueError, match=r"without one: \['draft._new_kernel'\], without a kernel: \[\]"):
+        static_check.measure([])
+
+
+def test_a_control_word() -> None:
+    assert decode(0x000E2E0000002100) == Control(7, False, 0, 7, 0, 0)  # S2R: its result is on scoreboard 0
+    assert decode(0x001FCA00078E0202) == Control(5, True, 7, 7, 1, 0)  # its first use waits for scoreboard 0
+    assert decode(0x000EA2000C1E1900) == Control(1, False, 2, 7, 0, 0)  # a load: scoreboard 2
+    assert decode(0x004FCA0007FFE0FF) == Control(5, True, 7, 7, 4, 0)  # bit 2: waits for scoreboard 2
+
+
+def test_operands() -> None:
+    assert operand("-R12.reuse") == operand("-R12")
+    assert (operand("RZ").number, operand("!PT").number, operand("!PT").inverted) == (255, 7, True)
+    assert operand("-0x1").number == 0xFFFFFFFF
+    base, immediate = operand("desc[UR20][R2.64+-0x10]").terms
+    assert (base[0], base[1], immediate[2]) == (operand("R2"), "64", -16)
+    assert operand("c[0x0][0x210]").number == 0x210
+    assert operand("`(.L_x_3)").text == ".L_x_3"
+
+
+def run_warp(text: str, values: Any, costs: Latencies | None = None) -> tuple[Trace, Any]:
+    """The trace of one warp, and what it leaves of `values`, its only argument."""
+    memory = Memory([np.asarray(values, np.uint32)])
+    bank = bytes(0x210) + memory.address(0).to_bytes(8, "little") + bytes(64)
+    trace = Machine(parse(text), memory, bank, 1, costs or Latencies()).run()
+    return trace, memory.arrays[0]
+
+
+def test_a_load_is_waited_for_and_added_to() -> None:
+    trace, found = run_warp(LOAD, range(32))
+    assert found.tolist() == [i + 7 for i in range(32)]
+    slower, _ = run_warp(LOAD, range(32), Latencies(first=600))
+    assert slower.cycles - trace.cycles == 600 - 263
+    assert trace.waited[3] == 263 - 1  # the stall count of the load is 1
+    assert parse(LOAD).code[0].lines == (("kernels/step.py", 35), ("kernels/step.py", 160))
+
+
+def test_an_overrun_is_found() -> None:
+    with pytest.raises(IndexError, match="outside of every tensor"):
+        run_warp(LOAD, range(31))
+
+
+def code(*rows: str) -> str:
+    """Instructions after the loads of `LOAD`, each with a stall of 5 and no scoreboards, then its store."""
+    head, tail = LOAD.split("        /*0040*/")
+    tail = tail[tail.index("        /*0050*/") :]
+    words = "/* 0x0000000000000000 */\n   /* 0x000fca0000000000 */\n"
+    wait = "/* 0x0000000000000000 */\n   /* 0x004fca0000000000 */\n"
+    body = "".join(
+        f"{row}:\n" if row.startswith(".") else f"        /*1000*/  {row} ; {words if i else wait}"
+        for i, row in enumerate(rows)
+    )
+    return head + body + tail
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (["IMAD R5, R4, -0x3, R4"], lambda x: -2 * x),
+        (["IMAD.HI R5, R4, 0x40000000, RZ"], lambda x: x >> 2),
+        (["LEA.HI.SX32 R5, R4, R4, 0x1e"], lambda x: (x >> 2) + x),
+        (["LOP3.LUT R5, R4, 0xc, RZ, 0x3c, !PT"], lambda x: x ^ 12),
+        (["SHF.R.U32.HI R5, RZ, 0x1, R4"], lambda x: x >> 1),
+        (["SHF.L.U32 R5, R4, 0x20, RZ"], lambda x: 0),
+        (["PRMT R5, R4, 0x3210, RZ"], lambda x: x),
+        (["PRMT R5, R4, 0x4404, RZ"], lambda x: x << 8),
+        (["VIADDMNMX R5, R4, -0x9, RZ, !PT"], lambda x: max(x - 9, 0)),
+        (["ISETP.GE.AND P0, PT, R4, 0x10, PT", "SEL R5, R4, RZ, P0"], lambda x: x if x >= 16 else 0),
+        (["ISETP.LT.AND P1, PT, R4, RZ, PT", "P2R R5, PR, RZ, 0x2"], lambda x: 0),
+        (["SHFL.BFLY PT, R5, R4, 0x1, 0x1f"], lambda x: x ^ 1),
+        (["SHFL.UP PT, R5, R4, 0x2, RZ"], lambda x: max(x - 2, x & 1) if x > 1 else x),
+        (["REDUX.MAX.S32 UR5, R4", "MOV R5, UR5"], lambda x: 31),
+        (["IADD3 R5, P0, R4, -0x1, RZ", "IADD3.X R5, RZ, RZ, RZ, P0, !PT"], lambda x: int(x > 0)),
+        (["IADD3 R5, P0, RZ, -R4, RZ", "IADD3.X R5, RZ, RZ, RZ, P0, !PT"], lambda x: int(x == 0)),
+        (["POPC R5, R4"], lambda x: x.bit_count()),
+        (["FLO.U32 R5, R4"], lambda x: x.bit_length() - 1),
+        (["HFMA2 R5, -RZ, RZ, 0, 5.9604644775390625e-08"], lambda x: 1),
+        (["HFMA2 R5, -RZ, RZ, 1, 2"], lambda x: 0x3C00_4000),
+        (["FADD R5, -RZ, 1"], lambda x: 0x3F80_0000),  # a float without a point
+        (["FADD R5, -RZ, -1.5"], lambda x: 0xBFC0_0000),
+        (
+            ["ISETP.GE.AND P0, PT, R4, 0x10, PT", "FSEL R5, R4, 2, P0"],
+            lambda x: x if x >= 16 else 0x4000_0000,
+        ),
+    ],
+)
+def test_what_an_instruction_computes(rows: list[str], expected: Any) -> None:
+    _, found = run_warp(code(*rows), range(32))
+    assert found.tolist() == [expected(x) & 0xFFFFFFFF for x in range(32)]
+
+
+def test_lanes_part_and_meet_again() -> None:
+    rows = [
+        "ISETP.GE.AND P0, PT, R4, 0x10, PT", "BSSY B0, `(.L_end)", "@P0 BRA `(.L_high)",
+        "IADD3 R5, R4, 0x100, RZ", "BSYNC B0", ".L_high", "IADD3 R5, R4, 0x200, RZ", "BSYNC B0", ".L_end",
+        "REDUX.MAX.S32 UR5, R5", "IADD3 R5, R5, UR5, RZ",
+    ]  # fmt: skip
+    trace, found = run_warp(code(*rows), range(32))
+    top = 31 + 0x200
+    assert found.tolist() == [x + top + (0x200 if x >= 16 else 0x100) for x in range(32)]
+    assert trace.count.total() == 15  # both ways, one after the other
+
+
+def test_an_unknown_instruction_is_named() -> None:
+    with pytest.raises(NotImplementedError, match="FROB R5, R4"):
+        run_warp(code("FROB R5, R4"), range(32))
+
+
+@pytest.mark.skipif(not _nvdisasm.exists(), reason="Triton brings no nvdisasm here")
+def test_the_compiled_step_is_as_fast_as_the_table_says(tmp_path: Path) -> None:
+    """Renew the table after a change of a kernel: ``python -m benchmarks.speed.latency_model --write``."""
+    # A cache of its own: what another run has compiled must not stand in for compiling.
+    options = "--target", "sm_90", "--only", "step: aligned, 8"
+    assert "| step: aligned, 8 new |" in run("latency_model", *options, TRITON_CACHE_DIR=str(tmp_path))
+
+
+def test_a_kept_launch_is_tritons_own_and_cheaper() -> None:
+    """Compared argument by argument in the benchmark; the step's factor is about 7 (Triton 3.6) to 17."""
+    printed = run("host_cost")
+    assert "launch what Triton launches" in printed
+    theirs, ours, *_ = (float(us) for us in re.findall(r"([\d.]+) µs", printed))
+    assert ours < theirs / 2
+    assert "Drafter.add launches 3 kernels of ours and runs 6 operations of PyTorch" in printed
+    assert "Drafter.add, 32768 new tokens" in printed
