@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pictures import GREY, for_both_schemes, pyplot, save
 from benchmarks.quality.checks import K, Point, our_curve, point
 from benchmarks.quality.replays import Decile
 from benchmarks.quality.runs import BOUNDS, WITHOUT_RECIPES, Counts, Run
+from benchmarks.tables import DOCS
 from gpu_align.tools.simulate.policies import OURS
 
 _RED, _ORANGE, _WINE, _YELLOW, _BLUE, _SKY = "#e0574f", "#e8862e", "#a8507c", "#c9a227", "#3f7fe0", "#45a5d9"
 _GREEN, _PURPLE, _BROWN = "#5a9e3a", "#9b72cf", "#a07a4a"
-#: Colours of ours and of text.
-_OURS, _GREY = "#14a098", "#808080"
+_OURS = "#14a098"
 #: Family of peers -> colour and marker. Members are joined by a line where one setting rises through them.
 FAMILIES = {
     "suffix decoding": (r"suffix_decoding(_\d+)?", _RED, "s"),
@@ -35,13 +36,9 @@ FAMILIES = {
     "OpenAI, as reverse-engineered": (r"openai", _PURPLE, "X"),
     "streaming Myers diff": (r"myers", _YELLOW, "h"),
     "input lookup, node-llama-cpp": (r"input_lookup_node_llama_cpp", _BROWN, "d"),
-    "recipes alone": (r"recipe_pack", _GREY, "p"),
+    "recipes alone": (r"recipe_pack", GREY, "p"),
 }
-_JOINED = (
-    "suffix decoding",
-    "suffix decoding, depth 128",
-    "suffix decoding with the tuning split",
-)
+_JOINED = ("suffix decoding", "suffix decoding, depth 128", "suffix decoding with the tuning split")
 _TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _LEAST_REJECTED = _TICKS[0]
 TITLE = "Test split of the corpus; each mark is a setting, the large one our default"
@@ -55,7 +52,7 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
         title: of the whole picture.
         path: ``.svg`` or ``.png``.
     """
-    plt = _pyplot()
+    plt = pyplot()
     sizes = sorted({run.num_draft_tokens for run in counts})
     figure, panels = plt.subplots(
         1, len(sizes), figsize=(3.1 * len(sizes), 4.9), sharey=True, squeeze=False, layout="constrained"
@@ -72,31 +69,31 @@ def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None
         for name in BOUNDS:
             bound = counts.get(Run(name, k))
             if bound is not None:
-                panel.axhline(bound.tokens_per_step, color=_GREY, linewidth=0.8, linestyle=":")
+                panel.axhline(bound.tokens_per_step, color=GREY, linewidth=0.8, linestyle=":")
                 panel.annotate(
-                    f"bound: {name.replace('_', ' ')}", (0.02, bound.tokens_per_step), fontsize=9, color=_GREY,
+                    f"bound: {name.replace('_', ' ')}", (0.02, bound.tokens_per_step), fontsize=9, color=GREY,
                     xycoords=("axes fraction", "data"), ha="left", va="bottom",
                 )  # fmt: skip
     panels[0][0].set_ylabel("tokens a verification step", fontsize=11)
     panels[0][len(sizes) // 2].set_xlabel("rejected drafts per accepted one", fontsize=11)
     handles, labels = panels[0][-1].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    figure.suptitle(title, fontsize=11, color=_GREY)
-    _for_both_schemes(figure, panels[0], legend)
-    _save(figure, path)
+    figure.suptitle(title, fontsize=11, color=GREY)
+    for_both_schemes(figure, panels[0], legend)
+    save(figure, path, dpi=150)
 
 
 def draw_kinds(found: Mapping[str, Mapping[Run, Counts]], folder: Path) -> None:
     """A picture a kind: our curve and every peer at K = 64, on no background, in greys that both schemes show."""
-    plt = _pyplot()
+    plt = pyplot()
     for kind, counts in found.items():
         figure, panel = plt.subplots(figsize=(5.2, 4.4), layout="constrained")
         _draw_curves(panel, counts, K)
         panel.set(xlabel="rejected drafts per accepted one", ylabel="tokens a step")
         panel.set_title(f"{kind}: {counts[Run(OURS, K)].records} records, K = {K}", fontsize=10)
         legend = figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-        _for_both_schemes(figure, [panel], legend)
-        _save(figure, folder / f"{kind}.svg")
+        for_both_schemes(figure, [panel], legend)
+        save(figure, folder / f"{kind}.svg", dpi=150)
 
 
 def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int) -> None:
@@ -125,10 +122,10 @@ def _draw_curves(panel: Any, counts: Mapping[Run, Counts], num_draft_tokens: int
 
 def draw_reliability(deciles: Sequence[Decile], path: Path) -> None:
     """Observed acceptance over promised, a dot a decile, as large as its share of the drafts."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, panel = plt.subplots(figsize=(4.6, 4.6))
-    panel.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color=_GREY, alpha=0.2, linewidth=0)
-    panel.plot([0, 1], [0, 1], color=_GREY, linewidth=0.8)
+    panel.fill_between([0, 1], [-0.05, 0.95], [0.05, 1.05], color=GREY, alpha=0.2, linewidth=0)
+    panel.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
     deciles = [d for d in deciles if d.drafts]
     panel.scatter(
         [d.confidence for d in deciles], [d.accepted for d in deciles], color=_OURS, alpha=0.85, zorder=3,
@@ -136,46 +133,14 @@ def draw_reliability(deciles: Sequence[Decile], path: Path) -> None:
     )  # fmt: skip
     for d in deciles:
         panel.annotate(
-            f"{d.share:.1%}",
-            (d.confidence, d.accepted),
-            xytext=(8, -4),
-            textcoords="offset points",
-            fontsize=8,
-            color=_GREY,
-        )
+            f"{d.share:.1%}", (d.confidence, d.accepted), xytext=(8, -4), textcoords="offset points", fontsize=8,
+            color=GREY,
+        )  # fmt: skip
     panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence, mean of a decile", ylabel="share accepted")
     panel.set_title("does confidence mean what it says?", fontsize=11)
-    _for_both_schemes(figure, [panel], None)
+    for_both_schemes(figure, [panel])
     figure.tight_layout()
-    _save(figure, path)
-
-
-def _for_both_schemes(figure: Any, panels: Sequence[Any], legend: Any) -> None:
-    """No background, and text, axes and grid in a grey that stands out from white and from black."""
-    figure.patch.set_alpha(0)
-    for panel in panels:
-        panel.patch.set_alpha(0)
-        panel.grid(color=_GREY, alpha=0.25)
-        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(_GREY)
-        panel.tick_params(colors=_GREY)
-        for spine in panel.spines.values():
-            spine.set_color(_GREY)
-    for text in legend.get_texts() if legend is not None else ():
-        text.set_color(_GREY)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # Text stays text and ids repeat, so that the same numbers give the same file.
-    matplotlib.rcParams.update(
-        {"svg.fonttype": "none", "svg.hashsalt": "gpu-align", "font.family": "sans-serif"}
-    )
-    import matplotlib.pyplot as plt
-
-    return plt
+    save(figure, path, dpi=150)
 
 
 def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
@@ -183,13 +148,6 @@ def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     return [max(p.rejected_per_accepted, _LEAST_REJECTED) for p in points], [
         p.tokens_per_step for p in points
     ]
-
-
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # No date: the same numbers give the same bytes.
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
-    _pyplot().close(figure)
 
 
 def stored(numbers: Mapping[str, Any]) -> tuple[dict[Run, Counts], list[Decile]]:
@@ -211,5 +169,4 @@ def draw_stored(numbers: Mapping[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    DOCS = Path(__file__).resolve().parents[2] / "docs"
     draw_stored(json.loads((DOCS / "quality.json").read_text(encoding="utf-8")), DOCS / "img")

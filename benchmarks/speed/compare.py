@@ -11,17 +11,16 @@ Exit code 1: something became slower. 2: the files cannot be compared: no benchm
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.tables import command
 
-@dataclass(frozen=True)
-class Timing:
+
+class Timing(NamedTuple):
     """One contestant at one size, microseconds. `iqr`: interquartile range of its rounds. `device`: GPU time."""
 
     group: str
@@ -100,14 +99,11 @@ def other_machine(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.compare", description=__doc__.split("\n")[0]
-    )
+    parser = command("benchmarks.speed.compare", __doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, help=f"share of the old time ({TOLERANCE})"
-    )
+    said = f"share of the old time ({TOLERANCE})"
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help=said)
     parser.add_argument("--any-machine", action="store_true", help="compare times of different machines")
     options = parser.parse_args(argv)
     try:

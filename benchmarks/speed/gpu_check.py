@@ -9,6 +9,10 @@
     suite       the pytest-benchmark suite
     picture     the suite's times as a picture
 
+A stage that is no pytest run is a list of rows. A row is written as ``started`` before it begins. One that exceeds
+its limit is written as ``out of time`` by a second thread, which then ends the process with `RESTART`; so does a
+row that leaves the device in an error state. The stage is started again, without the rows that its file holds.
+
 The most valuable stage goes first. Each has a time limit, and all together have one: what is left of it
 limits a late stage. Each stage is a process of its own and writes ``OUT_DIR/<stage>.json`` after every row
 (`result_file`), so that whatever happens to it leaves what it had. ``OUT_DIR/gpu_check.json`` holds all of
@@ -30,9 +34,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,20 +50,87 @@ from benchmarks.speed.result_file import (
     MEASURED,
     OUT_OF_TIME,
     PASSED,
+    REFUSED,
     RESTART,
     SKIPPED,
     STARTED,
-)
+    RefusedError,
+    ResultFile,
+    SkipError,
+)  # fmt: skip
 
 #: Worker processes for the tests.
 NUM_WORKERS = 8
 
 
-class Stage(NamedTuple):
-    """One stage. tests: what pytest gets, none for a stage of `gpu_stages`; needs: packages it has to have."""
+class Row(NamedTuple):
+    """One measurement or check. `run` returns the row's fields; `verdict` is what it gets then."""
 
     name: str
     seconds: float
+    run: Callable[[], dict[str, Any]]
+    verdict: str = MEASURED
+
+
+def capture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    from benchmarks.speed import step_time
+
+    for name, check in step_time.capture_checks(device, dry_run):
+        yield Row(name, 40, check, PASSED)
+
+
+def steps_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    from benchmarks.speed import step_time
+
+    for size in step_time.sizes(dry_run):
+        yield Row(size.name, 60, partial(step_time.measure, size, device))
+
+
+def lcs_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    from benchmarks.speed import lcs_time
+
+    timer = lcs_time.LcsTimer(device)
+    for case in lcs_time.DRY_CASES if dry_run else lcs_time.CASES:
+        yield Row(case.name, 30, partial(timer.measure, case))
+
+
+def ngram_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    from benchmarks.speed import ngram_time
+
+    for name, run in ngram_time.rows(device, dry_run):
+        yield Row(name, 60, run)
+
+
+def sanitizer_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    from benchmarks.speed import sanitizer
+
+    for tool in sanitizer.TOOLS:
+        yield Row(tool, sanitizer.SECONDS + 5, partial(sanitizer.check, tool, dry_run), PASSED)
+
+
+def picture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    def run() -> dict[str, Any]:
+        from benchmarks.speed import plot
+        from benchmarks.speed.compare import read_timings
+
+        bench = out / "bench.json"
+        if not bench.exists():
+            raise SkipError("no benchmark was run")
+        try:
+            plot.draw(*read_timings(bench), out / "bench.png")
+        except ModuleNotFoundError as error:
+            raise SkipError(f"not installed: {error.name}") from error
+        return {"path": str(out / "bench.png")}
+
+    yield Row("bench.png", 30, run, PASSED)
+
+
+class Stage(NamedTuple):
+    """One stage. tests: what pytest gets; else rows: what there is to do. needs: packages it has to have."""
+
+    name: str
+    seconds: float
+    rows: Callable[[str, bool, Path], Iterator[Row]] | None = None
     tests: tuple[str, ...] = ()
     dry_tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -72,17 +146,17 @@ STAGES = (
                    "tests/gpu_align/test_arena.py", "-k", "capture or replay or signature or example"),
         needs=("pytest",),
     ),
-    Stage("capture", 60),
-    Stage("steps", 120),
-    Stage("lcs", 60),
-    Stage("ngram", 60),
-    Stage("sanitizer", 90),
+    Stage("capture", 60, capture_rows),
+    Stage("steps", 120, steps_rows),
+    Stage("lcs", 60, lcs_rows),
+    Stage("ngram", 60, ngram_rows),
+    Stage("sanitizer", 90, sanitizer_rows),
     Stage(
         "suite", 120, tests=("benchmarks/speed", "--benchmark-only"),
         dry_tests=("benchmarks/speed", "--benchmark-only", "-k", "1-1024"),
         needs=("pytest", "pytest_benchmark"),
     ),
-    Stage("picture", 30, needs=("matplotlib",)),
+    Stage("picture", 30, picture_rows, needs=("matplotlib",)),
 )  # fmt: skip
 
 
@@ -97,8 +171,8 @@ def command_of(stage: Stage, out: Path, seconds: float, dry_run: bool) -> list[s
     """What runs a stage."""
     if not stage.tests:
         path = out / f"{stage.name}.json"
-        command = [sys.executable, "-m", "benchmarks.speed.gpu_stages", stage.name, str(path)]
-        return [*command, "--seconds", f"{seconds:.0f}", *(["--dry-run"] if dry_run else [])]
+        command = [sys.executable, "-m", "benchmarks.speed.gpu_check", stage.name, "--rows", str(path)]
+        return [*command, "--budget", f"{seconds:.0f}", *["--dry-run"] * dry_run]
     # Plugins by name: an installed one that cannot be imported must not stop the others.
     names = ["benchmarks.speed.rows_plugin"]
     workers: list[str] = []
@@ -114,6 +188,81 @@ def command_of(stage: Stage, out: Path, seconds: float, dry_run: bool) -> list[s
     tests = stage.dry_tests if dry_run else stage.tests
     quiet = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--tb=short"]
     return [sys.executable, "-m", "pytest", *quiet, *plugins, *workers, *tests]
+
+
+def run_rows(result: ResultFile, rows: Iterator[Row], deadline: float) -> int:
+    """Run the rows that `result` does not hold yet. Returns the exit code: 1 if any row has failed."""
+    for row in rows:
+        if result.has(row.name):
+            continue
+        left = deadline - time.monotonic()
+        if left < 1:
+            result.row(row.name, OUT_OF_TIME, reason="no time left")
+            continue
+        limit = min(row.seconds, left)
+        result.row(row.name, STARTED)
+        watchdog = threading.Timer(limit, _give_up, (result, row.name, limit))
+        watchdog.daemon = True
+        watchdog.start()
+        begin = time.monotonic()
+        verdict, fields = _run_row(row)
+        watchdog.cancel()
+        seconds = round(time.monotonic() - begin, 2)
+        result.row(row.name, verdict, **fields, seconds=seconds)
+        print(f"    {verdict:12} {row.name} ({seconds} s) {_brief(fields)}", flush=True)
+        if verdict == FAILED and not _device_works():
+            os._exit(RESTART)
+    return int(any(row["verdict"] == FAILED for row in result.rows))
+
+
+def _run_row(row: Row) -> tuple[str, dict[str, Any]]:
+    try:
+        return row.verdict, row.run()
+    except SkipError as error:
+        return SKIPPED, {"reason": str(error)}
+    except RefusedError as error:
+        return REFUSED, {"reason": str(error)}
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            return SKIPPED, {"reason": f"out of device memory: {str(error)[:200]}"}
+        return FAILED, {
+            "reason": f"{type(error).__name__}: {error}"[:2000],
+            "trace": traceback.format_exc()[-3000:],
+        }
+
+
+def _give_up(result: ResultFile, name: str, limit: float) -> None:
+    result.row(name, OUT_OF_TIME, reason=f"more than {limit:.0f} s")
+    print(f"    {OUT_OF_TIME:12} {name}: more than {limit:.0f} s", flush=True)
+    os._exit(RESTART)
+
+
+def _device_works() -> bool:
+    import torch
+
+    if not torch.cuda.is_available():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+def _brief(fields: dict[str, Any]) -> str:
+    names = "us", "iqr_us", "floor_us", "cold_us", "tcups", "reason"
+    return " ".join(f"{name}={fields[name]}" for name in names if name in fields)[:200]
+
+
+def run_stage(stage: Stage, path: Path, seconds: float, dry_run: bool) -> int:
+    """Run a stage that is no pytest run, in this process."""
+    deadline = time.monotonic() + seconds
+    header = json.loads(os.environ.get("GPU_CHECK_HEADER") or "{}") or result_file.machine_header()
+    result = ResultFile(path, stage.name, header, dry_run)
+    assert stage.rows is not None
+    code = run_rows(result, stage.rows("cpu" if dry_run else "cuda", dry_run, path.parent), deadline)
+    result.set(status="done")
+    return code
 
 
 ROOT = result_file.ROOT
@@ -149,7 +298,7 @@ class Check:
         """Run a stage to its end or its limit, and settle its file."""
         path = self.out / f"{stage.name}.json"
         path.unlink(missing_ok=True)
-        result = result_file.ResultFile(path, stage.name, self.header, self.dry_run)
+        result = ResultFile(path, stage.name, self.header, self.dry_run)
         begin = time.monotonic()
         why_not = self._why_not(stage)
         if why_not:
@@ -294,18 +443,19 @@ def _first_line(row: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(prog="benchmarks/speed/gpu_check.sh", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; none is all of them"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=None, help="folder of the results (OUT, .cache/gpu_check)"
-    )
+    of = f"of {', '.join(names)}; none is all of them"
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=of)
+    parser.add_argument("--out", type=Path, help="folder of the results (OUT, .cache/gpu_check)")
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all stages")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes without a GPU")
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of one stage, in this process
     options = parser.parse_args(argv)
     unknown = [name for name in options.stages if name not in names]
     if unknown:
         parser.error(f"stages: expected of {', '.join(names)}, found {', '.join(unknown)}")
+    chosen = [stage for stage in STAGES if not options.stages or stage.name in options.stages]
+    if options.rows:
+        return run_stage(chosen[0], options.rows, options.budget, options.dry_run)
     out = options.out or Path(os.environ.get("OUT") or ROOT / ".cache" / "gpu_check")
     check = Check(out.resolve(), options.budget, options.dry_run)
     print(json.dumps(check.header, indent=1), flush=True)
@@ -316,9 +466,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        for stage in STAGES:
-            if not options.stages or stage.name in options.stages:
-                check.run(stage)
+        for stage in chosen:
+            check.run(stage)
     finally:
         check.stop_child()
         check.report()

@@ -5,6 +5,7 @@ A case whose time, estimated from the rate of the largest case so far, is above 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from benchmarks.speed.device_time import Clock
 from benchmarks.speed.result_file import SkipError
-from benchmarks.speed.workload import spread
+from benchmarks.speed.workload import Tokens, spread
 from gpu_align.ops.lcs import lcs_length
 
 #: Estimated seconds of one row's calls above which it is left out, and its calls: as many as fit in a second.
@@ -57,12 +58,7 @@ class LcsTimer:
         estimate = 0.0 if self.rate is None else case.cells / self.rate
         if estimate * (MIN_CALLS + 1) > ROW_SECONDS:
             raise SkipError(f"about {estimate * (MIN_CALLS + 1):.0f} s, the limit is {ROW_SECONDS:.0f} s")
-        context, prediction = draw_pairs(case)
-        lengths = torch.full((case.batch,), case.size, dtype=torch.int32, device=self.device)
-        args = (
-            torch.from_numpy(context).to(self.device), lengths,
-            torch.from_numpy(prediction).to(self.device), lengths.clone(),
-        )  # fmt: skip
+        args = tensors_of(*draw_pairs(case), self.device)
         out = torch.full((case.batch,), -1, dtype=torch.int32, device=self.device)
         carry = torch.empty((case.batch, case.size), dtype=torch.int8, device=self.device)
 
@@ -85,7 +81,14 @@ class LcsTimer:
         }  # fmt: skip
 
 
-def draw_pairs(case: LcsCase) -> tuple[np.ndarray, np.ndarray]:
+def tensors_of(contexts: Tokens, texts: Tokens, device: str) -> tuple[torch.Tensor, ...]:
+    """What `lcs_length` takes."""
+    lengths = torch.full((len(texts),), texts.shape[1], dtype=torch.int32, device=device)
+    return torch.from_numpy(contexts).to(device), lengths, torch.from_numpy(texts).to(device), lengths.clone()
+
+
+@lru_cache(maxsize=1)
+def draw_pairs(case: LcsCase) -> tuple[Tokens, Tokens]:
     """Contexts and predictions [B, N] int32 that differ by edits: 8 tokens of every 64."""
     rng = np.random.default_rng(case.batch + case.size)
     texts = rng.integers(0, 400, (case.batch, case.size), dtype=np.int32)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.pictures import pyplot, save
 from benchmarks.speed.compare import Timing, read_timings
+from benchmarks.tables import command
 
 #: One colour a contestant, whatever else is in the picture. Ours are the two strongest.
 COLOURS = {
@@ -52,11 +53,7 @@ def panels(timings: dict[str, Timing]) -> dict[Panel, dict[str, list[tuple[int, 
 
 def draw(machine: dict[str, str], timings: dict[str, Timing], out: Path) -> None:
     """Titles down, text lengths across; time against batch, both logarithmic."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     found = panels(timings)
     if not found:
         raise ValueError("expected groups like 'step, batch 64, 1024 tokens', found none")
@@ -86,15 +83,11 @@ def draw(machine: dict[str, str], timings: dict[str, Timing], out: Path) -> None
     versions = ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "triton") if k in machine)
     figure.suptitle(f"GPU: {machine.get('gpu', '?')} · {machine.get('cpu', '?')} · {versions}", fontsize=8)
     figure.tight_layout()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=130, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, out, dpi=130)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.plot", description=__doc__.split("\n")[0]
-    )
+    parser = command("benchmarks.speed.plot", __doc__)
     parser.add_argument("run", type=Path, help="what pytest --benchmark-json wrote")
     parser.add_argument("out", type=Path, help=".png, .svg or .pdf")
     options = parser.parse_args(argv)

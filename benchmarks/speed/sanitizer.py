@@ -1,4 +1,6 @@
-"""compute-sanitizer on `gpu_smoke`: memory errors, races and barriers of the step's kernel.
+"""compute-sanitizer on a few steps of a small batch: memory errors, races and barriers of the step's kernel.
+
+``python -m benchmarks.speed.sanitizer [cpu]`` takes the steps, on a GPU unless told.
 
 PyTorch's caching allocator cuts its tensors out of large blocks, where an overrun ends in another tensor and shows
 nowhere. ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` gives each tensor an allocation of its own.
@@ -59,12 +61,12 @@ def read_output(code: int, output: str) -> tuple[str, str]:
 
 
 def check(tool: str, dry_run: bool) -> dict[str, Any]:
-    """One row; in a dry run `gpu_smoke` by itself."""
-    smoke = [sys.executable, "-m", "benchmarks.speed.gpu_smoke"]
+    """One row; in a dry run the steps by themselves, on the CPU."""
+    smoke = [sys.executable, "-m", "benchmarks.speed.sanitizer"]
     if dry_run:
         if tool != TOOLS[0]:
             raise SkipError("dry run")
-        command = [*smoke, "--cpu"]
+        command = [*smoke, "cpu"]
     else:
         program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if not Path(program).exists():
@@ -86,10 +88,25 @@ def check(tool: str, dry_run: bool) -> dict[str, Any]:
     if dry_run:
         if done.returncode:
             raise FoundError(done.stdout[-1000:])
-        return {"remark": "gpu_smoke on the CPU, without compute-sanitizer"}
+        return {"remark": "on the CPU, without compute-sanitizer"}
     verdict, remark = read_output(done.returncode, done.stdout)
     if verdict == "refused":
         raise RefusedError(remark)
     if verdict == "found":
         raise FoundError(f"{remark}\n{done.stdout[-1500:]}")
     return {"remark": remark}
+
+
+def main() -> None:
+    from benchmarks.speed.workload import Steps, make_texts
+
+    # 1,000 is a multiple of 8 and of no block: the last of every block is masked.
+    steps = Steps(make_texts(5, 1000, "mixed"), *(sys.argv[1:] or ["cuda"]))
+    for _ in range(3):
+        steps.advance()
+        steps.check()
+    print("drafts are the reference's")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,17 +16,18 @@ by the least.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from benchmarks.tables import command
 from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
@@ -69,18 +70,13 @@ class Output:
     trace_headers: dict[str, str] | None = None
 
 
-@dataclass
-class Timer:
-    """Milliseconds of every part, step by step."""
-
-    parts: dict[str, list[float]] = field(default_factory=dict)
+class Timer(defaultdict[str, list[float]]):
+    """Part → milliseconds, step by step."""
 
     def time(self, part: str, call: Callable[[], Any]) -> Any:
         started = time.perf_counter()
         result = call()
-        taken = 1e3 * (time.perf_counter() - started)
-        steps = self.parts.setdefault(part, [])
-        steps.append(taken)
+        self[part].append(1e3 * (time.perf_counter() - started))
         return result
 
 
@@ -98,7 +94,7 @@ def steps(batch: int, num_draft_tokens: int, count: int) -> Iterator[tuple[list[
 
 def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
     """Run `count` steps of a batch."""
-    timer = Timer()
+    timer = Timer(list)
     requests = {request.request_id: request for request in map(Request, range(batch))}
     ids, running = list(requests), list(requests.values())
     drafted = DraftedRequests(False, num_draft_tokens)
@@ -148,23 +144,20 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
             usage_collector._count_messages(messages, requests)
 
         timer.time("front end", read)
-    begun_ms, settled_ms = timer.parts.pop("begin"), timer.parts.pop("settle")
-    timer.parts["ledger"] = [a + b for a, b in zip(begun_ms, settled_ms, strict=True)]
+    timer["ledger"] = [a + b for a, b in zip(timer.pop("begin"), timer.pop("settle"), strict=True)]
     return timer
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("benchmarks.speed.scheduler_cost", __doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--draft-tokens", type=int, default=16)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args(arguments)
     print(f"{'batch':>6} {'part':10} {'median ms':>10} {'least ms':>10}")
     for batch in options.batch:
-        parts = measure(batch, options.draft_tokens, options.steps).parts
+        parts = measure(batch, options.draft_tokens, options.steps)
         for part in ("ledger", "budget", "decode", "front end"):
             taken = parts[part][WARM_UP:]
             print(f"{batch:6} {part:10} {statistics.median(taken):10.2f} {min(taken):10.2f}")

@@ -15,7 +15,6 @@ is a sign test over the rounds: p is the probability of a split at least as unev
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import time
@@ -25,6 +24,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.tables import command
 from gpu_align import Drafter
 
 CASES = ("new", "other key", "same key")
@@ -65,7 +65,7 @@ def sign_test(slower: int, pairs: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command("benchmarks.speed.sharing_time", __doc__)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=4096)
     arguments = parser.parse_args()

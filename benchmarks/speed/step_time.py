@@ -14,26 +14,22 @@ Correctness first: a batch whose drafts differ from the reference, before or aft
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-import gpu_align
 from benchmarks.speed import result_file
 from benchmarks.speed.device_time import Clock, per_step, record
-from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes
+from benchmarks.speed.workload import Batch, Tokens, draw_texts, make_recipes
+from benchmarks.tables import command
 from gpu_align.ops.constants import GLOBAL_EVERY, SEEN
-
-Tokens = npt.NDArray[np.int32]
 
 #: Tokens that an engine prefills at once.
 PREFILL_CHUNK = 8192
@@ -43,11 +39,10 @@ PREFILL_CHUNK = 8192
 class Case:
     """One situation.
 
-    text: what the outputs are. ``aligned``: the prediction. ``lost``: the prediction, and 64 tokens before
-    the first
-        step another text begins. ``repeats``: the same, and the other text repeats itself, so that every match in
-        the request's own output is long. ``prompt``: the prompt holds the prediction's text, N tokens, and the
-        output begins. ``resume``: a quarter of N tokens, 8,192 of 32,768, that are lost from the first one on.
+    text: what the outputs are. ``aligned``: the prediction. ``lost``: the prediction, and 64 tokens before the
+        first step another text begins. ``repeats``: the same, and the other text repeats itself, so that every
+        match in the request's own output is long. ``prompt``: the prompt holds the prediction's text, N tokens,
+        and the output begins. ``resume``: a quarter of N tokens, that are lost from the first one on.
     step_tokens: tokens of every step, 1 to 17: 17 is all of 16 drafts accepted.
     steps: steps in one interval.
     skip: tokens of one step that goes before each interval, untimed.
@@ -84,19 +79,6 @@ CASES = (
 )
 
 
-@lru_cache(maxsize=1)
-def draw_texts(batch: int, num_text: int) -> tuple[Tokens, Tokens]:
-    """Predictions and other texts, [B, N] each. Half of the tokens are drawn from a few, as in source code."""
-    rng = np.random.default_rng([batch, num_text])
-
-    def draw() -> Tokens:
-        shape = batch, num_text
-        often, seldom = rng.integers(0, 50, shape, np.int32), rng.integers(50, 40_000, shape, np.int32)
-        return np.where(rng.random(shape, np.float32) < 0.5, often, seldom)
-
-    return draw(), draw()
-
-
 def _rows(case: Case, predictions: Tokens, others: Tokens) -> tuple[Tokens, int, int]:
     """``(token_ids, prompt_len, tokens before the first interval)``."""
     num_text = predictions.shape[1]
@@ -119,45 +101,22 @@ def _rows(case: Case, predictions: Tokens, others: Tokens) -> tuple[Tokens, int,
     raise ValueError(f"text: expected one of the texts of `Case`, found {case.text!r}")
 
 
-class StepBatch:
-    """A `Drafter` and an engine's tensors for one case; see the module."""
+class StepBatch(Batch):
+    """The requests of one case; see the module."""
 
     def __init__(self, case: Case, batch: int, num_text: int, device: str, backend: str = "auto") -> None:
         self.case, self.device = case, device
-        self._predictions, others = draw_texts(batch, num_text)
-        self._texts, self._prompt_len, self.start = _rows(case, self._predictions, others)
-        self.capacity = self._texts.shape[1] + NUM_DRAFT_TOKENS
-        self.drafter = self._make_drafter(batch, device, backend)
-        token_ids = torch.zeros((batch, self.capacity), dtype=torch.int32)
-        token_ids[:, : self._texts.shape[1]] = torch.from_numpy(self._texts)
-        self.token_ids = token_ids.to(device)
-        self.total_len = torch.full((batch,), self.start, dtype=torch.int32, device=device)
-        self.slots = torch.arange(batch, device=device)
-        self.num_sampled = torch.full((batch,), case.step_tokens, dtype=torch.int32, device=device)
-        self._none_sampled = torch.zeros_like(self.num_sampled)
-        self._scratch = torch.zeros_like(self.total_len)
+        predictions, others = draw_texts(batch, num_text)
+        self._texts, prompt_len, self.start = _rows(case, predictions, others)
         #: What `total_len` holds, known without asking the device.
         self.written = self.start
-        self.draft = self.step()  # compiles, and processes what is written already
-        self._advance_scratch()  # loaded before it is captured
-
-    def _make_drafter(self, batch: int, device: str, backend: str = "auto") -> gpu_align.Drafter:
-        drafter = gpu_align.Drafter(
-            max_slots=batch,
-            max_context_len=self.capacity,
-            max_prediction_len=self._predictions.shape[1],
-            num_draft_tokens=NUM_DRAFT_TOKENS,
-            vocab_size=VOCAB_SIZE,
-            device=device,
-            recipes=make_recipes() if self.case.recipes else None,
-            backend=backend,
+        recipes = make_recipes() if case.recipes else None
+        super().__init__(
+            predictions, self._texts, self.start, prompt_len, case.step_tokens, device, recipes, backend
         )
-        for slot in range(batch):
-            drafter.add(slot, self._predictions[slot], self._prompt_len)
-        return drafter
-
-    def step(self) -> gpu_align.Draft:
-        return self.drafter.propose(self.token_ids, self.total_len, self.slots, self.num_sampled)
+        self._none_sampled = torch.zeros_like(self.num_sampled)
+        self._scratch = torch.zeros_like(self.total_len)
+        self._advance_scratch()  # loaded before it is captured
 
     def _advance(self) -> None:
         self.total_len.add_(self.case.step_tokens)
@@ -168,10 +127,8 @@ class StepBatch:
     def works(self, between: Callable[[], object] | None = None) -> tuple[list[Any], list[Any]]:
         """What an interval does and what its floor does, each a list of calls; `between` goes before each step."""
         ahead = [] if between is None else [between]
-        return [*ahead, self._advance, self.step] * self.case.steps, [
-            *ahead,
-            self._advance_scratch,
-        ] * self.case.steps
+        work, floor = [*ahead, self._advance, self.propose], [*ahead, self._advance_scratch]
+        return work * self.case.steps, floor * self.case.steps
 
     def before(self) -> None:
         """Lead to the next interval: it advances by ``steps * step_tokens`` from here. Not timed."""
@@ -183,11 +140,11 @@ class StepBatch:
             # Tokens were taken back: the slots start over and process all that is written then.
             self.total_len.fill_(self.start)
             self.written = self.start
-            self.step()
+            self.propose()
         if case.skip:
             self.total_len.add_(case.skip)
             self.written += case.skip
-            self.step()
+            self.propose()
 
     def after(self) -> None:
         """An interval has been replayed."""
@@ -203,20 +160,10 @@ class StepBatch:
             self.drafter.propose(self.token_ids, self.total_len, self.slots, self._none_sampled)
 
     def check(self) -> None:
-        """The last drafts of the first two requests are those of the reference, which sees all tokens at once."""
+        """`check_drafts`, and that as many tokens are written as this knows of."""
         found_len = self.total_len.tolist()
         assert found_len == [self.written] * len(found_len), f"total_len: expected {self.written}"
-        few = min(2, len(found_len))
-        reference = self._make_drafter(few, "cpu")
-        want = reference.propose(
-            self.token_ids[:few].cpu(),
-            self.total_len[:few].cpu(),
-            torch.arange(few),
-            self.num_sampled[:few].cpu(),
-        )
-        for name in want._fields:
-            found, expected = getattr(self.draft, name)[:few].tolist(), getattr(want, name).tolist()
-            assert found == expected, f"{name}: expected {expected}, found {found}"
+        self.check_drafts()
 
 
 def flush(device: str) -> Callable[[], object] | None:
@@ -249,14 +196,10 @@ class Size(NamedTuple):
 
 def sizes(dry_run: bool) -> Iterator[Size]:
     """Every row, the most valuable ones first."""
-    batches, num_text, repeats = (
-        (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if dry_run else (BATCHES, NUM_TEXT, REPEATS)
-    )
+    batches, *rest = (DRY_BATCHES, DRY_NUM_TEXT, DRY_REPEATS) if dry_run else (BATCHES, NUM_TEXT, REPEATS)
     for first in (True, False):
         for batch in batches:
-            for case in CASES:
-                if case.first == first:
-                    yield Size(case, batch, num_text, repeats)
+            yield from (Size(case, batch, *rest) for case in CASES if case.first == first)
 
 
 def time_steps(batch: StepBatch, repeats: int, between: Callable[[], object] | None = None) -> dict[str, Any]:
@@ -278,7 +221,7 @@ def time_host(batch: StepBatch, repeats: int) -> float:
     for _ in range(repeats):
         batch.before()
         start = time.perf_counter_ns()
-        batch.step()
+        batch.propose()
         times.append((time.perf_counter_ns() - start) / 1e3)
     return round(statistics.median(times), 1)
 
@@ -300,6 +243,77 @@ def measure(size: Size, device: str) -> dict[str, Any]:
     return row | {"host_us": time_host(batch, min(size.repeats, 20))}
 
 
+def capture_checks(device: str, dry_run: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Name and check of each row, without pytest: every case in a graph, then what a step must not do."""
+    batch, num_text = (1, 256) if dry_run else (5, 1000)
+    cases = [replace(CASES[1], steps=2), CASES[3]] if dry_run else CASES
+    for case in cases:
+        make = partial(_make, case, batch, num_text, device)
+        yield f"graph and eager step: {case.name}", partial(same_bits, make)
+    make = partial(_make, cases[0], batch, num_text, device)
+    for name, check in (("no wait: sync debug mode", no_wait), ("no allocation", no_allocation)):
+        yield name, partial(check if device == "cuda" else on_the_cpu, make)
+
+
+def _make(case: Case, batch: int, num_text: int, device: str) -> StepBatch:
+    """On the CPU the kernel runs under Triton's interpreter."""
+    return StepBatch(case, batch, num_text, device, backend="auto" if device == "cuda" else "triton")
+
+
+def same_bits(make: Callable[[], StepBatch]) -> dict[str, Any]:
+    """After each of 3 replays a recorded step has the drafts of an eager one, and both those of the reference."""
+    recorded, eager = make(), make()
+    recorded.check()
+    replay = record(recorded.works()[0], recorded.device)
+    intervals = 3 if recorded.device == "cuda" else 1
+    for _ in range(intervals):
+        for batch in (recorded, eager):
+            batch.before()
+        replay()
+        for work in eager.works()[0]:
+            work()
+        for batch in (recorded, eager):
+            batch.after()
+        for name in recorded.draft._fields:
+            found, want = (getattr(batch.draft, name) for batch in (recorded, eager))
+            assert torch.equal(found, want), f"{name}: the graph gave something else than the eager step"
+        recorded.check()
+    return {"replays": intervals, "steps": intervals * recorded.case.steps}
+
+
+def no_wait(make: Callable[[], StepBatch]) -> dict[str, Any]:
+    """PyTorch raises where an eager step waits for the device."""
+    batch = make()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch.propose()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    return {}
+
+
+def no_allocation(make: Callable[[], StepBatch]) -> dict[str, Any]:
+    """The allocator is not asked for anything during an eager step."""
+    batch = make()
+
+    def allocations() -> int:
+        return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
+
+    before = allocations()
+    for _ in range(3):
+        batch.propose()
+    assert allocations() == before, f"{allocations() - before} allocations in 3 steps"
+    return {"allocations": 0}
+
+
+def on_the_cpu(make: Callable[[], StepBatch]) -> dict[str, Any]:
+    """Instead of `no_wait` and `no_allocation`."""
+    make().propose()
+    return {"remark": "on a GPU only"}
+
+
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
     cold = f"{row['cold_us']:9.2f}" if "cold_us" in row else f"{'-':>9}"
@@ -313,9 +327,7 @@ HEAD = f"{'batch':>6} {'case':40} {'µs':>9} {'± IQR':>8} {'floor µs':>9} {'co
 
 
 def main() -> int:
-    import torch
-
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # typer may not be installed here
+    parser = command("benchmarks.speed.step_time", __doc__)
     parser.add_argument("--json", type=Path, help="write the numbers here as well, row by row")
     json_path = parser.parse_args().json
     gpu = torch.cuda.is_available()

@@ -7,20 +7,15 @@ The kernel takes part where there is a GPU; under Triton's interpreter its time 
 from __future__ import annotations
 
 import difflib
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
 from benchmarks.speed.device_time import time_device
+from benchmarks.speed.lcs_time import LcsCase, draw_pairs, tensors_of
 from benchmarks.speed.workload import spread
 from gpu_align.ops.lcs import lcs_length, lcs_workspace
-
-Tokens = npt.NDArray[np.int32]
-Lists = list[tuple[list[int], list[int]]]
 
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
 needs_gpu = pytest.mark.skipif(
@@ -28,32 +23,15 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-@lru_cache(maxsize=1)
-def make_batch(batch: int, size: int) -> tuple[Tokens, Tokens]:
-    """Contexts and predictions [B, N] that differ by edits: 8 tokens of every 64, on average."""
-    rng = np.random.default_rng(batch + size)
-    texts = rng.integers(0, 400, (batch, size), dtype=np.int32)
-    contexts = texts.copy()
-    for row in contexts:
-        for at in rng.integers(0, size - 16, size // 64):
-            row[at : at + 8] = rng.integers(0, 400, 8)
-    return contexts, texts
-
-
-def pairs_of(batch: int, size: int) -> Lists:
-    contexts, texts = make_batch(batch, size)
+def pairs_of(batch: int, size: int) -> list[tuple[list[int], list[int]]]:
+    contexts, texts = draw_pairs(LcsCase(batch, size))
     return [(c.tolist(), t.tolist()) for c, t in zip(contexts, texts, strict=True)]
-
-
-def pack(contexts: Tokens, texts: Tokens, device: str) -> tuple[torch.Tensor, ...]:
-    lengths = torch.full((len(texts),), texts.shape[1], dtype=torch.int32, device=device)
-    return torch.from_numpy(contexts).to(device), lengths, torch.from_numpy(texts).to(device), lengths.clone()
 
 
 def reference(batch: int, size: int, rows: int = 4) -> list[int]:
     """What the NumPy reference says of the first `rows`."""
-    contexts, texts = make_batch(batch, size)
-    return lcs_length(*pack(contexts[:rows], texts[:rows], "cpu"), backend="reference").tolist()
+    contexts, texts = draw_pairs(LcsCase(batch, size))
+    return lcs_length(*tensors_of(contexts[:rows], texts[:rows], "cpu"), backend="reference").tolist()
 
 
 def rounds_for(batch: int, size: int) -> int:
@@ -92,14 +70,14 @@ class TestLcsLength:
 
     @pytest.mark.largest(1 << 16)
     def test_numpy_reference(self, benchmark: Any, batch: int, size: int) -> None:
-        args = pack(*make_batch(batch, size), "cpu")
+        args = tensors_of(*draw_pairs(LcsCase(batch, size)), "cpu")
         assert lcs_length(*args, backend="reference")[0] <= size
         benchmark.pedantic(lambda: lcs_length(*args, backend="reference"), rounds=3)
 
     @needs_gpu
     @pytest.mark.most_cells(1 << 36)
     def test_triton(self, benchmark: Any, batch: int, size: int) -> None:
-        args = pack(*make_batch(batch, size), "cuda")
+        args = tensors_of(*draw_pairs(LcsCase(batch, size)), "cuda")
         out = torch.empty(batch, dtype=torch.int32, device="cuda")
         # Scratch memory is the caller's, so that none is allocated in the timed call.
         carry = torch.empty((batch, size), dtype=torch.int8, device="cuda")

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.speed.device_time import time_device, time_graph
-from benchmarks.speed.workload import (
-    NUM_DRAFT_TOKENS,
-    STATES,
-    Steps,
-    Texts,
-    make_texts,
-    spread,
-)
+from benchmarks.speed.ngram_time import Tensors, vllm_v2
+from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STATES, Steps, Texts, make_texts, spread
 from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
 from gpu_align.tools.policies.base import Policy
 
@@ -148,23 +141,12 @@ class TestStep:
     @needs_gpu
     def test_vllm_ngram_gpu(self, benchmark: Any, batch: int, size: int, state: str) -> None:
         """vLLM's n-gram kernel. It knows no predictions: the user's text is in the prompt, ahead of the output."""
-        module = pytest.importorskip("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
+        pytest.importorskip("vllm.v1.worker.gpu.spec_decode.ngram.speculator")
         texts = make_texts(batch, size, state)
         token_ids = torch.from_numpy(texts.predictions).cuda()
         token_ids = torch.cat([token_ids, torch.from_numpy(texts.outputs).cuda()], dim=1).contiguous()
         total_len = torch.full((batch,), size + texts.done, dtype=torch.int32, device="cuda")
-        speculator = ngram_speculator(module, token_ids, total_len)
-        input_batch = SimpleNamespace(num_reqs=batch, idx_mapping=torch.arange(batch, device="cuda"))
-        sampled = torch.ones(batch, dtype=torch.int32, device="cuda")
-        none_rejected = torch.zeros_like(sampled)
-        last = torch.zeros(batch, dtype=torch.int64, device="cuda")
-        unused = dict.fromkeys(("next_prefill_tokens", "temperature", "seeds"))
-
-        def step() -> torch.Tensor:
-            found: torch.Tensor = speculator.propose(
-                input_batch, None, None, None, None, sampled, none_rejected, last, **unused
-            )
-            return found
+        step = vllm_v2(Tensors(token_ids, total_len, size), "cuda")
 
         def advance() -> None:
             if int(total_len[0]) + texts.step_tokens + NUM_DRAFT_TOKENS > 2 * size:
@@ -183,18 +165,3 @@ class TestStep:
             torch.cuda.synchronize()
 
         benchmark.pedantic(step_and_wait, setup=advance, rounds=20, warmup_rounds=3)
-
-
-def ngram_speculator(module: Any, token_ids: torch.Tensor, total_len: torch.Tensor) -> Any:
-    """vLLM's own class on our tensors, with as much of its configuration as it reads. Windows of 2 to 5 tokens."""
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(
-            prompt_lookup_min=2, prompt_lookup_max=5, num_speculative_tokens=NUM_DRAFT_TOKENS
-        ),
-        scheduler_config=SimpleNamespace(max_num_seqs=token_ids.shape[0]),
-        model_config=SimpleNamespace(max_model_len=token_ids.shape[1]),
-    )
-    req_states = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=token_ids), total_len=SimpleNamespace(gpu=total_len)
-    )
-    return module.NgramGPUSpeculator(config, token_ids.device, req_states)

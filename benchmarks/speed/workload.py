@@ -26,6 +26,7 @@ import torch
 import gpu_align
 from gpu_align.ops.constants import LINE_END, MAX_CONTEXT, MAX_TOKENS, NUM_RUNS, SHAPE_IDENTIFIER
 
+Tokens = npt.NDArray[np.int32]
 STATES = ("aligned", "lost", "mixed")
 #: Tokens that each step adds to every request, if nothing else is asked for: what an accepted draft brings.
 STEP_TOKENS = 8
@@ -40,8 +41,8 @@ class Texts:
     step_tokens: how many a step adds.
     """
 
-    predictions: npt.NDArray[np.int32]
-    outputs: npt.NDArray[np.int32]
+    predictions: Tokens
+    outputs: Tokens
     done: int
     step_tokens: int = STEP_TOKENS
 
@@ -51,23 +52,29 @@ class Texts:
         return int(self.outputs.shape[1] - self.done - NUM_DRAFT_TOKENS) // self.step_tokens
 
 
+@lru_cache(maxsize=1)
+def draw_texts(batch: int, num_text: int) -> tuple[Tokens, Tokens]:
+    """Predictions and other texts, [B, N] each. Half of the tokens are drawn from a few, as in source code."""
+    rng = np.random.default_rng([batch, num_text])
+
+    def draw() -> Tokens:
+        shape = batch, num_text
+        often, seldom = rng.integers(0, 50, shape, np.int32), rng.integers(50, 40_000, shape, np.int32)
+        return np.where(rng.random(shape) < 0.5, often, seldom)
+
+    return draw(), draw()
+
+
 def make_texts(batch: int, num_text: int, state: str, step_tokens: int = STEP_TOKENS) -> Texts:
-    """Source code repeats itself: half of the tokens are drawn from a few."""
+    """Of `draw_texts`."""
     if state not in STATES:
         raise ValueError(f"state: expected one of {', '.join(STATES)}, found {state!r}")
     if num_text < 16 * STEP_TOKENS:
         raise ValueError(f"num_text: expected {16 * STEP_TOKENS} or more, found {num_text}")
-    rng = np.random.default_rng([batch, num_text])
-    shape = (batch, num_text)
-
-    def draw() -> npt.NDArray[np.int32]:
-        often, seldom = rng.integers(0, 50, shape, np.int32), rng.integers(50, 40_000, shape, np.int32)
-        return np.where(rng.random(shape) < 0.5, often, seldom)
-
-    predictions = draw()
+    predictions, others = draw_texts(batch, num_text)
     outputs = predictions.copy()
     lost = {"aligned": slice(0, 0), "lost": slice(None), "mixed": slice(0, None, 2)}[state]
-    outputs[lost] = draw()[lost]
+    outputs[lost] = others[lost]
     return Texts(predictions, outputs, num_text // 2 // STEP_TOKENS * STEP_TOKENS, step_tokens)
 
 
@@ -110,31 +117,65 @@ def make_shapes() -> gpu_align.Recipes:
     return gpu_align.Recipes.join({"words": replace(words, indents=make_indents()), "shapes": shapes})
 
 
-class Steps:
-    """A `Drafter` in the middle of `texts`: ``advance(); propose()`` is one step."""
+class Batch:
+    """A `Drafter` and an engine's tensors: requests of which `written` tokens are there.
 
-    def __init__(self, texts: Texts, device: str, recipes: gpu_align.Recipes | None = None) -> None:
-        batch, num_text = texts.outputs.shape
-        self.texts = texts
-        self.recipes = make_recipes() if recipes is None else recipes
-        self.drafter = gpu_align.Drafter(
-            max_slots=batch,
-            max_context_len=num_text + NUM_DRAFT_TOKENS,
-            max_prediction_len=num_text,
-            num_draft_tokens=NUM_DRAFT_TOKENS,
-            vocab_size=VOCAB_SIZE,
-            device=device,
-            recipes=self.recipes,
-        )
-        token_ids = torch.zeros((batch, num_text + NUM_DRAFT_TOKENS), dtype=torch.int32)
-        token_ids[:, :num_text] = torch.from_numpy(texts.outputs)
+    Args:
+        predictions: [B, N].
+        texts: [B, L] what the requests write, prompts included.
+        written, prompt_len: tokens of each request.
+        step_tokens: what each step brings.
+        device, recipes, backend: of the drafter.
+    """
+
+    def __init__(
+        self, predictions: Tokens, texts: Tokens, written: int, prompt_len: int, step_tokens: int, device: str,
+        recipes: gpu_align.Recipes | None, backend: str = "auto",
+    ) -> None:  # fmt: skip
+        batch, num_text = texts.shape
+        self._predictions, self._prompt_len, self._recipes = predictions, prompt_len, recipes
+        self._capacity = num_text + NUM_DRAFT_TOKENS
+        self.drafter = self._make_drafter(batch, device, backend)
+        token_ids = torch.zeros((batch, self._capacity), dtype=torch.int32)
+        token_ids[:, :num_text] = torch.from_numpy(texts)
         self.token_ids = token_ids.to(device)
-        self.total_len = torch.full((batch,), texts.done, dtype=torch.int32, device=device)
+        self.total_len = torch.full((batch,), written, dtype=torch.int32, device=device)
         self.slots = torch.arange(batch, device=device)
-        self.num_sampled = torch.full((batch,), texts.step_tokens, dtype=torch.int32, device=device)
-        for slot, prediction in enumerate(texts.predictions):
-            self.drafter.add(slot, prediction, 0)
-        self.propose()  # compiles, and processes the first half
+        self.num_sampled = torch.full((batch,), step_tokens, dtype=torch.int32, device=device)
+        self.draft = self.propose()  # compiles, and processes what is written already
+
+    def _make_drafter(self, batch: int, device: str, backend: str = "auto") -> gpu_align.Drafter:
+        drafter = gpu_align.Drafter(
+            max_slots=batch, max_context_len=self._capacity, max_prediction_len=self._predictions.shape[1],
+            num_draft_tokens=NUM_DRAFT_TOKENS, vocab_size=VOCAB_SIZE, device=device, recipes=self._recipes,
+            backend=backend,
+        )  # fmt: skip
+        for slot in range(batch):
+            drafter.add(slot, self._predictions[slot], self._prompt_len)
+        return drafter
+
+    def propose(self) -> gpu_align.Draft:
+        return self.drafter.propose(self.token_ids, self.total_len, self.slots, self.num_sampled)
+
+    def check_drafts(self) -> None:
+        """The last drafts of the first requests are those of the reference, which sees all tokens at once."""
+        few = min(2, len(self.slots))
+        tensors = self.token_ids, self.total_len, self.slots, self.num_sampled
+        reference = self._make_drafter(few, "cpu")
+        want = reference.propose(*(tensor[:few].cpu() for tensor in tensors))
+        for name in want._fields:
+            found, expected = getattr(self.draft, name)[:few].tolist(), getattr(want, name).tolist()
+            assert found == expected, f"{name}: expected {expected}, found {found}"
+
+
+class Steps(Batch):
+    """In the middle of `texts`: ``advance(); propose()`` is one step."""
+
+    def __init__(self, texts: Texts, device: str) -> None:
+        self.texts = texts
+        super().__init__(
+            texts.predictions, texts.outputs, texts.done, 0, texts.step_tokens, device, make_recipes()
+        )
 
     def advance(self) -> None:
         """Write a step's tokens of every output; at the end, begin again in the middle."""
@@ -143,26 +184,16 @@ class Steps:
             self.propose()  # takes back what was written: rows are rebuilt here, not in a timed step
         self.total_len += self.texts.step_tokens
 
-    def propose(self) -> gpu_align.Draft:
-        return self.drafter.propose(self.token_ids, self.total_len, self.slots, self.num_sampled)
-
     def check(self) -> None:
-        """The drafts of this step are right where they can be, and those of the CPU reference everywhere."""
-        draft = self.propose()
+        """The drafts of this step are right where they can be, and those of the reference."""
+        self.draft = self.propose()
+        self.check_drafts()
         written = int(self.total_len[0])
-        first = min(4, len(self.texts.outputs))
-        few = Texts(self.texts.predictions[:first], self.texts.outputs[:first], written)
-        expected = Steps(few, "cpu", self.recipes).propose()
-        for name in ("token_ids", "length", "source"):
-            found, want = getattr(draft, name)[:first].tolist(), getattr(expected, name).tolist()
-            assert found == want, f"{name}: expected {want}, found {found}"
-        lengths, tokens = draft.length.tolist(), draft.token_ids.tolist()
-        for row, (prediction, output) in enumerate(
-            zip(self.texts.predictions, self.texts.outputs, strict=True)
-        ):
-            if np.array_equal(prediction, output):
-                assert lengths[row] > 0, f"request {row}: expected a draft, found none"
-                assert tokens[row][0] == output[written], f"request {row}: the first draft is wrong"
+        same = (self.texts.predictions == self.texts.outputs).all(axis=1)
+        right = self.draft.token_ids[:, 0].cpu().numpy() == self.texts.outputs[:, written]
+        for row in np.flatnonzero(same):
+            assert self.draft.length[row] > 0, f"request {row}: expected a draft, found none"
+            assert right[row], f"request {row}: the first draft is wrong"
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:

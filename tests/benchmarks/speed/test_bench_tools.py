@@ -131,8 +131,7 @@ def test_wrong_drafts_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(make_texts(2, 160, "aligned"), "cpu")
     steps.advance()
     draft = steps.propose()
-    wrong = draft._replace(token_ids=draft.token_ids + 1)
-    monkeypatch.setattr(Steps, "propose", lambda self: wrong if self is steps else draft)
+    monkeypatch.setattr(steps, "propose", lambda: draft._replace(token_ids=draft.token_ids + 1))
     with pytest.raises(AssertionError, match="token_ids"):
         steps.check()
 
