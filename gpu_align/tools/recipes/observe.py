@@ -18,7 +18,6 @@ from ...recipes.pack import RecipePack
 from ...recipes.tokenize import Chains, Encode, Observed, TokenTexts, class_of, fingerprint
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
-HashArray = npt.NDArray[np.uint64]
 BoolArray = npt.NDArray[np.bool_]
 #: A task, a prompt, and k samples of what a model answers.
 Group = tuple[str, str, Sequence[str]]
@@ -40,8 +39,6 @@ MIN_RECURRING, NEVER = 3, 1 << 62
 KEPT = 0.5
 #: A context is kept for a longer run where it adds so many tokens at all of its occurrences together.
 LONGER = 8
-
-_SEED, _HASH, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xFF51AFD7ED558CCD), np.uint64(32)
 
 
 def observe(
@@ -65,25 +62,23 @@ def observe(
         if progress is not None:
             progress(task, 1)
     pack = RecipePack({}, [], task="+".join(filter(None, tasks)), tokenizer=fingerprint(encode))
-    positions = Positions(samples)
-    evidence = evidence_of(samples, found)
-    if not len(evidence.start):
+    positions = Positions(samples, found)
+    if not len(positions.column):
         return pack
     several = len(samples) > 1
     ids, number = np.unique(positions.tokens, return_inverse=True)
     item_of = np.array([class_of(text) for text in token_texts(ids.tolist())], dtype=np.int64)
     # Kept are those that are mostly determined, and in two groups where there are.
-    determined = np.bincount(number[evidence.position], minlength=len(ids))
+    determined = np.bincount(number[positions.determined], minlength=len(ids))
     in_groups = np.bincount(np.unique(number.astype(np.int64) << 32 | positions.group) >> 32)
     kept = (determined >= KEPT * np.bincount(number)) & (in_groups >= (MIN_GROUPS if several else 1))
     kept &= item_of != SHAPE_NUMBER
     item_of[kept] = ids[kept]
     positions.set_shapes(item_of[number])
     min_groups = max(MIN_GROUPS, math.ceil(MIN_SHARE * len(samples))) if several else 1
-    candidates = list(_candidates(positions, evidence, ids[kept], min_groups))
-    chains = Chains(
-        (entry for entry, new in candidates if new), dict(zip(ids.tolist(), item_of.tolist(), strict=True))
-    )
+    candidates = list(_candidates(positions, ids[kept], min_groups))
+    shape_of = dict(zip(ids.tolist(), item_of.tolist(), strict=True))
+    chains = Chains((entry for entry, new in candidates if new), shape_of)
     entries = sorted(_chosen(candidates, chains), key=by_frequency)
     return replace(pack, observed=tuple(entries), kept=tuple(ids[kept].tolist()))
 
@@ -134,34 +129,44 @@ def columns(samples: Sequence[IntArray], agree: float = 1.0) -> IntArray:
 
 
 class Positions:
-    """The positions of all samples: position p is the one before token p.
+    """The N positions of all samples: position p is the one before token p; and where their groups agree.
 
     Attributes:
         tokens: [N] int32, those of all samples, one after the other.
-        begin: [N], where the sample of each begins.
-        group: [N] int32, the group of each.
-        sample: [N], the number of its sample, over all groups.
+        begin, group, sample: [N], where the sample of each begins, its group, and its number over all groups.
+        determined, column: the positions of the determined tokens, those of a column side by side, and where each
+            column begins among them.
+        recurring: [groups]: a context in so many samples of a group counts as agreed, wherever they have it.
     """
 
-    def __init__(self, groups: Sequence[Sequence[IntArray]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[IntArray]], found: Sequence[IntArray]) -> None:
+        """found: `columns` of each group."""
         samples = [(g, sample) for g, group in enumerate(groups) for sample in group]
         lengths = np.array([len(sample) for _, sample in samples], dtype=np.int64)
         first = np.cumsum(lengths) - lengths
-        empty = np.zeros(0, dtype=np.int32)
-        self.tokens: npt.NDArray[np.int32] = np.concatenate([empty, *(sample for _, sample in samples)])
+        empty = np.zeros(0, dtype=np.int64)
+        tokens: list[IntArray] = [empty.astype(np.int32), *(sample for _, sample in samples)]
+        self.tokens: IntArray = np.concatenate(tokens)
         self.begin: IntArray = np.repeat(first, lengths)
-        self.group: IntArray = np.repeat(np.array([g for g, _ in samples], dtype=np.int32), lengths)
+        self.group: IntArray = np.repeat(np.array([g for g, _ in samples], dtype=np.int64), lengths)
         self.sample: IntArray = np.repeat(np.arange(len(samples)), lengths)
-        self._items = self._places = self._older = np.zeros(0, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+        self._items = self._places = self._older = empty
+        determined, size, number = [empty], [empty], 0
+        for group, place in zip(groups, found, strict=True):
+            there = place >= 0
+            determined.append((place + first[number : number + len(group)])[there])
+            size.append(there.sum(axis=1))
+            number += len(group)
+        sizes = np.concatenate(size)
+        self.determined, self.column = np.concatenate(determined), np.cumsum(sizes) - sizes
+        enough = [max(MIN_RECURRING, -(-len(group) // 2)) if len(groups) > 1 else NEVER for group in groups]
+        self.recurring: IntArray = np.array(enough, dtype=np.int64)
 
     def set_shapes(self, item_of: IntArray) -> None:
         """Say what the shape item of each token is; item_of: [N]."""
         # The stream: before each sample's tokens the item of its beginning.
-        place = np.arange(len(self)) + self.sample + 1
-        stream = np.full(len(self) + (int(self.sample[-1]) + 1 if len(self) else 0), SHAPE_START, np.int64)
+        place = np.arange(len(self.tokens)) + self.sample + 1
+        stream = np.full(len(place) + (int(self.sample[-1]) + 1 if len(place) else 0), SHAPE_START, np.int64)
         stream[place] = item_of
         # Of free tokens in a row the last one is an item of the shapes behind it.
         ended = (stream >= 0) | (stream == SHAPE_START)
@@ -170,21 +175,23 @@ class Positions:
         #: How many such items stand before the newest one.
         self._older = (np.cumsum(ended) - ended)[place - 1]
 
-    def hashes(self, is_shape: bool) -> Iterator[tuple[HashArray, BoolArray]]:
-        """For contexts of 1 to `MAX_CONTEXT` items, what stands for each, and whether there is one; both [N]."""
-        key = np.full(len(self), _SEED)
-        there = np.ones(len(self), dtype=np.bool_)
+    def numbered(self, is_shape: bool) -> Iterator[tuple[IntArray, IntArray]]:
+        """For contexts of 1 to `MAX_CONTEXT` items: [N] which one is before each position, -1 where there is none;
+        and [C] one position of each."""
+        context = np.zeros(len(self.tokens), dtype=np.int64)
         for n in range(MAX_CONTEXT):
-            item, found = self._item(is_shape, np.arange(len(self)), n)
-            there = there & found
-            key = (key ^ item.astype(np.uint64)) * _HASH
-            key ^= key >> _MIX
-            yield key, there
+            item, found = self._item(is_shape, np.arange(len(context)), n)
+            where = np.flatnonzero((context >= 0) & found)
+            longer = context[where] << 32 | (item[where] - SHAPE_START)
+            _, first, numbers = np.unique(longer, return_index=True, return_inverse=True)
+            context = np.full(len(context), -1, dtype=np.int64)
+            context[where] = numbers
+            yield context, where[first]
 
     def contexts(self, is_shape: bool, positions: IntArray, length: int) -> IntArray:
         """[positions, length]: the contexts before these, in reading order."""
         items = [self._item(is_shape, positions, n)[0] for n in range(length)]
-        return np.stack(items[::-1], axis=1) if items else np.zeros((len(positions), 0), dtype=np.int64)
+        return np.stack(items[::-1], axis=1)
 
     def _item(self, is_shape: bool, positions: IntArray, n: int) -> tuple[IntArray, BoolArray]:
         """The n-th item before each of these positions, 0 is the newest, and whether there is one."""
@@ -201,38 +208,9 @@ class Positions:
         return self._items[np.maximum(place, 0)], (place >= beginning) & (newest - place < SHAPE_WINDOW)
 
 
-class Evidence(NamedTuple):
-    """Where all samples of a group agree: E positions, those of a column side by side."""
-
-    #: [E]: positions.
-    position: IntArray
-    #: [columns]: where each column begins among them.
-    start: IntArray
-    #: [groups]: a context that recurs in so many samples of a group counts as agreed, wherever they have it.
-    recurring: IntArray
-
-
-def evidence_of(samples: Sequence[Sequence[IntArray]], found: Sequence[IntArray]) -> Evidence:
-    """All determined columns as positions of all samples."""
-    position, size, base = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for group, place in zip(samples, found, strict=True):
-        lengths = np.array([len(sample) for sample in group], dtype=np.int64)
-        there = place >= 0
-        position.append((place + (base + np.cumsum(lengths) - lengths))[there])
-        size.append(there.sum(axis=1))
-        base += int(lengths.sum())
-    sizes = np.concatenate(size)
-    enough = [max(MIN_RECURRING, -(-len(group) // 2)) if len(samples) > 1 else NEVER for group in samples]
-    return Evidence(np.concatenate(position), np.cumsum(sizes) - sizes, np.array(enough, dtype=np.int64))
-
-
 class Followed(NamedTuple):
     """What follows the C different contexts of one kind and length, over all samples."""
 
-    #: [N]: which context is before each position, -1 where there is none.
-    context: IntArray
-    #: [C]: one position of each.
-    first: IntArray
     #: [C]: occurrences, of which `hits` are followed by `token`, the most frequent, of equal ones the smallest.
     seen: IntArray
     token: IntArray
@@ -243,62 +221,54 @@ class Followed(NamedTuple):
     pairs: IntArray
     counts: IntArray
 
-    def count_of(self, contexts: IntArray, tokens: IntArray) -> IntArray:
+    def count_of(self, tokens: IntArray) -> IntArray:
         """How often each context is followed by this token; 0 for token -1."""
-        return _look_up(self.pairs, self.counts, contexts << 31 | np.maximum(tokens, 0)) * (tokens >= 0)
+        wanted = np.arange(len(tokens)) << 31 | np.maximum(tokens, 0)
+        return _look_up(self.pairs, self.counts, wanted) * (tokens >= 0)
 
 
-def follow(positions: Positions, key: HashArray, there: BoolArray, evidence: Evidence) -> Followed:
-    """Count what follows the contexts that `key` stands for."""
-    where = np.flatnonzero(there)
-    _, first, numbers = np.unique(key[where], return_index=True, return_inverse=True)
-    context = np.full(len(positions), -1, dtype=np.int64)
-    context[where] = numbers
-    seen = np.bincount(numbers, minlength=len(first))
+def follow(positions: Positions, context: IntArray) -> Followed:
+    """Count what follows each context; context: [N], as `Positions.numbered` gives them."""
+    where = np.flatnonzero(context >= 0)
+    seen = np.bincount(context[where])
     pairs, counts = np.unique(context[where] << 31 | positions.tokens[where], return_counts=True)
     order = np.lexsort((pairs, -counts, pairs >> 31))
-    best = order[np.searchsorted((pairs >> 31)[order], np.arange(len(first)))]
-    token = pairs[best] & 0x7FFFFFFF
-    said = [_aligned(positions, context, evidence), _recurring(positions, context, evidence)]
+    best = order[np.searchsorted((pairs >> 31)[order], np.arange(len(seen)))]
+    said = np.concatenate([_aligned(positions, context), _recurring(positions, context)])
     # A group counts once, however often it says it.
-    both = np.unique(np.concatenate(said), axis=0)[:, 0]
-    supported, support = np.unique(both, return_counts=True)
+    supported, support = np.unique(np.unique(said, axis=0)[:, 0], return_counts=True)
     groups = _look_up(supported, support, pairs[best])
-    return Followed(context, where[first], seen, token, counts[best], groups, pairs, counts)
+    return Followed(seen, pairs[best] & 0x7FFFFFFF, counts[best], groups, pairs, counts)
 
 
-def _aligned(positions: Positions, context: IntArray, evidence: Evidence) -> IntArray:
+def _aligned(positions: Positions, context: IntArray) -> IntArray:
     """[M, 2]: context << 31 | token, and the group whose samples agree on both in a column."""
-    if not len(evidence.start):
-        return np.zeros((0, 2), dtype=np.int64)
-    found = context[evidence.position]
-    lowest = np.minimum.reduceat(found, evidence.start)
-    agreed = (lowest >= 0) & (lowest == np.maximum.reduceat(found, evidence.start))
-    chosen = evidence.position[evidence.start][agreed]
-    said = context[chosen] << 31 | positions.tokens[chosen]
-    return np.stack([said, positions.group[chosen].astype(np.int64)], axis=1)
+    found = context[positions.determined]
+    lowest = np.minimum.reduceat(found, positions.column)
+    agreed = (lowest >= 0) & (lowest == np.maximum.reduceat(found, positions.column))
+    chosen = positions.determined[positions.column][agreed]
+    return np.stack([context[chosen] << 31 | positions.tokens[chosen], positions.group[chosen]], axis=1)
 
 
-def _recurring(positions: Positions, context: IntArray, evidence: Evidence) -> IntArray:
+def _recurring(positions: Positions, context: IntArray) -> IntArray:
     """The same for contexts that stand in enough samples of a group, which all go on with one token."""
-    num_groups, num_samples = len(evidence.recurring), int(positions.sample[-1]) + 1
-    at = np.flatnonzero((context >= 0) & (evidence.recurring[positions.group] <= num_samples))
-    group, token = positions.group[at].astype(np.int64), positions.tokens[at].astype(np.int64)
-    # Sorted by context, then by group: what stands in a sample, and what follows.
-    place = context[at] * num_groups + group
-    in_sample = np.unique(context[at] * num_samples + positions.sample[at])
+    num_groups, num_samples = len(positions.recurring), int(positions.sample[-1]) + 1
+    at = np.flatnonzero((context >= 0) & (positions.recurring[positions.group] <= num_samples))
+    if not len(at):
+        return np.zeros((0, 2), dtype=np.int64)
+    # Sorted by context, then by group: in how many samples it stands, and what follows.
     group_of = np.zeros(num_samples, dtype=np.int64)
     group_of[positions.sample] = positions.group
+    in_sample = np.unique(context[at] * num_samples + positions.sample[at])
     places, samples = np.unique(
         in_sample // num_samples * num_groups + group_of[in_sample % num_samples], return_counts=True
     )
+    place, token = context[at] * num_groups + positions.group[at], positions.tokens[at]
     order = np.lexsort((token, place))
-    ordered, following = place[order], token[order]
-    new = np.flatnonzero(np.diff(ordered, prepend=-1))
-    if not len(new):
-        return np.zeros((0, 2), dtype=np.int64)
+    new = np.flatnonzero(np.diff(place[order], prepend=-1))
+    following = token[order]
     alike = np.minimum.reduceat(following, new) == np.maximum.reduceat(following, new)
-    agreed = alike & (samples >= evidence.recurring[places % num_groups])
+    agreed = alike & (samples >= positions.recurring[places % num_groups])
     said = places[agreed] // num_groups << 31 | following[new][agreed]
     return np.stack([said, places[agreed] % num_groups], axis=1)
 
@@ -311,40 +281,39 @@ def _look_up(keys: IntArray, values: IntArray, wanted: IntArray) -> IntArray:
     return np.where(keys[place] == wanted, values[place], 0)
 
 
-def _candidates(
-    positions: Positions, evidence: Evidence, kept: IntArray, min_groups: int
-) -> Iterator[tuple[Observed, bool]]:
+def _candidates(positions: Positions, kept: IntArray, min_groups: int) -> Iterator[tuple[Observed, bool]]:
     """What may be kept: what is certain, and what takes a shorter context back. Shapes first, by length.
 
     With each, whether it is *new*: whether it says something that no shorter context says.
     """
     for is_shape in (True, False):
         # What the longest shorter context that is new says at each position, and how certain it is.
-        said = np.full(len(positions), -1, dtype=np.int64)
-        share = np.zeros(len(positions))
-        for length, (key, there) in enumerate(positions.hashes(is_shape), start=1):
-            followed = follow(positions, key, there, evidence)
+        said = np.full(len(positions.tokens), -1, dtype=np.int64)
+        share = np.zeros(len(said))
+        for length, (context, first) in enumerate(positions.numbered(is_shape), start=1):
+            if not len(first):
+                break
+            followed = follow(positions, context)
             own = followed.hits / followed.seen
             certain = (followed.groups >= min_groups) & (followed.hits >= CERTAIN * followed.seen)
-            before, sure = said[followed.first], share[followed.first]
-            right = followed.count_of(np.arange(len(certain)), before)
+            before, sure = said[first], share[first]
+            right = followed.count_of(before)
             blocks = ~certain & (before >= 0) & (followed.seen >= 2) & (right < BLOCKED * followed.seen)
             new = blocks | (certain & ((before != followed.token) | (own - sure > SAME)))
             token, hits = np.where(certain, followed.token, -1), np.where(certain, followed.hits, right)
-            at = np.flatnonzero(followed.context >= 0)
-            at = at[new[followed.context[at]]]
-            said[at], share[at] = token[followed.context[at]], own[followed.context[at]]
+            at = np.flatnonzero(context >= 0)
+            at = at[new[context[at]]]
+            said[at], share[at] = token[context[at]], own[context[at]]
             rows = np.flatnonzero(certain | blocks)
-            context = positions.contexts(is_shape, followed.first[rows], length)
+            items = positions.contexts(is_shape, first[rows], length)
             if not is_shape:
                 # Of kept tokens alone a shape says the same, and where more is known, a longer shape says more.
-                free = (~np.isin(context, kept)).any(axis=1)
-                rows, context = rows[free], context[free]
+                free = (~np.isin(items, kept)).any(axis=1)
+                rows, items = rows[free], items[free]
             fields = (token, hits, followed.seen, followed.groups, new)
-            for items, *counts, is_new in zip(
-                context.tolist(), *(field[rows].tolist() for field in fields), strict=True
-            ):
-                yield Observed(is_shape, tuple(items), *counts), is_new
+            columns_of = [field[rows].tolist() for field in fields]
+            for one, *counts, is_new in zip(items.tolist(), *columns_of, strict=True):
+                yield Observed(is_shape, tuple(one), *counts), is_new
 
 
 def _chosen(candidates: Sequence[tuple[Observed, bool]], chains: Chains) -> Iterator[Observed]:

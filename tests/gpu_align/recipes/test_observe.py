@@ -18,7 +18,7 @@ from gpu_align import RecipePack
 from gpu_align.ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_START, SHAPE_STRING
 from gpu_align.recipes import Observed, shape_of_output, shape_of_tokens
 from gpu_align.recipes.tokenize import Chains, likely
-from gpu_align.tools.recipes.observe import CERTAIN, NEVER, Positions, columns, evidence_of, follow, observe
+from gpu_align.tools.recipes.observe import CERTAIN, NEVER, Positions, columns, follow, observe
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 
@@ -178,14 +178,13 @@ def counted(
     """What `follow` counts, as the oracle tells it, and the columns."""
     arrays = [[np.array(s, dtype=np.int32) for s in group] for group in samples]
     found = [columns(group, agree) for group in arrays]
-    evidence = evidence_of(arrays, found)
-    positions = Positions(arrays)
+    positions = Positions(arrays, found)
     positions.set_shapes(np.array([item_of[t] for t in positions.tokens.tolist()], dtype=np.int64))
     told: dict[object, object] = {}
     for is_shape in (False, True):
-        for length, (key, there) in enumerate(positions.hashes(is_shape), start=1):
-            f = follow(positions, key, there, evidence)
-            contexts = positions.contexts(is_shape, f.first, length).tolist()
+        for length, (context, first) in enumerate(positions.numbered(is_shape), start=1):
+            f = follow(positions, context)
+            contexts = positions.contexts(is_shape, first, length).tolist()
             rows = zip(f.token.tolist(), f.hits.tolist(), f.seen.tolist(), f.groups.tolist(), strict=True)
             told |= {(is_shape, tuple(c)): row for c, row in zip(contexts, rows, strict=True)}
     return told, [place.tolist() for place in found]
@@ -239,8 +238,8 @@ def test_entries_are_what_was_counted(seed: int, agree: float) -> None:
 
 
 def test_a_group_that_stands_alone_has_no_recurring_contexts() -> None:
-    evidence = evidence_of([[np.array([1, 2], np.int32)] * 4], [np.zeros((0, 4), np.int64)])
-    assert evidence.recurring.tolist() == [NEVER]
+    positions = Positions([[np.array([1, 2], np.int32)] * 4], [np.zeros((0, 4), np.int64)])
+    assert positions.recurring.tolist() == [NEVER]
 
 
 class TestChains:
