@@ -54,47 +54,28 @@ class Line:
 
 @dataclass(frozen=True)
 class Step:
-    """One verification step; the fields of the file, in its order. None stands for what a file lacks.
+    """One verification step; the fields of the file, in its order. None stands for what a file lacks."""
 
-    Attributes:
-        step: its number, from 0.
-        position: tokens before it, prompt and output.
-        source: one of `SOURCES`, of what was proposed.
-        proposed: the draft's token ids.
-        confidence: the drafter's confidence in each of them.
-        duration_us: drafting time, µs.
-        verified: the number of drafts that the engine verified; ``accepted <= verified <= len(proposed)``.
-        accepted: the number of drafts that are in the output.
-        new: the output's tokens of this step: the accepted drafts, then the model's own.
-        cursor_before: where the output stood in the prediction when the draft was made.
-        cursor_after: the same with the new tokens.
-        candidate: what was drafted from and why, fields of `gpu_align.tools.explain.Explained`.
-        others: the number of candidates that were not chosen.
-        proposed_text: text of `proposed`.
-        accepted_text: text of the accepted drafts.
-        own_text: text of the model's own tokens.
-        new_lines: lines of the output that the new tokens complete. None: there is no text to find lines in.
-        prefix: the output's line that is not complete after the new tokens, at most its last `MAX_PREFIX`.
-    """
-
-    step: int
-    position: int
-    source: str
+    step: int  # from 0
+    position: int  # tokens before it, prompt and output
+    source: str  # one of SOURCES, of what was proposed
     proposed: list[TokenId]
     confidence: list[float]
     duration_us: int
-    verified: int
-    accepted: int
-    new: list[TokenId]
-    cursor_before: int | None = None
-    cursor_after: int | None = None
-    candidate: dict[str, Any] | None = None
-    others: int = 0
+    verified: int  # by the engine: accepted <= verified <= len(proposed)
+    accepted: int  # drafts that are in the output
+    new: list[TokenId]  # the accepted drafts, then the model's own tokens
+    cursor_before: int | None = None  # where the output stood in the prediction when the draft was made
+    cursor_after: int | None = None  # and with the new tokens
+    candidate: dict[str, Any] | None = None  # fields of `gpu_align.tools.explain.Explained`
+    others: int = 0  # candidates that were not chosen
     proposed_text: str | None = None
     accepted_text: str | None = None
     own_text: str | None = None
-    new_lines: list[Line] | None = None
-    prefix: Line | None = None
+    new_lines: list[Line] | None = None  # those that the new tokens complete; None: no text to find lines in
+    prefix: Line | None = (
+        None  # the line that is not complete behind them, at most its last MAX_PREFIX tokens
+    )
 
     @property
     def rejected(self) -> int:
@@ -103,25 +84,15 @@ class Step:
 
 @dataclass(frozen=True)
 class StepLog:
-    """One request.
-
-    Attributes:
-        request_id: the engine's.
-        num_draft_tokens: K.
-        prompt_tokens: the prompt's length.
-        prediction_tokens: the prediction's length.
-        steps: in their order.
-        prediction_lines: the prediction; one line where there is no text to find lines in. None: it is not there.
-        finished: False for a live file, whose request was still running.
-    """
+    """One request."""
 
     request_id: str
-    num_draft_tokens: int
+    num_draft_tokens: int  # K
     prompt_tokens: int
     prediction_tokens: int
     steps: list[Step]
-    prediction_lines: list[Line] | None = None
-    finished: bool = True
+    prediction_lines: list[Line] | None = None  # one line where there is no text to find lines in
+    finished: bool = True  # False for a live file, whose request was still running
 
     @property
     def output_tokens(self) -> int:
@@ -159,27 +130,16 @@ class StepLog:
         return replace(self, steps=[texts.of(step) for step in self.steps], prediction_lines=lines)
 
 
-class LineDecoder:
-    """A `Decode` that knows which tokens end a line, and asks once for each: a worker has one for all requests."""
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        #: Whether the text of a token has a newline.
-        self.ends_line: Callable[[int], bool] = cache(lambda token: "\n" in decode([token]))
-
-    def __call__(self, token_ids: list[int]) -> str:
-        """The text of these tokens."""
-        return self._decode(token_ids)
+@cache
+def _ends_line(decode: Decode, token: int) -> bool:
+    return "\n" in decode([token])
 
 
 class Texts:
-    """Adds texts and lines to the steps of one request, in their order.
-
-    decode: token ids -> text. prompt: the tokens before the first step.
-    """
+    """Adds texts and lines to the steps of one request, in their order. prompt: the tokens before the first."""
 
     def __init__(self, decode: Decode, prompt: Sequence[int] = ()) -> None:
-        self._decode = decode if isinstance(decode, LineDecoder) else LineDecoder(decode)
+        self._decode = decode
         self._before = list(prompt[-_TEXT_CONTEXT:])
         self._prefix = Line([], "")
 
@@ -192,8 +152,11 @@ class Texts:
         """`step` with its texts; the next call is for the next step."""
         decode, before = self._decode, self._before
         accepted, own = step.new[: step.accepted], step.new[step.accepted :]
-        *lines, prefix = self._lines(before, self._prefix, step.new)
-        self._prefix = prefix
+        *lines, self._prefix = self._lines(before, self._prefix, step.new)
+        prefix, cut = self._prefix, len(self._prefix.tokens) - MAX_PREFIX
+        if cut > 0:
+            shown = prefix.tokens[cut:]
+            prefix = Line(shown, _text_after(decode, prefix.tokens[max(0, cut - _TEXT_CONTEXT) : cut], shown))
         self._before = (before + step.new)[-_TEXT_CONTEXT:]
         return replace(
             step,
@@ -201,15 +164,8 @@ class Texts:
             accepted_text=_text_after(decode, before, accepted),
             own_text=_text_after(decode, (before + accepted)[-_TEXT_CONTEXT:], own),
             new_lines=lines,
-            prefix=self._shown(prefix),
+            prefix=prefix,
         )
-
-    def _shown(self, prefix: Line) -> Line:
-        cut = len(prefix.tokens) - MAX_PREFIX
-        if cut <= 0:
-            return prefix
-        before = prefix.tokens[max(0, cut - _TEXT_CONTEXT) : cut]
-        return Line(prefix.tokens[cut:], _text_after(self._decode, before, prefix.tokens[cut:]))
 
     def _lines(self, before: list[int], prefix: Line, tokens: list[int]) -> list[Line]:
         """`prefix` and these tokens behind it, in lines. The last one is not complete and may be empty.
@@ -218,7 +174,10 @@ class Texts:
         """
         lines, begin, text = [], 0, prefix.text or ""
         line = prefix.tokens
-        for end in [*(i + 1 for i, token in enumerate(tokens) if self._decode.ends_line(token)), len(tokens)]:
+        for end in [
+            *(i + 1 for i, token in enumerate(tokens) if _ends_line(self._decode, token)),
+            len(tokens),
+        ]:
             part = tokens[begin:end]
             text += _text_after(self._decode, before, part)
             lines.append(Line([*line, *part], text))
@@ -264,16 +223,13 @@ def _prediction(log: StepLog) -> dict[str, Any]:
 
 def _row(part: Step | Line) -> dict[str, Any]:
     """What the file has of it: all but the texts and lines that are not known."""
-    row = {name: value for name, value in vars(part).items() if value is not None or name in _NULL_FIELDS}
+    always = ("cursor_before", "cursor_after", "candidate")
+    row = {name: value for name, value in vars(part).items() if value is not None or name in always}
     if "new_lines" in row:
         row["new_lines"] = list(map(_row, row["new_lines"]))
     if "prefix" in row:
         row["prefix"] = _row(row["prefix"])
     return row
-
-
-#: What a file has even where it is None.
-_NULL_FIELDS = ("cursor_before", "cursor_after", "candidate")
 
 
 def _yaml(document: Any, *, on_one_line: bool = False) -> str:
@@ -374,23 +330,27 @@ def _value(place: str, value: Any, kind: str) -> Any:
     """The value of a field with this annotation."""
     if kind in ("Line", "Step"):
         return _read(Step if kind == "Step" else Line, place, value)
-    if kind == "TokenId":
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise StepLogError(f"{place}: expected a token id, found {str(value)[:20]!r}")
-        return value
-    if kind == "float":
-        if not isinstance(value, (int, float)):
-            raise StepLogError(f"{place}: expected a number, found {str(value)[:20]!r}")
-        return value
-    expected: type[Any] = {"int": int, "str": str, "dict[str, Any]": dict}.get(kind, list)
-    if not isinstance(value, expected) or isinstance(value, bool):
-        raise StepLogError(f"{place}: expected {expected.__name__}, found {type(value).__name__}")
-    if isinstance(value, int) and value < 0:
+    types, what = _KINDS.get(kind, (list, "list"))
+    if not isinstance(value, types) or isinstance(value, bool) or (kind == "TokenId" and value < 0):
+        # The value itself where a list has it, which may be long; else its type.
+        found = repr(str(value)[:20]) if kind in ("TokenId", "float") else type(value).__name__
+        raise StepLogError(f"{place}: expected {what}, found {found}")
+    if kind == "int" and value < 0:
         raise StepLogError(f"{place}: expected 0 or more, found {value}")
     if isinstance(value, list):
         item = kind.removeprefix("list[").removesuffix("]")
         return [_value(f"{place}[{index}]", one, item) for index, one in enumerate(value)]
     return value
+
+
+#: Annotation → types, and what they are called; all others are lists.
+_KINDS: dict[str, tuple[Any, str]] = {
+    "TokenId": (int, "a token id"),
+    "float": ((int, float), "a number"),
+    "int": (int, "int"),
+    "str": (str, "str"),
+    "dict[str, Any]": (dict, "dict"),
+}
 
 
 def _check_step(where: str, values: dict[str, Any]) -> None:

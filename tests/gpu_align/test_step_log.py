@@ -41,23 +41,11 @@ def candidate(source: str) -> dict[str, Any]:
 STEPS = [
     Step(0, 5, "none", [], [], 0, 0, 0, [1], 0, 1, None, 0),
     Step(
-        1,
-        6,
-        "prediction",
-        [2, 3, 4],
-        [0.9, 0.8125, 0.7],
-        12,
-        3,
-        2,
-        [2, 3, 9],
-        1,
-        3,
-        candidate("prediction"),
-        2,
+        1, 6, "prediction", [2, 3, 4], [0.9, 0.8125, 0.7], 12, 3, 2, [2, 3, 9], 1, 3, candidate("prediction"), 2
     ),
     Step(2, 9, "none", [7], [0.5], 3, 0, 0, [5], 3, 3, candidate("context"), 0),
     Step(3, 10, "recipe", [6, 0], [1.0, 0.25], 1234, 2, 2, [6, 0], 3, 4, candidate("recipe"), 1),
-]
+]  # fmt: skip
 LOG = StepLog("chatcmpl-1", 8, 5, 4, STEPS, prediction_lines=[Line([1, 2, 5, 4])])
 TEXT_FIELDS = ("proposed_text", "accepted_text", "own_text", "new_lines", "prefix")
 
@@ -90,6 +78,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     (tmp_path / "bare.yaml").write_text(dump(LOG), encoding="utf-8")
     assert read_step_log(tmp_path / "bare.yaml") == LOG
     assert read_step_log(FILE) == LOG.with_texts(decode, [8] * 5)
+    assert [source.name.lower() for source in Source] == list(SOURCES)
     assert read_step_log(FILE).usage() == yaml.safe_load(FILE.read_text(encoding="utf-8"))["usage"]
 
 
@@ -113,10 +102,6 @@ def test_a_field_of_a_later_revision_is_no_error(tmp_path: Path) -> None:
     assert read_step_log(tmp_path / "later.yaml") == read_step_log(FILE)
 
 
-def step_of(number: int, new: list[int]) -> Step:
-    return Step(number, 5 + number, "none", [], [], 0, 0, 0, new)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 9), max_size=400),
@@ -129,7 +114,7 @@ def test_lines_are_those_of_the_text_however_it_is_cut_into_steps(
     texts, at, lines = Texts(decode, [5, 8]), 0, []
     while at < len(tokens):
         new = tokens[at : at + data.draw(st.sampled_from(widths))]
-        step = texts.of(step_of(at, new))
+        step = texts.of(Step(at, 5 + at, "none", [], [], 0, 0, 0, new))
         at += len(new)
         assert step.new_lines is not None
         assert step.prefix is not None
@@ -143,18 +128,14 @@ def test_lines_are_those_of_the_text_however_it_is_cut_into_steps(
 
 def test_each_token_is_decoded_once_to_see_whether_it_ends_a_line() -> None:
     asked: list[list[int]] = []
-    texts = Texts(lambda ids: asked.append(ids) or decode(ids))  # type: ignore[func-returns-value]
-    texts.lines_of([1, 2, 5] * 50)
+    Texts(lambda ids: asked.append(ids) or decode(ids)).lines_of([1, 2, 5] * 50)  # type: ignore[func-returns-value]
     assert sorted(ids for ids in asked if len(ids) == 1 and ids != [1]) == [[2], [5]]
-
-
-def live(log: StepLog) -> str:
-    return dump_live_head(log) + "".join(map(dump_live_step, log.steps))
 
 
 def test_every_cut_of_a_live_file_reads_to_its_last_whole_step(tmp_path: Path) -> None:
     whole = LOG.with_texts(decode, [8] * 5)
-    written, file = live(whole).encode(), tmp_path / "live.yaml"
+    written = dump_live_head(whole) + "".join(map(dump_live_step, whole.steps))
+    written, file = written.encode(), tmp_path / "live.yaml"
     head = len(dump_live_head(whole).encode())
     ends = [i + 1 for i, byte in enumerate(written) if byte == 10]
     for end in sorted({*range(0, head, 29), *range(head, len(written), 67), *ends, *(i - 1 for i in ends)}):
@@ -178,10 +159,6 @@ def test_a_step_is_one_line_whatever_its_text(text: str) -> None:
     assert len(line.splitlines()) == 1
     (read,) = yaml.safe_load(line)
     assert read["own_text"] == read["new_lines"][0]["text"] == read["prefix"]["text"] == text
-
-
-def test_sources_are_those_of_a_draft() -> None:
-    assert [source.name.lower() for source in Source] == list(SOURCES)
 
 
 @pytest.mark.parametrize("text", ["[" * 30_000, "{a: " * 30_000, "- " * 30_000])

@@ -76,7 +76,7 @@ class DebugLog:
         explain: Explain | None = None,
     ) -> None:
         self._num_draft_tokens = num_draft_tokens
-        self._decode = None if decode is None else step_log.LineDecoder(decode)
+        self._decode = decode
         self._directory = Path(directory)
         self._is_live, self._explain = live, explain
         self._requests: dict[str, RequestState] = {}
