@@ -107,22 +107,6 @@ def test_an_earlier_file_a_link_and_a_cleared_directory(tmp_path: Path) -> None:
     assert not log.on
 
 
-def test_a_full_disk_turns_the_log_off_and_leaves_whole_steps(
-    tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = DebugLog(str(tmp_path), 4, live=True)
-    log.follow(state_of(1))
-    plugin_log.clear()
-    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-    log.follow(state_of(2))
-    log.follow(state_of(3))
-    log.write(state_of(3))
-    monkeypatch.undo()
-    assert len(plugin_log) == 1
-    assert "writes no step logs any more" in plugin_log[0]
-    assert len(read(tmp_path).steps) == 1
-
-
 def predicted(tokens: list[int]) -> Any:
     return sampling({wire.KEY: tokens})
 
@@ -243,3 +227,37 @@ def test_a_file_of_which_only_the_head_is_torn_is_refused(tmp_path: Path) -> Non
     (tmp_path / "r.yaml").write_text(text[: text.index("steps:")])
     with pytest.raises(StepLogError, match="is the file whole"):
         read(tmp_path)
+
+
+def test_a_request_that_returns_goes_on_in_its_log_without_the_drafts_that_it_lost(tmp_path: Path) -> None:
+    """Preempted on V2 in its second step, and back in another row with its tokens for a longer prefill."""
+    log = open_log(Settings(debug_dir=str(tmp_path)), 4, config(), explainer_of)
+    assert log is not None
+    content = RequestContent(np.arange(10, 40, dtype=np.int32))
+    tokens = torch.tensor([[7, 8, 10, 11, 12, 13]] * 2, dtype=torch.int32)
+    total_len = torch.zeros(2, dtype=torch.int32)
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=tokens), total_len=SimpleNamespace(gpu=total_len)
+    )
+    draft = SimpleNamespace(
+        token_ids=torch.tensor([[11, 12, 13, 14]]),
+        confidence=torch.full((1, 4), 0.5),
+        length=torch.tensor([4]),
+        source=torch.tensor([1]),
+    )
+    for row, total, sampled in ((0, 3, 1), (1, 3, 0), (1, 6, 3)):
+        if sampled < 3:
+            log.add("r", content, 2, sampling())
+        total_len[row] = total
+        batch = SimpleNamespace(
+            req_ids=["r"], idx_mapping_np=np.array([row]), num_draft_tokens_per_req=[4 if row else 0]
+        )
+        log.settle(batch, torch.tensor([sampled]), states)
+        if not row:
+            log.proposed(batch, draft, 5)
+    log.finish(["r"])
+    found = read(tmp_path)
+    assert found.finished
+    assert [step.new for step in found.steps] == [[10], [11, 12, 13]]
+    assert [(step.verified, step.proposed) for step in found.steps] == [(0, []), (0, [])]
+    assert [(step.cursor_before, step.cursor_after) for step in found.steps] == [(0, 1), (1, 4)]

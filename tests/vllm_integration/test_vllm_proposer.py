@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -181,39 +180,6 @@ def test_a_malformed_prediction_costs_only_itself(value: Any, plugin_log: list[s
     assert "bad" in plugin_log[0]
 
 
-def test_a_prediction_the_drafter_refuses_costs_only_itself(
-    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = PredictedOutputs(config())
-    engine = FakeEngine(ours)
-    monkeypatch.setattr(ours.drafter, "max_prediction_len", 2)
-    engine.submit("long", [1], [5, 6, 7], predicted([5, 6, 7]))
-    engine.submit("good", [1], [5, 6, 7], predicted([5, 6]))
-    engine.step()
-    assert engine.drafts == {"long": [], "good": [6]}
-    assert "long" in plugin_log[0]
-    assert ours.slots.holders() == ["good"]
-    engine.step(finished=("long", "good"))
-
-
-def test_an_error_while_drafting_turns_it_off_and_serves_on(
-    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = PredictedOutputs(config())
-    engine = FakeEngine(ours)
-    engine.submit("a", [1], [5, 6, 7], predicted([5, 6, 7]))
-
-    def broken(*args: Any) -> Any:
-        raise RuntimeError("no such kernel")
-
-    monkeypatch.setattr(ours.drafter, "propose", broken)
-    assert engine.step() == {"a": [5]}
-    assert engine.step() == {"a": [6]}
-    assert engine.drafts == {"a": []}
-    assert len(plugin_log) == 1
-    assert "no such kernel" in str(compat.off_reason())
-
-
 def test_strict_raises_an_error_while_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     ours = PredictedOutputs(config())
@@ -258,40 +224,3 @@ def test_the_step_log_is_written_by_one_rank(
     assert [step["source"] for step in steps] == ["none", "prediction", "none"]
     assert document["usage"]["accepted"] == 1
     assert document["usage"]["rejected"] == 2
-
-
-def test_no_slot_and_no_token_of_one_request_reaches_another() -> None:
-    """Random arrivals, departures, preemptions; each request's output lies in a range of its own."""
-    draw = random.Random(3)
-    ours = PredictedOutputs(config(max_num_seqs=4, vocab_size=10_000, K=4))
-    engine = FakeEngine(ours, max_model_len=64)
-    number = 0
-    waiting: list[str] = []
-    for _ in range(1500):
-        finished = tuple(r for r in engine.rows if len(engine.written[r]) == len(engine.outputs[r]))
-        if engine.rows and draw.random() < 0.1:
-            finished = (*finished, draw.choice(engine.rows))  # aborted
-        if engine.rows and draw.random() < 0.1:
-            victim = draw.choice(engine.rows)
-            if victim not in finished:
-                engine.rows.remove(victim)
-                engine.drafts.pop(victim, None)
-                waiting.append(victim)
-        draw.shuffle(engine.rows)
-        free = 4 - len(set(engine.rows) - set(finished))
-        if free and waiting and draw.random() < 0.5:
-            engine.rows.append(waiting.pop(0))
-        elif free:
-            first = 100 * (number % 99) + 10
-            output = list(range(first, first + draw.randrange(2, 40)))
-            params = predicted(output) if draw.random() < 0.7 else sampling()
-            engine.submit(f"r{number}", [draw.randrange(10)] * draw.randrange(1, 9), output, params)
-            number += 1
-        engine.step(finished=finished)
-        for req_id, draft in engine.drafts.items():
-            assert set(draft) <= set(engine.outputs[req_id])
-    assert number > 300
-    engine.step(finished=(*engine.rows, *waiting))
-    assert not ours.requests
-    assert ours.slots.holders() == []
-    assert ours.drafter.slots == {}

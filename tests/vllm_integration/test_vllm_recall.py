@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
 
-from gpu_align import Drafter, Source
 from vllm_integration.scheduler.schedulers import Recall
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction
@@ -218,61 +214,3 @@ def test_earlier_answers_take_no_prediction_s_place(monkeypatch: pytest.MonkeyPa
         engine.step()
         steps += 1
     assert steps == 9
-
-
-# --- the canary: two tenants, memory, arena and drafter together ----------------------------------------------
-
-
-@pytest.mark.parametrize("arena_tokens", [2048, 512])
-def test_no_token_of_another_tenant_is_ever_drafted(arena_tokens: int) -> None:
-    """10,000 requests of two tenants whose answers have no token in common but the marks between them: what one is
-    drafted for is its own. Slots, pages of the arena and the memory change hands all the time."""
-    K, slots, width, requests = 8, 8, 64, 10_000
-    vocabularies = {"a": range(1000, 1100), "b": range(2000, 2100)}
-    shared = range(10, 14)  # in prompts and answers of both: there is something to match everywhere
-    drafter = Drafter(
-        max_slots=slots,
-        max_context_len=width,
-        max_prediction_len=128,
-        num_draft_tokens=K,
-        vocab_size=3000,
-        device="cpu",
-        max_prediction_tokens=arena_tokens,
-    )
-    recall = Recall(max_tokens=400, most=128)
-    draw = random.Random(7)
-    templates = {
-        salt: [[draw.choice([*shared, *draw.sample(own, 3)]) for _ in range(20)] for _ in range(6)]
-        for salt, own in vocabularies.items()
-    }
-    token_ids = torch.zeros((slots, width), dtype=torch.int32)
-    total_len = torch.zeros(slots, dtype=torch.int32)
-    rows = torch.arange(slots, dtype=torch.int64)
-    sampled = torch.full((slots,), 4, dtype=torch.int32)
-    by_memory = 0
-    for _ in range(requests // slots):
-        batch = [(salt, draw.choice(templates[salt])) for salt in draw.choices("ab", k=slots)]
-        for slot, (salt, _) in enumerate(batch):
-            request = request_of(salt=salt)
-            given_to(recall, request)
-            params = request.sampling_params
-            content = open_request("r", params, vocab_size=3000, capacity=128)
-            assert content is not None
-            is_memory = content.kind == wire.TextKind.MEMORY
-            drafter.add(slot, content.token_ids, 2, sharing_key=content.sharing_key, memory=is_memory)
-            token_ids[slot, :2] = torch.tensor([draw.choice(shared), draw.choice(shared)])
-        for step in range(1, 4):
-            written = 4 * step
-            for slot, (_, answer) in enumerate(batch):
-                token_ids[slot, 2 : 2 + written] = torch.tensor(answer[:written], dtype=torch.int32)
-            total_len[:] = 2 + written
-            draft = drafter.propose(token_ids, total_len, rows, sampled)
-            for slot, (salt, _) in enumerate(batch):
-                drafted = draft.token_ids[slot, : int(draft.length[slot])].numpy()
-                own = np.isin(drafted, [*vocabularies[salt], *shared])
-                assert own.all(), (salt, drafted)
-                by_memory += int(draft.source[slot]) == int(Source.MEMORY)
-        for slot, (salt, answer) in enumerate(batch):
-            recall.keep(request_of(salt=salt, output=answer))
-            drafter.remove(slot)
-    assert by_memory > requests  # the memory was of use all the time

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings, drafts_without_prediction
@@ -30,20 +29,6 @@ def test_slots_are_given_smallest_first_and_only_once() -> None:
     assert table.acquire("d") == 1
     assert table.holders() == ["a", "c", "d"]
     assert [table.get(name) for name in "abcd"] == [0, None, 2, 1]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=200))
-def test_no_two_requests_ever_share_a_slot(moves: list[tuple[bool, int]]) -> None:
-    table, held = SlotTable(4), dict[str, int]()
-    for take, number in moves:
-        name = str(number)
-        if not take:
-            assert table.release(name) == held.pop(name, None)
-        elif name not in held and len(held) < 4:
-            held[name] = table.acquire(name)
-        assert {name: table.get(name) for name in held} == held
-        assert len(set(held.values())) == len(held) == len(table.holders())
-        assert all(0 <= slot < 4 for slot in held.values())
 
 
 def test_usage_counts_by_source() -> None:
@@ -224,32 +209,6 @@ def write(log: DebugLog) -> None:
     log.write(state)
 
 
-def test_the_log_is_one_whole_file(tmp_path: Path) -> None:
-    directory = tmp_path / "new" / "directory"
-    write(DebugLog(str(directory), 4))
-    (path,) = directory.iterdir()
-    document = yaml.safe_load(path.read_text())
-    assert path.name == "r.yaml"
-    assert document["format"] == "gpu-align-steps/1"
-    assert document["steps"] == [
-        {
-            "step": 0,
-            "position": 5,
-            "source": "prediction",
-            "proposed": [1, 2],
-            "confidence": [0.5, 0.25],
-            "duration_us": 40,
-            "verified": 2,
-            "accepted": 1,
-            "new": [1, 7],
-            "cursor_before": 0,
-            "cursor_after": 0,
-            "candidate": None,
-            "others": 0,
-        }
-    ]
-
-
 PIECES = {0: b"\n", 9: b"-", 3: b"\xc3", 1: b"\xa9", 2: b"x", 7: b"!"}
 
 
@@ -266,33 +225,51 @@ def test_texts_are_what_tokens_add_to_those_before(tmp_path: Path) -> None:
     assert document["prediction_lines"] == [{"tokens": [2, 0], "text": "x\n"}, {"tokens": [2], "text": "x"}]
 
 
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_only_the_servers_user_reads_the_log(tmp_path: Path, plugin_log: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "warned"), [(None, False), (0o700, False), (0o755, True), (0o710, True), (0o704, True)]
+)
+def test_only_the_servers_user_reads_the_log(
+    tmp_path: Path, plugin_log: list[str], mode: int | None, warned: bool
+) -> None:
+    """A directory that is there stays as it is."""
     directory = tmp_path / "new" / "logs"
+    if mode is not None:
+        directory.mkdir(parents=True)
+        directory.chmod(mode)
     umask = os.umask(0)
     try:
         write(DebugLog(str(directory), 4))
     finally:
         os.umask(umask)
-    assert (mode_of(directory), mode_of(directory / "r.yaml")) == (0o700, 0o600)
-    (line,) = plugin_log
-    assert "writes the texts of requests and answers to disk" in line
-    assert str(directory) in line
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "r.yaml")]
+    assert modes == [0o700 if mode is None else mode, 0o600]
+    assert "writes the texts of requests and answers to disk" in plugin_log[-1]
+    assert str(directory) in plugin_log[-1]
+    assert [f"mode {mode:04o}: other users can see into it" in line for line in plugin_log[:-1]] == [
+        True
+    ] * warned
 
 
-@pytest.mark.parametrize(("mode", "warned"), [(0o700, False), (0o755, True), (0o710, True), (0o704, True)])
-def test_a_directory_that_is_there_stays_as_it_is(
-    tmp_path: Path, plugin_log: list[str], mode: int, warned: bool
+@pytest.mark.parametrize("broken", ["the directory", "the disk, at the end", "the disk, live"])
+def test_what_cannot_be_written_turns_the_log_off_and_leaves_no_half_file(
+    tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    tmp_path.chmod(mode)
-    write(DebugLog(str(tmp_path), 4))
-    assert (mode_of(tmp_path), mode_of(tmp_path / "r.yaml")) == (mode, 0o600)
-    assert [f"mode {mode:04o}: other users can see into it" in line for line in plugin_log] == [True, False][
-        not warned :
-    ]
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left")
+
+    (tmp_path / "file").write_text("")
+    directory = tmp_path / "file" / "below" if broken == "the directory" else tmp_path / "logs"
+    log = DebugLog(str(directory), 4, live="live" in broken)
+    if broken != "the directory":
+        plugin_log.clear()
+        monkeypatch.setattr(*((os, "open") if "live" in broken else (Path, "replace")), full)
+    for _ in range(2):
+        write(log)
+    assert not log.on
+    assert broken == "the directory" or list(directory.iterdir()) == []
+    (line,) = plugin_log
+    assert "writes no step logs any more" in line
+    assert "GPU_ALIGN_DEBUG_DIR" in line
 
 
 def test_the_log_follows_no_link(tmp_path: Path) -> None:
@@ -306,31 +283,6 @@ def test_the_log_follows_no_link(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
     assert [path.name for path in logs.iterdir()] == ["r.yaml"]
     assert not (logs / "r.yaml").is_symlink()
-
-
-def test_a_full_disk_turns_the_log_off_and_leaves_no_half_file(
-    tmp_path: Path, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = DebugLog(str(tmp_path), 4)
-    plugin_log.clear()
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-    write(log)
-    write(log)
-    assert not log.on
-    assert list(tmp_path.iterdir()) == []
-    (line,) = plugin_log
-    assert "writes no step logs any more" in line
-    assert "No space left" in line
-
-
-def test_a_directory_that_cannot_be_written_turns_the_log_off(tmp_path: Path, plugin_log: list[str]) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    log = DebugLog(str(blocked / "below"), 4)
-    write(log)
-    write(log)
-    assert len(plugin_log) == 1
-    assert "GPU_ALIGN_DEBUG_DIR" in plugin_log[0]
 
 
 def test_a_file_that_is_no_pack_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
