@@ -179,7 +179,7 @@ class RecipePack:
         return Recipes(context, token_ids, survival, is_shape, shape_of=shape_of, indents=words.indents)
 
     def calibrated(self, calibration: Sequence[float]) -> RecipePack:
-        """The same pack with another calibration."""
+        """With another calibration."""
         return replace(self, calibration=tuple(calibration))
 
     def shapes_only(self, min_groups: int = 2) -> RecipePack:
@@ -219,8 +219,7 @@ class RecipePack:
 
         Args:
             groups: ``(task, prompt, samples)`` each. Of one sample nothing is determined.
-            encode: gives the token ids of each text, without special tokens.
-            token_texts: the text of each token id.
+            encode, token_texts: as in `tokenize`.
             agree: the share of the samples that must agree; above 0, at most 1.
             task: of the pack; if empty, the groups' tasks, joined by ``+``.
             made_by: the command.
@@ -229,8 +228,8 @@ class RecipePack:
         Raises:
             ValueError: `agree` outside its domain.
         """
-        found: RecipePack = _tool("observe").observe(groups, encode, token_texts, agree, progress)
-        return replace(found, task=task or found.task, made_by=made_by)
+        found = _tool("observe").observe(groups, encode, token_texts, agree, progress)
+        return replace(found, task=task or found.task, made_by=made_by)  # type: ignore[no-any-return]
 
     def merge(self, *others: RecipePack | Misses) -> RecipePack:
         """One pack of several, and of what was counted where their tokens were refuted; see `recipes/README.md`.
@@ -261,8 +260,7 @@ class RecipePack:
             progress: called as ``progress(task, 1)`` after each output.
         """
         recipes = self.tokenize(encode, token_texts)
-        found = _tool("report").report(recipes, outputs, encode, num_draft_tokens, misses, progress)
-        return found
+        return _tool("report").report(recipes, outputs, encode, num_draft_tokens, misses, progress)
 
 
 def _tool(name: str) -> Any:
@@ -271,12 +269,7 @@ def _tool(name: str) -> Any:
 
 
 def read_file(path: Path, **parse: Callable[[dict[str, Any]], Any]) -> Any:
-    """Read a file of one of the kinds that `parse` names; of none of them, it is told that it is not the first.
-
-    Raises:
-        PackError: the file is none; the message says why.
-        OSError: the file cannot be read.
-    """
+    """Read a file of one of the kinds that `parse` names; PackError tells why it is none, of the first of them."""
     with path.open("rb") as file:
         text = packed = file.read(MAX_BYTES + 1)
     try:
@@ -392,26 +385,21 @@ def parse_pack(data: dict[str, Any]) -> RecipePack:
         expect(key not in observed, f"observed[{i}]", "each context once", entry, "again")
         observed[key] = one
     tokenizer = text_of(data, "tokenizer")
+    what = "the fingerprint of the one that the token ids are of"
     if (observed or kept) and not tokenizer:
-        raise PackError(
-            "tokenizer: expected the fingerprint of the one that the token ids are of, found none"
-        )
+        raise PackError(f"tokenizer: expected {what}, found none")
     task = text_of(data, "task")
     return replace(pack, task=task, tokenizer=tokenizer, observed=tuple(observed.values()), kept=tuple(kept))
 
 
 def _recipe(name: str, names: Sequence[str], entry: Any) -> Recipe:
-    if type(entry) is not list or len(entry) < 2:
-        raise PackError(f"{name}: expected two counts and words, found {shown(entry)}")
+    expect(type(entry) is list and len(entry) >= 2, name, "two counts and words", entry)
     hits, seen, *numbers = entry
     is_known = all(type(number) is int and 0 <= number < len(names) for number in numbers)
-    if not (is_known and 2 <= len(numbers) <= MAX_WORDS + 1):
-        raise PackError(
-            f"{name}: expected 2 to {MAX_WORDS + 1} numbers of the {len(names)} words, found {shown(numbers)}"
-        )
-    _check_hits(name, count_of(name, hits), seen)
+    what = f"2 to {MAX_WORDS + 1} numbers of the {len(names)} words"
+    expect(is_known and 2 <= len(numbers) <= MAX_WORDS + 1, name, what, numbers)
     *context, word = (names[number] for number in numbers)
-    return Recipe(tuple(context), word, hits, seen)
+    return Recipe(tuple(context), word, *_hits_of(name, hits, seen, least=1))
 
 
 def _observed(name: str, entry: Any) -> Observed:
@@ -420,16 +408,16 @@ def _observed(name: str, entry: Any) -> Observed:
     kind, token, hits, seen, groups, *context = entry
     expect(type(kind) is int and kind in (0, 1), name, "kind 0 or 1", kind)
     expect(is_token(token, -1), name, "a token id or -1", token)
-    items_of(name, context, kind, least=1)
-    for number in (hits, groups):
-        count_of(name, number, least=0)
-    _check_hits(name, hits, seen)
-    return Observed(bool(kind), tuple(context), token, hits, seen, groups)
+    items = items_of(name, context, kind, least=1)
+    return Observed(
+        bool(kind), items, token, *_hits_of(name, hits, seen, least=0), count_of(name, groups, least=0)
+    )
 
 
-def _check_hits(name: str, hits: int, seen: Any) -> None:
-    if hits > count_of(name, seen):
+def _hits_of(name: str, hits: Any, seen: Any, least: int) -> tuple[int, int]:
+    if count_of(name, hits, least) > count_of(name, seen):
         raise PackError(f"{name}: expected no more hits than it was seen, found {hits} of {seen}")
+    return hits, seen
 
 
 def expect(is_right: Any, name: str, expected: str, found: Any, more: str = "") -> None:
@@ -457,23 +445,20 @@ def items_of(name: str, context: Any, is_shape: int, least: int) -> tuple[int, .
 
 def list_of(data: dict[str, Any], name: str) -> list[Any]:
     """A field that is a list."""
-    found = data.get(name)
-    expect(type(found) is list, name, "a list", found)
-    return found  # type: ignore[return-value]
+    expect(type(data.get(name)) is list, name, "a list", data.get(name))
+    return data[name]  # type: ignore[no-any-return]
 
 
 def text_of(data: dict[str, Any], name: str) -> str:
     """A field that is a text."""
-    found = data.get(name)
-    expect(is_text(found), name, "a text", found)
-    return str(found)
+    expect(is_text(data.get(name)), name, "a text", data.get(name))
+    return str(data[name])
 
 
 def count_of(name: str, number: Any, least: int = 1) -> int:
     """A count."""
-    if type(number) is not int or not least <= number <= MAX_COUNT:
-        raise PackError(f"{name}: expected a count, found {shown(number)}")
-    return number
+    expect(type(number) is int and least <= number <= MAX_COUNT, name, "a count", number)
+    return int(number)
 
 
 def is_token(found: Any, least: int = 0) -> bool:

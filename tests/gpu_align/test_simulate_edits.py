@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_align.simulate import read_records
-from gpu_align.tools.recipes.command import read_outputs, read_samples
+from gpu_align.tools.recipes.command import read_lines
 from gpu_align.tools.simulate import EditError, records_of_files, records_of_git, tokenizers
 
 BOM = b"\xef\xbb\xbf"
@@ -122,8 +122,8 @@ def test_a_byte_order_mark_is_accepted(tmp_path: Path, packed: bool) -> None:
         return path
 
     assert read_records(written({"id": "a", "prediction": [1], "output": [2]}))[0].output == [2]
-    assert list(read_samples(written({"samples": ["a"]}))) == [("", "", ["a"])]
-    assert list(read_outputs(written({"output": "a"}))) == [("", "", "a")]
+    assert read_lines(written({"samples": ["a"]}), "samples") == [("", "", ["a"])]
+    assert read_lines(written({"output": "a"}), "output") == [("", "", "a")]
 
 
 def test_an_unreachable_hub_is_one_line_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

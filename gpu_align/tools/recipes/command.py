@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,64 +29,42 @@ _ENDINGS = (".json", ".json.gz")
 _SHIPPED = "base"
 
 
-def read_samples(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """``{"task": str, "prompt": str, "samples": [str, …]}`` a line; task and prompt may be left out.
+def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
+    """Task, prompt and `field` of each line of JSON: ``samples``, a list of texts, or ``output``, a text.
 
-    Raises:
-        ValueError: a line is none; the message has its number.
-        OSError: the file cannot be read.
+    Task and prompt may be left out. A file that cannot be read, or a line that is none, is refused.
     """
-    for number, line in json_lines(path):
-        samples = line.get("samples")
-        if type(samples) is not list or not all(map(_is_text, samples)):
-            raise ValueError(f"line {number}: samples: expected a list of texts, found {_kind(samples)}")
-        yield _text(number, line, "task", ""), _text(number, line, "prompt", ""), samples
-
-
-def read_outputs(path: Path) -> Iterator[tuple[str, str, str]]:
-    """``{"task": str, "prompt": str, "output": str}`` a line; errors as in `read_samples`."""
-    for number, line in json_lines(path):
-        fields = _text(number, line, "task", ""), _text(number, line, "prompt", "")
-        yield (*fields, _text(number, line, "output"))
-
-
-def _text(number: int, line: dict[str, Any], name: str, default: str | None = None) -> str:
-    found = line.get(name, default)
-    if not _is_text(found):
-        raise ValueError(f"line {number}: {name}: expected a text, found {_kind(found)}")
-    return str(found)
-
-
-def _is_text(found: Any) -> bool:
     from ...recipes.pack import is_text
 
-    return is_text(found)
-
-
-def _kind(found: Any) -> str:
-    return "nothing" if found is None else f"a {type(found).__name__}"
-
-
-NOT_TEXT, UNREADABLE, AGAIN = "not UTF-8 text", "not readable", "the same again"
+    found = []
+    with _refusing(path, f"{path}: "):
+        for number, line in json_lines(path):
+            row = {"task": "", "prompt": "", **line}
+            for name in (field, "task", "prompt"):
+                value, what = row.get(name), "a list of texts" if name == "samples" else "a text"
+                texts = value if name == "samples" else [value]
+                if type(texts) is not list or not all(map(is_text, texts)):
+                    kind = "nothing" if value is None else f"a {type(value).__name__}"
+                    raise ValueError(f"line {number}: {name}: expected {what}, found {kind}")
+            found.append((row["task"], row["prompt"], row[field]))
+    if not found:
+        refuse(f"{path}: expected lines of JSON, found none")
+    return found
 
 
 @dataclass
 class SourceTexts:
-    """The files that `find_texts` found, and the counts of `read`.
+    """The files that `find_texts` found, ``(source, path)``, every file once, and the counts of `read`.
 
     Attributes:
-        files: ``(source, path)``, every file once.
-        num_read: files whose text was yielded.
-        num_bytes: their size.
-        skipped: counts of the other files by reason: not UTF-8 or with a zero byte, not readable, with the text of
-            an earlier file of their source.
-        sources: the sources of the texts that were yielded.
+        num_read, num_bytes, sources: of the files whose text was yielded.
+        skipped: counts of the other files by reason.
     """
 
     files: list[tuple[str, Path]]
     num_read: int = 0
     num_bytes: int = 0
-    skipped: dict[str, int] = field(default_factory=lambda: dict.fromkeys((NOT_TEXT, UNREADABLE, AGAIN), 0))
+    skipped: Counter[str] = field(default_factory=Counter)
     sources: set[str] = field(default_factory=set)
 
     def read(self, told: Callable[[str, int], None]) -> Iterator[tuple[str, str]]:
@@ -95,19 +74,15 @@ class SourceTexts:
             told(Path(source).name, 1)
             try:
                 content = path.read_bytes()
-            except OSError:
-                self.skipped[UNREADABLE] += 1
-                continue
-            try:
                 text = content.decode("utf-8-sig")
+            except OSError:
+                self.skipped["not readable"] += 1
+                continue
             except UnicodeDecodeError:
                 text = "\0"
-            if "\0" in text:
-                self.skipped[NOT_TEXT] += 1
-                continue
             same = source, hashlib.sha256(content).digest()
-            if same in given:
-                self.skipped[AGAIN] += 1
+            if "\0" in text or same in given:
+                self.skipped["not UTF-8 text" if "\0" in text else "the same again"] += 1
                 continue
             given.add(same)
             self.num_read += 1
@@ -125,27 +100,21 @@ def find_texts(places: Sequence[Path], suffixes: Sequence[str] = ()) -> SourceTe
     Raises:
         FileNotFoundError: a place is not there.
     """
-    files: list[tuple[str, Path]] = []
-    seen: set[Path] = set()
+    files: dict[Path, tuple[str, Path]] = {}
     for place in places:
         if not place.exists():
             raise FileNotFoundError(f"{place}: no such file or folder")
-        source = str(place.resolve())
-        for path in _inside(place, tuple(suffixes)) if place.is_dir() else [place]:
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
-                files.append((source, path))
-    return SourceTexts(files)
-
-
-def _inside(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(parent, name)
-            wanted = not name.startswith(".") and (not suffixes or name.endswith(suffixes))
-            if wanted and path.is_file() and not path.is_symlink():
-                yield path
+        found = [] if place.is_dir() else [place]
+        for parent, folders, names in os.walk(place):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            wanted = (
+                n for n in sorted(names) if not n.startswith(".") and n.endswith(tuple(suffixes or [""]))
+            )
+            paths = (Path(parent, name) for name in wanted)
+            found += [path for path in paths if path.is_file() and not path.is_symlink()]
+        for path in found:
+            files.setdefault(path.resolve(), (str(place.resolve()), path))
+    return SourceTexts(list(files.values()))
 
 
 recipes_app = typer.Typer(
@@ -213,7 +182,7 @@ def learn_command(
     out: Annotated[Path, typer.Argument(metavar="OUT.json[.gz]", help="for the pack")],
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE_OR_FOLDER...", help="texts to learn from; each place is one source"),
+        typer.Argument(metavar="FILE_OR_FOLDER...", help="texts to learn from; each is one source"),
     ],
     suffix: Annotated[
         list[str] | None,
@@ -232,7 +201,7 @@ def learn_command(
     with progress_bar("learning from", len(texts.files)) as advance:
         pack = RecipePack.learn(texts.read(advance), made_by="gpu-align recipes learn")
     read = f"{counted(texts.num_read, 'file')}, {counted(texts.num_bytes, 'byte')}"
-    notes = [f"; {count:,} skipped: {why}" for why, count in texts.skipped.items() if count]
+    notes = [f"; {count:,} skipped: {why}" for why, count in sorted(texts.skipped.items())]
     typer.echo(f"read {read}, of {counted(len(texts.sources), 'source')}{''.join(notes)}")
     if not texts.num_read:
         refuse("expected texts to learn from, found none")
@@ -259,7 +228,7 @@ def observe_command(
     if not 0 < agree <= 1:
         refuse(f"--agree: expected 0 < share <= 1, found {agree}")
     _check_pack("--out", out, [samples])
-    groups = _read(samples, read_samples)
+    groups = read_lines(samples, "samples")
     tokens = _load_tokenizer(tokenizer)
     with progress_bar("observing", len(groups)) as advance:
         made_by = "gpu-align recipes observe"
@@ -323,7 +292,7 @@ def report_command(
 
     check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
     loaded = _load(pack)
-    texts = _read(outputs, read_outputs)
+    texts = read_lines(outputs, "output")
     tokens = _load_tokenizer(tokenizer)
     misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
     with _refusing(pack, f"{pack}: "), progress_bar("replaying", len(texts)) as advance:
@@ -432,11 +401,3 @@ def index_command(
     for pack in registry.packs:
         typer.echo(f"{pack.task}@{pack.version}  {pack.file}  {pack.content_hash}")
     typer.echo(f"wrote {folder / INDEX}: {counted(len(registry.packs), 'pack')}")
-
-
-def _read(path: Path, read: Callable[[Path], Iterator[Any]]) -> list[Any]:
-    with _refusing(path, f"{path}: "):
-        found = list(read(path))
-    if not found:
-        refuse(f"{path}: expected lines of JSON, found none")
-    return found
