@@ -14,6 +14,7 @@ import pytest
 from usage_harness import Step, message
 
 from vllm_integration.config import in_use
+from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import metrics
 from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend import usage as collector
@@ -110,7 +111,7 @@ def test_what_the_limits_do_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics.create_if_expected()
     metrics.create_if_expected()  # one front end may have several engines
     before = values()
-    allowed = limits.Limits(characters=8, tokens=4, parts=2, depth=3)
+    allowed = limits.Limits(4, Settings(max_prediction_chars=8))
     assert checked_text("prediction", ["a", "longer text"], allowed) == "alonger "
     limits.count_refused("malformed")
     assert moved(before) == {

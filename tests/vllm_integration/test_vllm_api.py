@@ -15,6 +15,7 @@ from vllm_fakes import config
 
 from vllm_integration.config import engine_config
 from vllm_integration.config.in_use import drafts_predictions
+from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.frontend import prediction as limits
 from vllm_integration.frontend import usage as response_usage
@@ -27,7 +28,9 @@ from vllm_integration.wire.request import PredictedOutputParams
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
 
-LIMITS = Limits(characters=1000, tokens=100, parts=50, depth=5)
+GIVEN = Settings(max_prediction_chars=1000, max_prediction_parts=50, max_prediction_depth=5)
+LIMITS = Limits(100, GIVEN)
+STRICT = Limits(100, GIVEN.model_copy(update={"strict_limits": True}))
 PART = {"type": "text", "text": "a"}
 
 
@@ -87,7 +90,7 @@ def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, place: str
 
 def test_a_million_bad_parts_are_one_error() -> None:
     with pytest.raises(FieldError) as caught:
-        parse_prediction(content([0] * 1_000_000), Limits(1000, 100, 2_000_000, 5))
+        parse_prediction(content([0] * 1_000_000), Limits(100, Settings(max_prediction_parts=2_000_000)))
     assert len(str(caught.value)) < 200
 
 
@@ -133,7 +136,7 @@ def test_what_is_over_a_limit_is_cut_and_counted(
 @pytest.mark.parametrize(("reason", "value", "text"), OVER)
 def test_strict_limits_refuse_instead(reason: str, value: Any, text: str) -> None:
     with pytest.raises(FieldError, match=r"^prediction.*expected at most .*, got more") as caught:
-        parse_prediction(value, replace(LIMITS, strict=True))
+        parse_prediction(value, STRICT)
     assert caught.value.reason == reason
 
 
@@ -143,20 +146,16 @@ def test_strict_limits_refuse_instead(reason: str, value: Any, text: str) -> Non
     ids=["characters", "parts", "nesting"],
 )
 def test_what_just_fits_is_taken(value: Any) -> None:
-    assert parse_prediction(value, replace(LIMITS, strict=True))
+    assert parse_prediction(value, STRICT)
 
 
 def test_the_limits_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Limits.of(config(max_model_len=64)) == Limits(16 * 64, 64, 1000, 8, strict=False)
-    for name, value in {
-        "STRICT_LIMITS": "1",
-        "MAX_PREDICTION_TOKENS": "10",
-        "MAX_PREDICTION_CHARS": "11",
-        "MAX_PREDICTION_PARTS": "12",
-        "MAX_PREDICTION_DEPTH": "13",
-    }.items():
-        monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
-    assert Limits.of(config(max_model_len=64)) == Limits(11, 10, 12, 13, strict=True)
+    allowed = Limits.of(config(max_model_len=64))
+    assert (allowed.characters, allowed.tokens) == (16 * 64, 64)
+    for name, value in {"TOKENS": "10", "CHARS": "11"}.items():
+        monkeypatch.setenv(f"GPU_ALIGN_MAX_PREDICTION_{name}", value)
+    allowed = Limits.of(config(max_model_len=64))
+    assert (allowed.characters, allowed.tokens) == (11, 10)
     monkeypatch.setenv("GPU_ALIGN_MAX_PREDICTION_PARTS", "many")
     with pytest.raises(ValueError, match=r"GPU_ALIGN_MAX_PREDICTION_PARTS: expected .* parts, got 'many'"):
         Limits.of(config(max_model_len=64))

@@ -114,4 +114,4 @@ def test_malformed_ids_in_vllm_xargs_are_a_400(post: Any, path: str) -> None:
 
 def test_the_oracle_knows_the_limits_of_the_application() -> None:
     limits = Limits.of(config(max_model_len=MAX_MODEL_LEN))
-    assert {"characters": limits.characters, "parts": limits.parts} == EXPECTED
+    assert {"characters": limits.characters, "parts": limits.settings.max_prediction_parts} == EXPECTED

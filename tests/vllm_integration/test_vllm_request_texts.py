@@ -16,11 +16,12 @@ from odd_texts import TEXTS
 from vllm_harness import K, Server, read_steps
 
 from gpu_align import Drafter
+from vllm_integration.config.settings import Settings
 from vllm_integration.frontend.prediction import Limits, parse_prediction, tokenize_params
 
 pytestmark = pytest.mark.vllm
 
-LIMITS = Limits(characters=10_000, tokens=1_000, parts=100, depth=8)
+LIMITS = Limits(1_000, Settings(max_prediction_chars=10_000))
 
 
 def _byte_level(directory: Path) -> Any:

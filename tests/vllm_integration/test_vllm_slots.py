@@ -158,7 +158,6 @@ def test_who_is_drafted_for_without_a_prediction(
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)
     for name, value in given.items():
         monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
-    assert Settings.from_env().drafts_without_prediction(recipes, memory) is drafted
     assert drafts_without_prediction(recipes, memory) is drafted
 
 

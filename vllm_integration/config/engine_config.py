@@ -50,16 +50,28 @@ def prepare(vllm_config: Any) -> None:
         do_without(vllm_config, reason)
 
 
+def _or_without(vllm_config: Any, original: Callable[[], Any]) -> Any:
+    """What `original` returns; where it refuses adaptive verification of ours, it is turned off."""
+    try:
+        return original()
+    except ValueError as error:
+        if not is_on(vllm_config):
+            raise
+        do_without(vllm_config, error)
+
+
 @seam("config._validate_adaptive_verification")
 def validate(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`VllmConfig._validate_adaptive_verification`, which refuses LoRA, pipeline parallelism and graphs that
     are not full."""
-    try:
-        return original(self, *args, **kwargs)
-    except ValueError as error:
-        if not is_on(self):
-            raise
-        do_without(self, error)
+    return _or_without(self, functools.partial(original, self, *args, **kwargs))
+
+
+@seam("adaptive.maybe_create_adaptive_verification_manager")
+def create_manager(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`maybe_create_adaptive_verification_manager`, which refuses attention backends whose CUDA graphs take one
+    query length only (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
+    return _or_without(kwargs["vllm_config"], functools.partial(original, *args, **kwargs))
 
 
 @seam("adaptive._cached_get_attn_backend")
@@ -84,19 +96,6 @@ def select_backend(
         if is_on(config):
             do_without(config, error)
         return chosen
-
-
-@seam("adaptive.maybe_create_adaptive_verification_manager")
-def create_manager(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`maybe_create_adaptive_verification_manager`, which refuses attention backends whose CUDA graphs take one
-    query length only (FlashAttention 2), and those that a model brings and that need the lengths on the host."""
-    try:
-        return original(*args, **kwargs)
-    except ValueError as error:
-        if not is_on(kwargs["vllm_config"]):
-            raise
-        do_without(kwargs["vllm_config"], error)
-        return None
 
 
 @seam("adaptive.initialize_kv_cache")
@@ -169,7 +168,20 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     Settings.from_env()  # raises here, where the start fails with one line, and not in a worker
     warn_of_unknown_names()
     _warn_of_rust_front_end()
-    if not self.use_v2_model_runner:
+    if self.use_v2_model_runner:
+        # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for
+        # so many, it would wait for ever. On V1 our scheduler does not pad.
+        room = max(1, self.scheduler_config.max_num_batched_tokens - 1)
+        _cap_draft_tokens(self, room, "the most that fit into max_num_batched_tokens")
+        module: Any = sys.modules[CONFIG]
+        on_device = module.NgramGPUTypes
+        module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            module.NgramGPUTypes = on_device
+        _use_our_scheduler(self.scheduler_config, _SCHEDULERS[bool(self.scheduler_config.async_scheduling)])
+    else:
         if is_on(self):
             do_without(self, "the V1 model runner has none")
         _cap_draft_tokens(self, max_spec_len(), "the most that vLLM's V1 sampler verifies")
@@ -177,20 +189,6 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
         if counts and not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
-        note_engine(self)
-        return result
-    # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for so
-    # many, it would wait for ever. On V1 our scheduler does not pad.
-    room = max(1, self.scheduler_config.max_num_batched_tokens - 1)
-    _cap_draft_tokens(self, room, "the most that fit into max_num_batched_tokens")
-    module: Any = sys.modules[CONFIG]
-    on_device = module.NgramGPUTypes
-    module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
-    try:
-        result = original(self, *args, **kwargs)
-    finally:
-        module.NgramGPUTypes = on_device
-    _use_our_scheduler(self.scheduler_config, _SCHEDULERS[bool(self.scheduler_config.async_scheduling)])
     note_engine(self)
     return result
 
@@ -210,13 +208,9 @@ def _cap_draft_tokens(vllm_config: Any, most: int, why: str) -> None:
     """At most `most` drafts a request and step. Not only ours: vLLM's scheduler pads with as many placeholders as
     the configuration says. With more the engine ends (V1) or a request is never scheduled (V2)."""
     speculative = vllm_config.speculative_config
-    if speculative.num_speculative_tokens > most:
-        logger.warning(
-            "num_speculative_tokens is %d; gpu_align uses %d, %s",
-            speculative.num_speculative_tokens,
-            most,
-            why,
-        )
+    asked = speculative.num_speculative_tokens
+    if asked > most:
+        logger.warning("num_speculative_tokens is %d; gpu_align uses %d, %s", asked, most, why)
         speculative.num_speculative_tokens = most
 
 
@@ -238,9 +232,13 @@ def _use_our_scheduler(scheduler_config: Any, ours: str) -> None:
     if given is None or given in (*_SCHEDULERS.values(), V1_SCHEDULER):
         scheduler_config.scheduler_cls = ours
         return
-    message = "scheduler_cls is %s: responses tell no accepted and rejected prediction tokens"
-    if ours != V1_SCHEDULER:
-        message += (
+    drafts = (
+        ""
+        if ours == V1_SCHEDULER
+        else (
             ", and every decoding request is scheduled with all draft slots, also those without a prediction"
         )
-    logger.warning(message, given)
+    )
+    logger.warning(
+        "scheduler_cls is %s: responses tell no accepted and rejected prediction tokens%s", given, drafts
+    )

@@ -139,20 +139,6 @@ class Settings(BaseModel):
             if (value := getattr(self, name)) != field.default
         }
 
-    def drafts_without_prediction(
-        self, recipes: Sequence[str] | None = None, memory: bool | None = None
-    ) -> bool:
-        """Whether a request is drafted for that brings no prediction. A pack that is none asks for nothing.
-
-        recipes: the packs that it names itself, or None. memory: False where it takes no part in the memory.
-        """
-        if self.draft_without_prediction or (self.memory_tokens and memory is not False):
-            return True
-        if recipes is not None:
-            return bool(recipes)
-        own = (pack for pack in self.packs if pack != SHIPPED_RECIPES)
-        return any(_pack(pack, self.recipe_registry).may_be_used for pack in own)
-
     def prediction_capacity(self, max_model_len: int) -> int:
         """Tokens of a prediction that are kept: never more than the model can write."""
         return min(self.max_prediction_tokens or max_model_len, max_model_len)
@@ -164,10 +150,20 @@ class Settings(BaseModel):
 
 
 def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool | None = None) -> bool:
-    """`Settings.drafts_without_prediction` of this process; a microsecond where nothing asks for it."""
+    """Whether a request is drafted for that brings no prediction; a microsecond where nothing asks for it. A pack
+    that is none asks for nothing.
+
+    recipes: the packs that it names itself, or None. memory: False where it takes no part in the memory.
+    """
     if recipes is None and not any(PREFIX + name in os.environ for name in _WITHOUT_PREDICTION):
         return False
-    return Settings.from_env().drafts_without_prediction(recipes, memory)
+    settings = Settings.from_env()
+    if settings.draft_without_prediction or (settings.memory_tokens and memory is not False):
+        return True
+    if recipes is not None:
+        return bool(recipes)
+    own = (pack for pack in settings.packs if pack != SHIPPED_RECIPES)
+    return any(_pack(pack, settings.recipe_registry).may_be_used for pack in own)
 
 
 @functools.cache

@@ -57,37 +57,30 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one prediction. Over a limit it is cut; with `strict` it is refused.
+    """The limits of one prediction. Over a limit it is cut; with `GPU_ALIGN_STRICT_LIMITS` it is refused.
 
-    characters: of its text, before newlines are normalised. tokens: at most what the drafter and the
-    model's context hold. parts: of its content, if that is an array. depth: levels of nesting of the field;
-    the documented shape has 3, deeper is only what is ignored anyway.
+    tokens: at most what the drafter and the model's context hold.
     """
 
-    characters: int
     tokens: int
-    parts: int
-    depth: int
-    strict: bool = False
+    settings: Settings
 
     @classmethod
     def of(cls, vllm_config: Any) -> Limits:
         """The limits of an engine, by its context length and the `GPU_ALIGN_*` variables."""
         settings = Settings.from_env()
-        tokens = settings.prediction_capacity(vllm_config.model_config.max_model_len)
-        return cls(
-            characters=settings.max_prediction_chars or CHARS_PER_TOKEN * tokens,
-            tokens=tokens,
-            parts=settings.max_prediction_parts,
-            depth=settings.max_prediction_depth,
-            strict=settings.strict_limits,
-        )
+        return cls(settings.prediction_capacity(vllm_config.model_config.max_model_len), settings)
+
+    @property
+    def characters(self) -> int:
+        """Of its text, before newlines are normalised."""
+        return self.settings.max_prediction_chars or CHARS_PER_TOKEN * self.tokens
 
     def exceeded(self, where: str, reason: str, limit: int) -> None:
         """Count what the caller is about to cut. Raises `FieldError` instead when strict."""
         unit = "levels of nesting" if reason == "nesting" else reason
         message = f"{where}: expected at most {limit} {unit}, got more"
-        if self.strict:
+        if self.settings.strict_limits:
             raise FieldError(message, reason)
         count_refused(reason, "truncated")
         logger.warning("A prediction is cut: %s", message)
@@ -99,7 +92,7 @@ def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False)
 
     plain_text: whether the field may also be the text itself, as on /v1/completions.
 
-    Over a limit only what fits is looked at, or `FieldError` where `limits.strict`.
+    Over a limit only what fits is looked at, or `FieldError` where limits are strict.
     """
     if plain_text and isinstance(value, str):
         return checked_text(FIELD, [value], limits)
@@ -107,11 +100,12 @@ def parse_prediction(value: object, limits: Limits, *, plain_text: bool = False)
         shape = 'a string or {"type": "content", …}' if plain_text else '{"type": "content", …}'
         raise FieldError(f"prediction: expected {shape}, got {type_name(value)}")
     content, where = value.get("content"), "prediction.content"
-    if isinstance(content, list) and len(content) > limits.parts:
-        limits.exceeded(where, "parts", limits.parts)
-        value = {**value, "content": content[: limits.parts]}
-    if _deeper_than(value, limits.depth):
-        limits.exceeded(FIELD, "nesting", limits.depth)
+    parts, depth = limits.settings.max_prediction_parts, limits.settings.max_prediction_depth
+    if isinstance(content, list) and len(content) > parts:
+        limits.exceeded(where, "parts", parts)
+        value = {**value, "content": content[:parts]}
+    if _deeper_than(value, depth):  # the documented shape has 3 levels, deeper is only what is ignored anyway
+        limits.exceeded(FIELD, "nesting", depth)
     content = _member(FIELD, value, "content", "content")
     if isinstance(content, str):
         return checked_text(where, [content], limits)

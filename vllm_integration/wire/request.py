@@ -37,10 +37,8 @@ class TextKind(IntEnum):
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised.
-
-    A request that brings none and is drafted for all the same, from recipes, from earlier answers or from its own
-    context, has one whose `token_ids` are empty.
+    """A prediction in `extra_args`: `token_ids` (int32 little-endian), or `text` not yet tokenised. A request that
+    brings none and is drafted for all the same has one whose `token_ids` are empty.
 
     http_request_id: of the HTTP request it came with: the usage of all its choices is added up by it.
     sharing_key: requests with equal keys may share the memory of equal predictions; None: with nobody. The
@@ -119,10 +117,9 @@ class PredictedOutputParams:
         if num_given != 1:
             found = {0: "neither", 2: "both"}.get(num_given, f"{num_given} of them and their other names")
             raise ValueError(f"expected exactly one of prediction and token_ids, got {found}")
-        if predicted_text is not None:
-            object.__setattr__(self, "prediction", predicted_text)
-        if predicted_token_ids is not None:
-            object.__setattr__(self, "token_ids", predicted_token_ids)
+        for name, value in (("prediction", predicted_text), ("token_ids", predicted_token_ids)):
+            if value is not None:
+                object.__setattr__(self, name, value)
         if self.prediction is not None:
             check_text("prediction", self.prediction)
         else:
@@ -168,28 +165,24 @@ def encode_token_ids(name: str, token_ids: object, *, tell: bool = True) -> byte
     """
     if isinstance(token_ids, np.ndarray):
         ids = token_ids
-    elif isinstance(token_ids, Sequence) and not isinstance(token_ids, (str, bytes, bytearray, memoryview)):
+    elif not isinstance(token_ids, Sequence) or isinstance(token_ids, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"{name}: expected a sequence of token ids, got {type(token_ids).__name__}")
+    else:
+        if not set(map(type, token_ids)) <= {int}:  # one pass in C: a request may bring a million ids
+            for index, item in enumerate(token_ids):
+                if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+                    raise TypeError(f"{name}[{index}]: expected a token id, got {type(item).__name__}")
         try:
-            ids = _int64_array(name, token_ids)
+            ids = np.array(token_ids, dtype=np.int64)
         except OverflowError:
             found = "one beyond 64 bits" if tell else "another"
             raise ValueError(f"{name}: expected 0 ≤ id < 2**31, got {found}") from None
-    else:
-        raise TypeError(f"{name}: expected a sequence of token ids, got {type(token_ids).__name__}")
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise TypeError(f"{name}: expected one dimension of integers, got {ids.ndim}-d {ids.dtype}")
     if ids.size and not (ids.min() >= 0 and ids.max() <= MAX_TOKEN_ID):
         found = f"{ids.min()} to {ids.max()}" if tell else "others"
         raise ValueError(f"{name}: expected 0 ≤ id < 2**31, got {found}")
     return ids.astype("<i4").tobytes()
-
-
-def _int64_array(name: str, token_ids: Sequence[object]) -> npt.NDArray[np.int64]:
-    if not set(map(type, token_ids)) <= {int}:  # one pass in C: a request may bring a million ids
-        for index, item in enumerate(token_ids):
-            if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
-                raise TypeError(f"{name}[{index}]: expected a token id, got {type(item).__name__}")
-    return np.array(token_ids, dtype=np.int64)
 
 
 def decode_token_ids(encoded: bytes) -> TokenIds:
@@ -199,13 +192,8 @@ def decode_token_ids(encoded: bytes) -> TokenIds:
     return np.frombuffer(encoded, dtype="<i4").astype(np.int32)
 
 
-#: Of each field of a `Prediction` that another process may have sent, the types it may have.
-_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
-    "http_request_id": ("a string", (str, type(None))),
-    "sharing_key": ("bytes", (bytes, type(None))),
-    "memory": ("a bool", (bool, type(None))),
-    "kind": ("a text kind", (int,)),
-}
+#: Of each field of a `Prediction` that another process may have sent, the type it has, where it is not None.
+_TYPES = {"http_request_id": str, "sharing_key": bytes, "memory": bool, "kind": int}
 
 
 def read(value: object) -> Prediction:
@@ -222,15 +210,16 @@ def read(value: object) -> Prediction:
     known = Prediction.__dataclass_fields__
     if set(fields) - set(known):
         raise ValueError(f"prediction: expected the keys {', '.join(known)}, got others")
-    for name, (expected, types) in _TYPES.items():
-        if name in fields and not isinstance(fields[name], types):
-            raise TypeError(f"prediction.{name}: expected {expected}, got {type(fields[name]).__name__}")
+    for name, expected in _TYPES.items():
+        value = fields.get(name)
+        if value is not None and not isinstance(value, expected):
+            raise TypeError(f"prediction.{name}: expected {expected.__name__}, got {type(value).__name__}")
     recipes, token_ids, text = map(fields.get, ("recipes", "token_ids", "text"))
     if recipes is not None:
         if not isinstance(recipes, (list, tuple)) or not all(isinstance(name, str) for name in recipes):
             raise TypeError("prediction.recipes: expected strings")
         fields["recipes"] = tuple(recipes)
-    fields["kind"] = TextKind(fields.get("kind", 0))
+    fields["kind"] = TextKind(fields.get("kind") or 0)
     if (token_ids is None) == (text is None):
         raise ValueError("prediction: expected exactly one of token_ids and text")
     if text is not None:
