@@ -126,26 +126,17 @@ async def leave_early(connection: Client, path: str, body: bytes, events: int) -
     return b"".join(seen)
 
 
-def usage_of(asked: Asked) -> tuple[int, int, int, dict[str, Any]]:
-    """Completion, accepted and rejected tokens, and the details."""
-    usage, written = asked.answer.usage, asked.answer.written
-    told = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
-    accepted, rejected = (
-        told.get(f"{verdict}_prediction_tokens", -1) for verdict in ("accepted", "rejected")
-    )
-    return written, accepted, rejected, told.get("gpu_align", {})
-
-
 def check_usage(tally: Tally, asked: Asked, logs: list[dict[str, Any]]) -> list[list[Step]]:
     """One response; the steps of each of its choices."""
     steps = [recount(log, asked.tokens) for log in logs] if asked.answer.texts else []
     joined = [step for choice in steps for step in choice]
     expected = (
         asked.tokens * asked.choices if asked.answer.texts else None,
-        *of_prediction(joined),
+        of_prediction(joined),
         details(joined),
     )
-    found = usage_of(asked)
+    answer = asked.answer
+    found = answer.written, answer.accepted_rejected, answer.details.get("gpu_align", {})
     holds = len(logs) == asked.choices and found == expected
     if (
         asked.body.get("temperature") == 0 and len(logs) == 1 and asked.answer.texts

@@ -110,6 +110,19 @@ class Answer(NamedTuple):
         """Tokens, by its usage."""
         return int(self.usage.get("output_tokens", self.usage.get("completion_tokens", -1)))
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """Of its usage, those of the output."""
+        return self.usage.get("output_tokens_details") or self.usage.get("completion_tokens_details") or {}
+
+    @property
+    def accepted_rejected(self) -> tuple[int, int]:
+        """Tokens of the prediction, −1 where it does not say."""
+        accepted, rejected = (
+            int(self.details.get(f"{verdict}_prediction_tokens", -1)) for verdict in ("accepted", "rejected")
+        )
+        return accepted, rejected
+
 
 def read_answer(body: bytes) -> Answer:
     """Of a response, streamed or not, or as much as came of a stream."""

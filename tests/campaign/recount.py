@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from vllm_harness import is_live
 
 OURS = "gpu_align_"
 
@@ -140,7 +141,7 @@ class Logs:
 
     def _look(self) -> None:
         for path in self._directory.glob("*.yaml"):
-            if path.name not in self._read:
+            if path.name not in self._read and not is_live(path):
                 self._read.add(path.name)
                 (name,) = re.findall(r"(?:chatcmpl|cmpl|resp)[-_][0-9a-f]{16,32}", path.name)
                 self._found.setdefault(name, []).append(yaml.load(path.read_text(), self._loader))

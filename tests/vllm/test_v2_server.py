@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 import yaml
-from usage_harness import ask_all, chat, moved, read_logs, replay, scrape, variants
+from usage_harness import ask_all, chat, moved, scrape, variants
 from v2_harness import ENVIRONMENT, SEVERAL_PROCESSES, python_path
+
+from tests.campaign.recount import Logs, of_prediction, recount
 
 pytestmark = pytest.mark.vllm
 
@@ -63,11 +65,11 @@ def check_many(url: str, steps: Path) -> None:
     answers = ask_all(url, bodies)
     deltas = moved(before, scrape(url))
     end_requests(url)
-    logs = read_logs(steps, [answer.id for answer in answers])
+    logs = Logs(steps)
     for index, answer in enumerate(answers):
-        assert answer.texts == [texts[index // 6]]
-        (log,) = logs[answer.id]
-        assert answer.accepted_rejected == replay(log["steps"], n).prediction
+        assert answer.texts == (texts[index // 6],)
+        (log,) = logs.of(answer.id, 1, 30)
+        assert answer.accepted_rejected == of_prediction(recount(log, n))
     for index, verdict in enumerate(("accepted", "rejected")):
         total = sum(answer.accepted_rejected[index] for answer in answers)
         assert deltas[f'gpu_align_prediction_tokens_total{{verdict="{verdict}"}}'] == total > 0
