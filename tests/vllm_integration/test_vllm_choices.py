@@ -18,6 +18,7 @@ from vllm_integration.frontend import endpoints
 from vllm_integration.frontend import prediction as fields
 from vllm_integration.frontend.endpoints import process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
+from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import KEY, Prediction, TextKind
 
@@ -102,14 +103,18 @@ def brought(extra_args: dict[str, Any] | None, max_tokens: int | None = 16) -> d
     given, before = Params(extra_args, max_tokens), dict(extra_args or {})
     taken: list[Any] = []
     process_inputs(
-        lambda self, request_id, prompt, params: taken.append(params),
+        lambda self, *given, **named: taken.append((*given, named)),
         SimpleNamespace(vllm_config=None, renderer=SimpleNamespace(tokenizer=None)),
         "r",
         "prompt",
         given,
+        1,
+        priority=2,
     )
     assert (given.extra_args or {}) == before
-    found: dict[str, Any] | None = taken[0].extra_args
+    ((_, _, params, *more),) = taken
+    assert more == [1, {"priority": 2}]
+    found: dict[str, Any] | None = params.extra_args
     return found
 
 
@@ -122,86 +127,86 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "base")
 
 
+IDS = b"\1\0\0\0"
+ONE = {KEY: Prediction(token_ids=IDS)}
+
+
 @pytest.mark.usefixtures("ours")
-class TestWhatTheEngineGets:
-    """Every request on its way into the engine, of the offline API and of HTTP."""
-
-    def test_nothing_changes_where_nothing_is_set(self) -> None:
-        assert brought(None) is None
-        assert brought({"x": 1}) == {"x": 1}
-        assert brought({KEY: Prediction(token_ids=b"\1\0\0\0")}) == {KEY: Prediction(token_ids=b"\1\0\0\0")}
-
-    def test_an_empty_prediction_is_none(self) -> None:
-        assert brought({KEY: EMPTY, "x": 1}) == {"x": 1}
-        assert brought({KEY: []}) is None
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("DRAFT_WITHOUT_PREDICTION", "1"),
-            ("MEMORY_TOKENS", "9"),
-            ("RECIPES", "base,mine"),
-            ("RECIPES", "x@1"),
+@pytest.mark.parametrize(
+    ("variables", "given", "found"),
+    [
+        # Nothing changes where nothing is set, and an empty prediction is none.
+        ({}, None, None),
+        ({}, {"x": 1}, {"x": 1}),
+        ({}, ONE, ONE),
+        ({}, {KEY: EMPTY, "x": 1}, {"x": 1}),
+        ({}, {KEY: []}, None),
+        # Requests without a prediction are drafted for.
+        *[
+            row
+            for variables in (
+                {"DRAFT_WITHOUT_PREDICTION": "1"},
+                {"MEMORY_TOKENS": "9"},
+                {"RECIPES": "base,mine"},
+                {"RECIPES": "x@1"},
+            )
+            for row in ((variables, None, {KEY: EMPTY}), (variables, {"x": 1}, {"x": 1, KEY: EMPTY}))
         ],
-    )
-    def test_requests_without_a_prediction_are_drafted_for(
-        self, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-    ) -> None:
+        ({}, {"recipes": ["base"], "x": 1}, {"x": 1, KEY: Prediction(b"", recipes=("base",))}),
+        ({}, {"recipes": []}, None),
+        # Choices travel with a prediction.
+        (
+            {},
+            {KEY: [1], "recipes": "base", "memory": False},
+            {KEY: Prediction(IDS, recipes=("base",), memory=False)},
+        ),
+        ({}, {KEY: [1], "recipes": []}, {KEY: Prediction(IDS, recipes=())}),
+        # Of a mapping the ids alone are taken: where vLLM takes its sampling parameters as they are, a client may
+        # send one.
+        *[
+            ({}, {KEY: {"token_ids": [1], **more}}, ONE)
+            for more in (
+                {"memory": False},
+                {"recipes": ["x"] * 1000},
+                {"http_request_id": "other"},
+                {"kind": 2},
+            )
+        ],
+        # Who needs nothing of what is set is left alone; its answer must not be remembered either.
+        ({"RECIPES": "house,base"}, {"recipes": []}, None),
+        ({"MEMORY_TOKENS": "9"}, {"recipes": []}, {KEY: Prediction(b"", recipes=())}),
+        ({"MEMORY_TOKENS": "9"}, {"recipes": [], "memory": 0, "x": 1}, {"memory": False, "x": 1}),
+        ({"MEMORY_TOKENS": "9"}, {KEY: Prediction(b"", recipes=(), memory=False)}, {"memory": False}),
+        ({"RECIPES": "mine"}, {"memory": False}, {KEY: Prediction(b"", memory=False)}),
+    ],
+    ids=str,
+)
+def test_what_the_engine_gets(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: Any, found: Any
+) -> None:
+    """Every request on its way into the engine, of the offline API and of HTTP."""
+    for name, value in variables.items():
         monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
-        assert brought(None) == {KEY: EMPTY}
-        assert brought({"x": 1}) == {"x": 1, KEY: EMPTY}
-        assert brought(None, max_tokens=None) == {KEY: EMPTY}
+    assert brought(given) == brought(given, max_tokens=None) == found
+    if given is None:
         assert brought(None, max_tokens=1) is None  # nothing can be drafted
-
-    def test_a_request_that_names_packs_is_drafted_for(self) -> None:
-        named = Prediction(token_ids=b"", recipes=("base",))
-        assert brought({"recipes": ["base"], "x": 1}) == {"x": 1, KEY: named}
-        assert brought({"recipes": []}) is None
-
-    def test_choices_travel_with_a_prediction(self) -> None:
-        ids = b"\1\0\0\0"
-        found = brought({KEY: [1], "recipes": "base", "memory": False})
-        assert found == {KEY: Prediction(token_ids=ids, recipes=("base",), memory=False)}
-        assert brought({KEY: [1], "recipes": []}) == {KEY: Prediction(token_ids=ids, recipes=())}
-
-    @pytest.mark.parametrize(
-        "more", [{"memory": False}, {"recipes": ["x"] * 1000}, {"http_request_id": "other"}, {"kind": 2}]
-    )
-    def test_of_a_mapping_the_ids_alone_are_taken(self, more: dict[str, Any]) -> None:
-        """A client may send one where vLLM takes its sampling parameters as they are."""
-        assert brought({KEY: {"token_ids": [1], **more}}) == {KEY: Prediction(token_ids=b"\1\0\0\0")}
-
-    def test_who_needs_nothing_of_what_is_set_is_left_alone(
-        self, monkeypatch: pytest.MonkeyPatch, two_packs: str
-    ) -> None:
-        assert brought({"recipes": []}) is None
-        monkeypatch.setenv("GPU_ALIGN_MEMORY_TOKENS", "9")
-        assert brought({"recipes": []}) == {KEY: Prediction(token_ids=b"", recipes=())}
-        # Its answer must not be remembered either.
-        assert brought({"recipes": [], "memory": 0, "x": 1}) == {"memory": False, "x": 1}
-        assert brought({KEY: Prediction(token_ids=b"", recipes=(), memory=False)}) == {"memory": False}
         assert brought({"memory": False}, max_tokens=1) == {"memory": False}
-        assert brought({"memory": False}) == {KEY: Prediction(token_ids=b"", memory=False)}
 
-    @pytest.mark.parametrize("given", [{"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}])
-    def test_a_bad_choice_is_the_callers_error(self, given: dict[str, Any]) -> None:
-        from vllm.exceptions import VLLMValidationError
 
+@pytest.mark.usefixtures("ours")
+def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone() -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    for given in ({"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}):
         with pytest.raises(VLLMValidationError) as caught:
             brought(given)
         assert caught.value.parameter in given
-
-    def test_pooling_parameters_are_left_alone(self) -> None:
-        taken: list[Any] = []
-        params = SimpleNamespace()
-        process_inputs(
-            lambda self, request_id, prompt, params: taken.append(params),
-            SimpleNamespace(vllm_config=None),
-            "r",
-            "prompt",
-            params,
-        )
-        assert taken == [params]
+    taken: list[Any] = []
+    params = SimpleNamespace()
+    process_inputs(
+        lambda *given: taken.append(given[-1]), SimpleNamespace(vllm_config=None), "r", "prompt", params
+    )
+    assert taken == [params]
 
 
 @pytest.mark.parametrize(
@@ -220,24 +225,20 @@ def test_a_bad_choice_is_a_400(request_app: Any, xargs: dict[str, Any]) -> None:
         assert "nope" not in error["message"]
 
 
-def test_choices_are_taken_out_of_the_request(monkeypatch: pytest.MonkeyPatch, two_packs: str) -> None:
+def test_choices_are_taken_out_of_the_request(two_packs: str) -> None:
     from request_app import ENDPOINTS, Serving, make_app, send
 
     seen: list[Any] = []
-    serving = Serving()
-    for name in ("create_chat_completion", "create_completion", "create_responses"):
-        wrapped = getattr(Serving, name).__wrapped__
 
-        async def serve(self: Any, request: Any, *args: Any, wrapped: Any = wrapped) -> Any:
+    class Seeing(Serving):
+        async def original(self, request: Any, raw_request: Any = None) -> Any:
             seen.append(request.vllm_xargs)
-            return await wrapped(self, request, *args)
+            return await self.serve(request)
 
-        from vllm_integration.frontend import endpoints
-        from vllm_integration.seams.install import wrapped_by
+        create_chat_completion = create_responses = wrapped_by(endpoints.serve)(original)
+        create_completion = wrapped_by(endpoints.serve_completion)(original)
 
-        wrapper = endpoints.serve_completion if name == "create_completion" else endpoints.serve
-        monkeypatch.setattr(Serving, name, wrapped_by(wrapper)(serve))
-    app = make_app(serving)
+    app = make_app(Seeing())
     for path, body in list(ENDPOINTS.items())[:3]:
         for extra in ({"recipes": ["house"], "memory": False}, {"recipes": "house", "memory": 0}):
             data = json.dumps({**body, "vllm_xargs": {**extra, "other": 5}}).encode()
