@@ -167,7 +167,7 @@ def warm_up(
     recipes: Recipes | None = None,
     max_context_len: int,
 ) -> None:
-    """Compile, or load, what an `Explainer` of these arguments runs, and make its tables: none does it later."""
+    """Compile, or load, what an `Explainer` of these arguments runs, and make its tables."""
     Explainer([0], 0, num_draft_tokens, config, recipes=recipes, max_context_len=max_context_len).at([0])
 
 
@@ -254,13 +254,10 @@ class Explainer:
         class_id, remaining = int(found.class_id[0, lane]), int(found.remaining[0, lane])
         if not _wraps_around(view, lane):
             num = min(num, remaining)
-        return Explained(
-            "context" if IS_CONTEXT[lane] else self._text,
-            int(found.position[0, lane]),
-            int(found.matched[0, lane]),
-            round(float(self._view.tables.expected_accepted[class_id, num]) / c.SURVIVAL_ONE, 2),
-            "; ".join(self._why(view, lane, num_output, edits)),
-        )
+        source, why = "context" if IS_CONTEXT[lane] else self._text, self._why(view, lane, num_output, edits)
+        expected = round(float(self._view.tables.expected_accepted[class_id, num]) / c.SURVIVAL_ONE, 2)
+        position, matched = int(found.position[0, lane]), int(found.matched[0, lane])
+        return Explained(source, position, matched, expected, "; ".join(why))
 
     def _why(self, view: View, lane: int, num_output: int, edits: int) -> Iterator[str]:
         found = view.candidates

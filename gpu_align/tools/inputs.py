@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..recipes.pack import MAX_BYTES
-
 _GZIP_MAGIC = b"\x1f\x8b"
-#: Gzipped text beyond `MAX_BYTES` is at most so many times as long as the file; most is four to ten times as long.
-MOST_PACKED = 32
+#: Gzipped text beyond so many bytes is at most so many times as long as the file; most is four to ten times.
+MAX_BYTES, MOST_PACKED = 1 << 25, 32
 
 
 class RecordError(ValueError):

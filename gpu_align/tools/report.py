@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -23,7 +23,9 @@ TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", 
 NOT_VERIFIED = "proposed, and not verified by the engine"
 UNKNOWN = "rejected; the log does not say why they were drafted"
 
-K = TypeVar("K")
+Sums = dict[tuple[str, ...], list[int]]
+#: Title, header, rows, and the columns that a narrow terminal narrows.
+Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]], list[str]]
 
 
 def origin_of(step: Step) -> Origin:
@@ -115,30 +117,22 @@ def _rejection(step: Step) -> str:
 
 @dataclass(frozen=True)
 class LogCounts:
-    """The counts of one step log: the fields of its JSON, then what they are sums of.
-
-    Attributes:
-        file: its name.
-        undrafted: steps without a draft.
-        steps_lost: steps beyond those of a perfect prediction, ``1 + ceil((L - 1) / (K + 1))``: the first has no
-            drafts.
-        sources: source → steps, and draft tokens that were verified in them, and accepted.
-        losses: source and reason → draft tokens that were lost, and the steps in which they were. Numbers in a
-            reason are left out, so that equal ones are one.
-    """
+    """The counts of one step log: the fields of its JSON, then what they are sums of."""
 
     file: str
     request_id: str
     prediction_tokens: int
     output_tokens: int
     steps: int
-    undrafted: int
+    undrafted: int  #: steps without a draft
     tokens_per_step: float
-    steps_lost: int
+    steps_lost: int  #: beyond a perfect prediction, ``1 + ceil((L - 1) / (K + 1))``: the first has no drafts
     accepted: int
     rejected: int
-    sources: dict[str, list[int]] = field(default_factory=dict)
-    losses: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    #: (source,) → steps, their draft tokens that were verified, and accepted.
+    sources: Sums = field(default_factory=dict)
+    #: (source, reason, its numbers left out) → draft tokens that were lost, and the steps in which they were.
+    losses: Sums = field(default_factory=dict)
 
     @classmethod
     def of(cls, log: StepLog, file: str) -> LogCounts:
@@ -159,7 +153,7 @@ class LogCounts:
         )
         for step in log.steps:
             if step.verified:
-                _add(counts.sources, step.source, [1, step.verified, step.accepted])
+                _add(counts.sources, (step.source,), [1, step.verified, step.accepted])
             if step.rejected:
                 why = str((step.candidate or {}).get("why") or UNKNOWN)
                 _add(counts.losses, (step.source, re.sub(r"\d+", "N", why)), [step.rejected, 1])
@@ -167,157 +161,117 @@ class LogCounts:
                 _add(counts.losses, (step.source, NOT_VERIFIED), [unverified, 1])
         return counts
 
-    def as_json(self) -> dict[str, Any]:
-        """What ``worst`` has of it."""
-        return {name: value for name, value in vars(self).items() if name not in ("sources", "losses")}
 
-
-def _add(sums: dict[K, list[int]], key: K, numbers: Sequence[int]) -> None:
+def _add(sums: Sums, key: tuple[str, ...], numbers: Sequence[int]) -> None:
     sums[key] = [a + b for a, b in zip(sums.get(key, [0] * len(numbers)), numbers, strict=True)]
-
-
-def log_files(folder: Path) -> list[Path]:
-    """Every ``*.yaml`` in a folder and the folders in it.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    list(folder.iterdir())  # raises where the folder cannot be read; rglob finds nothing there
-    return sorted(path for path in folder.rglob("*.yaml") if path.is_file())
 
 
 @dataclass
 class FolderCounts:
-    """All requests of a folder.
-
-    Attributes:
-        requests: in the order of their files.
-        skipped: files that are no step logs, or of a request that has not finished, and why.
-    """
+    """All requests of a folder, in the order of their files; files that are no finished step logs, and why."""
 
     requests: list[LogCounts] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
-    def read(
-        cls, folder: Path, progress: Callable[[str, int], None] = lambda name, done: None
-    ) -> FolderCounts:
-        """Count `log_files`.
+    def read(cls, folder: Path) -> FolderCounts:
+        """Count every ``*.yaml`` in a folder and the folders in it.
 
         Raises:
             OSError: the folder cannot be read.
             MissingExtraError: PyYAML is not installed.
         """
+        list(folder.iterdir())  # raises where the folder cannot be read; rglob finds nothing there
+        paths = sorted(path for path in folder.rglob("*.yaml") if path.is_file())
         counts = cls()
-        for path in log_files(folder):
-            name = str(path.relative_to(folder))
-            try:
-                log = read_step_log(path)
-                if log.finished:
-                    counts.requests.append(LogCounts.of(log, name))
-                else:
-                    counts.skipped.append((name, "the request has not finished"))
-            except (StepLogError, OSError) as error:
-                counts.skipped.append((name, str(error)))
-            progress(name, 1)
+        with progress_bar("reading", len(paths)) as advance:
+            for path in paths:
+                name = str(path.relative_to(folder))
+                try:
+                    log = read_step_log(path)
+                    if log.finished:
+                        counts.requests.append(LogCounts.of(log, name))
+                    else:
+                        counts.skipped.append((name, "the request has not finished"))
+                except (StepLogError, OSError) as error:
+                    counts.skipped.append((name, str(error)))
+                advance(name, 1)
         return counts
-
-    @property
-    def sources(self) -> dict[str, list[int]]:
-        """`LogCounts.sources` of all, in the order of `SOURCES`."""
-        found: dict[str, list[int]] = {}
-        for request in self.requests:
-            for source, numbers in request.sources.items():
-                _add(found, source, numbers)
-        return {source: found[source] for source in SOURCES if source in found}
-
-    def losses(self, top: int) -> list[tuple[str, str, int, int]]:
-        """The reasons that cost most draft tokens: source, reason, tokens, steps."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for request in self.requests:
-            for reason, numbers in request.losses.items():
-                _add(found, reason, numbers)
-        order = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
-        return [(source, why, tokens, steps) for (source, why), (tokens, steps) in order[:top]]
 
     def worst(self, top: int) -> list[LogCounts]:
         """The requests that took most steps beyond those of a perfect prediction."""
         return sorted(self.requests, key=lambda r: (-r.steps_lost, -r.rejected, r.file))[:top]
 
-    def total(self, name: str) -> int:
-        """The sum of a count of `LogCounts`."""
-        return sum(int(getattr(request, name)) for request in self.requests)
-
-    def summary(self) -> str:
-        """One line: requests, steps, drafts."""
-        tokens, steps = self.total("output_tokens"), self.total("steps")
-        return (
-            f"{len(self.requests):,} requests, {tokens:,} tokens in {steps:,} steps, "
-            f"{_per_step(tokens, steps):.1f} a step; "
-            f"{self.total('accepted'):,} drafts accepted, {self.total('rejected'):,} rejected; "
-            f"{self.total('undrafted'):,} steps without a draft; "
-            f"{self.total('steps_lost'):,} steps more than with perfect predictions"
-        )
-
-    def tables(self, top: int) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]]]:
-        """Title, header, rows, and the columns that a narrow terminal narrows."""
-        sources = [
-            (source, f"{steps:,}", f"{drafted:,}", f"{accepted:,}", f"{drafted - accepted:,}",
-             f"{accepted / drafted:.0%}")
-            for source, (steps, drafted, accepted) in self.sources.items()
-        ]  # fmt: skip
-        header: tuple[str, ...] = (
-            "source",
-            "steps",
-            "drafted",
-            "accepted",
-            "rejected",
-            "accepted of drafted",
-        )
-        yield "by source", header, [*sources], ["source"]
-        losses = [
-            (f"{tokens:,}", f"{steps:,}", source, why) for source, why, tokens, steps in self.losses(top)
-        ]
-        header = ("lost", "steps", "source", "why they were drafted")
-        yield "draft tokens that were lost", header, [*losses], [header[-1]]
-        worst = []
-        for r in self.worst(top):
-            mostly = max(r.losses, key=lambda reason: r.losses[reason][0], default=())
-            worst.append(
-                (r.file, f"{r.prediction_tokens:,}", f"{r.output_tokens:,}", f"{r.steps:,}",
-                 f"{r.tokens_per_step:.1f}", f"{r.steps_lost:,}", f"{r.accepted:,}", f"{r.rejected:,}",
-                 ": ".join(mostly))
-            )  # fmt: skip
-        header = ("request", "prediction", "tokens", "steps", "tokens/step", "steps lost", "accepted", "rejected",
-                  "mostly lost")  # fmt: skip
-        title = "requests with the most steps beyond a perfect prediction"
-        yield title, header, [*worst], ["request", header[-1]]
-
     def as_json(self, top: int) -> dict[str, Any]:
         """``{"requests", …totals, "by_source", "losses", "worst", "skipped"}``; `top` losses and requests."""
-        totals = ("output_tokens", "steps", "undrafted", "steps_lost", "accepted", "rejected")
+        names = ("output_tokens", "steps", "undrafted", "steps_lost", "accepted", "rejected")
+        sources: Sums = {}
+        losses: Sums = {}
+        for request in self.requests:
+            for sums, parts in ((sources, request.sources), (losses, request.losses)):
+                for key, numbers in parts.items():
+                    _add(sums, key, numbers)
+        most = sorted(losses.items(), key=lambda item: (-item[1][0], item[0]))[:top]
         return {
             "requests": len(self.requests),
-            **{name: self.total(name) for name in totals},
+            **{name: sum(getattr(request, name) for request in self.requests) for name in names},
             "by_source": {
-                source: dict(zip(("steps", "drafted", "accepted"), numbers, strict=True))
-                for source, numbers in self.sources.items()
+                source: dict(zip(("steps", "drafted", "accepted"), sources[source,], strict=True))
+                for source in SOURCES
+                if (source,) in sources
             },
             "losses": [
-                dict(zip(("source", "why", "tokens", "steps"), loss, strict=True))
-                for loss in self.losses(top)
+                dict(zip(("source", "why", "tokens", "steps"), (*key, *numbers), strict=True))
+                for key, numbers in most
             ],
-            "worst": [request.as_json() for request in self.worst(top)],
+            "worst": [
+                {name: value for name, value in vars(request).items() if name not in ("sources", "losses")}
+                for request in self.worst(top)
+            ],
             "skipped": [{"file": file, "why": why} for file, why in self.skipped],
         }
 
-    def page(self, top: int) -> str:
-        """The tables as a page."""
-        parts = [html.note(self.summary())]
-        for title, header, rows, _ in self.tables(top):
-            if rows:
-                parts += [html.heading(title[0].upper() + title[1:]), html.table(header, rows, prose=True)]
-        return html.page("Step logs", parts)
+    def tables(self, found: dict[str, Any]) -> Iterator[Table]:
+        """What `as_json` has found."""
+        rows = [
+            (source, *map(_number, (n["steps"], n["drafted"], n["accepted"], n["drafted"] - n["accepted"])),
+             f"{n['accepted'] / n['drafted']:.0%}")
+            for source, n in found["by_source"].items()
+        ]  # fmt: skip
+        yield (
+            "by source",
+            ("source", "steps", "drafted", "accepted", "rejected", "accepted of drafted"),
+            rows,
+            ["source"],
+        )
+        rows = [(_number(n["tokens"]), _number(n["steps"]), n["source"], n["why"]) for n in found["losses"]]
+        header: tuple[str, ...] = ("lost", "steps", "source", "why they were drafted")
+        yield "draft tokens that were lost", header, rows, [header[-1]]
+        rows = []
+        for r in self.worst(len(found["worst"])):
+            mostly = max(r.losses, key=lambda reason: r.losses[reason][0], default=())
+            written = map(_number, (r.prediction_tokens, r.output_tokens, r.steps))
+            lost = map(_number, (r.steps_lost, r.accepted, r.rejected))
+            rows.append((r.file, *written, f"{r.tokens_per_step:.1f}", *lost, ": ".join(mostly)))
+        header = ("request", "prediction", "tokens", "steps", "tokens/step", "steps lost", "accepted", "rejected",
+                  "mostly lost")  # fmt: skip
+        title = "requests with the most steps beyond a perfect prediction"
+        yield title, header, rows, ["request", header[-1]]
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def folder_summary(found: dict[str, Any]) -> str:
+    """One line: requests, steps, drafts."""
+    return (
+        f"{found['requests']:,} requests, {found['output_tokens']:,} tokens in {found['steps']:,} steps, "
+        f"{_per_step(found['output_tokens'], found['steps']):.1f} a step; "
+        f"{found['accepted']:,} drafts accepted, {found['rejected']:,} rejected; "
+        f"{found['undrafted']:,} steps without a draft; "
+        f"{found['steps_lost']:,} steps more than with perfect predictions"
+    )
 
 
 def show_file(log: Path, tokenizer: str | None, html_out: Path | None, json_out: Path | None) -> None:
@@ -347,22 +301,25 @@ def show_file(log: Path, tokenizer: str | None, html_out: Path | None, json_out:
 def show_folder(folder: Path, top: int, html_out: Path | None, json_out: Path | None) -> None:
     """All requests of a folder: sums, sources, reasons, the worst requests."""
     try:
-        files = log_files(folder)
-        with progress_bar("reading", len(files)) as advance:
-            found = FolderCounts.read(folder, advance)
+        counts = FolderCounts.read(folder)
     except OSError as error:
         refuse(f"{folder}: {error.strerror or error}")
-    for name, why in found.skipped[:3]:
+    for name, why in counts.skipped[:3]:
         typer.echo(f"note: {name}: {why}", err=True)
-    if len(found.skipped) > 3:
-        typer.echo(f"note: {len(found.skipped) - 3} more files are no step logs", err=True)
-    if not found.requests:
+    if len(counts.skipped) > 3:
+        typer.echo(f"note: {len(counts.skipped) - 3} more files are no step logs", err=True)
+    if not counts.requests:
         refuse(f"{folder}: expected step logs (*.yaml), found none")
-    for title, header, rows, folded in found.tables(top):
+    found = counts.as_json(top)
+    parts = [html.note(folder_summary(found))]
+    for title, header, rows, folded in counts.tables(found):
         if rows or title == "by source":
             print_table(title, header, rows, words=["source", *folded], folded=folded)
-    typer.echo(found.summary())
-    _write({"log": str(folder), "tokenizer": None, **found.as_json(top)}, json_out, found.page(top), html_out)
+        if rows:
+            parts += [html.heading(title[0].upper() + title[1:]), html.table(header, rows, prose=True)]
+    typer.echo(folder_summary(found))
+    page = html.page("Step logs", parts)
+    _write({"log": str(folder), "tokenizer": None, **found}, json_out, page, html_out)
 
 
 def _write(figures: dict[str, Any], json_out: Path | None, shown: str, html_out: Path | None) -> None:

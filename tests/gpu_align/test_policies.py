@@ -1,279 +1,300 @@
-"""Every policy keeps the contract of `Policy`; cursor and openai give the counts they are known for."""
+"""Each policy drafts what its rule says in plain Python, keeps the contract of `Policy`, and names bad input."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_align import simulate
+from gpu_align import DrafterConfig, Recipes, Source
 from gpu_align.policies import (
     POLICIES,
+    RECIPE_POLICIES,
     Cursor,
     InputLookup,
+    Myers,
     OpenAI,
     Policy,
     PromptLookup,
+    RecipeLookup,
+    StaticText,
     SuffixDecoding,
+    guess_line_end,
+    line_end_test,
+    prompt_lookup_transformers,
 )
 from gpu_align.predictors import DisposedError, PredictorOptions
+from gpu_align.simulate import Record
+from gpu_align.tools.policies.static_text import GUESSED_LINE_LENGTH, Aligner, last_match_difflib
+from gpu_align.tools.simulate.policies import our_drafter
 
-ALL = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
-TOKENS = st.lists(st.integers(0, 5), max_size=40)
+pytest.importorskip("rapidfuzz")
+from gpu_align.tools.policies.static_text import last_match_rapidfuzz
 
-
-@dataclass
-class Replay:
-    steps: int
-    accepted: int
-    rejected: int
-    drafts: list[list[int]]
-
-
-def replay(
-    policy: Policy,
-    prediction: Sequence[int],
-    output: Sequence[int],
-    num_draft_tokens: int,
-    prompt: Sequence[int] = (),
-    draft_in_prefill: bool = False,
-) -> Replay:
-    """The known output plays the model."""
-    policy.start(prompt, prediction, num_draft_tokens)
-    result = Replay(0, 0, 0, [])
-    done = 0
-    while done < len(output):
-        draft = policy.propose() if result.steps or draft_in_prefill else []
-        accepted = 0
-        while accepted < len(draft) and list(output[done : done + 1]) == draft[accepted : accepted + 1]:
-            accepted += 1
-            done += 1
-        new = list(output[done - accepted : done + 1])
-        done = min(done + 1, len(output))
-        policy.extend(new)
-        result.steps += 1
-        result.accepted += accepted
-        result.rejected += len(draft) - accepted
-        result.drafts.append(draft)
-    return result
+Ids = list[int]
+#: Prompt, prediction, output so far → draft, however long.
+Rule = Callable[[Ids, Ids, Ids], Ids]
+TOKENS = st.lists(st.integers(0, 3), max_size=70)
 
 
-def contains(text: list[int], part: list[int]) -> bool:
-    return any(text[i : i + len(part)] == part for i in range(len(text) - len(part) + 1))
+@st.composite
+def outputs(draw: Any) -> tuple[Ids, list[Ids]]:
+    """A prediction, and an output in steps that follows it with edits, or does not."""
+    prediction = draw(TOKENS)
+    output = list(prediction)
+    for at, length, new in draw(
+        st.lists(st.tuples(st.integers(0, 70), st.integers(0, 9), TOKENS.map(lambda t: t[:6])), max_size=4)
+    ):
+        output[at : at + length] = new
+    output = draw(st.sampled_from([output, draw(TOKENS)]))
+    steps, done = [], 0
+    for width in draw(st.lists(st.integers(1, 9), min_size=70, max_size=70)):
+        steps.append(output[done : done + width])
+        done += width
+    return prediction, [step for step in steps if step]
 
 
-@ALL
-@settings(max_examples=150, deadline=None)
-@given(
-    prompt=TOKENS, prediction=TOKENS, output=TOKENS.filter(bool), k=st.integers(1, 9), prefill=st.booleans()
+def cursor_rule(data: Any) -> tuple[Policy, Rule]:
+    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
+        return prediction[len(output) :] if prediction[: len(output)] == output else []
+
+    return Cursor(), rule
+
+
+def openai_rule(data: Any) -> tuple[Policy, Rule]:
+    lookahead, after, delay = (data.draw(st.integers(low, 4)) for low in (1, 1, 0))
+
+    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
+        cursor, wait, diverged = 0, 0, None
+        for n, token in enumerate(output, start=1):
+            if diverged is None and prediction[cursor : cursor + 1] == [token]:
+                cursor, wait = cursor + 1, max(0, wait - 1)
+            elif diverged is None:
+                diverged = n
+            elif n - diverged >= after:
+                ends = [
+                    end
+                    for end in range(after, len(prediction) + 1)
+                    if prediction[end - after : end] == output[n - after : n]
+                ]
+                if ends:
+                    cursor = min((end for end in ends if end > cursor), default=ends[-1])
+                    diverged, wait = None, delay
+        return prediction[cursor : cursor + lookahead] if diverged is None and not wait else []
+
+    return OpenAI(lookahead, after, delay), rule
+
+
+def myers_rule(data: Any) -> tuple[Policy, Rule]:
+    """The end of a shortest edit script that ends in a match, by the table of all distances."""
+
+    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
+        row = list(range(len(prediction) + 1))
+        for y, token in enumerate(output, start=1):
+            diagonal, row[0] = row[0], y
+            for x, other in enumerate(prediction, start=1):
+                best = diagonal if token == other else min(row[x], row[x - 1]) + 1
+                diagonal, row[x] = row[x], best
+        least = min(row)
+        ends = (
+            [x for x in range(1, len(row)) if prediction[x - 1] == output[-1] and row[x] == least]
+            if output
+            else [0]
+        )
+        return prediction[max(ends) :] if ends else []
+
+    return Myers(), rule
+
+
+def prompt_lookup_rule(data: Any) -> tuple[Policy, Rule]:
+    """What the documentation of `PromptLookup` says, word for word."""
+    low, shortest = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    high, longest = low + data.draw(st.integers(0, 3)), data.draw(st.none() | st.integers(3, 7))
+    tie = data.draw(st.sampled_from(["latest", "earliest"]))
+
+    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
+        text = prompt + prediction + output
+        for n in range(min(high, len(text)), low - 1, -1):
+            if ends := [e for e in range(n, len(text) - shortest + 1) if text[e - n : e] == text[-n:]]:
+                end = max(ends) if tie == "latest" else min(ends)
+                return text[end:] if longest is None else text[end : end + longest]
+        return []
+
+    return PromptLookup(low, high, shortest, longest, tie), rule
+
+
+def input_lookup_rule(data: Any) -> tuple[Policy, Rule]:
+    """node-llama-cpp's predictor, followed line by line over plain lists."""
+    low, shortest, longest = (data.draw(st.integers(1, most)) for most in (3, 3, 5))
+    more = data.draw(st.none() | st.integers(0, 3))
+    high = None if more is None else low + more
+    match: list[int] = []  # where the match starts in the input, and in the state
+
+    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
+        text = prompt + prediction
+        state, width = text + output, max(low, longest)
+        if not text:
+            return []
+        if match:
+            start, length = match[0], len(state) - match[1]
+            if text[start : start + length] != state[len(state) - length :]:
+                match.clear()
+            elif start + length < len(text):
+                return text[start + length : start + length + width]
+        best = (0, low - 1)
+        for end in range(1, min(len(text), len(text) - shortest + 1) + 1):
+            most = min(end, len(state)) if high is None else min(end, len(state), high)
+            length = 0
+            while length < most and text[end - 1 - length] == state[-1 - length]:
+                length += 1
+            if length > best[1]:
+                best = (end, length)
+        end, length = best
+        draft = text[end : end + width]
+        if end == 0 or len(draft) < shortest:
+            return []
+        match[:] = end - length, len(state) - length
+        return draft
+
+    return InputLookup(low, high, shortest, longest), rule
+
+
+def recipe_rule(data: Any) -> tuple[Policy, Rule]:
+    entries = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.1, 0.3, 0.6, 1.0])), max_size=5)
+    contexts = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
+    table, least = (
+        data.draw(st.dictionaries(contexts, entries, max_size=12)),
+        data.draw(st.sampled_from([0.0, 0.2, 0.5])),
+    )
+    rows = [
+        (list(context), [t for t, _ in entry], sorted((p for _, p in entry), reverse=True))
+        for context, entry in table.items()
+    ]
+
+    def rule(prompt: Ids, prediction: Ids, output: Ids) -> Ids:
+        tokens, best = prompt + output, []
+        for context, continuation, alive in sorted(rows, key=lambda row: len(row[0])):
+            if tokens[-len(context) :] == context:
+                best = [t for t, p in zip(continuation, alive, strict=True) if p >= least]
+        return best
+
+    return RecipeLookup(Recipes.from_lists(rows), least), rule
+
+
+@pytest.mark.parametrize(
+    "ruled", [cursor_rule, openai_rule, myers_rule, prompt_lookup_rule, input_lookup_rule, recipe_rule]
 )
-def test_a_draft_is_a_short_slice_of_what_is_known(
-    make: Callable[[], Policy],
-    prompt: list[int],
-    prediction: list[int],
-    output: list[int],
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), prompt=TOKENS, texts=outputs(), k=st.integers(1, 9), prefill=st.booleans())
+def test_a_policy_drafts_what_its_rule_says(
+    ruled: Callable[[Any], tuple[Policy, Rule]],
+    data: Any,
+    prompt: Ids,
+    texts: tuple[Ids, list[Ids]],
     k: int,
     prefill: bool,
 ) -> None:
-    result = replay(make(), prediction, output, k, prompt, prefill)
-    for draft in result.drafts:
-        assert len(draft) <= k
-        assert contains(prompt + prediction + output, draft)
-    assert result.accepted + result.steps >= len(output)
-    assert result.steps <= len(output)
+    policy, rule = ruled(data)
+    prediction, steps = texts
+    policy.start([5], [6], k)
+    policy.extend([5])  # of another sequence: forgotten
+    policy.start(prompt, prediction, k)
+    output: Ids = []
+    for step in [*steps, []]:
+        if output or prefill:
+            assert policy.propose() == rule(prompt, prediction, output)[:k]
+        if step:
+            policy.extend(step)
+            output += step
+
+
+ALL = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
 
 
 @ALL
-@settings(max_examples=60, deadline=None)
-@given(first=TOKENS, prediction=TOKENS, output=TOKENS.filter(bool))
-def test_start_forgets_and_propose_repeats(
-    make: Callable[[], Policy], first: list[int], prediction: list[int], output: list[int]
+@settings(max_examples=25, deadline=None)
+@given(prompt=TOKENS, texts=outputs(), k=st.integers(1, 9))
+def test_a_draft_is_a_short_slice_of_what_is_known(
+    make: Callable[[], Policy], prompt: Ids, texts: tuple[Ids, list[Ids]], k: int
 ) -> None:
-    used = make()
-    replay(used, first, first or [1], 4)
-    assert replay(used, prediction, output, 4) == replay(make(), prediction, output, 4)
-    fresh = make()
-    fresh.start([], prediction, 4)
-    for token in output:
-        assert fresh.propose() == fresh.propose()
-        fresh.extend([token])
+    prediction, steps = texts
+    policy, again, given_prediction = make(), make(), list(prediction)
+    again.start([1], [2, 1], 4)
+    again.propose()
+    again.extend([1])
+    policy.start(prompt, given_prediction, k)
+    again.start(prompt, prediction, k)
+    given_prediction[:] = [9] * len(prediction)
+    known = prompt + prediction
+    for step in steps:
+        draft = policy.propose()
+        assert len(draft) <= k
+        assert any(known[i : i + len(draft)] == draft for i in range(len(known) + 1))
+        policy.propose().append(99)
+        assert policy.propose() == draft == again.propose()
+        policy.extend(step)
+        again.extend(step)
+        known += step
 
 
 @ALL
 def test_a_policy_is_a_predictor(make: Callable[[], Policy]) -> None:
-    """`replay` asks it as a predictor, and finds what the loop here finds."""
-    rng = random.Random(5)
-    prediction = [rng.randrange(9) for _ in range(120)]
-    output = [t if rng.random() < 0.9 else rng.randrange(9) for t in prediction if rng.random() < 0.97]
-    for prefill in (False, True):
-        found = simulate.replay(make(), simulate.Record("", [3, 4], prediction, output), 4, prefill)
-        expected = replay(make(), prediction, output, 4, [3, 4], prefill)
-        assert (found.steps, found.accepted) == (expected.steps, expected.accepted)
-    policy = make()
+    prediction = [1, 2, 3, 4, 1, 2, 3, 5, 1]
+    policy, direct = make(), make()
     policy.reset([3, 4], PredictorOptions(num_draft_tokens=4, prediction=tuple(prediction)))
-    policy.push_tokens(output[:5])
-    assert policy.state_tokens == [3, 4, *output[:5]]
+    direct.start([3, 4], prediction, 4)
+    for step in (prediction[:3], [4], [1, 2]):
+        policy.push_tokens(step)
+        direct.extend(step)
+        assert policy.predict_tokens() == direct.propose()
+    assert policy.state_tokens == [3, 4, *prediction[:6]]
     policy.dispose()
     with pytest.raises(DisposedError):
         policy.predict_tokens()
 
 
-@ALL
-def test_a_policy_keeps_its_own_copies(make: Callable[[], Policy]) -> None:
-    prediction = [1, 2, 3, 4, 1, 2, 3, 5]
-    policy = make()
-    policy.start([], prediction, 4)
-    policy.extend([1, 2])
-    before = policy.propose()
-    policy.propose().append(99)
-    prediction[:] = [7] * 8
-    assert policy.propose() == before
-
-
 def test_names_are_the_keys() -> None:
-    assert {name: make().name for name, make in POLICIES.items()} == {name: name for name in POLICIES}
+    assert [make().name for make in POLICIES.values()] == list(POLICIES)
+    [(name, with_recipes)] = RECIPE_POLICIES.items()
+    assert with_recipes(Recipes.from_lists([])).name == name
 
 
 @ALL
-def test_bad_input_is_named(make: Callable[[], Policy]) -> None:
+@pytest.mark.parametrize(
+    ("error", "given_texts", "message"),
+    [
+        (ValueError, ([], [1], 0), "num_draft_tokens: expected an integer >= 1, got 0"),
+        (TypeError, ([], [1], 2.5), "num_draft_tokens: expected an integer, got float"),
+        (ValueError, ([], [1, -3], 2), "prediction: expected token ids >= 0, got -3 at index 1"),
+        (TypeError, ("abc", [1], 2), "prompt: expected a sequence of token ids, got str"),
+        (TypeError, ([], [1, 0.5], 2), "prediction: .* an element of type float"),
+        (TypeError, ([], 7, 2), "prediction: .* got int"),
+    ],
+)
+def test_bad_input_is_named(
+    make: Callable[[], Policy], error: type[Exception], given_texts: Any, message: str
+) -> None:
     policy = make()
-    with pytest.raises(RuntimeError, match="start"):
-        policy.propose()
-    with pytest.raises(RuntimeError, match="start"):
-        policy.extend([1])
-    with pytest.raises(ValueError, match="num_draft_tokens: expected an integer >= 1, got 0"):
-        policy.start([], [1], 0)
-    with pytest.raises(TypeError, match="num_draft_tokens: expected an integer, got float"):
-        policy.start([], [1], 2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="prediction: expected token ids >= 0, got -3 at index 1"):
-        policy.start([], [1, -3], 2)
-    with pytest.raises(TypeError, match="prompt: expected a sequence of token ids, got str"):
-        policy.start("abc", [1], 2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"prediction: .* an element of type float"):
-        policy.start([], [1, 0.5], 2)  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"prediction: .* got int"):
-        policy.start([], 7, 2)  # type: ignore[arg-type]
+    for call in (policy.propose, lambda: policy.extend([1])):
+        with pytest.raises(RuntimeError, match="start"):
+            call()
+    with pytest.raises(error, match=message):
+        policy.start(*given_texts)
     policy.start([], [1], 2)
     with pytest.raises(ValueError, match="tokens: expected at least one"):
         policy.extend([])
-
-
-def test_policies_never_import_torch() -> None:
-    code = "import sys; from gpu_align.policies import *; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("name", ["cursor", "static_text", "myers"])
-@pytest.mark.parametrize("k", [1, 16, 32, 64])
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 100, 1000])
-def test_a_perfect_prediction_takes_the_fewest_steps(name: str, k: int, length: int) -> None:
-    text = list(range(length))
-    result = replay(POLICIES[name](), text, text, k)
-    assert result.steps == 1 + -(-(length - 1) // (k + 1))
-    assert result.rejected == 0
-
-
-def test_cursor_stops_for_good_at_the_first_mismatch() -> None:
-    prediction = list(range(20))
-    result = replay(Cursor(), prediction, [0, 1, 2, 77, *prediction[4:]], 4)
-    assert result.drafts[:3] == [[], [1, 2, 3, 4], []]
-    assert not any(result.drafts[2:])
-    assert (result.accepted, result.rejected) == (2, 2)
-
-
-def test_cursor_stops_when_the_first_token_is_another() -> None:
-    assert not any(replay(Cursor(), [1, 2, 3], [9, 2, 3], 4).drafts)
-
-
-def test_openai_published_58_token_draft() -> None:
-    """A correct draft of 58 tokens: 55 accepted, none rejected, three written by the model beside them."""
-    draft = list(range(58))
-    policy = OpenAI()
-    result = replay(policy, draft, draft, 64, draft_in_prefill=True)
-    assert (policy.accepted, policy.rejected) == (55, 0)
-    assert len(draft) - policy.accepted == 3
-    assert [len(d) for d in result.drafts] == [16, 16, 16, 7]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    at=st.integers(0, 199), replacement=st.lists(st.integers(500, 900), max_size=60), skip=st.integers(0, 60)
-)
-def test_openai_one_divergence_rejects_at_most_the_lookahead(
-    at: int, replacement: list[int], skip: int
-) -> None:
-    prediction = list(range(200))
-    output = prediction[:at] + replacement + prediction[at + skip :]
-    policy = OpenAI()
-    result = replay(policy, prediction, output, 64, draft_in_prefill=True)
-    assert policy.rejected <= 16
-    assert (policy.accepted, policy.rejected) == (result.accepted, result.rejected)
-
-
-def test_openai_published_unrelated_and_empty_predictions() -> None:
-    """Five trials in OpenAI's forum: 3 to 4 of 4 unrelated tokens rejected, 0 to 1 of an empty prediction."""
-    for prediction, published in (([1, 2, 3, 4], range(3, 5)), ([], range(2))):
-        policy = OpenAI()
-        replay(policy, prediction, list(range(100, 250)), 64, draft_in_prefill=True)
-        assert policy.accepted == 0
-        assert policy.rejected in published
-        assert policy.rejected == len(prediction)
-
-
-def test_openai_counts_what_was_drafted_beyond_the_end_as_rejected() -> None:
-    policy = OpenAI()
-    replay(policy, list(range(40)), list(range(20)), 64, draft_in_prefill=True)
-    # 16 accepted, 1 of the model, then a draft of 16 of which 3 fit.
-    assert (policy.accepted, policy.rejected) == (19, 13)
-
-
-def test_openai_resumes_after_32_matching_tokens() -> None:
-    prediction = list(range(100))
-    policy = OpenAI()
-    policy.start([], prediction, 64)
-    policy.extend([0, 1, 2, 777])
-    for count, token in enumerate(range(4, 36), start=1):
-        assert policy.propose() == [], f"drafts after only {count - 1} matching tokens"
-        policy.extend([token])
-    assert policy.propose() == list(range(36, 52))
-
-
-def test_openai_counts_only_tokens_after_the_divergence() -> None:
-    """In a run of one token every window matches; the 32 must still be waited for."""
-    policy = OpenAI()
-    policy.start([], [5] * 60 + [6, 7], 64)
-    policy.extend([5] * 61)
-    for _ in range(32):
-        assert policy.propose() == []
-        policy.extend([5])
-    assert policy.propose() != []
-
-
-def test_openai_prefers_the_occurrence_after_the_divergence() -> None:
-    block = list(range(100, 140))
-    prediction = [*block, 1, 2, *block, 3, 4, *block, 5]
-    policy = OpenAI()
-    policy.start([], prediction, 64)
-    policy.extend([*block, 1, 9, *block])
-    assert policy.propose() == [3, 4, *block[:14]]
-
-
-def test_openai_seeded_edits_are_counted_like_the_replay() -> None:
-    rng = random.Random(7)
-    for _ in range(30):
-        prediction = [rng.randrange(50) for _ in range(300)]
-        output = [token for token in prediction if rng.random() > 0.02]
-        policy = OpenAI()
-        result = replay(policy, prediction, output, 64)
-        assert (policy.accepted, policy.rejected) == (result.accepted, result.rejected)
 
 
 BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any], str]] = [
@@ -283,17 +304,16 @@ BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any], str]] = [
     (PromptLookup, {"pattern_min": 0}, "pattern_min: expected an integer >= 1, got 0"),
     (PromptLookup, {"pattern_min": 4, "pattern_max": 3}, "pattern_max: expected an integer >= 4, got 3"),
     (PromptLookup, {"prediction_min": 0}, "prediction_min: expected an integer >= 1, got 0"),
-    (
-        PromptLookup,
-        {"prediction_min": 3, "prediction_max": 2},
-        "prediction_max: expected an integer >= 3, got 2",
-    ),
+    (PromptLookup, {"prediction_min": 3, "prediction_max": 2}, "prediction_max: expected an integer >= 3"),
     (PromptLookup, {"tie": "first"}, "tie: expected 'latest' or 'earliest', got 'first'"),
     (InputLookup, {"pattern_max": 0}, "pattern_max: expected an integer >= 1, got 0"),
     (InputLookup, {"prediction_max": 0}, "prediction_max: expected an integer >= 1, got 0"),
     (SuffixDecoding, {"max_spec_factor": -1}, "max_spec_factor: expected a number >= 0, got -1"),
     (SuffixDecoding, {"min_token_prob": 2}, "min_token_prob: expected 0 <= p <= 1, got 2"),
     (SuffixDecoding, {"max_tree_depth": 0}, "max_tree_depth: expected an integer >= 1, got 0"),
+    (RecipeLookup, {"recipes": None, "min_survival": 1.5}, "min_survival: expected 0 <= p <= 1, got 1.5"),
+    (StaticText, {"aligner": "diff"}, "aligner: expected 'auto', 'rapidfuzz' or 'difflib', got 'diff'"),
+    (StaticText, {"ends_line": {10}}, "ends_line: expected a callable or None, got set"),
 ]
 
 
@@ -301,5 +321,230 @@ BAD_ARGUMENTS: list[tuple[Callable[..., Policy], dict[str, Any], str]] = [
 def test_bad_arguments_are_named(
     make: Callable[..., Policy], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         make(**arguments)
+
+
+def test_policies_never_import_torch() -> None:
+    code = "import sys; from gpu_align.policies import *; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def drafts_of(policy: Policy, prediction: Ids, steps: Sequence[Ids], k: int = 64) -> Ids:
+    """What it drafts after these steps."""
+    policy.start([], prediction, k)
+    for step in steps:
+        policy.extend(step)
+    return policy.propose()
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    # A right draft of 58 tokens: 55 accepted, three written by the model beside them. The service's counts for a
+    # prediction that has nothing to do with the output: all 4 of it rejected, and none of an empty one.
+    [(58, [16, 16, 16, 7]), (4, [4]), (0, [])],
+)
+def test_openai_published_counts(length: int, expected: Ids) -> None:
+    prediction = list(range(length))
+    output = prediction if length == 58 else list(range(100, 150))
+    policy, done, drafted = OpenAI(), 0, []
+    policy.start([], prediction, 64)
+    while done < len(output):
+        draft = policy.propose()
+        right = len(draft) if length == 58 else 0
+        policy.extend(output[done : done + right + 1])
+        done += right + 1
+        drafted += [len(draft)] * bool(draft)
+    assert drafted == expected
+    assert (policy.accepted, policy.rejected) == ((55, 0) if length == 58 else (0, length))
+
+
+def test_openai_resumes_after_32_matching_tokens_behind_the_divergence() -> None:
+    """By default; in a run of one token every window matches, and the 32 must still be waited for."""
+    for prediction, first, then, draft in (
+        ([*range(100)], [0, 1, 2, 777], [*range(4, 36)], [*range(36, 52)]),
+        ([5] * 60 + [6, 7], [5] * 61, [5] * 32, [6, 7]),
+    ):
+        steps = [first, *([token] for token in then)]
+        assert drafts_of(OpenAI(), prediction, steps[:-1]) == []
+        assert drafts_of(OpenAI(), prediction, steps) == draft
+
+
+def test_myers_pays_for_a_deletion_before_it_believes_it() -> None:
+    """Past the first buffer of 64 tokens, too."""
+    for size in (4, 63, 64, 65, 129):
+        prediction = list(range(size + 100))
+        steps = [prediction[:size], *([token] for token in prediction[size + 10 : size + 20])]
+        assert drafts_of(Myers(), prediction, steps[:-1], 4) == []
+        assert drafts_of(Myers(), prediction, steps, 4) == prediction[size + 20 : size + 24]
+
+
+@pytest.mark.parametrize(("make", "size", "alike"), [(PromptLookup, 8000, True), (Myers, 2000, False)])
+def test_the_cost_of_a_step_does_not_grow_with_the_text(
+    make: Callable[[], Policy], size: int, alike: bool
+) -> None:
+    rng = random.Random(5)
+    prediction = [rng.randrange(300) for _ in range(size)]
+    policy = make()
+    policy.start([], prediction, 64)
+    started = time.process_time()
+    for token in prediction:
+        policy.propose()
+        policy.extend([token if alike else token + 300])
+    # About 0.1 and 1 s; scanning the text anew at each step takes minutes.
+    assert time.process_time() - started < 30
+
+
+def upstream(package: str, file: str, name: str, namespace: dict[str, Any]) -> Any:
+    """One definition out of an installed package's source, without importing the package."""
+    spec = importlib.util.find_spec(package)
+    path = Path(spec.origin if spec and spec.origin else "nowhere").parent / file
+    for node in ast.parse(path.read_text()).body if path.is_file() else ():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            node.decorator_list = []
+            exec(compile(ast.Module([node], []), str(path), "exec"), namespace)
+            return namespace[name]
+    pytest.skip(f"{package} is not installed, or its {file} has no {name}")
+
+
+def random_texts(count: int) -> Iterator[Ids]:
+    rng = random.Random(17)
+    for _ in range(count):
+        yield [rng.randrange(rng.choice([1, 2, 3, 5])) for _ in range(rng.randrange(1, 60))]
+
+
+def test_vllm_preset_equals_vllm() -> None:
+    file, name = "v1/spec_decode/ngram_proposer.py", "_find_longest_matched_ngram_and_propose_tokens"
+    find = upstream("vllm", file, name, {"np": np})
+    for text in random_texts(300):
+        for low, high in ((5, 5), (1, 3), (2, 5)):
+            theirs = find(np.array(text, dtype=np.int32), low, high, 10_000, 7)
+            found = drafts_of(PromptLookup(low, high, tie="earliest"), [], [text], 7)
+            assert found == theirs.tolist(), text
+
+
+def test_transformers_preset_equals_transformers() -> None:
+    torch = pytest.importorskip("torch")
+    from typing import Optional
+
+    names = {"torch": torch, "Optional": Optional, "CandidateGenerator": object}
+    name = "PromptLookupCandidateGenerator"
+    theirs = upstream("transformers", "generation/candidate_generator.py", name, names)(
+        num_output_tokens=10, max_matching_ngram_size=2, max_length=10_000
+    )
+    for text in random_texts(300):
+        candidates, _ = theirs.get_candidates(torch.tensor([text]))
+        assert drafts_of(prompt_lookup_transformers(), [], [text]) == candidates[0, len(text) :].tolist(), (
+            text
+        )
+
+
+def test_vllm_presets_differ_in_the_tie_rule_only() -> None:
+    prediction = [1, 2, 3, 4, 5, 60, 1, 2, 3, 4, 5, 70]
+    for name, expected in (("prompt_lookup_vllm", [60, 1]), ("prompt_lookup_vllm_v2", [70, 9])):
+        assert drafts_of(POLICIES[name](), prediction, [[9, 2, 3, 4, 5]], 2) == []  # five are needed
+        assert drafts_of(POLICIES[name](), prediction, [[9, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5]], 2) == expected
+
+
+def test_our_drafter_drafts_the_recipe_where_it_has_nothing_else() -> None:
+    """With neither a prediction nor anything repeated, recipes are all that either has."""
+    recipes = Recipes.from_lists([
+        ([1], [2, 3], [0.9, 0.5]), ([7, 1], [4], [0.8]), ([5, 7, 1], [], []), ([3], [9], [0.1]),
+    ])  # fmt: skip
+    for tokens, expected in (([1], [2, 3]), ([7, 1], [4]), ([5, 7, 1], []), ([8], []), ([3], [])):
+        assert drafts_of(RecipeLookup(recipes), [], [tokens], 8) == expected
+        config = DrafterConfig(use_context=False)
+        ours = our_drafter([Record("a", [], [], [*tokens, *[6] * 8])], config, recipes)
+        ours.reset([], PredictorOptions(8))
+        ours.push_tokens(tokens)
+        assert ours.predict_tokens() == expected
+        assert ours.source == (Source.RECIPE if expected else Source.NONE)
+
+
+POEM = "one\ntwo\nthree\nfour\nfive\n"
+
+
+def draft_after(prediction: str, steps: Sequence[str], aligner: Aligner = "auto", k: int = 64) -> str:
+    """Of static text, with one token a character, so that tests can be read; a newline ends a line."""
+    policy = StaticText(line_end_test(lambda token: chr(token).encode()), aligner)
+    return "".join(map(chr, drafts_of(policy, [*map(ord, prediction)], [[*map(ord, s)] for s in steps], k)))
+
+
+@pytest.mark.parametrize("aligner", ["rapidfuzz", "difflib"])
+@pytest.mark.parametrize(
+    ("prediction", "output", "expected"),
+    [
+        pytest.param(POEM, "", POEM, id="before any output"),
+        pytest.param(POEM, "one\ntw", "o\nthree\nfour\nfive\n", id="aligned inside a line"),
+        pytest.param(POEM, "one\ntwX", "", id="lost inside a line"),
+        pytest.param(POEM, "one\ntwX\n", "", id="a changed line alone does not realign"),
+        pytest.param(POEM, "one\ntwX\nthree\n", "four\nfive\n", id="one equal line realigns"),
+        pytest.param(POEM, "one\nthree\n", "four\nfive\n", id="a deleted line"),
+        pytest.param(POEM, "one\nnew\nlines\ntwo\n", "three\nfour\nfive\n", id="inserted lines"),
+        pytest.param(POEM, "one\ntwX\nthree\nfour\nfive\n", "", id="end of the prediction"),
+        pytest.param("a\nb\na\nb\nc\n", "x\na\nb\n", "a\nb\nc\n", id="repeated lines: the first place"),
+        pytest.param("a\nb\na\nb\nc\n", "a\nb\nx\na\nb\n", "c\n", id="repeated lines: the next place"),
+        pytest.param("a\n\nb\n\nc\n", "a\nx\n\n", "b\n\nc\n", id="blank lines"),
+        pytest.param("", "a\nb\n", "", id="empty prediction"),
+    ],
+)
+def test_static_text_realigns_at_line_ends(
+    aligner: Aligner, prediction: str, output: str, expected: str
+) -> None:
+    assert draft_after(prediction, output, aligner) == expected
+    assert draft_after(prediction, output, aligner, k=3) == expected[:3]
+    # A line that is completed in the middle of a step: there is a part of the next one to compare.
+    assert draft_after(POEM, ["X\ntwo\nth"], aligner) == "ree\nfour\nfive\n"
+    assert draft_after(POEM, ["X\ntwo\ntX"], aligner) == ""
+
+
+def test_static_text_tries_once_a_completed_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    policy = StaticText(line_end_test(lambda token: chr(token).encode()))
+    align = policy._align
+    monkeypatch.setattr(policy, "_align", lambda a, b: calls.append(len(b)) or align(a, b))
+    steps = [[ord(c)] for c in "one\ntwX-yz\nq\nthree\nfour\nfi"]
+    assert "".join(map(chr, drafts_of(policy, [*map(ord, POEM)], steps))) == "ve\n"
+    assert calls == [1, 2, 3, 4]  # lines that were completed at each attempt
+
+
+def test_what_ends_a_line() -> None:
+    """A token with a newline among other characters; without a tokenizer a tenth of all tokens."""
+    pieces = {1: b"if x", 2: b":\n\n", 3: b"  y", 4: b"()\n", 5: b"  z"}
+    policy = StaticText(line_end_test(pieces.__getitem__))
+    assert drafts_of(policy, [1, 2, 3, 4, 5, 4, 1], [[5, 2, 3, 4]], 8) == [5, 4, 1]
+    share = sum(map(guess_line_end, range(131_072))) / 131_072
+    assert share == pytest.approx(1 / GUESSED_LINE_LENGTH, rel=0.02)
+    rng = random.Random(3)
+    prediction = [rng.randrange(131_072) for _ in range(400)]
+    assert max(i for i in range(100, 200) if guess_line_end(prediction[i])) > 100, "choose another seed"
+    assert drafts_of(StaticText(), prediction, [[1, 2, 3, *prediction[100:200]]], 16) == prediction[200:216]
+
+
+LINES = st.lists(st.integers(0, 6), max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(a=LINES, b=LINES.filter(bool))
+def test_rapidfuzz_match_belongs_to_a_longest_common_subsequence(a: Ids, b: Ids) -> None:
+    at = last_match_rapidfuzz(a, b)
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+    best = table[len(a)][len(b)]
+    possible = [i for i in range(len(a)) if a[i] == b[-1] and table[i][len(b) - 1] + 1 == best]
+    # None only where leaving the last line unmatched costs nothing.
+    assert at in possible or (at is None and (not possible or table[len(a)][len(b) - 1] == best))
+
+
+def test_the_aligners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The documented difference: difflib takes the longest block, which here is not part of an LCS."""
+    predicted, completed = [1, 2, 3, 7, 8, 4, 5, 6], [7, 8, 1, 9, 2, 9, 3]
+    assert last_match_rapidfuzz(predicted, completed) == 2
+    assert last_match_difflib(predicted, completed) is None
+    assert (StaticText().aligner, StaticText(aligner="difflib").aligner) == ("rapidfuzz", "difflib")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert StaticText().aligner == "difflib"
+    with pytest.raises(ImportError, match="pip install rapidfuzz"):
+        StaticText(aligner="rapidfuzz")

@@ -1,20 +1,14 @@
-"""Records from two files and from a Git history; byte order marks; tokenizers that cannot be reached."""
+"""Records from two files and from a Git history; tokenizers that cannot be reached."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from gpu_align.simulate import read_records
-from gpu_align.tools.recipes.command import read_lines
 from gpu_align.tools.simulate import EditError, records_of_files, records_of_git, tokenizers
-
-BOM = b"\xef\xbb\xbf"
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +22,6 @@ def bytes_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         def encode(self, text: str) -> list[int]:
             return list(text.encode())
 
-    monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: Bytes())
     monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: Bytes())
 
 
@@ -57,7 +50,7 @@ def repo(tmp_path: Path) -> Path:
 
 def test_two_files(tmp_path: Path) -> None:
     before, after = tmp_path / "old.py", tmp_path / "new.py"
-    before.write_bytes(BOM + b"a = 1\r\n")
+    before.write_bytes(b"\xef\xbb\xbf" + b"a = 1\r\n")
     after.write_bytes(b"a = 2\n")
     [record] = records_of_files(before, after, "bytes")
     assert (record.id, record.prompt, record.tokenizer) == ("new.py", [], "bytes")
@@ -98,32 +91,13 @@ def test_links_and_large_files_are_left_out(repo: Path, monkeypatch: pytest.Monk
         records_of_git("HEAD~1..", repo, "bytes")
 
 
-@pytest.mark.parametrize(
-    ("revisions", "message"),
-    [("no..where", "bad revision"), ("-p", "expected a range"), ("", "expected a range")],
-)
-def test_a_range_that_there_is_not(repo: Path, revisions: str, message: str) -> None:
-    with pytest.raises(EditError, match=message):
-        records_of_git(revisions, repo, "bytes")
-
-
-def test_without_git(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(repo))
-    with pytest.raises(EditError, match="--git needs git"):
-        records_of_git("HEAD", repo, "bytes")
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_byte_order_mark_is_accepted(tmp_path: Path, packed: bool) -> None:
-    def written(line: object) -> Path:
-        path = tmp_path / "lines"
-        text = BOM + json.dumps(line).encode() + b"\n"
-        path.write_bytes(gzip.compress(text) if packed else text)
-        return path
-
-    assert read_records(written({"id": "a", "prediction": [1], "output": [2]}))[0].output == [2]
-    assert read_lines(written({"samples": ["a"]}), "samples") == [("", "", ["a"])]
-    assert read_lines(written({"output": "a"}), "output") == [("", "", "a")]
+def test_a_range_that_there_is_not(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = [("no..where", "bad revision"), ("-p", "expected a range"), ("", "expected a range")]
+    for revisions, message in [*refused, ("HEAD", "--git needs git")]:
+        if revisions == "HEAD":
+            monkeypatch.setenv("PATH", str(repo))
+        with pytest.raises(EditError, match=message):
+            records_of_git(revisions, repo, "bytes")
 
 
 def test_an_unreachable_hub_is_one_line_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

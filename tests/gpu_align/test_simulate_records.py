@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_align.recipes.pack import MAX_BYTES
 from gpu_align.simulate import Record, RecordError, read_records
-from gpu_align.tools.inputs import json_lines
+from gpu_align.tools.inputs import MAX_BYTES, json_lines
 
 GOOD = {"id": "a", "prediction": [1, 2], "output": [1, 3]}
+TEXT = {"id": 1, "prediction": [], "tokenizer": "tekken"}
 
 #: what the line is, and what the message must say after "line 2: "
 MALFORMED = {
@@ -34,53 +34,26 @@ MALFORMED = {
     "empty output": ({**GOOD, "output": []}, '"output": expected at least one token, found none'),
     "output is null": ({**GOOD, "output": None}, '"output": expected a list of token ids, found null'),
     "prediction is null": ({**GOOD, "prediction": None}, '"prediction": expected a list of token ids'),
-    "ids as a string": (
-        {**GOOD, "output": "abc"},
-        '"output": expected a list of token ids, found the string',
-    ),
+    "ids as a string": ({**GOOD, "output": "abc"}, '"output": expected a list of token ids, found the string'),
     "ids as an object": ({**GOOD, "output": {"0": 1}}, "expected a list of token ids, found an object"),
-    "negative": (
-        {**GOOD, "output": [1, 2, -1]},
-        '"output"[2]: expected a token id from 0 to 2147483647, found -1',
-    ),
-    "too large": (
-        {**GOOD, "prediction": [2**31]},
-        '"prediction"[0]: expected a token id from 0 to 2147483647',
-    ),
+    "negative": ({**GOOD, "output": [1, 2, -1]}, '"output"[2]: expected a token id from 0 to 2147483647, found -'),
+    "too large": ({**GOOD, "prediction": [2**31]}, '"prediction"[0]: expected a token id from 0 to 2147483647'),
     "forty digits": ({**GOOD, "output": [10**40]}, "found a number of more than 30 digits"),
     "bool": ({**GOOD, "output": [1, True]}, '"output"[1]: expected an integer token id, found true'),
     "float": ({**GOOD, "output": [1.0]}, '"output"[0]: expected an integer token id, found the number 1.0'),
-    "string id": (
-        {**GOOD, "output": ["1"]},
-        "\"output\"[0]: expected an integer token id, found the string '1'",
-    ),
+    "string id": ({**GOOD, "output": ["1"]}, "\"output\"[0]: expected an integer token id, found the string '1'"),
     "null id": ({**GOOD, "prediction": [None]}, '"prediction"[0]: expected an integer token id, found null'),
-    "nested ids": (
-        {**GOOD, "prediction": [[1]]},
-        '"prediction"[0]: expected an integer token id, found a list',
-    ),
+    "nested ids": ({**GOOD, "prediction": [[1]]}, '"prediction"[0]: expected an integer token id, found a list'),
     "bad prompt": ({**GOOD, "prompt": [-5]}, '"prompt"[0]: expected a token id'),
     "prompt is a string": ({**GOOD, "prompt": "x"}, '"prompt": expected a list of token ids'),
     "both": ({**GOOD, "output_text": "x"}, 'expected "output" or "output_text", found both'),
     "text without tokenizer": ({"id": 1, "prediction_text": "x", "output": [1]}, "needs a tokenizer"),
-    "text is a list": (
-        {"id": 1, "prediction_text": ["x"], "output": [1], "tokenizer": "tekken"},
-        '"prediction_text": expected a string, found a list',
-    ),
-    "lone surrogate": (
-        {"id": 1, "prediction": [], "output_text": "ab\ud800", "tokenizer": "tekken"},
-        '"output_text": expected text, found a lone surrogate at 2',
-    ),
-    "empty text": (
-        {"id": 1, "prediction": [], "output_text": "", "tokenizer": "tekken"},
-        "at least one token",
-    ),
+    "text is a list": ({**TEXT, "output_text": ["x"]}, '"output_text": expected a string, found a list'),
+    "lone surrogate": ({**TEXT, "output_text": "ab\ud800"}, "expected text, found a lone surrogate at 2"),
+    "empty text": ({**TEXT, "output_text": ""}, "at least one token"),
     "tokenizer is a number": ({**GOOD, "tokenizer": 3}, '"tokenizer": expected a tokenizer\'s name'),
-    "no such tokenizer": (
-        {"id": 1, "prediction": [], "output_text": "x", "tokenizer": "/no/such/folder"},
-        "tokenizer: expected a folder or a hub name",
-    ),
-}
+    "no such tokenizer": ({**TEXT, "output_text": "x", "tokenizer": "/no/dir"}, "expected a folder or a hub name"),
+}  # fmt: skip
 
 
 def lines(*records: object) -> bytes:
@@ -104,14 +77,15 @@ def test_token_ids(tmp_path: Path, name: str) -> None:
     ]
 
 
-def test_gzip_is_told_by_its_content(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [gzip.compress(lines(GOOD)), lines(GOOD)[:-1], b"\xef\xbb\xbf" + lines(GOOD)]
+)
+def test_gzip_by_its_content_no_newline_at_the_end_and_a_byte_order_mark(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "pairs.data"
-    path.write_bytes(gzip.compress(lines(GOOD)))
-    assert len(read_records(path)) == 1
-
-
-def test_no_newline_at_the_end(tmp_path: Path) -> None:
-    assert len(read_records(write(tmp_path / "p.jsonl", lines(GOOD)[:-1]))) == 1
+    path.write_bytes(content)
+    assert [record.output for record in read_records(path)] == [[1, 3]]
 
 
 @pytest.mark.parametrize("what", MALFORMED)
@@ -126,22 +100,19 @@ def test_malformed_lines_are_named(tmp_path: Path, what: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-def test_blank_lines_count_in_the_numbering(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"^line 4: "):
-        read_records(write(tmp_path / "p.jsonl", lines(b"", GOOD, b"  ", b"x")))
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_a_file_without_records(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(RecordError, match="expected at least one record, found none"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lines(b"", GOOD, b"  ", b"x"), r"^line 4: "),
+        (b"", "expected at least one record, found none"),
+        (b"\n\n", "expected at least one record, found none"),
+        (gzip.compress(lines(*[GOOD] * 2000))[:-20], r"^line \d+: damaged gzip data"),
+    ],
+    ids=["blank lines count", "empty", "blank", "damaged"],
+)
+def test_a_file_that_is_none(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
         read_records(write(tmp_path / "p.jsonl", content))
-
-
-def test_damaged_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl.gz"
-    path.write_bytes(gzip.compress(lines(*[GOOD] * 2000))[:-20])
-    with pytest.raises(RecordError, match=r"^line \d+: damaged gzip data"):
-        read_records(path)
 
 
 @pytest.mark.parametrize(

@@ -15,24 +15,27 @@ from gpu_align.tools.policies.base import Policy
 
 
 class Scripted(Policy):
-    """Drafts what it is told: ``drafts[i]`` at the i-th call."""
+    """Drafts ``drafts[i]`` at the i-th call, keeps what it is given, and then writes into it."""
 
     name = "scripted"
 
     def __init__(self, drafts: Sequence[list[int]]) -> None:
         self.drafts = list(drafts)
-        self.extended: list[list[int]] = []
 
     def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
-        self.extended = []
-        self._calls = 0
+        self.started = list(prompt), list(prediction)
+        self.extended: list[list[int]] = []
+        self.seen_at_propose: list[int] = []
+        for given in (prompt, prediction):
+            given[:] = [0] * len(given)
 
     def propose(self) -> list[int]:
-        self._calls += 1
-        return self.drafts[self._calls - 1]
+        self.seen_at_propose.append(sum(map(len, self.extended)))
+        return self.drafts[len(self.seen_at_propose) - 1]
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.extended.append(list(tokens))
+        tokens[:] = [0] * len(tokens)
 
 
 class Oracle(Policy):
@@ -55,82 +58,59 @@ def record(output: list[int], prediction: list[int] | None = None, prompt: list[
     return Record("r", prompt or [], output if prediction is None else prediction, output)
 
 
-def test_counts_by_hand() -> None:
-    # prefill: 5 | draft 6 7 (both right) + 8 | draft 1 9 (wrong at once) + 9 | draft 3 0 (one right) + 4
-    policy = Scripted([[6, 7], [1, 9], [3, 0]])
-    result = replay(policy, record([5, 6, 7, 8, 9, 3, 4]), num_draft_tokens=2)
-    assert (result.steps, result.accepted, result.rejected) == (4, 3, 3)
-    assert policy.extended == [[5], [6, 7, 8], [9]]
-    assert result.step_of.tolist() == [0, 1, 1, 1, 2, 3, 3]
-    assert result.origins.tolist() == [
-        Origin.GENERATED,
-        Origin.ACCEPTED,
-        Origin.ACCEPTED,
-        Origin.GENERATED,
-        Origin.GENERATED,
-        Origin.ACCEPTED,
-        Origin.GENERATED,
-    ]
-    assert len(result.propose_ns) == 3
-    assert all(ns >= 0 for ns in result.propose_ns)
-
-
-def test_drafts_in_prefill_are_verified() -> None:
-    policy = Scripted([[5, 6], [9]])
-    result = replay(policy, record([5, 6, 7, 8]), num_draft_tokens=2, draft_in_prefill=True)
-    assert (result.steps, result.accepted, result.rejected) == (2, 2, 1)
-    assert policy.extended == [[5, 6, 7]]
-    assert result.step_of.tolist() == [0, 0, 0, 1]
+G, A = Origin.GENERATED, Origin.ACCEPTED
 
 
 @pytest.mark.parametrize(
-    ("draft", "accepted", "rejected"),
+    ("output", "drafts", "prefill", "counts", "extended", "step_of", "origins"),
     [
-        ([6, 7], 2, 0),  # ends with an accepted draft token: no token of the model's own
-        ([6, 7, 1, 2, 3], 2, 0),  # what lies behind the last output token does not count
-        ([6, 1, 2, 3, 4], 1, 1),  # and neither does it behind a mismatch
-        ([6], 1, 0),
-        ([1, 7], 0, 2),
-        ([], 0, 0),
+        # prefill: 5 | draft 6 7 (both right) + 8 | draft 1 9 (wrong at once) + 9 | draft 3 0 (one right) + 4
+        ([5, 6, 7, 8, 9, 3, 4], [[6, 7], [1, 9], [3, 0]], False, (4, 3, 3), [[5], [6, 7, 8], [9]],
+         [0, 1, 1, 1, 2, 3, 3], [G, A, A, G, G, A, G]),
+        ([5, 6, 7, 8], [[5, 6], [9]], True, (2, 2, 1), [[5, 6, 7]], [0, 0, 0, 1], [A, A, G, G]),
+        # Ends with an accepted draft token: no token of the model's own.
+        ([5, 6, 7], [[6, 7]], False, (2, 2, 0), [[5]], [0, 1, 1], [G, A, A]),
+        # What lies behind the last output token does not count, and neither does it behind a mismatch.
+        ([5, 6, 7], [[6, 7, 1, 2, 3]], False, (2, 2, 0), [[5]], [0, 1, 1], [G, A, A]),
+        ([5, 6, 7], [[6, 1, 2, 3, 4]], False, (2, 1, 1), [[5]], [0, 1, 1], [G, A, G]),
+        ([5, 6, 7], [[1, 7], []], False, (3, 0, 2), [[5], [6]], [0, 1, 2], [G, G, G]),
+        ([5], [], False, (1, 0, 0), [], [0], [G]),
     ],
-)
-def test_a_draft_over_the_end(draft: list[int], accepted: int, rejected: int) -> None:
-    policy = Scripted([draft, [7], [7]])
-    result = replay(policy, record([5, 6, 7]), num_draft_tokens=5)
-    first_step_tokens = min(accepted + 1, 2)
-    more_steps = 0 if first_step_tokens == 2 else 1  # the second call drafts 7, and it is accepted
-    assert result.steps == 2 + more_steps
-    assert result.accepted == accepted + more_steps
-    assert result.rejected == rejected
+)  # fmt: skip
+def test_counts_by_hand(
+    output: list[int],
+    drafts: list[list[int]],
+    prefill: bool,
+    counts: tuple[int, int, int],
+    extended: list[list[int]],
+    step_of: list[int],
+    origins: list[Origin],
+) -> None:
+    policy, pair = Scripted(drafts), record(output, [1, 2], [3])
+    result = replay(policy, pair, 5, prefill)
+    assert (result.steps, result.accepted, result.rejected) == counts
+    assert result.output_tokens == len(output)
+    assert (result.step_of.tolist(), result.origins.tolist()) == (step_of, origins)
+    assert len(result.propose_ns) == len(drafts) == len(policy.seen_at_propose)
+    assert all(ns >= 0 for ns in result.propose_ns)
+    # It saw what it may see, and could change nothing of it.
+    assert (policy.started, policy.extended) == (([3], [1, 2]), extended)
+    assert policy.seen_at_propose == [step_of.index(s) for s in range(not prefill, result.steps)]
+    assert pair == record(output, [1, 2], [3])
 
 
-def test_one_token_needs_only_the_prefill() -> None:
-    result = replay(Scripted([]), record([5]), num_draft_tokens=4)
-    assert (result.steps, result.accepted, result.rejected, result.propose_ns) == (1, 0, 0, [])
-
-
-@pytest.mark.parametrize("k", [1, 16, 32, 64])
-@pytest.mark.parametrize("length", [1, 2, 16, 17, 18, 33, 34, 64, 65, 66, 67, 131, 1000])
-def test_perfect_prediction_takes_the_minimum(k: int, length: int) -> None:
-    perfect = record(list(range(100, 100 + length)))
-    result = replay(Oracle(), perfect, k)
-    assert result.steps == 1 + -(-(length - 1) // (k + 1))
-    assert result.rejected == 0
-    assert replay(Oracle(), perfect, k, draft_in_prefill=True).steps == -(-length // (k + 1))
-
-
-@pytest.mark.parametrize("k", [16, 32, 64])
-@pytest.mark.parametrize("length", [1, 2, 17, 18, 65, 66, 131, 1000])
-@pytest.mark.parametrize("draft_in_prefill", [False, True])
-def test_our_drafter_takes_the_minimum(k: int, length: int, draft_in_prefill: bool) -> None:
-    # Distinct tokens, so that nothing but the cursor decides.
-    perfect = record(list(range(100, 100 + length)), prompt=[1, 2, 3])
-    (policy,) = make_policies(["gpu_align"], [perfect], k)
-    result = replay(policy, perfect, k, draft_in_prefill)
-    minimum = -(-length // (k + 1)) if draft_in_prefill else 1 + -(-(length - 1) // (k + 1))
-    assert result.steps == minimum
-    assert result.rejected == 0
-    assert set(result.origins.tolist()) <= {Origin.GENERATED, Origin.PREDICTION}
+@pytest.mark.parametrize("name", ["oracle", "gpu_align", "cursor", "static_text", "myers"])
+@pytest.mark.parametrize("k", [1, 16, 64])
+def test_a_perfect_prediction_takes_the_minimum(name: str, k: int) -> None:
+    for length in (1, 2, 16, 17, 18, 33, 64, 65, 66, 67, 131, 1000):
+        # Distinct tokens, so that nothing but the cursor decides.
+        perfect = record(list(range(100, 100 + length)), prompt=[1, 2, 3])
+        policy = Oracle() if name == "oracle" else make_policies([name], [perfect], k)[0]
+        for prefill, least in ((False, 1 + -(-(length - 1) // (k + 1))), (True, -(-length // (k + 1)))):
+            result = replay(policy, perfect, k, prefill)
+            assert (result.steps, result.rejected) == (least, 0)
+            if name in ("oracle", "gpu_align"):
+                assert set(result.origins.tolist()) <= {Origin.GENERATED, Origin.PREDICTION}
 
 
 def test_a_drafter_serves_one_record_after_another_as_if_it_were_fresh() -> None:
@@ -152,75 +132,14 @@ def test_a_drafter_serves_one_record_after_another_as_if_it_were_fresh() -> None
         assert got.origins.tolist() == expected.origins.tolist()
 
 
-class Spy(Policy):
-    """Hands everything on to another policy, and keeps what it was given."""
-
-    name = "spy"
-
-    def __init__(self, inner: Policy) -> None:
-        self.inner = inner
-        self.prompt: list[int] = []
-        self.prediction: list[int] = []
-        self.seen: list[int] = []
-        self.seen_at_propose: list[int] = []
-
-    def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
-        self.prompt, self.prediction = list(prompt), list(prediction)
-        self.seen, self.seen_at_propose = [], []
-        self.inner.start(prompt, prediction, num_draft_tokens)
-
-    def propose(self) -> list[int]:
-        self.seen_at_propose.append(len(self.seen))
-        return self.inner.propose()
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.seen += tokens
-        self.inner.extend(tokens)
-
-
-@pytest.mark.parametrize("draft_in_prefill", [False, True])
-def test_a_policy_sees_no_token_before_it_is_generated(draft_in_prefill: bool) -> None:
-    rng = random.Random(1)
-    prediction = [rng.randrange(6) for _ in range(300)]
-    output = prediction[:100] + [rng.randrange(6) for _ in range(30)] + prediction[140:]
-    pair = Record("r", [3, 4], prediction, output)
-    (inner,) = make_policies(["prompt_lookup"], [pair], 8)
-    spy = Spy(inner)
-    result = replay(spy, pair, 8, draft_in_prefill)
-    assert (spy.prompt, spy.prediction) == ([3, 4], prediction)
-    assert spy.seen == output[: len(spy.seen)]
-    # What it had seen when it drafted for step s is exactly what the steps before s produced.
-    first = 0 if draft_in_prefill else 1
-    produced = [int((result.step_of < step).sum()) for step in range(first, result.steps)]
-    assert spy.seen_at_propose == produced
-
-
-class Vandal(Scripted):
-    """Writes into what it is handed."""
-
-    def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
-        super().start(prompt, prediction, num_draft_tokens)
-        for given in (prompt, prediction):
-            given[:] = [0] * len(given)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        tokens[:] = [0] * len(tokens)
-
-
-def test_a_policy_cannot_change_the_record() -> None:
-    pair = Record("r", [3], [1, 2], [5, 6, 7])
-    replay(Vandal([[], []]), pair, 2)
-    assert pair == Record("r", [3], [1, 2], [5, 6, 7])
-
-
-def test_too_many_draft_tokens_are_refused() -> None:
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"policy 'scripted': expected at most 2 draft tokens, found 3"):
         replay(Scripted([[1, 2, 3]]), record([5, 6]), num_draft_tokens=2)
-
-
-def test_no_draft_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match=r"num_draft_tokens: expected at least 1, found 0"):
         replay(Scripted([]), record([5, 6]), num_draft_tokens=0)
+    monkeypatch.setattr(lookup.importlib, "import_module", lambda name: exec("raise ImportError(name)"))
+    with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
+        make_policies(["suffix_decoding"], [record([1])], 8)
 
 
 def test_totals_over_records() -> None:
@@ -230,38 +149,25 @@ def test_totals_over_records() -> None:
     )
     assert told == [("oracle", 3), ("oracle", 2)]
     assert (result.output_tokens, result.steps, result.accepted, result.rejected) == (5, 4, 3, 0)
-    assert result.tokens_per_step == pytest.approx(1.25)
-    assert result.rejected_per_accepted == 0
+    assert (result.tokens_per_step, result.rejected_per_accepted) == (1.25, 0)
     assert result.propose_us_median is not None
     assert result.propose_us_median > 0
-
-
-def test_ratios() -> None:
-    (two_of_three,) = simulate([record([1, 2, 3, 9])], [Scripted([[2, 3, 5]])], 3)
-    assert two_of_three.rejected_per_accepted == 0.5
-    (none_drafted,) = simulate([record([1])], [Scripted([])], 2)
-    assert (none_drafted.rejected_per_accepted, none_drafted.propose_us_median) == (0.0, None)
-    (none_accepted,) = simulate([record([1, 2])], [Scripted([[9]])], 2)
-    assert none_accepted.rejected_per_accepted is None
+    for output, drafts, ratio in (([1, 2, 3, 9], [[2, 3, 5]], 0.5), ([1], [], 0.0), ([1, 2], [[9]], None)):
+        (found,) = simulate([record(output)], [Scripted(drafts)], 3)
+        assert found.rejected_per_accepted == ratio
+        assert (found.propose_us_median is None) == (not drafts)
 
 
 def test_settings_reach_the_drafter() -> None:
     rng = random.Random(2)
     prediction = [rng.randrange(20) for _ in range(200)]
-    edited = Record(
-        "r", [], prediction, [t if rng.random() < 0.9 else rng.randrange(20, 30) for t in prediction]
-    )
+    edited = record([t if rng.random() < 0.9 else rng.randrange(20, 30) for t in prediction], prediction)
     few, many = {"length_factor": 0, "min_survival": 0.9}, {"length_factor": 64, "min_survival": 0.0}
     policies = make_policies(["gpu_align", "cursor"], [edited], 16, [few, many])
     assert [p.name for p in policies] == [setting_name(few, "off"), setting_name(many, "off"), "cursor"]
     first, second, _ = simulate([edited], policies, 16)
     assert first.rejected < second.rejected
+    assert sum(second.pairs[0].rejected_from.values()) == second.rejected > 0
     assert setting_name({}) == "gpu_align"
     for setting in SWEEP:
         DrafterConfig(**setting)
-
-
-def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup.importlib, "import_module", lambda name: exec("raise ImportError(name)"))
-    with pytest.raises(ImportError, match=r"benchmarks\.quality\.build_suffix_peer"):
-        make_policies(["suffix_decoding"], [record([1])], 8)

@@ -66,25 +66,9 @@ OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
 #: The same for policies that draft from recipes, which are tokens of one tokenizer.
 RECIPE_POLICIES: dict[str, Callable[[Recipes], Policy]] = {"recipe_pack": RecipeLookup}
 
-
 __all__ = [
-    "OPTIONAL_POLICIES",
-    "POLICIES",
-    "RECIPE_POLICIES",
-    "Cursor",
-    "EarlierResponses",
-    "InputLookup",
-    "Myers",
-    "OpenAI",
-    "Policy",
-    "PromptLookup",
-    "RecipeLookup",
-    "StaticText",
-    "SuffixDecoding",
-    "guess_line_end",
-    "line_end_test",
-    "prompt_lookup_transformers",
-    "prompt_lookup_vllm",
-    "prompt_lookup_vllm_v2",
+    "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "EarlierResponses", "InputLookup", "Myers",
+    "OpenAI", "Policy", "PromptLookup", "RecipeLookup", "StaticText", "SuffixDecoding", "guess_line_end",
+    "line_end_test", "prompt_lookup_transformers", "prompt_lookup_vllm", "prompt_lookup_vllm_v2",
     "suffix_decoding_available",
-]
+]  # fmt: skip

@@ -17,17 +17,13 @@ class Policy(TokenPredictor):
             tokens = verify(draft)            # accepted prefix of the draft, then one token of the model
             policy.extend(tokens)             # 1 <= len(tokens) <= len(draft) + 1
 
-    `propose` changes no state and may be called before the first `extend`: drafting in the prefill step. `reset`,
-    `predict_tokens` and `push_tokens` call these three. A subclass writes `_begin`, `_draft` and `_advance`, and
-    finds what was given in `_prompt`, `_prediction` and `_output`; or it writes the three itself.
+    `reset`, `predict_tokens` and `push_tokens` call these three. A subclass writes `_begin`, `_draft` and
+    `_advance`, and finds what was given in `_prompt`, `_prediction` and `_output`; or it writes the three
+    itself.
 
-    Args:
-        name: on the command line and in reports; that of the class by default.
-
-    Errors: `start` and `extend` raise ``TypeError`` for anything that is not a sequence of integers and
-    ``ValueError`` for a negative token id, ``num_draft_tokens < 1`` or an empty ``extend``. `propose` and
-    `extend` raise ``RuntimeError`` before the first `start`. `predict_tokens` raises ``ValueError`` for a draft of
-    more than K tokens.
+    Errors: ``TypeError`` for anything that is not a sequence of integers, ``ValueError`` for a negative token
+    id, ``num_draft_tokens < 1``, an empty ``extend`` or a draft of more than K tokens, ``RuntimeError`` before
+    the first `start`.
     """
 
     _num_draft_tokens = 0
@@ -36,13 +32,7 @@ class Policy(TokenPredictor):
         self.name = name or self.name
 
     def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
-        """Forget everything and begin a new sequence.
-
-        Args:
-            prompt: token ids before the output; may be empty.
-            prediction: token ids of the predicted output; may be empty.
-            num_draft_tokens: K, the most tokens `propose` may return; ``K >= 1``.
-        """
+        """Forget everything and begin a new sequence. num_draft_tokens: K, at least 1."""
         self._prompt = check_tokens("prompt", prompt)
         self._prediction = check_tokens("prediction", prediction)
         self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
@@ -50,7 +40,7 @@ class Policy(TokenPredictor):
         self._begin()
 
     def propose(self) -> list[int]:
-        """Draft tokens for the next verification step: 0 to K token ids. Changes no state."""
+        """Draft 0 to K token ids for the next step, the prefill if nothing was taken yet. Changes no state."""
         self._check_started()
         return self._draft()[: self._num_draft_tokens]
 
@@ -85,7 +75,7 @@ class Policy(TokenPredictor):
             raise RuntimeError(f"policy {self.name!r}: start() must be called before propose() and extend()")
 
     def _begin(self) -> None:
-        """Reset the subclass's state; prompt, prediction and K are set, the output is empty."""
+        """Reset the state; prompt, prediction and K are set, the output is empty."""
 
     def _draft(self) -> list[int]:
         """Draft tokens in order; `propose` cuts them to K."""
@@ -96,12 +86,7 @@ class Policy(TokenPredictor):
 
 
 class CursorPolicy(Policy):
-    """A policy that drafts from one position in the prediction: a subclass moves `_cursor` in `_advance`.
-
-    ::
-
-        draft = prediction[cursor : cursor + K], or nothing while cursor is None
-    """
+    """Drafts ``prediction[cursor : cursor + K]``, or nothing while `_cursor`, which `_advance` moves, is None."""
 
     _cursor: int | None
 

@@ -34,15 +34,8 @@ class PromptLookup(Policy):
                 return text[e : e + min(prediction_max, K)]
         return []
 
-    An occurrence may overlap the pattern, and a draft may run from the prediction on into the output.
-
-    Args:
-        pattern_min: shortest pattern that is looked up; ``>= 1``.
-        pattern_max: longest pattern; ``>= pattern_min``. The longest one with an occurrence decides.
-        prediction_min: occurrences followed by fewer tokens are passed over; ``>= 1``.
-        prediction_max: most tokens drafted a step; ``None`` leaves the limit to K.
-        tie: which of several occurrences of that pattern is taken.
-        name: the name in reports.
+    An occurrence may overlap the pattern, and a draft may run from the prediction on into the output. All
+    limits are at least 1; ``prediction_max=None`` leaves that of a draft to K.
 
     Cost: ``pattern_max - pattern_min + 1`` dictionary entries a token, whatever the length of the text.
 
@@ -60,11 +53,10 @@ class PromptLookup(Policy):
     ) -> None:
         super().__init__(name)
         self._pattern_min = check_count("pattern_min", pattern_min)
-        self._pattern_max = check_count("pattern_max", pattern_max, minimum=self._pattern_min)
+        self._pattern_max = check_count("pattern_max", pattern_max, self._pattern_min)
         self._prediction_min = check_count("prediction_min", prediction_min)
-        if prediction_max is None:
-            prediction_max = sys.maxsize
-        self._prediction_max = check_count("prediction_max", prediction_max, minimum=self._prediction_min)
+        longest = sys.maxsize if prediction_max is None else prediction_max
+        self._prediction_max = check_count("prediction_max", longest, self._prediction_min)
         if tie not in ("latest", "earliest"):
             raise ValueError(f"tie: expected 'latest' or 'earliest', got {tie!r}")
         self._keep_first = tie == "earliest"
@@ -137,12 +129,9 @@ class InputLookup(Policy):
 
     Args:
         pattern_min: shortest suffix that counts as a match; ``>= 1``.
-        pattern_max: longest suffix that is told apart; ``None`` compares without limit. The original
-            documents no limit as its default, but its constructor raises it to ``pattern_min``, so that what runs
-            by default is 1. The default here is what runs.
+        pattern_max: longest suffix that is told apart, ``None``: any. What runs in the original by default is 1.
         prediction_min: fewest tokens a new match must be able to draft; ``>= 1``.
         prediction_max: most tokens drafted a step; raised to ``pattern_min``, as in the original.
-        name: the name in reports.
 
     Source: https://github.com/withcatai/node-llama-cpp,
     ``src/evaluator/LlamaContext/tokenPredictors/InputLookupTokenPredictor.ts``.
@@ -190,17 +179,14 @@ class SuffixDecoding(Policy):
             score(m) = sum of the estimated probabilities along path(m)
         return the path of highest score, the longer match where scores are equal
 
-    The prediction goes where a user of vLLM would put it: at the end of the prompt. A tree of earlier responses is
-    asked as well where there is one, and the draft of higher score is taken, the request's own where scores are
-    equal. What is replayed does not enter it: a draft would depend on what was replayed before.
+    A tree of `EarlierResponses` of the same depth is asked as well where there is one, and the draft of higher
+    score is taken, the request's own where scores are equal. What is replayed does not enter it: a draft would
+    depend on what was replayed before.
 
     Args:
         max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1.
-        max_tree_depth: match and draft together are no longer; ``>= 1``. vLLM's default is 24, which caps drafts
-            far below K = 64; 64 is Arctic's own.
+        max_tree_depth: match and draft together are no longer; ``>= 1``. 24 in vLLM, 64 in Arctic's own code.
         min_token_prob: vLLM's default is 0.1.
-        name: the name in reports.
-        earlier: an `EarlierResponses` of the same depth.
 
     Raises:
         MissingExtraError: arctic-inference cannot be imported.
@@ -258,11 +244,7 @@ class SuffixDecoding(Policy):
 
 
 class EarlierResponses:
-    """Arctic's tree of earlier responses, filled once and then only asked; any number of policies may share it.
-
-    Raises:
-        MissingExtraError: arctic-inference cannot be imported.
-    """
+    """Arctic's tree of earlier responses, filled once and then only asked; any number of policies may share it."""
 
     def __init__(self, responses: Iterable[Sequence[int]], max_tree_depth: int = 64) -> None:
         self.max_tree_depth = max_tree_depth
@@ -284,7 +266,7 @@ def suffix_decoding_available() -> bool:
 
 
 def _cache(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
-    """A new ``SuffixDecodingCache``; without a tree of earlier responses if it is to keep none of them."""
+    """A new ``SuffixDecodingCache``; without a tree of earlier responses if it is to keep none."""
     try:
         # By name: no type checker will find it, as it is a dependency of nothing.
         module: Any = importlib.import_module("arctic_inference.suffix_decoding")
@@ -306,13 +288,7 @@ class RecipeLookup(Policy):
             if tokens[-n:] has a recipe:
                 return its continuation, as far as survival >= min_survival
 
-    The longest context decides, also where its continuation is empty or not likely enough.
-
-    Args:
-        recipes: the table, of `gpu_align.RecipePack.tokenize`.
-        min_survival: drafting stops where the probability that all drafts up to here are accepted falls below
-            this; 0 to 1.
-        name: the name in reports.
+    The longest context decides, also where its continuation is empty or not likely enough. min_survival: 0 to 1.
 
     Cost: one dictionary probe for each length of a context, a step.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Literal
@@ -25,9 +26,6 @@ class Cursor(CursorPolicy):
                     at the first that does not: stop drafting for the rest of the sequence
 
     A token beyond the end of the prediction counts as a mismatch. O(1) a token.
-
-    Example: prediction ``[5, 6, 7, 8]``, output ``[5, 6, 9, 8]``, K = 2. Step 1 drafts ``5 6`` and gets
-    ``5 6 9``; from then on every draft is empty, although ``8`` matches again.
 
     Source: this is the floor that every published scheme improves on; vLLM's pull request 23450 ("Add
     Predicted Outputs API", 2025) and a static draft without realignment behave like it.
@@ -65,14 +63,7 @@ class StaticText(CursorPolicy):
         ends_line: says of a token id whether its text contains a newline, see `line_end_test`; asked once
             for each distinct token. ``None``, when no tokenizer is known, stands for `guess_line_end`.
         aligner: ``"rapidfuzz"`` (longest common subsequence of lines), ``"difflib"`` (longest matching
-            blocks, from the standard library) or ``"auto"``: RapidFuzz where it is installed. They differ where
-            lines repeat or blocks moved.
-        name: the name in reports.
-
-    Attributes:
-        aligner: ``"rapidfuzz"`` or ``"difflib"``, the one in use.
-
-    Errors: ``ImportError`` for ``aligner="rapidfuzz"`` without RapidFuzz, ``ValueError`` for another name.
+            blocks) or ``"auto"``: RapidFuzz where it is installed. The attribute is the one in use.
 
     Cost: O(1) a token while aligned. An attempt costs O(P·L / 64) with RapidFuzz for P prediction and L
     output lines, O(P·L) or worse with difflib.
@@ -97,8 +88,7 @@ class StaticText(CursorPolicy):
             raise ImportError('aligner="rapidfuzz" needs RapidFuzz: pip install rapidfuzz')
         self.aligner = "rapidfuzz" if installed and aligner != "difflib" else "difflib"
         self._align = last_match_rapidfuzz if self.aligner == "rapidfuzz" else last_match_difflib
-        self._ends_line = guess_line_end if ends_line is None else ends_line
-        self._is_end: dict[int, bool] = {}
+        self._is_line_end = functools.cache(guess_line_end if ends_line is None else ends_line)
 
     def _begin(self) -> None:
         super()._begin()
@@ -115,11 +105,6 @@ class StaticText(CursorPolicy):
         self._completed_ids: list[int] = []
         self._current: list[int] = []
         self._may_attempt = False
-
-    def _is_line_end(self, token: int) -> bool:
-        if token not in self._is_end:
-            self._is_end[token] = bool(self._ends_line(token))
-        return self._is_end[token]
 
     def _line_id(self, line: list[int]) -> int:
         return self._line_ids.setdefault(tuple(line), len(self._line_ids))
@@ -148,20 +133,14 @@ class StaticText(CursorPolicy):
 
 
 def line_end_test(token_bytes: Callable[[int], bytes]) -> Callable[[int], bool]:
-    """The `StaticText` argument ``ends_line`` for a tokenizer: do a token's bytes contain a newline?
-
-    Many tokens of code hold a newline among other characters (``":\\n"``, ``"\\n\\n"``); all of them end a
-    line, as in the original. Example: ``StaticText(line_end_test(tokenizer.token_bytes))``.
-    """
+    """The `StaticText` argument ``ends_line`` for a tokenizer: do a token's bytes contain a newline anywhere?"""
     return lambda token: b"\n" in token_bytes(token)
 
 
 def guess_line_end(token: int) -> bool:
-    """Stands in for `line_end_test` when nothing is known of the tokenizer.
+    """Stands in for `line_end_test`: one token id in `GUESSED_LINE_LENGTH` ends a "line", by Knuth's hash.
 
-    One token id in `GUESSED_LINE_LENGTH`, chosen by the high bits of ``token * 2654435761 mod 2**32`` (Knuth's
-    multiplicative hash), ends a "line". Equal stretches of prediction and output are then cut alike, which is all
-    that the alignment needs.
+    Equal stretches of prediction and output are then cut alike, which is all that the alignment needs.
     """
     return ((token * 2654435761) & 0xFFFFFFFF) * GUESSED_LINE_LENGTH < 1 << 32
 
@@ -195,23 +174,16 @@ class OpenAI(Policy):
                    the token that diverged, occur in the prediction; cursor = where that occurrence ends,
                    and drafts begin `resume_delay` tokens later
 
-    Several occurrences: the first one that ends after the cursor's position at the divergence, else the
-    last one before it. The policy is aligned at position 0 from the start, so it can draft in the prefill
-    step, which is what the hosted service does.
+    Several occurrences: the first that ends after the cursor's position at the divergence, else the last before.
 
     Args:
-        lookahead: most tokens drafted a step (16 in the service); one divergence rejects at most so many.
-        resume_after: matching tokens needed to draft again (32 in the service).
+        lookahead: most tokens drafted a step; one divergence rejects at most so many.
+        resume_after: matching tokens needed to draft again.
         resume_delay: tokens that then still pass without a draft, each of which must continue the match. The
             published rule has none; its counts are those of a delay of 3, see docs/published.md.
 
     Attributes:
-        accepted: drafted tokens that the model confirmed, since `start`.
-        rejected: drafted tokens that it did not, since `start`.
-
-    Both look at the last draft that `propose` returned. Tokens that the model adds after a fully accepted draft
-    are in neither: a correct draft of 58 tokens verified from the first one is 16 + 1 + 16 + 1 + 16 + 1 + 7,
-    accepted 55 and 3 "extra".
+        accepted, rejected: of the drafted tokens since `start`. Those that the model adds are in neither.
 
     Cost: O(1) a token while aligned; O(resume_after) while diverged, after indexing the prediction once.
 
@@ -296,8 +268,8 @@ class MyersFrontier:
         edits == min(dist(a[:x], b) for x in range(len(a) + 1))
         ends() == [x for x in range(len(a) + 1) if dist(a[:x], b) == edits]
 
-    Only the last layer of paths is kept. No path of an earlier layer had come to the end of ``b``, so those are
-    final. All appends together take O((len(a) + len(b)) · edits) comparisons and O(edits) memory.
+    Only the last layer of paths is kept: no path of an earlier one had come to the end of ``b``. All appends
+    together take O((len(a) + len(b)) · edits) comparisons and O(edits) memory.
 
     Source: E. W. Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1 (1986).
     """
@@ -359,12 +331,10 @@ class Myers(CursorPolicy):
                  and prediction[x - 1] == output[-1]               # the script ends in a match
         draft  = prediction[cursor : cursor + K], or nothing if there is no such x
 
-    Before any output the cursor is 0. Coming back after an insertion or a substitution needs one matching token.
-    After a deletion of L tokens the script must pay L edits for the jump, so it takes about L generated tokens
-    until the jump is cheaper than calling all of them inserted: the weakness of an edit distance for this purpose.
+    Before any output the cursor is 0. Coming back after an insertion or a substitution needs one matching token,
+    after a deletion of L tokens about L: only then is the jump cheaper than calling all of them inserted.
 
-    Cost: see `MyersFrontier`. A step that follows the prediction takes a few microseconds; an unrelated
-    output of 8,000 tokens takes about a second in all.
+    Cost: see `MyersFrontier`. An unrelated output of 8,000 tokens takes about a second in all.
 
     Source: https://cascadetech.ai/blog/vllm-predicted-outputs ("we use the Myers diff algorithm to
     realign") and the token-level prototype in https://github.com/cascade-tech-ai/vllmx

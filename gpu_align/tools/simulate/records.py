@@ -17,21 +17,13 @@ MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True)
 class Record:
-    """One known generation to replay: token ids in ``[0, 2**31)``.
-
-    Attributes:
-        id: as in the file, a string.
-        prompt: tokens before the output; may be empty.
-        prediction: what the user expected; may be empty.
-        output: what the model writes; at least one token.
-        tokenizer: the tokenizer that the ids belong to, None where it is not known.
-    """
+    """One known generation to replay: token ids in ``[0, 2**31)``."""
 
     id: str
-    prompt: list[int]
-    prediction: list[int]
-    output: list[int]
-    tokenizer: str | None = None
+    prompt: list[int]  #: before the output; may be empty
+    prediction: list[int]  #: what the user expected; may be empty
+    output: list[int]  #: what the model writes; at least one token
+    tokenizer: str | None = None  #: that the ids belong to, where it is known
 
 
 def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:
@@ -122,8 +114,6 @@ def _encode(line: int, field: str, value: object, tokenizer: str | None) -> list
 
 #: Larger files of a history are left out.
 MAX_FILE_BYTES = 256 * 1024
-#: Edits of a history that are taken where nobody sets a limit.
-DEFAULT_LIMIT = 100
 
 
 def records_of_files(before: Path, after: Path, tokenizer: str) -> list[Record]:
@@ -144,14 +134,14 @@ def records_of_files(before: Path, after: Path, tokenizer: str) -> list[Record]:
 def records_of_git(
     revisions: str, repo: Path, tokenizer: str, suffixes: Sequence[str] = (), limit: int | None = None
 ) -> list[Record]:
-    """The text files that the commits of a range changed, newest first; merges are left out.
+    """The text files that the commits of a range changed, newest first, without merges.
 
     Args:
         revisions: what ``git log`` takes, ``v1.0..v1.1`` or ``HEAD~20..``.
         repo: a work tree, a folder in it, or a bare repository.
         tokenizer: ``"tekken"``, or what transformers can load.
         suffixes: only files whose names end in one of these, if there are any.
-        limit: at most so many records, `DEFAULT_LIMIT` if None.
+        limit: at most so many records, 100 if None.
 
     Raises:
         EditError: Git is missing or refuses the range, or the range changes no text file.
@@ -159,7 +149,7 @@ def records_of_git(
         MissingExtraError: the tokenizer's package is not installed.
     """
     found = git_edits("--git", repo, revisions, MAX_FILE_BYTES, _decoded, tuple(suffixes))
-    edits = list(itertools.islice(found, DEFAULT_LIMIT if limit is None else limit))
+    edits = list(itertools.islice(found, 100 if limit is None else limit))
     if not edits:
         ending = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
         raise EditError(f"--git: {revisions} changes no text file{ending}")

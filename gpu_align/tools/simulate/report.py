@@ -57,17 +57,11 @@ def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
     """One row a policy, cells as text, in the order of `TABLE_HEADER`."""
     return [
         (
-            result.name,
-            f"{result.output_tokens:,}",
-            f"{result.steps:,}",
-            f"{result.tokens_per_step:.2f}",
-            f"{result.accepted:,}",
-            f"{result.rejected:,}",
-            _or_dash(result.rejected_per_accepted, ".2f"),
-            _or_dash(result.propose_us_median, ",.0f"),
+            r.name, f"{r.output_tokens:,}", f"{r.steps:,}", f"{r.tokens_per_step:.2f}", f"{r.accepted:,}",
+            f"{r.rejected:,}", _or_dash(r.rejected_per_accepted, ".2f"), _or_dash(r.propose_us_median, ",.0f"),
         )
-        for result in results
-    ]
+        for r in results
+    ]  # fmt: skip
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -77,8 +71,8 @@ def _or_dash(value: float | None, form: str) -> str:
 def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draft_tokens: int) -> str:
     """A page with the table, and each record's output coloured by where its tokens came from.
 
-    Records with a tokenizer show text, the others token ids. `gpu_align` is shown first, or else the first
-    policy; the others follow in their order as long as there is room (`MAX_PAGE_TOKENS`).
+    Records with a tokenizer show text, the others token ids. `gpu_align` is first; the others follow in their
+    order as long as there is room (`MAX_PAGE_TOKENS`).
     """
     # The sort is stable; behind our name there may be settings.
     ordered = sorted(results, key=lambda result: result.name.split(" ")[0] != "gpu_align")

@@ -18,22 +18,16 @@ _HUB_PATIENCE = 5
 
 
 class TextTokenizer(Protocol):
-    """What the simulator, the corpus and the pages use of a tokenizer.
+    """What the simulator, the corpus and the pages use of a tokenizer."""
 
-    name: the name or path that it was loaded by. vocab_size: ids are in ``[0, vocab_size)``.
-    """
-
-    name: str
-    vocab_size: int
+    name: str  #: or path that it was loaded by
+    vocab_size: int  #: ids are in ``[0, vocab_size)``
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without beginning-of-text or other special tokens added."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes this token stands for, or its written name (``<s>``) for a special token.
-
-        A character may be spread over several tokens, which is why this is not a string.
-        """
+        """The bytes this token stands for, maybe a part of a character; the name of a special one (``<s>``)."""
 
 
 class TekkenTokenizer:
@@ -74,33 +68,29 @@ class TransformersTokenizer:
     """Any tokenizer that ``transformers.AutoTokenizer`` loads, by hub name or local folder."""
 
     def __init__(self, name_or_path: str) -> None:
-        is_path = (
-            Path(name_or_path).is_absolute() or name_or_path.startswith(".") or name_or_path.count("/") > 1
-        )
-        if is_path and not Path(name_or_path).is_dir():
+        path = Path(name_or_path)
+        is_path = path.is_absolute() or name_or_path.startswith(".") or name_or_path.count("/") > 1
+        if is_path and not path.is_dir():
             raise ValueError(_unreadable(name_or_path, "no such folder"))
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
             raise MissingExtraError(f"tokenizer {name_or_path!r}", "transformers", "transformers") from error
         self.name = name_or_path
-        offline = "" if Path(name_or_path).is_dir() else hub_is_out_of_reach()
+        offline = "" if path.is_dir() else hub_is_out_of_reach()
         try:
             # Loading warns on stderr about a missing PyTorch or model, which a tokenizer does not need.
             with contextlib.redirect_stderr(io.StringIO()):
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                    name_or_path, local_files_only=bool(offline)
-                )
+                load: Any = AutoTokenizer.from_pretrained
+                self._tokenizer = load(name_or_path, local_files_only=bool(offline))
         except Exception as error:  # a broken tokenizer file fails in many ways
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             why = f"{offline}, and it is not in the cache" if offline else first_line
             raise ValueError(_unreadable(name_or_path, why)) from error
         self.vocab_size = len(self._tokenizer)
         self._special = set(self._tokenizer.all_special_ids)
         # Pieces are written in GPT-2's byte alphabet where a newline becomes this.
-        pieces = self._tokenizer.convert_ids_to_tokens(
-            self._tokenizer.encode("a\nb", add_special_tokens=False)
-        )
+        pieces = self._tokenizer.convert_ids_to_tokens(self.encode("a\nb"))
         self._byte_level = any("Ċ" in piece for piece in pieces)
 
     def encode(self, text: str) -> list[int]:
@@ -176,10 +166,9 @@ def load_tokenizer(name_or_path: str) -> TextTokenizer:
 
 
 def token_texts(tokenizer: TextTokenizer, ids: Iterable[int]) -> list[str]:
-    """One string a token whose concatenation is the decoded text.
+    """One string a token whose concatenation is the decoded text; U+FFFD for bytes that never become UTF-8.
 
-    A character whose bytes span several tokens is shown whole at the token that completes it; the
-    tokens before it show nothing. Bytes that never become UTF-8 show as U+FFFD.
+    A character whose bytes span several tokens is shown whole at the token that completes it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [

@@ -51,19 +51,19 @@ def tune_command(
         files = tuning.files_of(places)
         check_outputs({"--out": out, "--pack": pack}, files)
         with progress_bar("reading", len(files)) as advance:
-            traffic = tuning.read_traffic(files, tokenizer, advance)
+            records, skipped = tuning.read_traffic(files, tokenizer, advance)
     except OSError as error:
         refuse(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
     except ValueError as error:
         refuse(str(error))
-    num_tokens = sum(len(record.output) for record in traffic.records)
-    typer.echo(f"read {counted(len(traffic.records), 'request')}, {counted(num_tokens, 'output token')}")
-    for reason, count in traffic.skipped.most_common():
+    num_tokens = sum(len(record.output) for record in records)
+    typer.echo(f"read {counted(len(records), 'request')}, {counted(num_tokens, 'output token')}")
+    for reason, count in skipped.most_common():
         typer.echo(f"skipped {counted(count, 'request')}: {reason}")
     try:
-        tokens = None if pack is None else packs.Tokens.of(traffic.records, tokenizer)
-        with progress_bar("", tuning.replays(traffic.records, with_pack=pack is not None)) as advance:
-            tuned = tuning.tune(traffic.records, progress=advance, tokens=tokens)
+        tokens = None if pack is None else packs.Tokens.of(records, tokenizer)
+        with progress_bar("", tuning.replays(records, with_pack=pack is not None)) as advance:
+            tuned = tuning.tune(records, advance, tokens)
     except (OSError, ValueError) as error:
         refuse(str(error))
     _print(tuned.report)
@@ -84,20 +84,19 @@ def tune_command(
 
 def _print(report: Report) -> None:
     if report.without_pack is None:
-        rows = [_row("shipped table", report.before), _row("new table", report.after)]
-        what = "the new table"
+        what, points = "the new table", {"shipped table": report.before, "new table": report.after}
     else:
-        rows = [
-            _row("shipped table, shipped pack", report.before),
-            _row("new table, shipped pack", report.without_pack),
-            _row("new table, own pack before it", report.after),
-        ]
         what = "what was learned"
+        points = {
+            "shipped table, shipped pack": report.before,
+            "new table, shipped pack": report.without_pack,
+            "new table, own pack before it": report.after,
+        }
     settings = ", ".join(f"{name} {value:g}" for name, value in report.settings.items())
     title = (
         f"{counted(report.held_back, 'request')} held back, learned from {report.learned_from:,}; {settings}"
     )
-    print_table(title, HEADER, rows, words=[""], folded="")
+    print_table(title, HEADER, [_row(*named) for named in points.items()], words=[""], folded="")
     if report.gain is None:
         typer.echo(f"{what} does not reach the rejections of the shipped table: no comparison at equal ones")
     else:
@@ -107,10 +106,5 @@ def _print(report: Report) -> None:
 
 
 def _row(name: str, point: Point) -> tuple[str, ...]:
-    return (
-        name,
-        f"{point.tokens_per_step:.2f}",
-        f"{point.rejected_per_accepted:.2f}",
-        f"{point.steps:,}",
-        f"{point.gap:.3f}",
-    )
+    ratios = f"{point.tokens_per_step:.2f}", f"{point.rejected_per_accepted:.2f}"
+    return (name, *ratios, f"{point.steps:,}", f"{point.gap:.3f}")

@@ -101,20 +101,14 @@ def _count_right(
 class ReplayCounts(NamedTuple):
     """What one replay of all records has shown.
 
-    Attributes:
-        runs: [C, K + 1]: candidates of class c of which just r tokens were right (K: K or more).
-        drafts: [2, NUM_BINS]: drafts from the prediction and the context that were reached, by what the table
-            promised, and how many more of them were accepted than promised.
-        recipe_drafts: the same for drafts from recipes, by what the recipes promised.
-        counted: [2, NUM_BINS]: drafts from recipes by what `counts` promised, and how many more were accepted.
-        total: output tokens, steps, accepted drafts, rejected drafts.
+    [2, NUM_BINS]: drafts that were reached, by what was promised of them, and how many more of them were accepted.
     """
 
-    runs: Array
-    drafts: Array
-    recipe_drafts: Array
-    counted: Array
-    total: npt.NDArray[np.int64]
+    runs: Array  #: [C, K + 1]: candidates of class c of which just r tokens were right (K: K or more)
+    drafts: Array  #: [2, NUM_BINS], from the prediction and the context, by the table
+    recipe_drafts: Array  #: [2, NUM_BINS], from recipes, by these
+    counted: Array  #: [2, NUM_BINS], the same by `counts`
+    total: Int64  #: output tokens, steps, accepted drafts, rejected drafts
 
 
 def observe(
@@ -127,10 +121,9 @@ def observe(
     recipes: RecipeTable | None = None,
     counts: RecipeTable | None = None,
 ) -> ReplayCounts:
-    """Replay all records with the drafter's own choices.
+    """Replay all records, each with at least one output token, with the drafter's own choices.
 
     Args:
-        records: each with at least one output token.
         survival: [C, K] int32 in units of 1/`SURVIVAL_ONE`: what the drafter chooses by.
         max_context_len: T; which positions of a context are remembered depends on it.
         config: settings; the table that it names is not read.
@@ -216,8 +209,7 @@ def learn(runs: Array) -> Array:
 
     Matched length alone, then with the place, then with the margin, then with the adherence.
     """
-    survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
-    seen, right = survived[:, 0].reshape(*_SHAPE, 1), survived[:, 1:].reshape(*_SHAPE, -1)
+    seen, right = _seen_and_right(runs)
     curves = np.zeros_like(right)
     for places in _TEXTS:
         n, r = seen[:, :, places], right[:, :, places]
@@ -237,12 +229,9 @@ def relearn(runs: Array, known: Array) -> Array:
             curve *= (right + prior * mean curve) / (sum of what the curve promises + prior * mean curve)
 
     prior: `KNOWN_PRIOR`. The groups: one text, with the same matched length, with the same alignment, with the
-    same margin, one class. A class that is not seen keeps its own form, and moves with those around it.
-
-    known: [NUM_CLASSES, K], each 0 to 1.
+    same margin, one class. A class that is not seen keeps its own form. known: [NUM_CLASSES, K], each 0 to 1.
     """
-    survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
-    seen, right = survived[:, 0].reshape(*_SHAPE, 1), survived[:, 1:].reshape(*_SHAPE, -1)
+    seen, right = _seen_and_right(runs)
     curves = known.reshape(*_SHAPE, -1).copy()
     for places in _TEXTS:
         n, r, curve = seen[:, :, places], right[:, :, places], curves[:, :, places]
@@ -254,6 +243,12 @@ def relearn(runs: Array, known: Array) -> Array:
             curve = np.clip(curve * (r.sum(axes, keepdims=True) + prior) / (promised + prior), 1e-6, 1)
         curves[:, :, places] = curve
     return _falling(curves)
+
+
+def _seen_and_right(runs: Array) -> tuple[Array, Array]:
+    """By the parts of a class: candidates, [..., 1], and how many of them were right for k tokens, [..., K]."""
+    survived = np.flip(np.flip(runs, 1).cumsum(1), 1)
+    return survived[:, 0].reshape(*_SHAPE, 1), survived[:, 1:].reshape(*_SHAPE, -1)
 
 
 def _falling(curves: Array) -> Array:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +49,7 @@ class Tokens:
 
     @classmethod
     def of(cls, records: Iterable[Record], name: str | None) -> Tokens:
-        """The tokenizer of these requests, which they name, or else `name`.
-
-        Raises:
-            ValueError: there is no name, or several, or the requests have tokens that the tokenizer has not.
-        """
+        """The tokenizer of these requests, which they name, or else `name`; ValueError where that is not one."""
         names: set[str] = set()
         highest = -1
         for record in records:
@@ -75,7 +72,6 @@ class Tokens:
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text."""
         return [self._tokenizer.encode(text) for text in texts]
 
     def text(self, ids: Iterable[int]) -> str:
@@ -94,37 +90,28 @@ class Tokens:
         return piece
 
 
-@dataclass
-class Part:
-    """Requests, and the recipes that they are replayed with.
+#: The parts share the tables of the recipes that they are replayed with.
+_table_of = lru_cache(maxsize=2 * NUM_PARTS)(RecipeTable.build)
 
-    Attributes:
-        recipes: of several packs, the requests' own first; None: no recipes.
-        counts: the own pack by its counts alone, not calibrated; None where there is none.
-    """
+
+class Part(NamedTuple):
+    """Requests, and the recipes that they are replayed with."""
 
     records: Sequence[Record]
-    recipes: Recipes | None = None
-    counts: RecipeTable | None = None
-    _tables: dict[float, RecipeTable] = field(default_factory=dict, repr=False)
+    recipes: Recipes | None = None  #: of several packs, the requests' own first
+    counts: RecipeTable | None = None  #: the own pack by its counts alone, not calibrated
 
     def table(self, min_survival: float) -> RecipeTable | None:
         """The recipes as a step looks them up."""
-        if self.recipes is not None and min_survival not in self._tables:
-            table = RecipeTable.build(self.recipes, NUM_DRAFT_TOKENS, "cpu", min_survival)
-            self._tables[min_survival] = table
-        return self._tables.get(min_survival)
+        recipes = self.recipes
+        return None if recipes is None else _table_of(recipes, NUM_DRAFT_TOKENS, "cpu", min_survival)
 
 
 class OwnPack:
     """A pack of some requests, in front of the shipped one.
 
     No request is replayed with what it taught: `parts` has a pack for each part of the requests, learned from the
-    other parts.
-
-    Attributes:
-        calibration: of the own packs; at first that of the shipped one.
-        shipped: the shipped pack.
+    other parts. calibration: of the own packs; at first that of the shipped one.
     """
 
     def __init__(self, records: Sequence[Record], tokens: Tokens) -> None:
@@ -157,10 +144,7 @@ class OwnPack:
         return parts
 
     def calibrate(self, counted: npt.NDArray[np.float64]) -> None:
-        """Take over how many drafts were accepted by what the counts promised, `counted` of all parts.
-
-        What is promised rises with what is counted.
-        """
+        """Take over how many drafts were accepted by what the counts promised, `counted` of all parts."""
         offsets = (counted[1] + PRIOR * self._prior) / (counted[0] + PRIOR)
         self.calibration = rising(offsets)
 

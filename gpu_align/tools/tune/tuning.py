@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,20 +25,8 @@ from .packs import MADE_BY, OwnPack, Part, Tokens, in_parts, key_of
 _LOG_ENDINGS = (".yaml", ".yml")
 
 
-@dataclass
-class Traffic:
-    """Requests that can be replayed, and the reasons why others cannot be, with how many."""
-
-    records: list[Record] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-
 def files_of(places: Sequence[Path]) -> list[Path]:
-    """The files that are given, and the step logs in the folders that are given, sorted.
-
-    Raises:
-        FileNotFoundError: a place that is not there, or a folder without step logs.
-    """
+    """The files that are given, and the step logs in the folders that are given, sorted."""
     files: list[Path] = []
     for place in places:
         if place.is_dir():
@@ -55,18 +43,18 @@ def files_of(places: Sequence[Path]) -> list[Path]:
 
 def read_traffic(
     files: Iterable[Path], tokenizer: str | None = None, progress: Callable[[str, int], object] | None = None
-) -> Traffic:
-    """Read step logs and files of pairs; `progress` is told after each.
+) -> tuple[list[Record], Counter[str]]:
+    """The requests of step logs and files of pairs, and the reasons why others cannot be replayed, with how many.
 
-    A step log is one request: its prediction and its output are in it. It has no tokens of the prompt, so drafts
-    from the prompt are not seen. Logs without a prediction, and torn ones, are skipped and counted.
+    A step log is one request. It has no tokens of the prompt, so drafts from the prompt are not seen.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: a file of pairs that is none (`RecordError`).
         MissingExtraError: PyYAML, or a tokenizer's package, is not installed.
     """
-    traffic = Traffic()
+    records: list[Record] = []
+    skipped: Counter[str] = Counter()
     for file in files:
         found: list[Record | str]
         if file.suffix not in _LOG_ENDINGS:
@@ -76,14 +64,11 @@ def read_traffic(
                 found = [record_of(step_log.read_step_log(file))]
             except step_log.StepLogError:
                 found = ["not a whole step log"]
-        for record in found:
-            if isinstance(record, str):
-                traffic.skipped[record] += 1
-            else:
-                traffic.records.append(record)
+        records += [record for record in found if isinstance(record, Record)]
+        skipped.update(reason for reason in found if isinstance(reason, str))
         if progress is not None:
             progress("", 1)
-    return traffic
+    return records, skipped
 
 
 def record_of(log: Any) -> Record | str:
@@ -104,8 +89,7 @@ def record_of(log: Any) -> Record | str:
     return Record(log.request_id, [], prediction, output)
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """What a table and its settings come to on some requests: output tokens, verification steps, draft tokens.
 
     gap: how far confidences are off: the mean of |accepted − promised| over the drafts, by bins of 0.05.
@@ -128,26 +112,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Report:
-    """Before and after, on requests that were held back.
+    """Before and after, on requests that were held back."""
 
-    Attributes:
-        learned_from, held_back: requests.
-        before: the table that comes with the library, at the default settings; where a pack was learned, with the
-            recipes that come with the library.
-        after: the new table, and the pack if one was learned, at the settings chosen with them.
-        equal: tokens a step of what is new at the rejections of `before`, between its settings; None where it
-            does not reach so many, or so few.
-        settings: of `after`.
-        without_pack: the new table with the recipes of `before`, at the settings of `after`; None without a pack.
-    """
-
-    learned_from: int
+    learned_from: int  #: requests
     held_back: int
-    before: Point
-    after: Point
-    equal: float | None
-    settings: dict[str, float]
-    without_pack: Point | None = None
+    before: Point  #: the shipped table at the default settings; with a pack, beside the shipped recipes
+    after: Point  #: the new table, and the pack if one was learned, at the settings chosen with them
+    equal: float | None  #: tokens a step of `after`, between its settings, at the rejections of `before`
+    settings: dict[str, float]  #: of `after`
+    without_pack: Point | None = None  #: with a pack, the new table with the recipes of `before`
 
     @property
     def gain(self) -> float | None:
@@ -183,7 +156,7 @@ def make_table(
     made_by: str,
     settings: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What a file holds. No texts and no tokens: counts of what looks alike, and what is told of them.
+    """What a file holds: counts of what looks alike, no texts and no tokens.
 
     Args:
         survival: [NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`.
@@ -267,13 +240,8 @@ def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return [r for key, r in keyed if key not in held], [r for key, r in keyed if key in held]
 
 
-def tune(
-    records: Sequence[Record],
-    config: DrafterConfig | None = None,
-    progress: Progress | None = None,
-    tokens: Tokens | None = None,
-) -> Tuned:
-    """Learn from three quarters of the requests, and report on the others.
+def tune(records: Sequence[Record], progress: Progress | None = None, tokens: Tokens | None = None) -> Tuned:
+    """Learn from three quarters of the requests, and report on the others; their order does not matter.
 
     ::
 
@@ -284,12 +252,10 @@ def tune(
         calibrate the confidences on the settings' replay
 
     With `tokens` each part of the requests is replayed with recipes that the other parts teach, and the shipped
-    ones behind them; what is held back, with those that all of them teach. The result depends on the requests
-    alone, not on their order.
+    ones behind them; what is held back, with those that all of them teach.
 
     Args:
         records: requests with a prediction and an output.
-        config: settings other than those that are chosen; the defaults if None.
         progress: told of what is replayed; `replays` in all.
         tokens: of the requests' tokenizer: learn a recipe pack, too. None: no recipes anywhere.
 
@@ -315,13 +281,12 @@ def tune(
         doing: str, parts: Sequence[Part], tables: Sequence[_Table], **settings: float
     ) -> list[ReplayCounts]:
         """What each part shows with its table."""
-        chosen: dict[str, Any] = {**settings}
-        with_settings = replace(config if config is not None else DrafterConfig(), **chosen)
+        config = DrafterConfig(**settings)  # type: ignore[arg-type]
         return [
             observe(
-                part.records, table.survival, width, with_settings, table.calibration,
+                part.records, table.survival, width, config, table.calibration,
                 lambda done: progress(doing, done) if progress is not None else None,
-                part.table(with_settings.min_survival_recipe), part.counts,
+                part.table(config.min_survival_recipe), part.counts,
             )
             for part, table in zip(parts, tables, strict=True)
         ]  # fmt: skip
@@ -340,7 +305,7 @@ def tune(
     # What is chosen among is tried on requests that it was not learned from, like the recipes.
     unseen = [_Table.of(relearn(found.runs - part.runs, known)) for part in shown]
     parts = [
-        replace(part, records=_sample(part.records, MAX_CHOICE_TOKENS // len(parts))) for part in parts_now()
+        part._replace(records=_sample(part.records, MAX_CHOICE_TOKENS // len(parts))) for part in parts_now()
     ]
     sample = [record for part in parts for record in part.records]
     uncalibrated = _Table(shipped.survival)
@@ -401,19 +366,13 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Settings, and what they came to.
+    """Settings, and what they came to."""
 
-    Attributes:
-        front: the settings that no other one beats in both, from few rejected drafts to many, and their points.
-        setting: the one that rejects as much as is allowed.
-        observed: with it.
-        value: tokens a step at the rejections that are allowed.
-    """
-
+    #: The settings that no other one beats in both, from few rejected drafts to many, and their points.
     front: list[tuple[tuple[float, float], Point]]
-    setting: tuple[float, float]
-    observed: ReplayCounts
-    value: float
+    setting: tuple[float, float]  #: the one that rejects as much as is allowed
+    observed: ReplayCounts  #: with it
+    value: float  #: tokens a step at the rejections that are allowed
 
     @classmethod
     def of(cls, tried: Mapping[tuple[float, float], ReplayCounts], most: float) -> _Choice:
@@ -445,8 +404,5 @@ def _settings(setting: tuple[float, float]) -> dict[str, float]:
 
 def _sample(records: Sequence[Record], most: int = MAX_CHOICE_TOKENS) -> list[Record]:
     """Every n-th, with the smallest n that keeps their outputs within so many tokens; at least one."""
-    for every in range(1, len(records) + 1):
-        part = list(records[::every])
-        if sum(len(r.output) for r in part) <= most:
-            return part
-    return list(records[:1])
+    parts = (list(records[::every]) for every in range(1, len(records) + 1))
+    return next((part for part in parts if sum(len(r.output) for r in part) <= most), list(records[:1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from gpu_align.recipes.registry import resolve_packs
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.cli import app
 from gpu_align.tools.tune.packs import OwnPack, Tokens, key_of
-from gpu_align.tools.tune.tuning import split, tune
+from gpu_align.tools.tune.tuning import split
+from tests.gpu_align.tune.test_tune import write_logs
 
 #: What the house writes behind each name; no shipped pack knows it.
 PHRASE = "\\housemark{checked by the committee}"
@@ -32,7 +34,7 @@ def name_of(number: int) -> str:
 
 
 def texts_of(count: int = 10) -> list[dict[str, str]]:
-    """Outputs add the phrase behind items that the predictions have without."""
+    """Outputs add the phrase behind items that the predictions have without, and a word that requests share."""
     rows = []
     for number in range(count):
         items = [f"\\item {name_of(number)} {LETTERS[(number + i) % 10]}{LETTERS[i]}" for i in range(6)]
@@ -41,24 +43,35 @@ def texts_of(count: int = 10) -> list[dict[str, str]]:
             "prediction_text": "\n".join(items) + "\n",
             "output_text": "\n".join(f"{item} {PHRASE}" for item in items) + "\n",
         })  # fmt: skip
+    held = {record.id for record in split(encoded(rows))[1]}
+    for row in rows:
+        row["output_text"] += 4 * (" zebrafish" if row["id"] in held else " quetzal")
     return rows
 
 
-def records_of(count: int = 10) -> list[Record]:
+def encoded(rows: list[dict[str, str]]) -> list[Record]:
     encode = load_tokenizer("tekken").encode
     return [
         Record(row["id"], [], encode(row["prediction_text"]), encode(row["output_text"]), "tekken")
-        for row in texts_of(count)
+        for row in rows
     ]
+
+
+def records_of(count: int = 10) -> list[Record]:
+    return encoded(texts_of(count))
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with ``t.json`` and ``p.json.gz``, and what the command said."""
     folder = tmp_path_factory.mktemp("own")
-    pairs = folder / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps(row) + "\n" for row in texts_of()))
-    return folder, run(folder, [str(pairs), "--tokenizer", "tekken"])
+    return folder, run(folder, [str(pairs_in(folder, texts_of())), "--tokenizer", "tekken"])
+
+
+def pairs_in(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"id": i, **row}) + "\n" for i, row in enumerate(rows)))
+    return path
 
 
 def run(folder: Path, more: list[str], code: int = 0) -> str:
@@ -87,34 +100,18 @@ def test_a_server_and_a_drafter_take_what_is_written(written: tuple[Path, str]) 
     assert {name: getattr(config, name) for name in settings} == settings
 
 
-def test_no_word_that_only_held_back_requests_have_is_in_the_pack(written: tuple[Path, str]) -> None:
+def test_a_word_is_in_the_pack_where_two_requests_that_are_learned_from_share_it(
+    written: tuple[Path, str],
+) -> None:
     learned, held = split(records_of())
     pack = gzip.decompress((written[0] / "p.json.gz").read_bytes()).decode()
+    assert len(learned) > len(held) > 1
     assert "committee" in pack
-    assert len(learned) > len(held) > 0
+    assert "quetzal" in pack
+    assert "zebrafish" not in pack
     for record in (*held, *learned):
-        # A word of one request is in none: another one has to write it, too.
         assert name_of(int(record.id[1:])) not in pack
-    table = (written[0] / "t.json").read_text()
-    assert "committee" not in table
-
-
-def test_words_that_two_requests_share_are_in_it_only_where_both_are_learned_from() -> None:
-    records, tokens = records_of(), Tokens(load_tokenizer("tekken"))
-    learned, held = split(records)
-    encode = load_tokenizer("tekken").encode
-
-    def marked(record: Record, word: str) -> Record:
-        return Record(
-            record.id, [], record.prediction, record.output + encode(f" {word} {word} {word} {word}")
-        )
-
-    for chosen, expected in ((held, False), (learned, True)):
-        ids = {record.id for record in chosen}
-        changed = [marked(r, "zebrafish") if r.id in ids else r for r in records]
-        pack = tune(changed, tokens=tokens).pack
-        assert pack is not None
-        assert any("zebrafish" in word for word in pack.words) is expected
+    assert "committee" not in (written[0] / "t.json").read_text()
 
 
 def test_a_part_is_replayed_with_what_the_others_teach() -> None:
@@ -131,33 +128,16 @@ def test_a_part_is_replayed_with_what_the_others_teach() -> None:
 
 
 def test_the_same_requests_give_the_same_bytes(tmp_path: Path, written: tuple[Path, str]) -> None:
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps(row) + "\n" for row in texts_of()[::-1]))
-    run(tmp_path, [str(pairs), "--tokenizer", "tekken"])
-    for name in ("t.json", "p.json.gz"):
-        assert (tmp_path / name).read_bytes() == (written[0] / name).read_bytes()
-
-
-def test_step_logs_teach_the_same(tmp_path: Path, written: tuple[Path, str]) -> None:
-    yaml = pytest.importorskip("yaml")
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    for record in records_of():
-        steps = [
-            {"step": i, "position": i, "source": "none", "proposed": [], "confidence": [], "duration_us": 0,
-             "verified": 0, "accepted": 0, "new": [token]} for i, token in enumerate(record.output)
-        ]  # fmt: skip
-        log = {
-            "format": "gpu-align-steps/1", "request_id": record.id, "num_draft_tokens": 4, "prompt_tokens": 0,
-            "prediction_tokens": len(record.prediction), "prediction_lines": [{"tokens": record.prediction}],
-            "steps": steps,
-        }  # fmt: skip
-        (logs / f"{record.id}.yaml").write_text(yaml.safe_dump(log))
-    refused = run(tmp_path, [str(logs)], code=2)
+    """In another order, and half of them as step logs."""
+    pytest.importorskip("yaml")
+    write_logs(tmp_path / "logs", records_of()[::2])
+    refused = run(tmp_path, [str(tmp_path / "logs")], code=2)
     assert "--pack: expected --tokenizer, as request" in refused
     assert not (tmp_path / "t.json").exists()
-    run(tmp_path, [str(logs), "--tokenizer", "tekken"])
-    assert (tmp_path / "p.json.gz").read_bytes() == (written[0] / "p.json.gz").read_bytes()
+    pairs = pairs_in(tmp_path, texts_of()[::-2])
+    run(tmp_path, [str(pairs), str(tmp_path / "logs"), "--tokenizer", "tekken"])
+    for name in ("t.json", "p.json.gz"):
+        assert (tmp_path / name).read_bytes() == (written[0] / name).read_bytes()
 
 
 def test_a_calibration_follows_what_was_accepted_and_rises() -> None:
@@ -191,7 +171,5 @@ def test_special_tokens_are_no_text() -> None:
 def test_what_gives_no_pack_is_one_line(
     rows: list[dict[str, list[int]]], options: list[str], message: str, tmp_path: Path
 ) -> None:
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps({"id": i, **row}) + "\n" for i, row in enumerate(rows)))
-    assert message in run(tmp_path, [str(pairs), *options], code=2)
+    assert message in run(tmp_path, [str(pairs_in(tmp_path, rows)), *options], code=2)
     assert not list(tmp_path.glob("[tp].json*"))
