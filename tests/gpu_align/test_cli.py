@@ -21,7 +21,7 @@ from gpu_align import tools as cli
 from gpu_align.policies import POLICIES
 from gpu_align.simulate import SWEEP, import_policy, policy_names, setting_name
 from gpu_align.tools.cli import app
-from tests.gpu_align.test_simulate_records import GOOD, MALFORMED, lines
+from tests.gpu_align.test_simulate_records import lines
 
 PAIRS = [
     {"id": "a", "prediction": list(range(1, 60)), "output": [*range(1, 30), 99, *range(30, 60)]},
@@ -70,30 +70,11 @@ def test_settings_of_our_drafter(pairs: Path, tmp_path: Path) -> None:
     assert run("simulate", pairs, *options, "--sweep").exit_code == 0
     names = list(json.loads(out.read_text())["policies"])
     assert names == [setting_name(setting, "off") for setting in ({}, *SWEEP)]
-    for option, value in (
-        ("--length-factor", -1),
-        ("--min-survival", 1.5),
-        ("--min-survival-recipe", 2),
-    ):
-        refused = run("simulate", pairs, *options, option, value)
-        assert refused.exit_code == 2
-        assert f"{option}: expected" in refused.stderr
 
 
 def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
-    options = [
-        "--policy",
-        "prompt_lookup",
-        "--policy",
-        "cursor",
-        "--policy",
-        "cursor",
-        "-k",
-        8,
-        "--json",
-        out,
-    ]
+    options = ["--policy", "prompt_lookup", *("--policy", "cursor") * 2, "-k", 8, "--json", out]
     assert run("simulate", pairs, *options).exit_code == 0
     found = json.loads(out.read_text())
     assert (found["num_draft_tokens"], list(found["policies"])) == (8, ["prompt_lookup", "cursor"])
@@ -106,46 +87,14 @@ def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:
     assert (cursor["steps"], cursor["accepted"], cursor["rejected"]) == (3 + 1 + 30, 26, 6)
 
 
-@pytest.mark.parametrize("what", MALFORMED)
-def test_malformed_lines_stop_before_anything_is_written(tmp_path: Path, what: str) -> None:
-    path, out, page = tmp_path / "p.jsonl", tmp_path / "o.json", tmp_path / "o.html"
-    path.write_bytes(lines(GOOD, MALFORMED[what][0]))
-    result = run("simulate", path, "--policy", "cursor", "--json", out, "--html", page)
+def test_a_malformed_line_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(lines(PAIRS[0], b"{"))
+    result = run("simulate", path, "--policy", "cursor", "--json", tmp_path / "o", "--html", tmp_path / "p")
     assert result.exit_code == 2
     assert "line 2: " in result.stderr
     assert result.stdout == ""
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert sorted(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--policy", "nobody"], "--policy: expected one of gpu_align, "),
-        (["--num-draft-tokens", "0"], "--num-draft-tokens"),
-        (["--json", "{tmp}/no/folder/o.json"], "does not exist"),
-        (["--json", "{tmp}"], "expected a file name, found the folder"),
-        (["--json", "{tmp}/pairs.jsonl.gz"], "is also the input"),
-        (["--json", "{tmp}/o", "--html", "{tmp}/o"], "is also the file of --json"),
-        (["--tokenizer", "/no/such/folder"], "tokenizer: expected a folder or a hub name"),
-    ],
-)
-def test_bad_options(pairs: Path, tmp_path: Path, options: list[str], message: str) -> None:
-    before = pairs.read_bytes()
-    result = run("simulate", pairs, *(option.format(tmp=tmp_path) for option in options))
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-    assert (sorted(tmp_path.iterdir()), pairs.read_bytes()) == ([pairs], before)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\x1f\x8bnonsense"])
-def test_files_without_records(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "p.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-    result = run("simulate", path)
-    assert result.exit_code == 2
-    assert str(path) in result.stderr
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_page_shows_text_with_a_tokenizer(tmp_path: Path) -> None:
