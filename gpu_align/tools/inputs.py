@@ -37,8 +37,6 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             a file of its size has.
         OSError: the file cannot be read.
     """
-    from ..recipes.pack import MAX_BYTES  # imports torch, which the command line's help does without
-
     with path.open("rb") as raw:
         packed = raw.read(2) == _GZIP_MAGIC
     number, left = 0, max(MAX_BYTES, MOST_PACKED * path.stat().st_size) if packed else sys.maxsize - 1
