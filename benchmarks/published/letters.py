@@ -30,13 +30,14 @@ class Rule(NamedTuple):
     """What the tasks are run by.
 
     Attributes:
-        resume_delay: the setting of `OpenAI`.
+        resume_after, resume_delay: the settings of `OpenAI`.
         missing_letters: by how much the long text is shorter.
         same_draft: the draft is the same in all tasks, and the output differs; else the other way round.
         discards_own: the engine drops the model's own token after a lookahead that was accepted whole, and
             verifies the next one from there. Such tokens are in neither count.
     """
 
+    resume_after: int = 32
     resume_delay: int = 0
     missing_letters: int = 0
     same_draft: bool = True
@@ -46,9 +47,9 @@ class Rule(NamedTuple):
 #: The rule as it was published, and others, by their names in the results.
 RULE = Rule()
 RULES = {
+    "threshold_35": Rule(resume_after=35),
     "rule": RULE,
     "delay_3": Rule(resume_delay=3),
-    "55_letters": Rule(missing_letters=3),
     "55_letters_discard_delay_1": Rule(resume_delay=1, missing_letters=3, discards_own=True),
     "same_output": Rule(same_draft=False),
 }
@@ -141,7 +142,7 @@ def usage_of(draft: Sequence[int], output: Sequence[int], rule: Rule = RULE) -> 
 
     Draft tokens behind the last token of the output count as rejected, because they were verified as well.
     """
-    policy = OpenAI(resume_delay=rule.resume_delay)
+    policy = OpenAI(resume_after=rule.resume_after, resume_delay=rule.resume_delay)
     policy.start([], draft, K)
     done = steps = 0
     while done < len(output):
@@ -169,12 +170,12 @@ def positions_of(task: Task, rule: Rule) -> list[int]:
 
 
 def run_tasks() -> list[dict[str, Any]]:
-    """Every task by every rule, and where an edit would give the published counts with the delay."""
+    """Every task by every rule, and where an edit would give the published counts with the threshold."""
     return [
         {
             **task._asdict(),
             "here": {name: counts_of(task, rule) for name, rule in RULES.items()},
-            "positions": [] if task.kind == "correct" else positions_of(task, RULES["delay_3"]),
+            "positions": [] if task.kind == "correct" else positions_of(task, RULES["threshold_35"]),
         }
         for task in TASKS
     ]

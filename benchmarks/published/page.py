@@ -13,9 +13,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "published.json"
 Results = dict[str, Any]
 
 _RULES = {
-    "rule": "here: the rule",
+    "threshold_35": "here: a threshold of 35",
+    "rule": "here: 32, as published",
     "delay_3": "here: a delay of 3",
-    "55_letters": "here: 55 letters",
     "55_letters_discard_delay_1": "here: 55 letters, own tokens discarded, a delay of 1",
     "same_output": "here: one output, edited drafts",
 }

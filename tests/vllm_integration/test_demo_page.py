@@ -56,6 +56,12 @@ def url(folder: Path) -> str:
     return demo_recording.render(folder).as_uri()
 
 
+def test_the_documentation_tells_what_was_recorded(rows: dict[str, Row]) -> None:
+    said = f"one edit, {rows[EDITED].steps} passes of the model instead of {rows[NONE].steps}]"
+    docs = Path(__file__).parents[2] / "docs" / "bench.md"
+    assert docs.read_text(encoding="utf-8").count(said) == 2
+
+
 class Opened:
     """The page in a context of its own, and everything that it asked for or complained about."""
 

@@ -19,6 +19,7 @@ from usage_harness import Step, message
 import gpu_align
 from vllm_integration.config import in_use
 from vllm_integration.config.in_use import EngineFacts
+from vllm_integration.config.settings import Settings, packs_of
 from vllm_integration.frontend import metrics, status
 from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
@@ -96,7 +97,11 @@ def test_one_line_says_what_the_server_is(told: list[str], monkeypatch: pytest.M
         ", V2 model runner, K=32; `prediction` on /v1/chat/completions, /v1/completions, /v1/messages; "
         in line
     )
-    assert "; recipes: base sha256:" in line
+    base = f"; recipes: base {packs_of(Settings(recipes='base'))[0][1]}"[
+        : len("; recipes: base sha256:") + 12
+    ]
+    assert base in line
+    assert base.strip("; ") in (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert ", /no/such/pack.json not read; response memory of 5000 tokens; settings: " in line
     assert "GPU_ALIGN_USAGE_DETAILS=1" in line
     assert "GPU_ALIGN_SURE" not in line

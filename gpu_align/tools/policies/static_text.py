@@ -178,9 +178,9 @@ class OpenAI(Policy):
 
     Args:
         lookahead: most tokens drafted a step; one divergence rejects at most so many.
-        resume_after: matching tokens needed to draft again.
-        resume_delay: tokens that then still pass without a draft, each of which must continue the match. The
-            published rule has none; its counts are those of a delay of 3, see docs/published.md.
+        resume_after: matching tokens needed to draft again. Published are about 32, and counts that 35 gives; see
+            docs/published.md.
+        resume_delay: tokens that then still pass without a draft, each of which must continue the match.
 
     Attributes:
         accepted, rejected: of the drafted tokens since `start`. Those that the model adds are in neither.
