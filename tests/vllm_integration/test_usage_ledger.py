@@ -24,7 +24,7 @@ from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS, DraftReport, StepDrafts
 from vllm_integration.wire.steps import HEADER, decode, encode
 
-PREDICTION, CONTEXT, RECIPE = 1, 2, 3
+PREDICTION, CONTEXT = 1, 2
 
 
 class Message(NamedTuple):
@@ -134,27 +134,56 @@ def engine() -> Engine:
     return engine
 
 
-@pytest.mark.parametrize(
-    ("slots", "length", "sampled", "kept", "verified", "accepted"),
-    [
-        (8, 8, 9, 9, 8, 8),  # all accepted
-        (8, 8, 1, 1, 8, 0),  # none
-        (8, 3, 9, 9, 3, 3),  # padding beyond the draft was right by chance: nobody proposed it
-        (3, 8, 4, 4, 3, 3),  # fewer slots than drafts
-        (0, 8, 1, 1, 0, 0),  # none at all
-        (8, 0, 5, 5, 0, 0),  # slots for a draft that was empty
-        (8, 8, 9, 4, 8, 4),  # the output ended inside the drafts
-        (8, 8, 9, 8, 8, 8),  # ... with the last of them
+CLEAR = Step(0, 0, 0, 0)
+#: A request's steps: slots, sampled, what its worker reports with them; and what travels then, None where the
+#: step waits for its report. `(slots, sampled, kept)` where not all of them are output.
+SCENARIOS: dict[str, list[tuple[tuple[int, ...], list[StepDrafts], list[Step] | None]]] = {
+    **{
+        name: [
+            ((0, 1), [drafts(11, length)], [CLEAR]),
+            (given, [], [Step(PREDICTION if length else 0, length, *counted)]),
+        ]
+        for name, length, given, counted in (
+            ("all accepted", 8, (8, 9), (8, 8)),
+            ("none", 8, (8, 1), (8, 0)),
+            ("padding beyond the draft was right by chance: nobody proposed it", 3, (8, 9), (3, 3)),
+            ("fewer slots than drafts", 8, (3, 4), (3, 3)),
+            ("no slots at all", 8, (0, 1), (0, 0)),
+            ("slots for a draft that was empty", 0, (8, 5), (0, 0)),
+            ("the output ended inside the drafts", 8, (8, 9, 4), (8, 4)),
+            ("the output ended with the last of the drafts", 8, (8, 9, 8), (8, 8)),
+        )
+    },
+    "a report that comes late is waited for": [
+        ((0, 1), [], [CLEAR]),
+        ((4, 3), [], None),
+        ((4, 1), [], None),
+        (
+            (4, 5),
+            [drafts(11, 4), drafts(14, 2, CONTEXT), drafts(15, 4)],
+            [Step(1, 4, 4, 2), Step(2, 2, 2, 0), Step(1, 4, 4, 4)],
+        ),
     ],
-)
-def test_verified_and_accepted(
-    engine: Engine, slots: int, length: int, sampled: int, kept: int, verified: int, accepted: int
-) -> None:
-    engine.step(report=drafted(11, length))
-    source = PREDICTION if length else 0
-    assert engine.step(slots, sampled, kept=kept) == Message(
-        [Step(source, length, verified, accepted)], own=True
-    )
+    # vLLM pads the first step of a cached prompt to K slots.
+    "a draft that was never made is not waited for for ever": [
+        ((4, 2), [], None),
+        ((4, 1), [drafts(12, 4)], [CLEAR, Step(1, 4, 4, 0)]),
+    ],
+    # It comes back, its drafts lost: a plain step. What it was proposed then is another draft at another place.
+    "a preempted request is counted by what was made at its tokens": [
+        ((0, 1), [drafts(11, 8)], [CLEAR]),
+        ((0, 1), [drafts(12, 5, CONTEXT)], [Step(1, 8, 0, 0)]),
+        ((5, 6), [], [Step(2, 5, 5, 5)]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_travels_with_the_steps_of_a_request(engine: Engine, name: str) -> None:
+    for (slots, sampled, *kept), reported, steps in SCENARIOS[name]:
+        told = engine.step(slots, sampled, kept=kept[0] if kept else None, report=DraftReport(reported))
+        assert told == Message(steps or [], own=steps is not None)
+    assert len(engine.ledger) == 0
 
 
 def test_what_a_grammar_or_the_device_took_away_was_not_verified(engine: Engine) -> None:
@@ -165,40 +194,15 @@ def test_what_a_grammar_or_the_device_took_away_was_not_verified(engine: Engine)
     assert engine.step(8, 3, report=trimmed) == Message([Step(1, 8, 2, 2)], own=True)
 
 
-def test_a_report_that_comes_late_is_waited_for(engine: Engine) -> None:
-    assert engine.step() == Message([Step(0, 0, 0, 0)], own=True)
-    assert engine.step(4, 3) == Message([], own=False)
-    assert engine.step(4, 1) == Message([], own=False)
-    assert len(engine.ledger) == 2
-    late = DraftReport([drafts(11, 4), drafts(14, 2, CONTEXT), drafts(15, 4)])
-    assert engine.step(4, 5, report=late) == Message(
-        [Step(1, 4, 4, 2), Step(2, 2, 2, 0), Step(1, 4, 4, 4)], own=True
-    )
-
-
 def test_a_step_waits_for_an_output_of_its_own_request(engine: Engine) -> None:
     """It may be preempted when its draft is reported."""
     assert engine.step(4, 3) == Message([], own=False)
     engine.add("other")
-    assert engine.step(req_id="other", report=drafted(10, 4)) == Message([Step(0, 0, 0, 0)], own=True)
-    assert engine.step() == Message([Step(1, 4, 4, 2), Step(0, 0, 0, 0)], own=True)
+    assert engine.step(req_id="other", report=drafted(10, 4)) == Message([CLEAR], own=True)
+    assert engine.step() == Message([Step(1, 4, 4, 2), CLEAR], own=True)
 
 
-def test_a_draft_that_was_never_made_is_not_waited_for_for_ever(engine: Engine) -> None:
-    """vLLM pads the first step of a cached prompt to K slots."""
-    assert engine.step(4, 2) == Message([], own=False)
-    assert engine.step(4, 1, report=drafted(12, 4)) == Message([Step(0, 0, 0, 0), Step(1, 4, 4, 0)], own=True)
-
-
-def test_a_preempted_request_is_counted_by_what_was_made_at_its_tokens(engine: Engine) -> None:
-    engine.step(report=drafted(11, 8))
-    # It comes back, its drafts lost: a plain step. What it was proposed then is another draft at another place.
-    assert engine.step(0, 1, report=drafted(12, 5, CONTEXT)) == Message([Step(1, 8, 0, 0)], own=True)
-    assert engine.step(5, 6) == Message([Step(2, 5, 5, 5)], own=True)
-
-
-def test_requests_that_nobody_drafts_for_and_those_that_are_gone_are_not_counted() -> None:
-    engine = Engine()
+def test_requests_that_nobody_drafts_for_and_those_that_are_gone_are_not_counted(engine: Engine) -> None:
     engine.add("plain", predicted=False)
     assert engine.step(req_id="plain") is None
     assert engine.step(8, 4, req_id="aborted") is None  # not in `requests` any more
@@ -207,22 +211,15 @@ def test_requests_that_nobody_drafts_for_and_those_that_are_gone_are_not_counted
     everybody = Engine(everybody=True)
     everybody.add("plain", predicted=False)
     assert everybody.step(req_id="plain") is not None
-
-
-def test_a_request_that_is_aborted_while_its_step_runs_is_not_counted(engine: Engine) -> None:
     engine.step(report=drafted(11, 8))
-    engine.requests.clear()
-    assert engine.step(8, 4) is None
-
-
-def test_an_output_of_a_request_that_was_not_in_the_step_is_left_alone(engine: Engine) -> None:
-    """Of one that a connector has failed, in a step without any other."""
-    engine.step(report=drafted(11, 8))
+    # An output of one that a connector has failed, in a step without any other.
     nothing = SimpleNamespace(scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None)
     output = SimpleNamespace(req_ids=[], sampled_token_ids=[], req_id_to_index={})
     sent = SimpleNamespace(request_id="r", new_token_ids=[], trace_headers=None)
     engine.ledger.settle(engine.ledger.begin(engine.requests, nothing, output, {}), [sent])
     assert sent.trace_headers is None
+    engine.requests.clear()  # aborted while its step runs
+    assert engine.step(8, 4) is None
 
 
 def test_nothing_is_kept_of_requests_that_are_gone(engine: Engine) -> None:
@@ -252,57 +249,47 @@ def test_a_step_of_many_requests_is_settled_as_each_of_them_alone() -> None:
     for i, req_id in enumerate(req_ids):
         for each in (together, alone):
             each.add(req_id, predicted=i % 7 > 0)
-    expected: dict[str, list[Any]] = {req_id: [] for req_id in req_ids}
-    found: dict[str, list[Any]] = {req_id: [] for req_id in req_ids}
+    found, expected = [], []
     pending: dict[str, DraftReport] = {}
     for _ in range(6):
         batch = draw.sample(req_ids, draw.randrange(1, 200))
-        slots = {req_id: draw.randrange(5) for req_id in batch}
-        sampled = {req_id: draw.randrange(4) for req_id in batch}
-        kept = {req_id: draw.randrange(n + 1) if draw.random() < 0.1 else n for req_id, n in sampled.items()}
-        told = DraftReport(
-            [drafts for req_id in batch for drafts in pending.pop(req_id, DraftReport()).drafts]
-        )
+        steps = {}
         for req_id in batch:
-            expected[req_id].append(
-                alone.step(
-                    slots[req_id],
-                    sampled[req_id],
-                    kept=kept[req_id],
-                    req_id=req_id,
-                    report=DraftReport([d for d in told.drafts if d.req_ids == [req_id]]),
-                )
-            )
+            slots, sampled = draw.randrange(5), draw.randrange(4)
+            kept = draw.randrange(sampled + 1) if draw.random() < 0.1 else sampled
+            steps[req_id] = slots, sampled, kept, pending.pop(req_id, DraftReport())
+        for req_id, (slots, sampled, kept, report) in steps.items():
+            expected.append((req_id, alone.step(slots, sampled, kept=kept, req_id=req_id, report=report)))
         scheduled = SimpleNamespace(
-            scheduled_spec_decode_tokens={r: [-1] * n for r, n in slots.items() if n},
+            scheduled_spec_decode_tokens={
+                req_id: [-1] * step[0] for req_id, step in steps.items() if step[0]
+            },
             num_invalid_spec_tokens=None,
         )
         output = SimpleNamespace(
             req_ids=batch,
             req_id_to_index={req_id: i for i, req_id in enumerate(batch)},
-            sampled_token_ids=[[5] * sampled[req_id] for req_id in batch],
+            sampled_token_ids=[[5] * steps[req_id][1] for req_id in batch],
         )
         begun = together.ledger.begin(together.requests, scheduled, output, {})
-        together.drafted.take(told)
+        together.drafted.take(DraftReport([drafts for step in steps.values() for drafts in step[3].drafts]))
         outputs = []
         for req_id in draw.sample(batch, len(batch)):
-            together.requests[req_id].num_tokens += kept[req_id]
-            outputs.append(
-                SimpleNamespace(request_id=req_id, new_token_ids=[5] * kept[req_id], trace_headers=None)
-            )
+            kept = steps[req_id][2]
+            together.requests[req_id].num_tokens += kept
+            outputs.append(SimpleNamespace(request_id=req_id, new_token_ids=[5] * kept, trace_headers=None))
         together.ledger.settle(begun, outputs)
         for each in outputs:
-            found[each.request_id].append(
-                None if each.trace_headers is None else read(each.trace_headers[HEADER])
-            )
-        for req_id in batch:
+            told = each.trace_headers and read(each.trace_headers[HEADER])
+            found.append((each.request_id, told))
             if draw.random() < 0.8:
-                position = together.requests[req_id].num_tokens
-                pending[req_id] = drafted(position, draw.randrange(6), draw.randrange(1, 4), req_id)
-    assert found == expected
+                position = together.requests[each.request_id].num_tokens
+                made = drafted(position, draw.randrange(6), draw.randrange(1, 4), each.request_id)
+                pending[each.request_id] = made
+    assert sorted(found, key=lambda told: told[0]) == sorted(expected, key=lambda told: told[0])
     assert len(together.drafted.table) > 64
     assert len(together.ledger) == len(alone.ledger) > 0
-    assert {message.own for told in found.values() for message in told if message} == {True, False}
+    assert {told.own for _, told in found if told} == {True, False}
 
 
 def test_what_waits_of_a_request_that_is_gone_goes_with_it(engine: Engine) -> None:
@@ -413,29 +400,6 @@ def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytes
     assert not collector.collector.requests
 
 
-@pytest.mark.parametrize(("source", "name"), [(CONTEXT, "context"), (RECIPE, "recipe")])
-def test_drafts_that_are_not_of_the_prediction_are_counted_under_their_source(
-    front: FrontEnd, engine: Engine, settings: Any, source: int, name: str
-) -> None:
-    """From what the worker reports to what the response shows: neither accepted nor rejected of the prediction,
-    never billed, and no realignment."""
-    settings(bill_rejected=True, usage_details=True)
-    front.start("a", "http")
-    for position, length, kind in ((11, 4, PREDICTION), (12, 6, source), (17, 4, PREDICTION)):
-        told = engine.step(length, 5 if kind == source else 1, report=drafted(position - 1, length, kind))
-        assert told is not None
-        front.output("a", *told.steps, tokens=5 if kind == source else 1)
-    usage = collector.collector.requests["a"].usage
-    assert usage.of_prediction == (0, 8)
-    assert usage.by_source()[name] == {"drafted": 6, "accepted": 4}
-    shown = models().UsageInfo(prompt_tokens=10, completion_tokens=7, total_tokens=17)
-    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
-    details = shown.model_dump()["completion_tokens_details"]
-    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (0, 8)
-    assert details["gpu_align"]["by_source"][name] == {"drafted": 6, "accepted": 4}
-    assert (shown.completion_tokens, shown.total_tokens) == (7 + 8, 17 + 8)
-
-
 def test_tokens_after_a_stop_string_are_not_accepted(front: FrontEnd) -> None:
     front.start("a", "http")
     front.stop_after["a"] = 3
@@ -518,42 +482,21 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
     return use
 
 
+WORTH = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
+BY_SOURCE = {"prediction": {"drafted": 8, "accepted": 5}, "context": {"drafted": 2, "accepted": 1}}
+
+
 def models() -> Any:
     return pytest.importorskip("vllm.entrypoints.serve.engine.protocol")
 
 
-WORTH = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
+def chat_usage(**more: Any) -> Any:
+    return models().UsageInfo(prompt_tokens=10, completion_tokens=9, total_tokens=19, **more)
 
 
-def test_a_response_object_is_completed(finished: FrontEnd, settings: Any) -> None:
-    shown = models().UsageInfo(prompt_tokens=10, completion_tokens=9, total_tokens=19)
-    response = SimpleNamespace(usage=shown)
-    assert response_usage.with_usage(response, "http") is response
-    assert json.loads(shown.model_dump_json()) == {
-        "prompt_tokens": 10,
-        "completion_tokens": 9,
-        "total_tokens": 19,
-        "prompt_tokens_details": None,
-        "completion_tokens_details": {"reasoning_tokens": 0, **WORTH},
-    }
-
-
-def test_rejected_tokens_are_billed_and_details_shown_where_asked_for(
-    finished: FrontEnd, settings: Any
-) -> None:
-    settings(bill_rejected=True, usage_details=True)
+def usage_with_details() -> Any:
     details = models().CompletionTokenUsageInfo(reasoning_tokens=2)
-    shown = models().UsageInfo(
-        prompt_tokens=10, completion_tokens=9, total_tokens=19, completion_tokens_details=details
-    )
-    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
-    assert (shown.completion_tokens, shown.total_tokens) == (12, 22)
-    by_source = {"prediction": {"drafted": 8, "accepted": 5}, "context": {"drafted": 2, "accepted": 1}}
-    assert shown.model_dump()["completion_tokens_details"] == {
-        "reasoning_tokens": 2,
-        **WORTH,
-        "gpu_align": {"steps": 3, "drafted": 10, "by_source": by_source},
-    }
+    return chat_usage(completion_tokens_details=details)
 
 
 def responses_usage() -> Any:
@@ -567,13 +510,39 @@ def responses_usage() -> Any:
     )
 
 
-def test_a_response_of_the_responses_api_is_completed(finished: FrontEnd, settings: Any) -> None:
-    settings(bill_rejected=True)
-    shown = responses_usage()
-    response_usage.with_usage(SimpleNamespace(usage=shown), "http")
-    dumped = shown.model_dump()
-    assert dumped["output_tokens_details"].items() >= WORTH.items()
-    assert (dumped["output_tokens"], dumped["total_tokens"]) == (12, 22)
+@pytest.mark.parametrize(
+    ("make", "given", "details", "billed"),
+    [
+        (chat_usage, {}, {"reasoning_tokens": 0, **WORTH}, 0),
+        (
+            usage_with_details,
+            {"bill_rejected": True, "usage_details": True},
+            {
+                "reasoning_tokens": 2,
+                **WORTH,
+                "gpu_align": {"steps": 3, "drafted": 10, "by_source": BY_SOURCE},
+            },
+            3,
+        ),
+        (responses_usage, {"bill_rejected": True}, WORTH, 3),
+    ],
+)
+def test_a_response_object_is_completed(
+    finished: FrontEnd, settings: Any, make: Any, given: Any, details: Any, billed: int
+) -> None:
+    settings(**given)
+    response = SimpleNamespace(usage=make())
+    before = response.usage.model_dump()
+    assert response_usage.with_usage(response, "http") is response
+    shown = json.loads(response.usage.model_dump_json())
+    kind = "output" if "output_tokens" in shown else "completion"
+    assert shown[f"{kind}_tokens_details"].items() >= details.items()
+    assert shown == {
+        **before,
+        f"{kind}_tokens": 9 + billed,
+        "total_tokens": 19 + billed,
+        f"{kind}_tokens_details": shown[f"{kind}_tokens_details"],
+    }
 
 
 def drain(stream: Any) -> list[Any]:
@@ -626,7 +595,7 @@ def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
         front.output("a", Step(1, 8, 8, 5), finished=True)
     error = models().ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
     assert response_usage.with_usage(error, "http") is error
-    shown = models().UsageInfo(completion_tokens=9, total_tokens=19)
+    shown = chat_usage()
     before = shown.model_dump()
     response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     assert shown.model_dump() == before
