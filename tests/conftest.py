@@ -38,7 +38,6 @@ ENGINES = {
     "two-servers": ["test_usage_load"],
     "ranks": ["test_v2_ranks"],
     "in-process": [""],
-    "talkative-server": ["test_a_talkative_server"],
     "recipes": ["test_v2_recipes"],
     "recipe-server": ["test_recipe_server"],
 }

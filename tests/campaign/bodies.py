@@ -21,14 +21,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from malformed_bodies import as_json
 from request_server import serve
 from tiny_llama import build
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.campaign.http_client import Client, processes, request_head, resident
 from tests.campaign.slow_bodies import slow
-from tests.campaign.wire_bodies import ENDPOINTS, Wrong, documents, good, mutations, posted, transfers, values
+from tests.campaign.wire_bodies import (
+    ENDPOINTS,
+    Wrong,
+    as_json,
+    documents,
+    good,
+    mutations,
+    posted,
+    transfers,
+    values,
+)
 
 TOKENS = 2048  # of the context, and so of a prediction
 BODY = 2**20

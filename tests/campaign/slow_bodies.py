@@ -9,12 +9,11 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
-from malformed_bodies import as_json
 from usage_harness import WORDS
 
 from tests.campaign.campaign import Tally
 from tests.campaign.http_client import JSON_HEAD, Client, request_head
-from tests.campaign.wire_bodies import ENDPOINTS, good
+from tests.campaign.wire_bodies import ENDPOINTS, as_json, good
 
 CHUNKED = JSON_HEAD + b"transfer-encoding: chunked\r\n"
 #: Nobody may wait longer for an answer of /health, s: as long as three times without slow bodies, or this.

@@ -10,9 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from usage_harness import refused
 from vllm_fakes import config
 
+from tests.campaign.wire_bodies import is_taken, predictions
 from vllm_integration.config import engine_config
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
@@ -96,6 +100,40 @@ def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, message: s
         parse_prediction(value, LIMITS, plain_text=not isinstance(value, str))
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["type", "content", "text"]) | st.text(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON}), max_size=3)
+
+
+def check(value: Any, *, plain_text: bool) -> None:
+    """What the documentation says of a value is what becomes of it."""
+    if is_taken(value, plain_text=plain_text, characters=1000, parts=50):
+        parse_prediction(value, LIMITS, plain_text=plain_text)
+        return
+    with pytest.raises(FieldError, match=r"^prediction") as caught:
+        parse_prediction(value, LIMITS, plain_text=plain_text)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("plain_text", [False, True])
+def test_every_value_is_taken_or_refused_as_documented(plain_text: bool) -> None:
+    for value in predictions():
+        if value is not None:
+            check(value, plain_text=plain_text)
+
+
+@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(JSON.filter(lambda value: value is not None) | st.builds(content, JSON | PARTS))
+def test_any_json_is_taken_or_refused_as_documented(value: Any) -> None:
+    check(value, plain_text=False)
 
 
 @pytest.mark.parametrize(

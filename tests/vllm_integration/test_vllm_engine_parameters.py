@@ -206,24 +206,3 @@ def test_the_probabilities_of_given_tokens_are_answered_beside_drafts(
         assert {t: v.logprob for t, v in mine.items()} == pytest.approx(
             {t: v.logprob for t, v in without.items()}, abs=1e-4
         )
-
-
-def test_more_drafts_than_the_sampler_verifies_end_no_engine(
-    tiny_llama: Path, greedy: Greedy, plugin_log: list[str]
-) -> None:
-    model = "vllm_integration.PredictedOutputs"
-    wide = OfflineEngine(
-        started(
-            tiny_llama,
-            speculative_config={"method": "custom_class", "model": model, "num_speculative_tokens": 200},
-        ),
-        Path("/nowhere"),
-    )
-    assert [line for line in plugin_log if "num_speculative_tokens is 200; gpu_align uses 128" in line]
-    prompt, cached = prompt_of(230), prompt_of(231, 33)
-    n = 400
-    answers = wide.generate(
-        [prompt, cached], [wide.params(greedy(prompt, n), max_tokens=n), wide.params(max_tokens=3)]
-    )
-    assert answers[0].token_ids == greedy(prompt, n)
-    assert wide.proposer.num_draft_tokens == 128

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
@@ -13,6 +14,7 @@ from vllm_fakes import FakeEngine, config, sampling, v1_alone
 from vllm_integration import PredictedOutputParams
 from vllm_integration.config import engine_config
 from vllm_integration.frontend.endpoints import engine_of_request, process_inputs
+from vllm_integration.seams import install
 from vllm_integration.seams.install import Guard, wrapped_by
 from vllm_integration.worker import sampling_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
@@ -35,9 +37,28 @@ def engine_config_of(
 # More drafts than V1's sampler takes.
 
 
-@pytest.mark.parametrize(("asked", "used"), [(1, 1), (127, 127), (128, 128), (129, 128), (1000, 128)])
-def test_v1_drafts_no_more_than_its_sampler_verifies(asked: int, used: int, plugin_log: list[str]) -> None:
-    vllm_config = engine_config_of()
+V1: dict[str, Any] = {}
+V2 = {"v2": True, "scheduler": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "room", "used", "why"),
+    [
+        *((V1, asked, 2048, min(asked, 128), "V1 sampler verifies") for asked in (1, 127, 128, 129, 1000)),
+        (V2, 63, 64, 63, ""),
+        (V2, 64, 64, 63, "the most that fit"),
+        (V2, 200, 64, 63, "the most that fit"),
+        (V2, 200, 2048, 200, ""),
+        (V2, 1, 1, 1, ""),
+        ({"method": "ngram"}, 200, 64, 200, ""),
+    ],
+)
+def test_no_more_drafts_than_the_sampler_verifies_or_a_batch_has_room_for(
+    settings: dict[str, Any], asked: int, room: int, used: int, why: str, plugin_log: list[str]
+) -> None:
+    pytest.importorskip("vllm.config.vllm")
+    vllm_config = engine_config_of(**settings)
+    vllm_config.scheduler_config.max_num_batched_tokens = room
     vllm_config.speculative_config.num_speculative_tokens = asked
     seen: list[int] = []
     for _ in range(2):  # vLLM may make a configuration again
@@ -47,38 +68,30 @@ def test_v1_drafts_no_more_than_its_sampler_verifies(asked: int, used: int, plug
     assert seen == [used, used]
     said = [line for line in plugin_log if "num_speculative_tokens" in line]
     assert len(said) == (asked > used)
-    assert all(f"is {asked}; gpu_align uses {used}" in line for line in said)
-
-
-@pytest.mark.parametrize(
-    ("asked", "room", "used"), [(63, 64, 63), (64, 64, 63), (200, 64, 63), (200, 2048, 200)]
-)
-def test_v2_drafts_no_more_than_a_batch_has_room_for(
-    asked: int, room: int, used: int, plugin_log: list[str]
-) -> None:
-    pytest.importorskip("vllm.config.vllm")
-    vllm_config = engine_config_of(v2=True)
-    vllm_config.scheduler_config.max_num_batched_tokens = room
-    vllm_config.speculative_config.num_speculative_tokens = asked
-    engine_config.post_init(lambda _: None, vllm_config)
-    assert vllm_config.speculative_config.num_speculative_tokens == used
-    said = [line for line in plugin_log if "num_speculative_tokens" in line]
-    assert len(said) == (asked > used)
-    assert all(f"is {asked}; gpu_align uses {used}, the most that fit" in line for line in said)
-
-
-def test_v2_and_other_drafters_keep_their_drafts() -> None:
-    for vllm_config in (engine_config_of(v2=True), engine_config_of(method="ngram")):
-        vllm_config.speculative_config.num_speculative_tokens = 200
-        if vllm_config.use_v2_model_runner:
-            pytest.importorskip("vllm.config.vllm")
-        engine_config.post_init(lambda _: None, vllm_config)
-        assert vllm_config.speculative_config.num_speculative_tokens == 200
+    assert all(f"is {asked}; gpu_align uses {used}, " in line and why in line for line in said)
 
 
 def test_the_most_drafts_are_read_from_vllm() -> None:
     sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
     assert engine_config.max_spec_len() == sampler.MAX_SPEC_LEN
+
+
+def test_where_vllm_is_not_found_v1_drafts_what_its_sampler_is_known_to_verify(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_config.source_probe, "installed_root", lambda: None)
+    assert engine_config.max_spec_len.__wrapped__() == 128
+
+
+def test_a_step_log_shows_the_drafts_that_the_device_kept() -> None:
+    """Each request has one logit more than drafts."""
+    batch = SimpleNamespace(
+        num_draft_tokens_per_req=np.array([4, 4, 0]), cu_num_logits=torch.tensor([0, 3, 4, 5])
+    )
+    assert engine_config.as_verified(batch).num_draft_tokens_per_req.tolist() == [2, 0, 0]
+    assert batch.num_draft_tokens_per_req.tolist() == [4, 4, 0], "a copy"
+    plain = SimpleNamespace(num_draft_tokens_per_req=None)
+    assert engine_config.as_verified(plain) is plain
 
 
 # min_p and logit_bias.
@@ -114,16 +127,22 @@ PARAMETERS = [{"min_p": 0.2}, {"logit_bias": {3: 5.0}}, {"min_p": 0.2, "logit_bi
         ({"v2": True, "scheduler": None}, True),
         ({"scheduler": "someone.ElsesScheduler"}, False),  # may plan placeholders, which V1 verifies
         ({"method": "ngram"}, False),
+        ({"off": "a seam is missing"}, False),
     ],
-    ids=["V1", "V2", "another scheduler", "another drafter"],
+    ids=["V1", "V2", "another scheduler", "another drafter", "the plugin off"],
 )
 def test_what_vllm_refuses_is_served_where_it_can_be(
-    verify: Callable[[Any, Any], Any], given: dict[str, Any], settings: dict[str, Any], served: bool
+    verify: Callable[[Any, Any], Any],
+    given: dict[str, Any],
+    settings: dict[str, Any],
+    served: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
 
-    params = SamplingParams(**given)
+    params, settings = SamplingParams(**given), dict(settings)
+    monkeypatch.setattr(install, "_off_reason", settings.pop("off", None))
     if not served:
         with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
             verify(params, engine_config_of(**settings))
@@ -131,19 +150,6 @@ def test_what_vllm_refuses_is_served_where_it_can_be(
         assert verify(params, engine_config_of(**settings)) is params
     assert (params.min_p, params.logit_bias) == (given.get("min_p", 0.0), given.get("logit_bias"))
     assert engine_of_request.get() is None
-
-
-def test_with_the_plugin_off_vllm_refuses_them(
-    verify: Callable[[Any, Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm import SamplingParams
-    from vllm.exceptions import VLLMValidationError
-
-    from vllm_integration.seams import install
-
-    monkeypatch.setattr(install, "_off_reason", "a seam is missing")
-    with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
-        verify(SamplingParams(min_p=0.5), engine_config_of())
 
 
 @pytest.fixture
@@ -156,10 +162,15 @@ def names(processors: Any) -> set[str]:
     return {type(each).__name__ for each in processors.all}
 
 
-def test_v1_has_the_processors_of_an_engine_without_drafts(build: Callable[..., Any]) -> None:
+def test_v1_has_the_processors_of_an_engine_without_drafts(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(sampling_v1.logger, "info", lambda line, *args: lines.append(line % args))
     all_of_them = {"MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"}
     device = torch.device("cpu")
     ours = build(engine_config_of(), device, False, False)
+    assert lines == ["gpu_align: requests with min_p or logit_bias are served, without drafts"]
     assert names(ours) == all_of_them
     assert [type(each).__name__ for each in ours.argmax_invariant] == ["MinPLogitsProcessor"]
     assert names(build(engine_config_of(method="ngram"), device, False, False)) == {
@@ -168,15 +179,6 @@ def test_v1_has_the_processors_of_an_engine_without_drafts(build: Callable[..., 
     assert names(build(engine_config_of(), device, False, True)) == set()
     with pytest.raises(ValueError, match="Custom logits processors are not supported"):
         build(engine_config_of(), device, False, False, ("module:Processor",))
-
-
-def test_the_log_corrects_what_vllm_says_of_them(
-    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(sampling_v1.logger, "info", lambda line, *args: lines.append(line % args))
-    build(engine_config_of(), torch.device("cpu"), False, False)
-    assert lines == ["gpu_align: requests with min_p or logit_bias are served, without drafts"]
 
 
 @pytest.fixture

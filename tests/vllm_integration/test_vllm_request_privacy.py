@@ -8,15 +8,11 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from request_app import ENDPOINTS, Serving, make_app, send
-from request_server import serve
-from vllm_harness import Server
 
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.seams import install as compat
@@ -103,10 +99,10 @@ def formatters() -> dict[str, logging.Formatter]:
     }
 
 
+#: How to format, `--max-log-len`, `--log-error-stack` and VLLM_DEBUG_LOG_API_SERVER_RESPONSE.
 CONFIGURATIONS = [
-    *itertools.product(
-        ["python", "vllm", "colour", "structured"], [None, 0, 100_000], [False, True], [False, True]
-    )
+    *(("structured", *more) for more in itertools.product([None, 0, 100_000], [False, True], [False, True])),
+    *((name, 100_000, True, True) for name in ("python", "vllm", "colour")),
 ]
 
 
@@ -119,7 +115,6 @@ def test_no_log_line_shows_a_prediction(
     request_app: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`--max-log-len`, `--log-error-stack` and VLLM_DEBUG_LOG_API_SERVER_RESPONSE, four ways to format."""
     lines = _log_of_all_requests(formatter, max_log_len, error_stack, responses, monkeypatch)
     assert sum("Received request" in line and "Prediction(" in line for line in lines) >= 4 * 6
     refused = sum("no traceback: the request brings a prediction" in line for line in lines)
@@ -194,52 +189,3 @@ def test_debugging_breaks_no_request(request_app: Any, path: str) -> None:
         assert asyncio.run(send(app, path, [body]))[0] == 200
     finally:
         vllm.setLevel(level)
-
-
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"all": {"format": "%(levelname)s %(name)s %(message)s %(args)s"}},
-    "handlers": {"out": {"class": "logging.StreamHandler", "formatter": "all", "stream": "ext://sys.stdout"}},
-    "root": {"level": "INFO", "handlers": ["out"]},
-}
-FLAGS = (
-    "--enable-log-requests",
-    "--log-error-stack",
-    "--enable-prompt-tokens-details",
-    "--max-log-len",
-    "9999",
-)
-FLAGS += ("--enable-request-id-headers", "--uvicorn-log-level", "trace")
-
-
-@pytest.fixture(scope="module")
-def talkative_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with every switch that makes it say more at INFO, and a logging configuration of its own."""
-    directory = tmp_path_factory.mktemp("talkative")
-    (directory / "logging.json").write_text(json.dumps(LOGGING))
-    environment = {
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_LOGGING_CONFIG_PATH": str(directory / "logging.json"),
-        "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "true",
-        "VLLM_LOG_STATS_INTERVAL": "1",
-        "PYTHONWARNINGS": "default",
-    }
-    with serve(tiny_llama, directory, *FLAGS, environment=environment) as server:
-        yield server
-
-
-def test_a_talkative_server_shows_nothing(talkative_server: Server) -> None:
-    accepted = 0
-    with httpx.Client(base_url=talkative_server.url, timeout=60) as client:
-        for path in ENDPOINTS:
-            for body in bodies(path):
-                content = json.dumps({**body, "max_tokens": 2, "max_output_tokens": 2}).encode()
-                answer = client.post(path, content=content, headers={"content-type": "application/json"})
-                assert answer.status_code in (200, 400), answer.text
-                accepted += answer.status_code == 200
-    assert accepted >= 4 * 6
-    output = talkative_server.output.read_text()
-    assert output.count("Received request") >= accepted
-    assert "Prediction(" in output
-    assert [line for line in output.splitlines() if FOUND.search(line)] == []
