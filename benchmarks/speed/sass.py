@@ -67,7 +67,9 @@ class Registers:
         return ~found if o.inverted else found
 
     def wide(self, o: Operand) -> Array:
-        """64 bits a lane, of a pair of registers; an immediate is extended by zeros."""
+        """64 bits a lane, of a pair of registers or of the constant bank; an immediate is extended by zeros."""
+        if o.kind == "C":
+            return np.frombuffer(self.constants, np.uint64, 1, o.number)
         if o.kind not in ("R", "UR") or o.number == 255:
             return self.value(o).astype(np.uint64)
         file = self.r if o.kind == "R" else self.ur
@@ -219,7 +221,7 @@ def parse(text: str) -> Program:
     for row in rows:
         if row.startswith("//") and ".text." not in row and program.code:
             break
-        if row.startswith("."):
+        if row.startswith((".", "$")):  # also functions of the compiler's own
             program.labels[row.partition(":")[0].strip()] = len(program.code)
         elif source := _SOURCE.match(row):
             if is_new:
@@ -547,14 +549,33 @@ def _absolute(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(ins.operands[0], np.abs(w.value(ins.operands[1]).view(np.int32)).view(np.uint32), mask)
 
 
+def _floats(w: Registers, o: Operand) -> Array:
+    """[32] or [1] float32."""
+    value = w.value(Operand(o.kind, o.number, o.text)).view(np.float32)
+    value = np.abs(value) if o.absolute else value
+    return -value if o.negative else value
+
+
 def _float_add(w: Registers, ins: Instruction, mask: Array) -> None:
-    d, *sources = ins.operands
-    values = []
-    for o in sources:
-        value = w.value(Operand(o.kind, o.number, o.text)).view(np.float32)
-        value = np.abs(value) if o.absolute else value
-        values.append(-value if o.negative else value)
-    w.write(d, (values[0] + values[1]).astype(np.float32).view(np.uint32), mask)
+    d, a, b = ins.operands
+    w.write(d, (_floats(w, a) + _floats(w, b)).astype(np.float32).view(np.uint32), mask)
+
+
+def _float_multiply(w: Registers, ins: Instruction, mask: Array) -> None:
+    d, a, b = ins.operands
+    w.write(d, (_floats(w, a) * _floats(w, b)).astype(np.float32).view(np.uint32), mask)
+
+
+def _to_integer(w: Registers, ins: Instruction, mask: Array) -> None:
+    if "TRUNC" not in ins.modifiers:
+        raise NotImplementedError(ins.text)
+    d, a = ins.operands
+    with np.errstate(invalid="ignore"):  # garbage of lanes whose result nobody reads
+        whole = np.trunc(_floats(w, a)).astype(np.int64).view(np.uint64)
+    if "S64" in ins.modifiers:
+        w.write_wide(d, whole, mask)
+    else:
+        w.write(d, _low(whole), mask)
 
 
 def _nothing(w: Registers, ins: Instruction, mask: Array) -> None:
@@ -586,7 +607,9 @@ _NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
     _find_bit: "FLO UFLO",
     _reverse: "BREV UBREV",
     _absolute: "IABS",
-    _float_add: "FADD",
+    _float_add: "FADD UFADD",
+    _float_multiply: "FMUL UFMUL",
+    _to_integer: "F2I UF2I",
     _nothing: "NOP BAR MEMBAR DEPBAR ERRBAR CCTL ENDCOLLECTIVE NANOSLEEP ACQBULK PREEXIT FENCE LDGDEPBAR",
 }
 

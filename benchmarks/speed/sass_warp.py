@@ -18,9 +18,20 @@ import numpy as np
 from benchmarks.speed.sass import ALL, NONE, OPERATIONS, Array, Instruction, Operand, Program, Registers
 
 LOAD_STORE = {"LDG", "STG", "LDS", "STS", "LDL", "STL", "LDSM", "STSM", "REDG", "RED", "ATOMG", "ATOMS"}
+CONTROL_FLOW = {"BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "CALL", "RET", "YIELD"}
 STACK = 4096
 SHARED = 1 << 18
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+
+
+def width_of(ins: Instruction) -> int:
+    """Bytes that a load, store or atomic moves for each lane."""
+    return next((width for modifier, width in _WIDTHS.items() if modifier in ins.modifiers), 4)
+
+
+def is_global(ins: Instruction) -> bool:
+    """Whether a load, store or atomic reaches global memory."""
+    return ins.name in ("LDG", "STG", "REDG", "RED", "ATOMG")
 
 
 @dataclass(frozen=True)
@@ -139,19 +150,20 @@ class Warp(Registers):
 
     def _addresses(self, o: Operand) -> Array:
         address = np.zeros(1, np.uint64)
+        is_wide = "desc" in o.text or ".64" in o.text  # sm_80 writes [R2.64+UR4], sm_90 desc[UR4][R2.64]
         for register, suffix, immediate in o.terms:
             if register is None:
                 address = address + np.uint64(immediate & (1 << 64) - 1)
-            elif "desc" in o.text and (suffix == "64" or register.kind == "UR"):
+            elif is_wide and (suffix == "64" or register.kind == "UR"):
                 address = address + self.wide(register)
             else:
                 scale = int(suffix[1:]) if suffix.startswith("X") else 1
                 address = address + self.value(register).astype(np.uint64) * np.uint64(scale)
-        if "desc" not in o.text:
+        if not is_wide:
             address = address & np.uint64(0xFFFFFFFF)
         return np.broadcast_to(address.view(np.int64), (32,))
 
-    def _access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
+    def access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
         """A load or store: its latency, and cycles on the pipe."""
         costs, name = self.costs, ins.name
         memory = next(o for o in ins.operands if o.kind == "M")
@@ -159,7 +171,7 @@ class Warp(Registers):
         if name in ("LDSM", "STSM"):
             self._matrix(ins, addresses)
             return costs.shared_wide, 2 * costs.half_rate
-        width = next((w for m, w in _WIDTHS.items() if m in ins.modifiers), 4)
+        width = width_of(ins)
         if name in ("LDL", "STL"):
             rows = addresses // 4
             for i in range(max(width // 4, 1)):
@@ -168,10 +180,10 @@ class Warp(Registers):
                 else:
                     self.local[rows[mask] + i, ALL[mask]] = self.r[ins.operands[1].number + i][mask]
             return costs.l1, costs.half_rate
-        is_global = name in ("LDG", "STG", "REDG", "RED", "ATOMG")
-        block = self.machine.memory.bytes if is_global else self.machine.shared
-        offsets = addresses - (Memory.BASE if is_global else 0)
-        if is_global:
+        in_global = is_global(ins)
+        block = self.machine.memory.bytes if in_global else self.machine.shared
+        offsets = addresses - (Memory.BASE if in_global else 0)
+        if in_global:
             self.machine.memory.check(offsets[mask], width, ins.text)
         if (offsets[mask] % width).any():
             raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
@@ -179,7 +191,7 @@ class Warp(Registers):
             self._atomic(ins, mask, block, offsets)
         else:
             self._copy(ins, mask, block, offsets, width)
-        if not is_global:
+        if not in_global:
             words = np.unique(offsets[mask][:, None] // 4 + np.arange(max(width // 4, 1)))
             turns = max(Counter((words % 32).tolist()).values())  # a bank gives one word a turn
             latency = costs.shared_wide if width > 8 else costs.shared
@@ -298,10 +310,11 @@ class Warp(Registers):
         if name == "BRA" and "DIV" in ins.modifiers:
             if not (self.mask | self.exited).all():
                 raise NotImplementedError(f"{ins.text} of a part of a warp")
-        elif name == "BRA":
-            if len(ins.operands) > 1:
+        elif name in ("BRA", "CALL", "RET"):
+            if name == "BRA" and len(ins.operands) > 1:
                 mask = mask & self.predicate(ins.operands[0])
-            target = labels[ins.operands[-1].text]
+            # A call keeps its return address itself, in a register, as an offset from the kernel's beginning.
+            target = labels[ins.operands[-1].text] if name != "RET" else self._return(ins, mask)
             if mask.any():
                 if (rest := self.mask & ~mask).any():
                     self.paths.append((pc + 1, rest))
@@ -316,9 +329,10 @@ class Warp(Registers):
         elif name == "BREAK":
             text = ins.operands[0].text
             self.barriers[text] = self.barriers[text] & ~mask
-        elif name == "BSYNC" or (name == "WARPSYNC" and "ALL" in ins.modifiers):
-            key = ins.operands[0].text if name == "BSYNC" else "all"
-            wanted = self.barriers.setdefault(key, np.ones(32, bool)) & ~self.exited
+        elif name in ("BSYNC", "WARPSYNC"):
+            key = ins.operands[0].text if name == "BSYNC" else f"{pc}"
+            wanted = (self.barriers[key] if name == "BSYNC" else self._named(ins)) & ~self.exited
+            self.barriers[key] = wanted
             _, here = self.arrived.pop(key, (0, np.zeros(32, bool)))
             here = here | mask
             after = self.meeting.get(key, pc + 1)
@@ -327,18 +341,29 @@ class Warp(Registers):
                 return after
             self.arrived[key] = after, here
             self.mask = self.mask & ~here
-        elif name in ("WARPSYNC", "CALL", "RET", "BRX", "JMP", "BMOV", "YIELD"):
+        elif name in ("BRX", "JMP", "BMOV"):
             raise NotImplementedError(ins.text)
         return pc + 1
+
+    def _named(self, ins: Instruction) -> Array:
+        """The lanes that a ``WARPSYNC`` waits for."""
+        if "ALL" in ins.modifiers:
+            return np.ones(32, bool)
+        [bits] = np.unique(self.value(ins.operands[0]))
+        return (int(bits) >> ALL & 1).astype(bool)
+
+    def _return(self, ins: Instruction, mask: Array) -> int:
+        [address] = np.unique(np.broadcast_to(self.wide(ins.operands[0]), (32,))[mask])
+        return next(i for i, other in enumerate(self.machine.program.code) if other.address == address)
 
     def _execute(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
         """``(latency, cycles on the pipe)``."""
         costs = self.costs
         if ins.name in LOAD_STORE:
-            return self._access(ins, mask, start)
+            return self.access(ins, mask, start)
         if ins.name in OPERATIONS:
             OPERATIONS[ins.name](self, ins, mask)
-        elif ins.name not in ("BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC"):
+        elif ins.name not in CONTROL_FLOW:
             raise NotImplementedError(ins.text)
         if ins.name in _SPECIAL:
             return int(getattr(costs, _SPECIAL[ins.name])), costs.half_rate

@@ -268,9 +268,10 @@ class StepBatch:
     # What is drawn at random.
 
     @classmethod
-    def draw(cls, rng: random.Random, backends: Sequence[str] = BACKENDS) -> StepBatch:
+    def draw(cls, rng: random.Random, backends: Sequence[str] = BACKENDS, K: int = 0) -> StepBatch:
         """A batch of any settings, tables and recipes, with requests in half of its slots or more."""
-        alphabet, K = rng.choice([2, 5, 8, 40, 500]), rng.choice([1, 2, 7, 8, 16, 33, 64, 65, 128, 200, 256])
+        alphabet = rng.choice([2, 5, 8, 40, 500])
+        K = K or rng.choice([1, 2, 7, 8, 16, 33, 64, 65, 128, 200, 256])
         # Of some batches the model does not have the last token that is written.
         vocab_size = max(alphabet - (rng.random() < 0.1), 2)
         kind, max_slots = rng.random(), rng.randint(2, 20)

@@ -1,0 +1,302 @@
+"""Compiled programs in random order, with a check for races: `sass_warp` without its clock.
+
+Each time that a warp reaches memory another one may go first; of a branch that divides a warp either side goes
+first. Registers, stack and shared memory hold garbage at the start.
+
+Two accesses to a byte, one of them a store, race unless one *happens before* the other: they are of the same
+thread; or of the same warp, and all its lanes ran one instruction together in between; or of the same program, and
+a barrier of all its threads was in between. Programs of one launch have no order. Atomics do not race with each
+other. Two stores of the same value are no race but are counted.
+
+Not modelled: stale first-level caches, the weak order of one thread's stores as others see it, streams.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.speed.sass import ALL, OPERATIONS, Array, Instruction, Program
+from benchmarks.speed.sass_warp import (
+    CONTROL_FLOW,
+    LOAD_STORE,
+    Latencies,
+    Machine,
+    Memory,
+    Warp,
+    is_global,
+    width_of,
+)
+
+#: Threads of the largest program: thread numbers of program i begin at i times as many.
+THREADS = 1024
+NEVER = 0
+#: Of one warp.
+MOST_INSTRUCTIONS = 1_000_000
+LOAD, STORE, ATOMIC = "load", "store", "atomic"
+#: Who else has read a byte since it was written.
+ONE_LANE, ONE_WARP, ONE_PROGRAM, PROGRAMS = range(4)
+
+
+class Accesses:
+    """The last store to each byte and the last load of it. Threads count from 1; `NEVER`: there was none."""
+
+    def __init__(self, size: int) -> None:
+        def zeros(kind: type[Any] = np.int32) -> Array:
+            return np.zeros(size, kind)
+
+        self.store, self.store_epoch, self.store_turn, self.store_pc = (zeros() for _ in range(4))
+        self.is_atomic, self.value = zeros(np.bool_), zeros(np.uint8)
+        self.load, self.load_epoch, self.load_turn, self.load_pc = (zeros() for _ in range(4))
+        self.readers = zeros(np.int8)
+
+
+class Findings:
+    """What a run found.
+
+    Attributes:
+        races: (what, earlier instruction, later instruction) → bytes.
+        same_value: bytes to which two threads stored the same value without an order.
+        reached: index of an instruction → how often it ran.
+        programs: that ran.
+    """
+
+    def __init__(self) -> None:
+        self.races: Counter[tuple[str, str, str]] = Counter()
+        self.same_value = self.programs = 0
+        self.reached: Counter[int] = Counter()
+
+    @property
+    def instructions(self) -> int:
+        return sum(self.reached.values())
+
+
+def where(ins: Instruction) -> str:
+    """Its name, and the line of a kernel that it comes from."""
+    own = [f"{file.partition('/')[2]}:{line}" for file, line in ins.lines if file.startswith("kernels/")]
+    return " ".join([ins.name, *own[:1]])
+
+
+class RacingWarp(Warp):
+    """A warp that pauses in front of each access to memory and at each barrier: `run` yields which."""
+
+    machine: RacingMachine
+
+    def __init__(self, machine: RacingMachine, i_warp: int, i_program: int, i_y: int) -> None:
+        super().__init__(machine, i_warp)
+        for axis, i in (("X", i_program), ("Y", i_y)):
+            self.special[f"SR_CTAID.{axis}"] = np.array([i], np.uint32)
+        garbage = np.random.default_rng(machine.rng.randrange(2**32))
+        self.r[:255] = garbage.integers(0, 2**32, (255, 32), np.uint32)
+        self.local[:] = garbage.integers(0, 2**32, self.local.shape, np.uint32)
+        self.ur[:255] = garbage.integers(0, 2**32, (255, 1), np.uint32)
+        self.p[:7], self.up[:7] = garbage.random((7, 32)) < 0.5, garbage.random((7, 1)) < 0.5
+        self.i_warp, self.turn, self.pc, self.left = i_warp, 0, 0, MOST_INSTRUCTIONS
+
+    def run(self) -> Iterator[str]:  # type: ignore[override]
+        code, labels = self.machine.program.code, self.machine.program.labels
+        reached = self.machine.findings.reached
+        pc = 0
+        while True:
+            if not self.mask.any():
+                if (found := self._next_path()) is None:
+                    return
+                pc, self.mask = found
+            ins = code[pc]
+            mask = self.mask if ins.guard is None else self.mask & self.predicate(ins.guard)
+            if (self.mask | self.exited).all():
+                self.turn += 1
+            if mask.any():
+                reached[pc] += 1
+                self.left -= 1
+                if not self.left:
+                    raise RuntimeError("expected a program that ends")
+                if ins.name in LOAD_STORE:
+                    yield ins.name
+                    self.pc = pc
+                    self.access(ins, np.broadcast_to(mask, (32,)), 0)
+                elif ins.name in OPERATIONS:
+                    OPERATIONS[ins.name](self, ins, mask)
+                elif ins.name not in CONTROL_FLOW:
+                    raise NotImplementedError(ins.text)
+            if ins.name == "BAR":
+                if not (self.mask | self.exited).all():
+                    self.machine.found("a barrier that a part of a warp reaches", pc, pc, 1)
+                yield ins.name
+            pc = self._branch(ins, mask, pc, labels)
+
+    def _branch(self, ins: Instruction, mask: Array, pc: int, labels: dict[str, int]) -> int:
+        before = len(self.paths)
+        target = super()._branch(ins, mask, pc, labels)
+        if (
+            len(self.paths) > before and self.machine.rng.random() < 0.5
+        ):  # the side that is not taken goes first
+            after, rest = self.paths.pop()
+            self.paths.append((target, self.mask))
+            self.mask = rest
+            return after
+        return target
+
+    def access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
+        name, machine = ins.name, self.machine
+        if name in ("LDL", "STL"):
+            return super().access(ins, mask, start)
+        memory = next(o for o in ins.operands if o.kind == "M")
+        addresses = self._addresses(memory)
+        if name in ("LDSM", "STSM"):
+            number, width = int(ins.modifiers[-1]) if ins.modifiers[-1].isdigit() else 1, 4
+            lanes = np.tile(ALL, number)
+            offsets = (addresses[8 * np.arange(number)[:, None] + ALL // 4] + 4 * (ALL % 4)).reshape(-1)
+            data = ins.operands[1]
+            words = [self.r[data.number + i] for i in range(number)] if name == "STSM" else []
+            values = np.concatenate(words).view(np.uint8) if words else None
+        else:
+            width, lanes = width_of(ins), ALL[mask]
+            offsets = addresses[mask] - (Memory.BASE if is_global(ins) else 0)
+            values = self._stored(ins, width)[mask].reshape(-1) if name.startswith("ST") else None
+        on = machine.globally if is_global(ins) else machine.in_shared
+        if on is machine.in_shared:
+            end = machine.shared_start + machine.shared_size
+            if (offsets < machine.shared_start).any() or (offsets + width > end).any():
+                raise IndexError(f"{ins.text}: outside of the {machine.shared_size} bytes of shared memory")
+        kind = ATOMIC if name.startswith(("ATOM", "RED")) else LOAD if name.startswith("LD") else STORE
+        self._note(
+            kind, on, (offsets[:, None] + np.arange(width)).reshape(-1), np.repeat(lanes, width), values
+        )
+        return super().access(ins, mask, start)
+
+    def _stored(self, ins: Instruction, width: int) -> Array:
+        """[32, width] bytes that a store writes."""
+        data = ins.operands[1]
+        numbers = [data.number + i if data.number != 255 else 255 for i in range(max(width // 4, 1))]
+        words = np.stack([self.r[n] for n in numbers], 1)
+        return np.ascontiguousarray(words).view(np.uint8).reshape(32, -1)[:, :width]
+
+    def _note(self, kind: str, on: Accesses, at: Array, lanes: Array, values: Array | None) -> None:
+        """One instruction's accesses: bytes `at`, each with its lane."""
+        machine, turn, epoch = self.machine, self.turn, self.machine.epoch
+        threads = (lanes + (32 * self.i_warp + 1 + machine.first_thread)).astype(np.int32)
+
+        def races(other: Array, other_epoch: Array, other_turn: Array) -> Array:
+            program, warp = (other - 1) // THREADS, (other - 1) // 32
+            is_own = program == machine.first_thread // THREADS
+            in_order = is_own & (other_epoch < epoch)
+            in_order |= (warp == (threads - 1) // 32) & (other_turn < turn) & is_own
+            found: Array = (other != NEVER) & (other != threads) & ~in_order
+            return found
+
+        bad = races(on.store[at], on.store_epoch[at], on.store_turn[at])
+        if kind == ATOMIC:
+            bad &= ~on.is_atomic[at]
+        if kind == STORE:
+            assert values is not None
+            same = bad & (on.value[at] == values) & ~on.is_atomic[at]
+            machine.findings.same_value += int(same.sum())
+            bad &= ~same
+            order = np.argsort(at, kind="stable")
+            twice = at[order][1:] == at[order][:-1]
+            differ = twice & (values[order][1:] != values[order][:-1])
+            machine.findings.same_value += int((twice & ~differ).sum())
+            machine.found("lanes of one store write different values", self.pc, self.pc, int(differ.sum()))
+        self._tell(f"{kind} after a store", bad, on.store_pc[at])
+        if kind == LOAD:
+            if on is machine.in_shared:
+                unwritten = on.store[at] == NEVER
+                machine.found(
+                    "shared memory is read before it is written", self.pc, self.pc, int(unwritten.sum())
+                )
+            self._note_load(on, at, threads)
+            return
+        readers, load_epoch = on.readers[at], on.load_epoch[at]
+        bad = races(on.load[at], load_epoch, on.load_turn[at])
+        own = (on.load[at] - 1) // THREADS == machine.first_thread // THREADS
+        bad |= (readers == ONE_WARP) & own & (load_epoch == epoch) & (on.load_turn[at] == turn)
+        bad |= (readers == ONE_PROGRAM) & own & (load_epoch == epoch)
+        bad |= readers == PROGRAMS
+        self._tell(f"{kind} after a load", bad, on.load_pc[at])
+        on.store[at], on.store_epoch[at], on.store_turn[at] = threads, epoch, turn
+        on.store_pc[at], on.is_atomic[at] = self.pc, kind == ATOMIC
+        if values is not None:
+            on.value[at] = values
+
+    def _note_load(self, on: Accesses, at: Array, threads: Array) -> None:
+        machine, turn, epoch = self.machine, self.turn, self.machine.epoch
+        before, readers = on.load[at], on.readers[at]
+        is_own = (before - 1) // THREADS == machine.first_thread // THREADS
+        is_now = is_own & (on.load_epoch[at] == epoch)
+        same_warp = (before - 1) // 32 == (threads - 1) // 32
+        now = np.where(is_now & ~same_warp, ONE_PROGRAM, np.where(is_now, readers, ONE_LANE))
+        now = np.where(
+            is_now & same_warp & (on.load_turn[at] == turn) & (before != threads),
+            np.maximum(now, ONE_WARP),
+            now,
+        )
+        now = np.where((before != NEVER) & ~is_own | (readers == PROGRAMS), PROGRAMS, now)
+        order = np.argsort(at, kind="stable")
+        together = at[order][1:] == at[order][:-1]
+        shared = np.zeros(len(at), bool)
+        shared[order[1:]] |= together
+        shared[order[:-1]] |= together
+        on.readers[at] = np.where(shared, np.maximum(now, ONE_WARP), now)
+        on.load[at], on.load_epoch[at], on.load_turn[at], on.load_pc[at] = threads, epoch, turn, self.pc
+
+    def _tell(self, what: str, bad: Array, earlier: Array) -> None:
+        for pc in np.unique(earlier[bad]):
+            self.machine.found(what, int(pc), self.pc, int((earlier[bad] == pc).sum()))
+
+
+class RacingMachine(Machine):
+    """The programs of one launch.
+
+    Args:
+        program, memory, constants, num_warps: as of a `Machine`.
+        shared_start, shared_size: where shared memory begins, and its bytes.
+        seed: of all that is random.
+    """
+
+    def __init__(
+        self, program: Program, memory: Memory, constants: bytes, num_warps: int, *, shared_start: int,
+        shared_size: int, findings: Findings, seed: int,
+    ) -> None:  # fmt: skip
+        super().__init__(program, memory, constants, num_warps, Latencies())
+        self.shared_start, self.shared_size, self.findings = shared_start, shared_size, findings
+        self.rng = random.Random(seed)
+        self.globally, self.in_shared = Accesses(len(memory.bytes)), Accesses(0)
+        self.first_thread = self.epoch = 0
+
+    def found(self, what: str, earlier: int, later: int, times: int) -> None:
+        if times:
+            code = self.program.code
+            self.findings.races[what, where(code[earlier]), where(code[later])] += times
+
+    def run_grid(self, grid: tuple[int, int]) -> None:
+        """All programs, one behind the other in random order."""
+        places = [(x, y) for y in range(grid[1]) for x in range(grid[0])]
+        for i, (x, y) in enumerate(self.rng.sample(places, len(places))):
+            self.first_thread, self.epoch = i * THREADS, 1
+            self._run_program(x, y)
+            self.findings.programs += 1
+
+    def _run_program(self, x: int, y: int) -> None:
+        self.in_shared = Accesses(len(self.shared))
+        self.shared[:] = np.frombuffer(self.rng.randbytes(len(self.shared)), np.uint8)
+        running = {i: RacingWarp(self, i, x, y).run() for i in range(self.num_warps)}
+        waiting: set[int] = set()
+        while running:
+            ready = [i for i in running if i not in waiting]
+            if not ready:
+                waiting.clear()
+                self.epoch += 1
+                continue
+            i = self.rng.choice(ready)
+            try:
+                reached = next(running[i])
+            except StopIteration:
+                del running[i]
+                continue
+            if reached == "BAR":
+                waiting.add(i)
