@@ -76,7 +76,7 @@ def limit_drafts_kernel(
     b_length = tl.load(draft_length_ptr + o_b, mask=m_b, other=0)
     o_row = o_b * num_draft_tokens
     survival_of(draft_confidence_ptr, survival_ptr, o_row, b_length, num_draft_tokens)
-    tl.debug_barrier()  # the units are read below, by other threads
+    tl.debug_barrier()  # the units are read below, by whichever threads the compiler chooses
 
     p_units = survival_ptr + o_row
     budget = tl.maximum(tl.load(budget_ptr), 0)
