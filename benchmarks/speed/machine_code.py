@@ -399,7 +399,7 @@ def main(
     for chosen in targets:
         if plant is not None:
             verdicts: Counter[str] = Counter()
-            for name, case in ((name, case) for name in names for case in range(len(CASES[name]))):
+            for name, case in [(of, i) for of in names for i in range(len(CASES[of]))]:
                 for found in plant_faults(chosen, name, case, 3, seed, plant):
                     verdict = "found" if found.reported else "MISSED"
                     verdicts[verdict] += 1
