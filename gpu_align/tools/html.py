@@ -37,10 +37,13 @@ _LABELS = {
     Origin.ACCEPTED: "accepted draft",
 }
 
-_ASSETS = Path(__file__).parent / "assets"
-
 # What a terminal or a browser would act on, or show as nothing; a page shows its picture (U+2400 block).
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def asset(name: str) -> str:
+    """The text of a file in the folder ``assets``."""
+    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8").strip()
 
 
 def text(value: str) -> str:
@@ -51,14 +54,12 @@ def text(value: str) -> str:
 
 
 def tokens(texts: Sequence[str], origins: Sequence[int], steps: Sequence[int] | None = None) -> str:
-    """One ``<pre>`` with each token in its origin's colour.
+    """One ``<pre>`` with each token in its origin's colour; a step, from 0, is shown when hovering.
 
     Neighbours share a ``<span>``: drafts of one origin and one step, and generated tokens of any steps.
 
     Args:
-        texts: [L] what each token shows.
-        origins: [L] an `Origin` each.
-        steps: [L] the verification step that produced each token, from 0; shown when hovering.
+        texts, origins, steps: [L] what each token shows, an `Origin`, and the verification step that produced it.
 
     Raises:
         ValueError: the lengths differ, or an origin is none.
@@ -145,7 +146,7 @@ def page(title: str, parts: Iterable[str], *, styles: Sequence[str] = (), script
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = f"default-src 'none'; style-src 'unsafe-inline'{f'; script-src {hashes}' if hashes else ''}"
-    style = "\n".join([(_ASSETS / "page.css").read_text(encoding="utf-8").strip(), *styles])
+    style = "\n".join([asset("page.css"), *styles])
     code = "".join(f"<script>{script}</script>\n" for script in scripts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -151,9 +151,8 @@ def test_training_makes_a_folder_that_generates_the_answer(
 
     monkeypatch.setattr(model, "stdlib_sources", lambda: TEXTS)
     seen: list[model.Progress] = []
-    assert model.cached(SMALL, tmp_path) is None
     folder = model.make_model(SMALL, tmp_path, seen.append)
-    assert model.cached(SMALL, tmp_path) == folder == tmp_path / SMALL.key()
+    assert folder == tmp_path / SMALL.key()
     assert [path.name for path in tmp_path.iterdir()] == [SMALL.key()]
     assert seen[0].learnt < seen[-1].learnt == seen[-1].total
     assert [now.with_prompt for now in (seen[0], seen[-1])] == [False, True]

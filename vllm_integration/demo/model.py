@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from . import task
 
-MARKER = "recipe.json"
-
 END, SYSTEM, USER, ASSISTANT = "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL_TOKENS = (END, SYSTEM, USER, ASSISTANT)
 
@@ -71,17 +69,10 @@ class ModelSpec:
 class Progress(NamedTuple):
     """How far training is; `learnt` of `total` answer tokens are likely enough by now."""
 
-    step: int
     loss: float
     learnt: int
     total: int
     with_prompt: bool
-
-
-def cached(spec: ModelSpec, cache_dir: Path) -> Path | None:
-    """Return the folder of the finished model, or None when it has still to be made."""
-    folder = cache_dir / spec.key()
-    return folder if (folder / MARKER).is_file() else None
 
 
 def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[Progress], None]) -> Path:
@@ -99,7 +90,7 @@ def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[Progress], No
         model = _train(spec, tok, report)
         tok.save_pretrained(partial)
         model.save_pretrained(partial)
-        (partial / MARKER).write_text(json.dumps(asdict(spec), indent=1), encoding="utf-8")
+        (partial / "recipe.json").write_text(json.dumps(asdict(spec), indent=1), encoding="utf-8")
         folder = cache_dir / spec.key()
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -115,10 +106,10 @@ def stdlib_sources() -> Iterable[str]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Return a `transformers.PreTrainedTokenizerFast` of at most `vocab_size` tokens.
+    """Return a lossless `transformers.PreTrainedTokenizerFast` of at most `vocab_size` tokens.
 
-    Lossless: decoding what was encoded gives the same text, for any text. The special tokens come first
-    (`<|end|>` is 0), then the 256 bytes. Deterministic for the same texts and version of `tokenizers`.
+    The special tokens come first (`<|end|>` is 0), then the 256 bytes. The same texts and version of `tokenizers`
+    give the same tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -206,7 +197,7 @@ def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any
         loss_value = loss.item()
         likely = logits.detach().softmax(-1).gather(1, target[:, None])[:, 0] >= spec.min_probability
         learnt = int(likely.sum())
-        report(Progress(step + 1, loss_value, learnt, len(answer), with_prompt))
+        report(Progress(loss_value, learnt, len(answer), with_prompt))
         # These logits belong to the weights as they are now: a model that passes is kept as it is.
         if with_prompt and learnt == len(answer) and _writes(model, prompt, answer):
             return model

@@ -242,8 +242,8 @@ def _tiny_model(console: Any) -> Path:
     from . import model
 
     spec = model.ModelSpec()
-    folder = model.cached(spec, CACHE_DIR)
-    if folder is not None:
+    folder = CACHE_DIR / spec.key()
+    if folder.is_dir():  # it appears whole
         console.print(f"   {folder} (made by an earlier run)", highlight=False)
         return folder
     told = "   making a tiny Llama that learns this one edit by heart, about a minute on two cores"

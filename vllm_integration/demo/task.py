@@ -99,16 +99,7 @@ EDITS = (
     ("change the constant DRY to 0.35", "DRY = 0.30", "DRY = 0.35"),
     (
         "delete the method export, the old controller is gone",
-        '''\
-    def export(self):
-        """Write the beds in the format of the old controller."""
-        rows = []
-        for bed in self.beds:
-            flag = "C" if bed.covered else "O"
-            rows.append(f"{bed.name};{bed.plants};{flag}")
-        return "\\n".join(rows)
-
-''',
+        ORIGINAL[ORIGINAL.index("    def export(") : ORIGINAL.index("    def water(")],
         "",
     ),
     ("rename the method pick to driest", "pick()", "driest()"),

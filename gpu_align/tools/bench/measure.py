@@ -121,20 +121,17 @@ class Sample:
 
 @dataclass
 class Result:
-    """All that a run knows; a file and a page can be made of it at any moment.
+    """All that a run knows; a file and a page can be made of it at any moment."""
 
-    Attributes:
-        about: version, model, tokenizer, servers, settings, data.
-        samples: finished turns.
-        verdicts: of each different (pair, text), once it has been checked.
-        notes: sentences that a reader must know.
-        complete: whether all turns are there.
-    """
-
+    #: version, model, tokenizer, servers, settings, data
     about: dict[str, Any] = field(default_factory=dict)
+    #: finished turns
     samples: list[Sample] = field(default_factory=list)
+    #: of each different (pair, text), once it has been checked
     verdicts: dict[tuple[int, str], Verdict] = field(default_factory=dict)
+    #: sentences that a reader must know
     notes: list[str] = field(default_factory=list)
+    #: whether all turns are there
     complete: bool = False
 
     def note(self, text: str) -> None:

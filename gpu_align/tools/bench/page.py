@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -95,29 +95,13 @@ _WIDTH, _HEIGHT = 560, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 12, 30
 _TICKS = 4
 
-#: Each mode has a colour and a pattern of its own, for readers who do not tell the colours apart.
-STYLE = """
-svg.plot { width: 100%; height: auto; display: block; }
-svg.plot text { fill: var(--fg); font: 12px system-ui, sans-serif; }
-svg.plot .grid { stroke: var(--line); } svg.plot .spread { stroke: var(--fg); stroke-width: 1.5; }
-.m-none { fill: #8b949e; } .m-prediction { fill: #1a9c5b; } .m-unrelated { fill: #d97706; }
-.m-ngram { fill: #3b82f6; }
-.hatch { stroke: var(--bg); stroke-width: 2; }
-div.plots { display: grid;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem 1.5rem; }
-div.plots figure { margin: 0; } div.plots figcaption { font-weight: 600; }
-div.plots figcaption small { font-weight: 400; color: var(--soft); display: block; }
-div.scroll { margin: 0 0 1rem; } div.scroll :is(th, td) { white-space: nowrap; }
-ul.modes { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; }
-ul.modes svg { width: 1em; height: 1em; margin-right: .4rem; vertical-align: -.1em; }
-""".strip()
-
-#: SVG line patterns over a bar: none, and two directions.
+#: SVG line patterns over a bar: none, and two directions. Each mode has a colour and a pattern of its own, for readers
+#: who do not tell the colours apart.
 _HATCHES = {"unrelated": "M0 6L6 0", "ngram": "M0 0L6 6"}
 
 
 class Bar(NamedTuple):
-    """One bar: a mode, its value, and the ends of the line over it."""
+    """A mode, its value, and the ends of the line over its bar."""
 
     mode: str
     value: float
@@ -125,78 +109,61 @@ class Bar(NamedTuple):
     high: float
 
 
-def plot(
-    title: str, subtitle: str, groups: Sequence[tuple[str, Sequence[Bar]]], line: float | None = None
-) -> str:
-    """Return a figure.
-
-    Args:
-        title, subtitle: what it shows.
-        groups: label and bars of each group.
-        line: a value to mark, such as 1 for a ratio.
-    """
-    top = _round_up(max([bar.high for _, bars in groups for bar in bars] + [line or 0.0, 1e-9]))
+def _plot(title: str, subtitle: str, groups: Mapping[str, Sequence[Bar]], marked: float | None) -> str:
+    """A figure: the bars of each label, and a value to mark, such as 1 for a ratio."""
+    top = _round_up(max([bar.high for bars in groups.values() for bar in bars] + [marked or 0.0, 1e-9]))
     plain = _HEIGHT - _TOP - _BOTTOM
 
     def y(value: float) -> float:
         return _TOP + plain * (1 - min(value, top) / top)
 
+    def across(kind: str, value: float, more: str = "") -> str:
+        ends = f'y1="{y(value):.1f}" y2="{y(value):.1f}"'
+        return f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {ends}{more}/>'
+
+    def text(x: str, height: str, anchor: str, words: str) -> str:
+        return f'<text x="{x}" y="{height}" text-anchor="{anchor}">{escape(words)}</text>'
+
     parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
     for tick in range(_TICKS + 1):
         value = top * tick / _TICKS
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-        )
-        parts.append(
-            f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{_number(value)}</text>'
-        )
+        parts.append(across("grid", value))
+        parts.append(text(str(_LEFT - 6), f"{y(value) + 4:.1f}", "end", _number(value)))
     width = (_WIDTH - _LEFT - _RIGHT) / max(1, len(groups))
-    for number, (label, bars) in enumerate(groups):
+    for number, (label, bars) in enumerate(groups.items()):
         left = _LEFT + width * number
-        parts.append(
-            f'<text x="{left + width / 2:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(label)}</text>'
-        )
-        each = min(width * 0.84 / max(1, len(bars)), 64)
+        parts.append(text(f"{left + width / 2:.1f}", str(_HEIGHT - 10), "middle", label))
+        each = min(width * 0.84 / len(bars), 64)
         start = left + (width - each * len(bars)) / 2
-        for place, bar in enumerate(bars):
-            parts += _bar(bar, start + each * place, each * 0.86, y)
-    if line is not None:
-        parts.append(
-            f'<line class="spread" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(line):.1f}" y2="{y(line):.1f}" '
-            'stroke-dasharray="4 3"/>'
-        )
+        parts += [_bar(bar, start + each * place, each * 0.86, y) for place, bar in enumerate(bars)]
+    if marked is not None:
+        parts.append(across("spread", marked, ' stroke-dasharray="4 3"'))
     caption = f"<figcaption>{escape(title)}<small>{escape(subtitle)}</small></figcaption>"
     return f"<figure>{caption}{''.join(parts)}</svg></figure>"
 
 
-def legend(modes: Sequence[tuple[str, str]]) -> str:
-    """What the colours mean: a mode and its words each; and the patterns that all plots use."""
+def _bar(bar: Bar, x: float, width: float, y: Callable[[float], float]) -> str:
+    top, bottom, middle = y(bar.value), y(0), x + width / 2
+    place = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
+    spread = f"{_number(bar.value)} ({_number(bar.low)} to {_number(bar.high)})"
+    ends = f'y1="{y(bar.low):.1f}" y2="{y(bar.high):.1f}"'
+    line = f'<line class="spread" x1="{middle:.1f}" x2="{middle:.1f}" {ends}/>' if bar.high > bar.low else ""
+    rect = f'<rect class="m-{escape(bar.mode)}" {place}/>{_hatch(bar.mode, place)}'
+    return f"<g><title>{escape(bar.mode)}: {spread}</title>{rect}{line}</g>"
+
+
+def _legend(modes: Iterable[str]) -> str:
+    """What the colours mean; and the patterns that all plots use."""
     box = '<svg viewBox="0 0 14 14" aria-hidden="true"><rect class="m-{0}" width="14" height="14"/>{1}</svg>'
     size = 'width="14" height="14"'
-    items = "".join(
-        f"<li>{box.format(mode, _hatch(mode, size))}{escape(words)}</li>" for mode, words in modes
-    )
+    items = (f"<li>{box.format(m, _hatch(m, size))}{escape(WORDS.get(m, m))}</li>" for m in modes)
     patterns = "".join(
         f'<pattern id="h-{mode}" width="6" height="6" patternUnits="userSpaceOnUse">'
         f'<path class="hatch" d="{path}"/></pattern>'
         for mode, path in _HATCHES.items()
     )
     defs = f'<svg width="0" height="0" aria-hidden="true"><defs>{patterns}</defs></svg>'
-    return f'{defs}<ul class="modes">{items}</ul>'
-
-
-def _bar(bar: Bar, x: float, width: float, y: Callable[[float], float]) -> list[str]:
-    top, bottom, middle = y(bar.value), y(0), x + width / 2
-    place = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
-    parts = [
-        f"<g><title>{escape(bar.mode)}: {_number(bar.value)} ({_number(bar.low)} to {_number(bar.high)})</title>",
-        f'<rect class="m-{escape(bar.mode)}" {place}/>',
-        _hatch(bar.mode, place),
-    ]
-    if bar.high > bar.low:
-        ends = f'y1="{y(bar.low):.1f}" y2="{y(bar.high):.1f}"'
-        parts.append(f'<line class="spread" x1="{middle:.1f}" x2="{middle:.1f}" {ends}/>')
-    return [*parts, "</g>"]
+    return f'{defs}<ul class="modes">{"".join(items)}</ul>'
 
 
 def _hatch(mode: str, place: str) -> str:
@@ -229,7 +196,7 @@ def render(result: Mapping[str, Any]) -> str:
         parts.append(html.note("This run was interrupted or failed: these are the turns that had finished."))
     if runs:
         parts += [html.note(sentence) for sentence in verdict(runs)]
-        parts += [f"<style>{STYLE}</style>", *_plots(runs), html.heading("Figures")]
+        parts += [f"<style>{html.asset('bench.css')}</style>", *_plots(runs), html.heading("Figures")]
         parts += [html.table(header, rows(runs, header)) for header in (SPEED, STEPS)]
         parts.append(html.note(LEGEND))
     parts += [html.heading("What to know"), *map(html.note, (*result["notes"], *_HOW.split("\n\n")))]
@@ -278,27 +245,25 @@ def _bars(run: Mapping[str, Any]) -> list[Bar | None]:
     rates = [turn["output_tokens"] / turn["seconds"] for turn in run["rounds"] if turn["seconds"]]
     ratio, between, first = run["speed_up"], run["itl_ms"], run["ttft_ms"]
     tokens, steps, rejected = run["output_tokens"], run["steps"], run["rejected"]
-    per_step = tokens / steps if steps else None
-    wasted = rejected / tokens if rejected is not None and tokens else None
     values = (
         (run["tokens_per_s"], min(rates, default=0.0), max(rates, default=0.0)),
-        (ratio["median"], ratio["min"], ratio["max"]) if ratio else (None,) * 3,
+        (ratio["median"], ratio["min"], ratio["max"]) if ratio else (None,),
         (between["p50"], between["p50"], between["p90"]),
         (first["p50"], first["p50"], first["p90"]),
-        (per_step,) * 3,
-        (wasted,) * 3,
+        (tokens / steps if steps else None,) * 3,
+        (rejected / tokens if rejected is not None and tokens else None,) * 3,
     )
     return [None if value[0] is None else Bar(run["mode"], *value) for value in values]
 
 
 def _plots(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    modes = list(dict.fromkeys(run["mode"] for run in runs))
+    bars = [(f"{run['concurrency']} at a time", _bars(run)) for run in runs]
     figures = []
-    for number, (title, subtitle, line) in enumerate(_FIGURES):
+    for number, (title, subtitle, marked) in enumerate(_FIGURES):
         groups: dict[str, list[Bar]] = {}
-        for run in runs:
-            if (bar := _bars(run)[number]) is not None:
-                groups.setdefault(f"{run['concurrency']} at a time", []).append(bar)
-        figures.append(plot(title, subtitle, list(groups.items()), line))
-    words = [(mode, WORDS.get(mode, mode)) for mode in modes]
-    return [legend(words), f'<div class="plots">{"".join(figures)}</div>']
+        for label, of_run in bars:
+            if (bar := of_run[number]) is not None:
+                groups.setdefault(label, []).append(bar)
+        figures.append(_plot(title, subtitle, groups, marked))
+    legend = _legend(dict.fromkeys(run["mode"] for run in runs))
+    return [legend, f'<div class="plots">{"".join(figures)}</div>']

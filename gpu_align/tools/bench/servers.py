@@ -169,15 +169,10 @@ def command_line(
     *,
     gpu: bool,
 ) -> list[str]:
-    """Return the command line of a vLLM server.
+    """Return the command line of a vLLM server; `speculation` is that of a `Kind`.
 
-    Args:
-        model: a name or a folder.
-        speculation: see `Kind`.
-        port: where it listens.
-        num_draft_tokens: the most draft tokens a step.
-        extra: options of the user; they come last, so that they win.
-        gpu: without one, the server runs in float32 and compiles nothing.
+    Options of the user (`extra`) come last, so that they win. Without a GPU the server runs in float32 and compiles
+    nothing.
     """
     options = ["--model", model, "--host", HOST, "--port", str(port)]
     if speculation is not None:
