@@ -95,8 +95,8 @@ _WIDTH, _HEIGHT = 560, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 12, 30
 _TICKS = 4
 
-#: SVG line patterns over a bar: none, and two directions. Each mode has a colour and a pattern of its own, for readers
-#: who do not tell the colours apart.
+#: SVG line patterns over a bar: none, and two directions. Each mode has a colour and a pattern of its own, for
+#: readers who do not tell the colours apart.
 _HATCHES = {"unrelated": "M0 6L6 0", "ngram": "M0 0L6 6"}
 
 

@@ -171,8 +171,8 @@ def command_line(
 ) -> list[str]:
     """Return the command line of a vLLM server; `speculation` is that of a `Kind`.
 
-    Options of the user (`extra`) come last, so that they win. Without a GPU the server runs in float32 and compiles
-    nothing.
+    Options of the user (`extra`) come last, so that they win. Without a GPU the server runs in float32 and
+    compiles nothing.
     """
     options = ["--model", model, "--host", HOST, "--port", str(port)]
     if speculation is not None:
