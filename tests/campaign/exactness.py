@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +34,22 @@ ROWS = {"step": (22_000, 6_000, 60), "lcs": (66_000, 3_000, 400), "suffix_match"
 INTERPRETED, NATIVE, QUICK = range(3)
 
 
-def step_rows(seed: int, tally: Tally, rows: int) -> Counter[str]:
+def check_rows(op: str, seed: int, tally: Tally, rows: int) -> Counter[str]:
+    """Check about as many rows of an operation; what they were."""
     kinds: Counter[str] = Counter()
-    for row in test_step.random_rows(seed, rows):
-        if isinstance(row, StepRow):
-            tally.check(
-                not row.wrong, lambda row=row: {"op": "step", "group": seed, "wrong": row.wrong, **row.of}
-            )
-            kinds.update(("rows", row.source))
-        else:
-            kinds += row
+    if op == "step":
+        for row in test_step.random_rows(seed, rows):
+            if isinstance(row, StepRow):
+                tally.check(not row.wrong, lambda row=row: {"group": seed, "wrong": row.wrong, **row.of})
+                kinds.update(("rows", row.source))
+            else:
+                kinds += row
+        return kinds
+    tested, most = (test_lcs, 256) if op == "lcs" else (test_suffix_match, 64)
+    for found in tested.random_rows(seed, min(rows, most)):
+        tally.check(found["holds"], {"op": op, "group": seed, **found})
+        kinds["rows"] += 1
     return kinds
-
-
-def table_rows(op: str, found: list[dict[str, Any]], seed: int, tally: Tally) -> Counter[str]:
-    for row in found:
-        tally.check(row["holds"], {"op": op, "group": seed, **row})
-    return Counter(rows=len(found))
-
-
-#: ``(seed, tally, rows)``: check about as many rows; what they were.
-OPS: dict[str, Callable[[int, Tally, int], Counter[str]]] = {
-    "step": step_rows,
-    "lcs": lambda seed, tally, rows: table_rows(
-        "lcs", test_lcs.random_rows(seed, min(rows, 256)), seed, tally
-    ),
-    "suffix_match": lambda seed, tally, rows: table_rows(
-        "suffix_match", test_suffix_match.random_rows(seed, min(rows, 64)), seed, tally
-    ),
-}
 
 
 def compare(c: Campaign, tally: Tally, sizes: int) -> Row:
@@ -72,7 +59,7 @@ def compare(c: Campaign, tally: Tally, sizes: int) -> Row:
         done, wanted = 0, counts[QUICK if c.quick else sizes]
         while done < wanted:
             tally.goes_on()
-            found = OPS[op](c.rng.randrange(2**32), tally, min(wanted - done, c.size(300, 20)))
+            found = check_rows(op, c.rng.randrange(2**32), tally, min(wanted - done, c.size(300, 20)))
             done += found.pop("rows")
             kinds += found
         kinds[op] = done

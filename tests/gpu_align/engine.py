@@ -3,22 +3,22 @@
 import torch
 
 from gpu_align import Drafter
-from tests.gpu_align.step_harness import device_of, poison
+from tests.gpu_align.step_harness import device_of, poison, use_curves
 
 
 class Engine:
     """The smallest engine: it owns the tensors and knows what the model will write."""
 
-    def __init__(
-        self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, config=None, max_prediction_tokens=None
-    ):
+    def __init__(self, backend, *, max_slots=4, T=256, N=128, K=16, vocab=1000, curves=None, **how):
         self.device = device_of(backend)
         self.K, self.T = K, T
         self.drafter = Drafter(
             max_slots=max_slots, max_context_len=T, max_prediction_len=N, num_draft_tokens=K, vocab_size=vocab,
-            device=self.device, backend=backend, config=config, max_prediction_tokens=max_prediction_tokens,
+            device=self.device, backend=backend, **how,
         )  # fmt: skip
         poison(self.drafter)
+        if curves is not None:
+            use_curves(self.drafter, curves, backend)
         self.token_ids = torch.zeros((max_slots, T), dtype=torch.int32, device=self.device)
         self.total_len = torch.zeros(max_slots, dtype=torch.int32, device=self.device)
 
@@ -57,6 +57,15 @@ class Engine:
             self.write(slot, step)
             done += len(step)
         return offered
+
+
+def drafted(backend, prediction, output, prompt=(), *, K=8, T=256, memory=False, packs=None, **how):
+    """``(tokens, source, confidence)`` for one request, whose prediction is not the first of the arena."""
+    engine = Engine(backend, T=T, N=300, K=K, **how)
+    engine.drafter.add(0, [0], 0)
+    engine.add(1, prediction, prompt, output, memory=memory, recipes=packs)
+    [(tokens, length, confidence, source)] = engine.propose([1])
+    return tokens[:length], source, confidence[:length]
 
 
 def snapshot(drafter):

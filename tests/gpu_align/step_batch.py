@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from gpu_align import Drafter, DrafterConfig, Recipes
+from gpu_align.ops import constants as c
 from gpu_align.ops.constants import SEEN, SURVIVAL_ONE, WAYS
-from gpu_align.ops.draft import SurvivalTables
 from gpu_align.ops.step import StepLaunch
 from tests.gpu_align.step_harness import (
     BACKENDS,
@@ -25,9 +25,7 @@ from tests.gpu_align.step_harness import (
     recipes_of,
     reindented,
     shapes_of,
-    standing_by,
-    standing_of,
-    use_tables,
+    use_curves,
 )
 from tests.gpu_align.step_oracle import Oracle
 
@@ -85,6 +83,26 @@ class Running:
         assert drafter.add(slot, self.prediction, self.prompt_len, **how)
 
 
+def standing_of(drafter: Drafter, slot: int) -> tuple[Any, ...]:
+    """Where a request stands: in sync, its cursor, or anchor, where it diverged, LCS row; how much was in sync;
+    its edits, oldest first, None where one was invalidated."""
+    state = drafter._state.align_state[slot].tolist()
+    rows, count = drafter._state.edits[slot].tolist(), state[c.NUM_EDITS]
+    rows = [rows[i % c.MAX_EDITS] for i in range(max(0, count - c.MAX_EDITS), count)]
+    edits = [tuple(row[:7]) if row[c.EDIT_BEFORE] != c.NO_EDIT else None for row in rows]
+    if state[c.IN_SYNC] > 0:
+        return True, state[c.CURSOR], state[c.NUM_IN_SYNC], edits
+    row = drafter._state.lcs_row[slot].tolist()
+    return False, state[c.ANCHOR], state[c.DIVERGED_AT], row, state[c.NUM_IN_SYNC], edits
+
+
+def standing_by(oracle: Oracle) -> tuple[Any, ...]:
+    edits = [None if edit is None else tuple(map(int, edit)) for edit in oracle.edits]
+    if oracle.in_sync:
+        return True, oracle.cursor, oracle.num_in_sync, edits
+    return False, oracle.anchor, oracle.diverged_at, oracle.row[1:], oracle.num_in_sync, edits
+
+
 class Drafted(NamedTuple):
     """One row of a `Draft`, as lists: floats are compared by their bits, of which none is a NaN's."""
 
@@ -136,9 +154,7 @@ class StepBatch:
         )  # fmt: skip
         poison(drafter)
         if self.curves is not None:
-            floors = self.config.min_survival, self.config.min_survival_lost
-            tables = SurvivalTables.from_survival(self.curves.astype(np.int32), drafter.device, *floors)
-            use_tables(drafter, tables, backend)
+            use_curves(drafter, self.curves, backend)
         return drafter
 
     def oracle_of(self, request: Running) -> Oracle:
@@ -169,16 +185,38 @@ class StepBatch:
         """The engine's row becomes shorter: the request starts over."""
         request.done, request.oracle = done, self.oracle_of(request)
 
+    def move(self, slot: int, request: Running, other: int) -> None:
+        """A request comes back in another slot, with what was known of it or with nothing."""
+        snapshots = {}
+        if self.rng.random() < 0.5:
+            found = {b: drafter.export_slot(slot) for b, drafter in self.drafters.items()}
+            snapshots = {b: pickle.loads(pickle.dumps(snapshot)) for b, snapshot in found.items()}
+        self.remove(slot)
+        self.add(other, request)
+        for backend, snapshot in snapshots.items():
+            assert self.drafters[backend].import_slot(other, snapshot)
+            state = self.drafters[backend]._state
+            assert state.align_state[other].tolist() == snapshot.align_state.tolist(), "aligned again"
+            assert snapshot.related == (request.memory and request.related)
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        """On which no draft depends."""
+        self.write()
+        for drafter in self.drafters.values():
+            drafter.prepare(*(x.to(drafter.device) for x in (self.token_ids, self.total_len)), slots)
+
+    def write(self) -> None:
+        for slot, request in self.running.items():
+            tokens = request.tokens[: request.done]
+            self.token_ids[slot, : request.done] = torch.tensor(tokens, dtype=torch.int32)
+            self.total_len[slot] = request.done
+
     def step(
         self, slots: Sequence[int], sampled: Sequence[int], wild: dict[int, int] | None = None
     ) -> list[StepRow]:
         """One launch, and what each of its requests got. wild: what `total_len` says of a slot instead, to the
         kernel, which cannot look at it: below 0 is 0, above the row's end is the end."""
-        for slot, request in self.running.items():
-            self.token_ids[slot, : request.done] = torch.tensor(
-                request.tokens[: request.done], dtype=torch.int32
-            )
-            self.total_len[slot] = request.done
+        self.write()
         for slot, total in (wild or {}).items():
             self.total_len[slot] = total
         inputs = (
@@ -326,8 +364,7 @@ class StepBatch:
                 self.add(slot, self.arriving())
             elif kind < 0.04:
                 if others := [s for s in range(self.max_slots) if s not in self.running]:
-                    self.remove(slot)
-                    self.add(rng.choice(others), request)
+                    self.move(slot, request, rng.choice(others))
             elif kind < 0.05:
                 begin = min(request.prompt_len, request.done)
                 self.take_back(request, rng.randint(begin, request.done))
@@ -338,6 +375,8 @@ class StepBatch:
         """One launch for some of the slots, vacant ones among them."""
         rng = self.rng
         self.turn_over()
+        if rng.random() < 0.1:
+            self.prepare(rng.sample(range(self.max_slots), rng.randint(0, self.max_slots)))
         slots = rng.sample(sorted(self.running), rng.randint(1, len(self.running)))
         vacant = [s for s in range(self.max_slots) if s not in self.running]
         if vacant and rng.random() < 0.3:

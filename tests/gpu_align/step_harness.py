@@ -1,22 +1,17 @@
-"""One request in a `Drafter`, a step at a time, in poisoned memory; and edits and curves to try it on."""
+"""Poisoned memory for a `Drafter`; edits, curves, recipes and indentations to try one on."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from gpu_align import Drafter, DrafterConfig
+from gpu_align import Drafter
 from gpu_align.ops import constants
 from gpu_align.ops.constants import LINE_END, NUM_CLASSES, NUM_RUNS, SURVIVAL_ONE
 from gpu_align.ops.draft import SurvivalTables
-from gpu_align.ops.reference import step as reference
-from gpu_align.ops.state import StepState
 from gpu_align.ops.step import make_step
-from tests.gpu_align.step_oracle import Oracle
 
 #: Every test of a step runs on both; kernels are interpreted where there is no GPU.
 BACKENDS = ["reference", "triton"]
@@ -37,155 +32,21 @@ def device_of(backend: str) -> str:
 def poison(drafter: Drafter) -> None:
     """Garbage in all that a vacant drafter holds, but for what says that its slots are vacant."""
     state = drafter._state
-    for tensor in (
-        state.prediction_tokens,
-        state.positions,
-        state.offsets,
-        state.lcs_row,
-        state.edits,
-        state.context_index,
-    ):
-        tensor.fill_(POISON)
+    for name, tensor in state._asdict().items():
+        if name not in ("slot_meta", "align_state"):
+            tensor.fill_(POISON)
     state.align_state[:, constants.SEEN + 1 :] = POISON
     for tensor in drafter._draft:
         tensor.fill_(77)
 
 
-def use_tables(drafter: Drafter, tables: SurvivalTables, backend: str) -> None:
-    """Another step for a drafter: with these tables."""
-    drafter._tables = tables
+def use_curves(drafter: Drafter, curves: np.ndarray, backend: str) -> None:
+    """Another step for a drafter: with these curves, [NUM_CLASSES, K] in units of 1/SURVIVAL_ONE."""
+    floors = drafter.config.min_survival, drafter.config.min_survival_lost
+    drafter._tables = SurvivalTables.from_survival(curves.astype(np.int32), drafter.device, *floors)
     drafter._step = make_step(
-        backend, drafter._state, tables, drafter._recipes, drafter._draft, drafter._settings
+        backend, drafter._state, drafter._tables, drafter._recipes, drafter._draft, drafter._settings
     )
-
-
-def request_in(drafter_state: StepState, slot: int, tokens: Sequence[int]) -> reference.RequestArrays:
-    """A request as the reference sees it. In plain Python: what is compiled returns no arrays."""
-    load = getattr(reference.load_request, "py_func", reference.load_request)
-    return load(drafter_state.numpy(), slot, np.array(tokens, dtype=np.int32))
-
-
-class Edit(NamedTuple):
-    """An edit that is remembered: its surroundings, which output token is its first, tokens taken and given, and
-    whether one with the same surroundings was remembered."""
-
-    before: int
-    at: int
-    behind: int
-    start: int
-    old: int
-    new: int
-    repeats: int = 0
-
-
-class Standing(NamedTuple):
-    """Where a request stands; of `cursor` and of anchor, diverged_at and row only those that hold are there.
-
-    edits: oldest first, None where one was invalidated.
-    """
-
-    in_sync: bool
-    cursor: int | None
-    anchor: int | None
-    diverged_at: int | None
-    num_in_sync: int
-    edits: list[Edit | None]
-    row: list[int] | None
-
-
-def standing_of(drafter: Drafter, slot: int) -> Standing:
-    aligned = drafter._state.align_state[slot].tolist()
-    rows, count = drafter._state.edits[slot].tolist(), aligned[constants.NUM_EDITS]
-    # Edit number i is in row i mod MAX_EDITS.
-    rows = [rows[i % constants.MAX_EDITS] for i in range(max(0, count - constants.MAX_EDITS), count)]
-    edits = [Edit(*row[:7]) if row[constants.EDIT_BEFORE] != constants.NO_EDIT else None for row in rows]
-    in_sync, num_in_sync = aligned[constants.IN_SYNC] > 0, aligned[constants.NUM_IN_SYNC]
-    if in_sync:
-        return Standing(True, aligned[constants.CURSOR], None, None, num_in_sync, edits, None)
-    anchor, diverged_at = aligned[constants.ANCHOR], aligned[constants.DIVERGED_AT]
-    return Standing(
-        False, None, anchor, diverged_at, num_in_sync, edits, drafter._state.lcs_row[slot].tolist()
-    )
-
-
-def standing_by(oracle: Oracle) -> Standing:
-    edits = [None if e is None else Edit(*e) for e in oracle.edits]
-    if oracle.in_sync:
-        return Standing(True, oracle.cursor, None, None, oracle.num_in_sync, edits, None)
-    return Standing(False, None, oracle.anchor, oracle.diverged_at, oracle.num_in_sync, edits, oracle.row[1:])
-
-
-class Drafted(NamedTuple):
-    tokens: list[int]
-    source: int
-    confidence: list[float]
-
-
-class Request:
-    """A request in the middle one of three slots. The drafts of every step are checked for their padding.
-
-    curves: [NUM_CLASSES, K] in units of 1/SURVIVAL_ONE instead of the shipped ones, with the thresholds `floor`
-    and `floor_lost` in the same unit.
-    """
-
-    SLOT = 1
-
-    def __init__(
-        self, backend, prediction, prompt=(), *, K=8, capacity=1200, vocab=1000, curves=None, floor=1,
-        floor_lost=1, recipes=None, memory=False, packs=None, **config,
-    ):  # fmt: skip
-        self.device, self.K, self.vocab = device_of(backend), K, vocab
-        self.prompt, self.capacity = list(prompt), capacity
-        self.drafter = Drafter(
-            max_slots=3, max_context_len=capacity, max_prediction_len=max(len(prediction), 1),
-            num_draft_tokens=K, vocab_size=vocab, device=self.device, backend=backend,
-            config=DrafterConfig(**config), recipes=recipes,
-        )  # fmt: skip
-        poison(self.drafter)
-        if curves is not None:
-            tables = SurvivalTables.from_survival(
-                np.asarray(curves, dtype=np.int32),
-                self.device,
-                floor / SURVIVAL_ONE,
-                floor_lost / SURVIVAL_ONE,
-            )
-            use_tables(self.drafter, tables, backend)
-        # Another prediction first, so that ours does not begin where the arena does.
-        self.drafter.add(0, [0], 0)
-        self.drafter.add(self.SLOT, prediction, len(self.prompt), memory=memory, recipes=packs)
-        self.token_ids = torch.full((3, capacity), POISON, dtype=torch.int32, device=self.device)
-        self.total_len = torch.full((3,), POISON, dtype=torch.int32, device=self.device)
-
-    def step(self, output) -> Drafted:
-        """What is drafted behind prompt and `output`."""
-        tokens = [*self.prompt, *output]
-        self.token_ids[self.SLOT] = POISON
-        self.token_ids[self.SLOT, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        self.total_len[self.SLOT] = len(tokens)
-        draft = self.drafter.propose(
-            self.token_ids,
-            self.total_len,
-            torch.tensor([self.SLOT], dtype=torch.int64, device=self.device),
-            torch.ones(1, dtype=torch.int32, device=self.device),
-        )
-        [drafted], [length], [confidence], [source] = (tensor.tolist() for tensor in draft)
-        last = tokens[-1] if tokens and 0 <= tokens[-1] < self.vocab else 0
-        assert drafted[length:] == [last] * (self.K - length)
-        assert confidence[length:] == [0.0] * (self.K - length)
-        assert all(0 < p <= 1 for p in confidence[:length])
-        assert (source != 0) == (length > 0)
-        return Drafted(drafted[:length], source, confidence[:length])
-
-    @property
-    def standing(self) -> Standing:
-        """Without the edits that were invalidated."""
-        found = standing_of(self.drafter, self.SLOT)
-        return found._replace(edits=[edit for edit in found.edits if edit is not None])
-
-    def write_over(self, position, token):
-        """Put a token into the prediction that `add` would have refused; the index does not know it."""
-        base = int(self.drafter._state.slot_meta[self.SLOT, constants.PREDICTION_BASE])
-        self.drafter._state.prediction_tokens[base + position] = token
 
 
 def flat_curves(value, K=8):

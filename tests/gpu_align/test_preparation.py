@@ -1,4 +1,4 @@
-"""`Drafter.prepare`: no draft depends on it, and the step behind it finds the work done."""
+"""`Drafter.prepare`: the step behind it finds the work done. `StepBatch` calls it: no draft depends on it."""
 
 import random
 from contextlib import contextmanager
@@ -11,39 +11,7 @@ from gpu_align.drafter import Preparation
 from gpu_align.ops import constants as c
 from gpu_align.ops.draft import Draft
 from tests.gpu_align.engine import Engine, same, snapshot
-from tests.gpu_align.step_harness import BACKENDS, INTERPRETED, distinct
-
-
-def texts(rng):
-    """A prompt, a prediction with words of it, and an output that edits the prediction, and leaves it at times."""
-    prompt = rng.choices(range(40), k=rng.choice((0, 1, 63, 64, 200)))
-    prediction = rng.choices(range(40), k=60) + prompt[:20]
-    output = list(prediction)
-    for at in sorted(rng.sample(range(len(output)), 4), reverse=True):
-        output[at : at + rng.randrange(3)] = rng.choices(range(40), k=rng.randrange(12))
-    return prompt, prediction, output
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_draft_depends_on_it(backend):
-    """New requests and those that return with some output; what is written between `prepare` and the step, too."""
-    rng = random.Random(5)
-    for _ in range(6 if backend == "triton" and INTERPRETED else 60):
-        engines = [Engine(backend, T=400, N=128) for _ in range(2)]
-        slots, ends = [0, 2, 3], []
-        for slot in slots:
-            prompt, prediction, output = texts(rng)
-            done = rng.choice((0, rng.randrange(len(output))))
-            for engine in engines:
-                engine.add(slot, prediction, prompt, output[:done])
-            ends.append((output, done))
-        engines[0].drafter.prepare(engines[0].token_ids, engines[0].total_len, rng.sample(slots, 3))
-        for _ in range(2):
-            for slot, (output, done) in zip(slots, ends, strict=True):
-                for engine in engines:
-                    engine.write(slot, output[done : done + 1])
-            ends = [(output, done + 1) for output, done in ends]
-            assert engines[0].propose(slots) == engines[1].propose(slots)
+from tests.gpu_align.step_harness import BACKENDS, distinct
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

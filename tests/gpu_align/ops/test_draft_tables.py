@@ -29,7 +29,7 @@ def test_thresholds():
     assert lost_classes().sum() == NUM_CLASSES // 3 * 7 // 8
 
 
-@pytest.mark.parametrize("K", [1, 16, 65])
+@pytest.mark.parametrize("K", [1, 65])
 def test_the_shipped_table_fits_any_number_of_drafts(K):
     tables = SurvivalTables.load(K, "cpu")
     assert tables.expected_accepted.shape == (NUM_CLASSES, K + 1)

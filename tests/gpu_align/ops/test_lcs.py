@@ -20,9 +20,6 @@ POISON = -0x5A5A5A5B
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-# plain Python
-
-
 def table(a: Sequence[int], b: Sequence[int]) -> list[list[int]]:
     h = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
@@ -44,9 +41,6 @@ def script(h: list[list[int]]) -> list[int]:
             ops.append(lcs.KEEP)
             i, j = i - 1, j - 1
     return ops[::-1]
-
-
-# batches
 
 
 def make_batch(seed: int, requests: int, m: int, n: int, alphabet: int) -> Batch:
@@ -146,41 +140,23 @@ def random_rows(seed: int, B: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-# standalone operations
-
-
 def test_random_batches() -> None:
     """The campaign's `exactness` has many more of them."""
-    for seed in range(40):
+    for seed in range(30):
         for row in random_rows(seed, (1, 64)[seed % 2]):
             assert row["holds"], (seed, row)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", [(3, 5, 40), (3, 3, 70)])
-@pytest.mark.parametrize("block_words", [1, 2, 4])
+@pytest.mark.parametrize(("m", "n", "block_words"), [(5, 40, 1), (3, 70, 4), (12, 200, 2), (140, 40, None)])
 def test_one_request_a_program(
-    backend: str, shape: tuple[int, int, int], block_words: int, monkeypatch: pytest.MonkeyPatch
+    backend: str, m: int, n: int, block_words: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU; the other tests put a whole batch in one program under the interpreter."""
+    """As on a GPU; the other tests put a whole batch in one program under the interpreter. Panels and carries."""
     monkeypatch.setattr(lcs, "_INTERPRETER_REQUESTS", 1)
-    check_all(make_batch(7, *shape, 3), backend, block_words)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("m", "n", "block_words"), [(40, 1000, 32), (9, 1000, 8), (140, 100, None)])
-def test_large(backend: str, m: int, n: int, block_words: int | None) -> None:
-    """Panels, their carries, and more tokens than one chunk."""
-    batch = make_batch(1, 3, m, n, 4)
+    batch = make_batch(7, 3, m, n, 3)
     batch[1][0], batch[3][0] = m, n
-    x = put(batch, backend)
-    row = lcs.lcs_prefix_row(*x, backend=backend, block_words=block_words).tolist()
-    length = lcs.lcs_length(*x, backend=backend, block_words=block_words).tolist()
-    for b, (context, prediction) in enumerate(cut(batch)):
-        expected = table(context, prediction)[-1]
-        assert row[b] == expected + [expected[-1]] * (n - len(prediction))
-        assert length[b] == expected[-1]
-        assert all(after - before in (0, 1) for before, after in zip(row[b], row[b][1:], strict=False))
+    check_all(batch, backend, block_words)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -210,7 +186,7 @@ def test_lengths_outside_the_rows_are_clamped(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("block_words", [1, 8])
+@pytest.mark.parametrize("block_words", [1])
 def test_strided_views_and_nothing_written_beside_them(backend: str, block_words: int) -> None:
     batch = make_batch(11, 5, 9, 37, 3)
     x = put(batch, backend)
@@ -227,9 +203,6 @@ def test_strided_views_and_nothing_written_beside_them(backend: str, block_words
     rows[::2, 4:42], ops[::2, 4:50] = POISON, 0x5A
     assert (rows == POISON).all()
     assert (ops == 0x5A).all()
-
-
-# numbers of tokens
 
 
 def colliding(bits: int, count: int, slot: int) -> list[int]:
@@ -273,8 +246,7 @@ def test_tokens_have_the_position_of_the_first_of_them_as_their_number(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("slot", [0, 7, 511])
-@pytest.mark.parametrize("block_tokens", [64, 4096])
+@pytest.mark.parametrize(("slot", "block_tokens"), [(0, 64), (511, 4096)])
 def test_tokens_that_look_for_the_same_slot(
     backend: str, slot: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,23 +254,10 @@ def test_tokens_that_look_for_the_same_slot(
     monkeypatch.setattr(lcs, "_MAX_BLOCK_TOKENS", block_tokens)
     tokens = np.array(colliding(9, 100, slot), np.int32)
     rng = np.random.default_rng(slot)
-    context, prediction = rng.choice(tokens[:90], (3, 40)), rng.permuted(np.tile(tokens[10:], (3, 2)), axis=1)
-    lens = [np.array([40, 33, 0], np.int32), np.array([180, 170, 180], np.int32)]
+    context, prediction = rng.choice(tokens[:90], (3, 20)), rng.permuted(np.tile(tokens[10:], (3, 2)), axis=1)
+    lens = [np.array([20, 17, 0], np.int32), np.array([180, 170, 180], np.int32)]
     batch = tuple(torch.from_numpy(a) for a in (context, lens[0], prediction, lens[1]))
     check_all(batch, backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_all_tokens_differ(backend: str) -> None:
-    """As many numbers as the panel has tokens, and context tokens that have none of them."""
-    rng = np.random.default_rng(0)
-    context = np.stack([rng.permutation(128)[:50] + shift for shift in (0, 64, 128)]).astype(np.int32)
-    prediction = np.stack([rng.permutation(128) for _ in range(3)]).astype(np.int32)
-    lens = [np.full(3, n, np.int32) for n in (50, 128)]
-    check_all(tuple(torch.from_numpy(a) for a in (context, lens[0], prediction, lens[1])), backend)
-
-
-# bad input
 
 
 #: Which argument, what becomes of it, and what is said.
@@ -315,15 +274,13 @@ BAD: list[tuple[int, Callable[[Any], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("op", [lcs.lcs_length, lcs.lcs_prefix_row, lcs.lcs_edit_script])
 @pytest.mark.parametrize(("argument", "spoil", "error", "message"), BAD)
-def test_bad_input(
-    backend: str, op: Any, argument: int, spoil: Any, error: type[Exception], message: str
-) -> None:
+def test_bad_input(backend: str, argument: int, spoil: Any, error: type[Exception], message: str) -> None:
     x: list[Any] = put(make_batch(0, 3, 4, 5, 2), backend)
     x[argument] = spoil(x[argument])
-    with pytest.raises(error, match=message):
-        op(*x, backend=backend)
+    for op in (lcs.lcs_length, lcs.lcs_prefix_row, lcs.lcs_edit_script):
+        with pytest.raises(error, match=message):
+            op(*x, backend=backend)
 
 
 #: What is refused of outputs, scratch and sizes.

@@ -78,13 +78,24 @@ ALONE = {
 }
 
 
+#: Device functions take what belongs together as one named tuple. Kernels, whose entries are flat, aside.
+MAX_ARGUMENTS, MAX_RESULTS = 10, 6
+
+
+@pytest.mark.parametrize("path", sorted((OPS / "kernels").glob("*.py")), ids=lambda path: path.stem)
+def test_device_functions_are_small_in_their_signatures(path: Path) -> None:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.endswith("_kernel"):
+            returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
+            results = [len(value.elts) for value in returned if isinstance(value, ast.Tuple)]
+            assert len(node.args.args) <= MAX_ARGUMENTS, node.name
+            assert max(results, default=1) <= MAX_RESULTS, node.name
+
+
 def names(source: str) -> list[str]:
     """Functions and classes of a module, in order and `bare`."""
-    found = []
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.append(bare(node.name))
-    return found
+    nodes = ast.parse(source).body
+    return [bare(node.name) for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
 
 
 def bare(name: str) -> str:
@@ -123,14 +134,10 @@ def test_each_function_has_its_twin(name: str) -> None:
         ("def f(): pass", "def f(): pass\ndef g(): pass", ["g: no twin"]),
         ("def f(): pass\ndef g(): pass", "def g(): pass\ndef f(): pass", ["order: expected ['f', 'g']"]),
         ("def a(): pass", "def a(): pass", ["a: has a twin"]),
-        (
-            "def f_kernel(): pass\nclass X: pass\ndef a(): pass",
-            "def f_reference(): pass\nclass XArrays: pass",
-            [],
-        ),
+        ("def f_kernel(): pass\nclass X: pass\ndef a(): pass", "def f_reference(): pass\nclass XArrays: pass", []),
         ("", "", ["a: is in neither"]),
     ],
-)
+)  # fmt: skip
 def test_what_has_no_twin_is_named(kernels: str, reference: str, expected: list[str]) -> None:
     alone = {"a"} if expected in ([], ["a: has a twin"], ["a: is in neither"]) else set()
     assert faults(kernels, reference, alone) == expected

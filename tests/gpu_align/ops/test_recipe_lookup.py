@@ -5,21 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_align.ops.constants import (
-    ALL_PACKS,
-    KEY_BITS,
-    NO_KEY,
-    RECIPE_WAYS,
-    SHAPE_IDENTIFIER,
-    SHAPE_NUMBER,
-    SHAPE_SPACE,
-    SHAPE_START,
-    SHAPE_STRING,
-    SURVIVAL_ONE,
-)
+from gpu_align import DrafterConfig
+from gpu_align.ops.constants import ALL_PACKS, KEY_BITS, NO_KEY, RECIPE_WAYS, SURVIVAL_ONE
+from gpu_align.ops.constants import SHAPE_IDENTIFIER as IDENTIFIER
+from gpu_align.ops.constants import SHAPE_NUMBER as NUMBER
+from gpu_align.ops.constants import SHAPE_SPACE as SPACE
+from gpu_align.ops.constants import SHAPE_START as START
+from gpu_align.ops.constants import SHAPE_STRING as STRING
 from gpu_align.ops.recipe_lookup import Recipes, RecipeTable, keys_of
 from gpu_align.ops.reference.recipe_lookup import find_recipe
-from tests.gpu_align.step_harness import BACKENDS, Request, flat_curves
+from tests.gpu_align.engine import drafted
+from tests.gpu_align.step_harness import BACKENDS, flat_curves
 
 
 class TestFromLists:
@@ -120,6 +116,7 @@ class TestTable:
         assert find_recipe(table.numpy(), np.array(second), 0, ALL_PACKS) == 0
 
 
+ALONE = DrafterConfig(use_context=False)
 #: A longer context wins, also one that says that nothing is likely; a token that the model does not have ends one.
 FOUR = Recipes.from_lists(
     [((4,), (10, 11), (0.9, 0.5)), ((3, 4), (12,), (0.8,)), ((5, 3, 4), (), ()), ((6,), (99_999,), (0.9,))]
@@ -128,46 +125,46 @@ FOUR = Recipes.from_lists(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("output", "how", "drafted"),
+    ("output", "how", "expected"),
     [
         ([1, 4], {}, [10, 11]), ([1, 2], {}, []), ([3, 4], {}, [12]), ([5, 3, 4], {}, []), ([6], {}, []),
-        ([4], {"K": 1}, [10]), ([4], {"min_survival_recipe": 0.6}, [10]), ([4], {"min_survival_recipe": 0.95}, []),
-        ([1, 1, 4], {"capacity": 4}, [10]), ([1, 1, 4], {"capacity": 3}, []), ([], {"prompt": [1, 4]}, [10, 11]),
+        ([4], {"K": 1}, [10]), ([4], {"config": DrafterConfig(use_context=False, min_survival_recipe=0.6)}, [10]),
+        ([1, 1, 4], {"T": 4}, [10]), ([1, 1, 4], {"T": 3}, []), ([], {"prompt": [1, 4]}, [10, 11]),
     ],
 )  # fmt: skip
-def test_drafted(backend, output, how, drafted):
+def test_drafted(backend, output, how, expected):
     """Through a `Drafter`."""
-    tokens, source, confidence = Request(backend, [], recipes=FOUR, use_context=False, **how).step(output)
-    assert (tokens, source) == (drafted, 3 if drafted else 0)
-    if drafted == [10, 11]:
+    tokens, source, confidence = drafted(backend, [], output, **{"config": ALONE, "recipes": FOUR, **how})
+    assert (tokens, source) == (expected, 3 if expected else 0)
+    if expected == [10, 11]:
         assert confidence == pytest.approx([0.9, 0.5 / 0.9], abs=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_promises_more_is_drafted(backend):
     """The prediction here; in a tie, too."""
-    request = Request(backend, [*range(100, 105), 4, 8, 9], recipes=FOUR, use_context=False)
-    tokens, source, _ = request.step([*range(100, 105)])
-    assert (tokens[:2], source) == ([4, 8], 1)
     for survival, source in ((0.5, 1), (0.5 + 2**-16, 3)):
-        recipes = Recipes.from_lists([((4,), (10,), (survival,))])
-        curves = flat_curves(SURVIVAL_ONE // 2, K=1)
-        request = Request(backend, [7, 4, 9], K=1, curves=curves, recipes=recipes, use_context=False)
-        assert request.step([1, 4]).source == source
+        recipes, curves = (
+            Recipes.from_lists([((4,), (10,), (survival,))]),
+            flat_curves(SURVIVAL_ONE // 2, K=1),
+        )
+        config = DrafterConfig(use_context=False, min_survival_lost=0)
+        found = drafted(backend, [7, 4, 9], [1, 4], K=1, curves=curves, recipes=recipes, config=config)
+        assert found[1] == source
 
 
 NAME, COLON, COMMA, QUOTE = 1, 2, 3, 4  # stay themselves in a shape
-SHAPE_OF = np.array([SHAPE_SPACE, 1, 2, 3, 4, *[SHAPE_IDENTIFIER] * 5, *[SHAPE_NUMBER] * 5], dtype=np.int32)
+SHAPE_OF = np.array([SPACE, 1, 2, 3, 4, *[IDENTIFIER] * 5, *[NUMBER] * 5], dtype=np.int32)
 
 
 #: Tokens 5 to 9 are identifiers, 10 to 14 numbers, those beyond are not known.
 SHAPES = Recipes.from_lists(
     [
-        ((NAME, COLON, SHAPE_IDENTIFIER, COMMA), (20, 21, 22), (0.9, 0.9, 0.9)),
-        ((SHAPE_NUMBER, COMMA), (23,), (0.8,)),
-        ((SHAPE_STRING, COMMA), (24,), (0.7,)),
-        ((SHAPE_START,), (NAME, COLON), (1.0, 1.0)),
-        ((SHAPE_START, NAME), (COLON,), (0.95,)),
+        ((NAME, COLON, IDENTIFIER, COMMA), (20, 21, 22), (0.9, 0.9, 0.9)),
+        ((NUMBER, COMMA), (23,), (0.8,)),
+        ((STRING, COMMA), (24,), (0.7,)),
+        ((START,), (NAME, COLON), (1.0, 1.0)),
+        ((START, NAME), (COLON,), (0.95,)),
         ((COMMA, COMMA), (25,), (0.9,)),
         ((NAME, COMMA, COMMA), (), ()),
     ],
@@ -180,7 +177,7 @@ WORDS_FIRST, SHAPES_FIRST = (
 ONE_PACK = replace(WORDS_FIRST, packs=np.ones(len(WORDS_FIRST), dtype=np.int32), names=("both",))
 #: Nothing is in front of the beginning.
 STARTS = Recipes.from_lists(
-    [((SHAPE_START, SHAPE_START, NAME), (40,), (0.9,)), ((SHAPE_START, COLON), (41,), (0.9,))],
+    [((START, START, NAME), (40,), (0.9,)), ((START, COLON), (41,), (0.9,))],
     shape_of=SHAPE_OF,
 )
 #: The same numbers as a context and as a shape are two keys.
@@ -189,7 +186,7 @@ LITERAL = Recipes.from_lists([((COMMA, COMMA), (31,), (0.6,))])
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("recipes", "packs", "output", "drafted"),
+    ("recipes", "packs", "output", "expected"),
     [
         # A run of free tokens is one item; its last token says which.
         *(
@@ -216,9 +213,9 @@ LITERAL = Recipes.from_lists([((COMMA, COMMA), (31,), (0.6,))])
         (LITERAL, None, [COLON, COMMA, COMMA], [31]),
     ],
 )  # fmt: skip
-def test_shapes(backend, recipes, packs, output, drafted):
-    request = Request(backend, [], [QUOTE, NAME], recipes=recipes, packs=packs, use_context=False)
-    assert request.step(output)[:2] == (drafted, 3 if drafted else 0)
+def test_shapes(backend, recipes, packs, output, expected):
+    found = drafted(backend, [], output, [QUOTE, NAME], recipes=recipes, packs=packs, config=ALONE)
+    assert found[:2] == (expected, 3 if expected else 0)
 
 
 def test_a_context_is_no_shape():
@@ -236,40 +233,32 @@ PACKS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestPacks:
     @pytest.mark.parametrize(
-        ("packs", "output", "drafted"),
+        ("packs", "output", "expected"),
         [
-            (None, [4], [10]),
-            (["b", "a"], [4], [10]),
-            (["b"], [4], [20]),
-            (["c"], [4], []),
-            (None, [3, 4], [11]),
-            (["b", "c"], [3, 4], [20]),
-            (["c"], [3, 4], [30]),
-            (["b", "c"], [3, 9], [21]),
-            (["b"], [3, 4], [20]),
-            (["a"], [9], []),
+            (None, [4], [10]), (["b", "a"], [4], [10]), (["b"], [4], [20]), (["c"], [4], []), (None, [3, 4], [11]),
+            (["b", "c"], [3, 4], [20]), (["c"], [3, 4], [30]), (["b", "c"], [3, 9], [21]), (["a"], [9], []),
             ([], [4], []),
         ],
-    )
-    def test_of_those_that_a_request_uses_the_first_decides(self, backend, packs, output, drafted):
-        request = Request(backend, [], recipes=Recipes.join(PACKS), packs=packs, use_context=False)
-        assert request.step(output).tokens == drafted
+    )  # fmt: skip
+    def test_of_those_that_a_request_uses_the_first_decides(self, backend, packs, output, expected):
+        found = drafted(backend, [], output, recipes=Recipes.join(PACKS), packs=packs, config=ALONE)
+        assert found[0] == expected
 
     def test_what_is_refused(self, backend):
         with pytest.raises(ValueError, match=r"recipes: expected names of 'a', 'b', 'c', found 'd'"):
-            Request(backend, [], recipes=Recipes.join(PACKS), packs=["d"])
+            drafted(backend, [], [], recipes=Recipes.join(PACKS), packs=["d"])
         for wrong, found in (("a", "the str 'a'"), (5, "int")):
             with pytest.raises(TypeError, match=f"recipes: expected names of packs, found {found}"):
-                Request(backend, [], recipes=Recipes.join(PACKS), packs=wrong)
+                drafted(backend, [], [], recipes=Recipes.join(PACKS), packs=wrong)
 
     def test_more_packs_than_a_bucket_has_ways(self, backend):
         """The first eight with a context can be found; of the others other contexts can."""
         lists = {str(i): [((4,), (100 + i,), (0.9,)), ((5 + i,), (200 + i,), (0.9,))] for i in range(12)}
         joined = Recipes.join({name: Recipes.from_lists(rows) for name, rows in lists.items()})
         for i in (0, 7, 8, 11):
-            request = Request(backend, [], recipes=joined, packs=[str(i)], use_context=False)
-            assert request.step([4]).tokens == ([100 + i] if i < 8 else [])
-            assert request.step([4, 5 + i]).tokens == [200 + i]
+            how = {"recipes": joined, "packs": [str(i)], "config": ALONE}
+            assert drafted(backend, [], [4], **how)[0] == ([100 + i] if i < 8 else [])
+            assert drafted(backend, [], [4, 5 + i], **how)[0] == [200 + i]
 
 
 class TestJoin:
@@ -294,7 +283,6 @@ class TestJoin:
 def test_a_memory_in_place_of_a_prediction(backend):
     """A text of earlier answers: its beginning is not drafted, what the output has matched is."""
     answers = (*range(100, 160), *range(200, 260))
-    assert Request(backend, answers).step([]).source == 1
-    assert Request(backend, answers, memory=True).step([]) == ([], 0, [])
-    request = Request(backend, answers, memory=True, K=16)
-    assert request.step([*range(200, 220)])[:2] == ([*range(220, 236)], 4)
+    assert drafted(backend, answers, [])[1] == 1
+    assert drafted(backend, answers, [], memory=True) == ([], 0, [])
+    assert drafted(backend, answers, [*range(200, 220)], memory=True, K=16)[:2] == ([*range(220, 236)], 4)

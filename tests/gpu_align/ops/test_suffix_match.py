@@ -96,7 +96,7 @@ def random_rows(seed: int, B: int) -> list[dict[str, Any]]:
 
 def test_random_batches() -> None:
     """The campaign's `exactness` has many more of them."""
-    for seed in range(60):
+    for seed in range(40):
         for row in random_rows(seed, (0, 1, 4, 40)[seed % 4]):
             assert row["holds"], (seed, row)
 
@@ -110,14 +110,6 @@ def test_texts_beyond_one_block(backend, size):
         expected = oracle(context, text, anchors and anchors[0], 1, 64)
         assert run(backend, [([], context, text)], anchors=anchors) == [expected]
         assert expected[1] >= 40
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_ties_go_to_the_nearest_and_ahead_before_behind(backend):
-    text = [1, 9, 1, 9, 1, 9, 1, 9]  # a 1 ends at 1, 3, 5, 7
-    for anchor, want in [(None, 7), (0, 1), (4, 5), (3, 3), (2, 3), (6, 7), (100, 7)]:
-        found = run(backend, [([], [1], text)], anchors=None if anchor is None else [anchor])
-        assert found == [(want, 1)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
