@@ -57,7 +57,8 @@ class TestBadInput:
                     ([1.5], "float"), ([True], "bool"), (["a"], "<U1"), ([[1]], "2 dimensions"),
                     ([[1], [1, 2]], ""), (None, "NoneType"), (np.array(1), "0 dimensions"),
                     (torch.tensor([1.5]), "float32"), (torch.tensor([True]), "bool"),
-                    (torch.tensor([[1]]), "2 dimensions"), (torch.tensor(1), "0 dimensions"), (torch.tensor([0, 1]).to_sparse(), "sparse"),
+                    (torch.tensor([[1]]), "2 dimensions"), (torch.tensor(1), "0 dimensions"),
+                    (torch.tensor([0, 1]).to_sparse(), "sparse"),
                 )
             ),
             ((0, torch.tensor([3, 9]), 0), ValueError, ["prediction[1]", "9"]),
