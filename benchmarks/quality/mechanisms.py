@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -224,21 +225,30 @@ def _python_files(path: Path) -> Iterable[Path]:
 
 
 def _count(source: str, names: re.Pattern[str], whole: bool = False) -> int:
-    tree = ast.parse(source)
-    docstrings, inside = set(), set()
-    for node in ast.walk(tree):
+    code, definitions = _parsed(source)
+    inside = [lines for name, lines in definitions if names.search(name)]
+    return sum(
+        whole or names.search(line) is not None or any(number in lines for lines in inside)
+        for number, line in code
+    )
+
+
+@cache
+def _parsed(source: str) -> tuple[list[tuple[int, str]], list[tuple[str, range]]]:
+    """The lines of code with their numbers, and those of functions and classes by name."""
+    docstrings: set[int] = set()
+    definitions = []
+    for node in ast.walk(ast.parse(source)):
         lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
-        if (
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            definitions.append((node.name, lines))
+        elif (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, str)
         ):
             docstrings |= {*lines}
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and names.search(node.name):
-            inside |= {*lines}
-    count = 0
-    for number, line in enumerate(source.splitlines(), 1):
-        code = line.partition("#")[0].strip()
-        if code and number not in docstrings:
-            count += whole or number in inside or names.search(code) is not None
-    return count
+    stripped = (
+        (number, line.partition("#")[0].strip()) for number, line in enumerate(source.splitlines(), 1)
+    )
+    return [(number, line) for number, line in stripped if line and number not in docstrings], definitions

@@ -32,7 +32,7 @@ from benchmarks.quality.runs import (
     run_records,
     total,
 )
-from gpu_align import Recipes
+from gpu_align import RecipePack, Recipes
 from gpu_align.simulate import Record, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,18 +50,11 @@ def entries(count: int = 6) -> list[Entry]:
     return found
 
 
-def test_a_curve_keeps_what_nothing_beats() -> None:
-    points = [Point(0.5, 10), Point(0.1, 6), Point(0.3, 5), Point(0.5, 9), Point(1.0, 10)]
-    assert curve(points) == [Point(0.1, 6), Point(0.5, 10)]
-
-
-def test_the_height_of_a_curve() -> None:
-    points = [Point(0.1, 6), Point(0.5, 10)]
-    assert height(points, 0.05) is None
-    assert height(points, 0.1) == 6
-    assert height(points, 0.3) == pytest.approx(8)
-    assert height(points, 0.5) == 10
-    assert height(points, 9) == 10
+def test_a_curve_keeps_what_nothing_beats_and_its_height() -> None:
+    points = curve([Point(0.5, 10), Point(0.1, 6), Point(0.3, 5), Point(0.5, 9), Point(1.0, 10)])
+    assert points == [Point(0.1, 6), Point(0.5, 10)]
+    heights = {0.05: None, 0.1: 6, 0.3: pytest.approx(8), 0.5: 10, 9: 10}
+    assert {at: height(points, at) for at in heights} == heights
     assert height([], 1) is None
 
 
@@ -115,9 +108,8 @@ def test_reentries() -> None:
 
 def test_resumption_of_single_edits() -> None:
     seen = resumption([e.record for e in entries()], 64)
-    assert seen.edits == 6
-    assert seen.right <= seen.drafted <= 6
-    assert seen.drafted == 6
+    assert (seen.edits, seen.drafted) == (6, 6)
+    assert seen.right <= 6
     assert resumption([], 64) == Resumption()
 
 
@@ -202,6 +194,8 @@ def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("mistral_common")
     tekken = load_tokenizer("tekken")
     real, made = "def one() -> None:\n    pass\n", "edited here\n"
+    pack = RecipePack.learn([("one", "alpha beta gamma\n" * 20)])
+    monkeypatch.setattr(runs.RecipePack, "load", lambda: pack)
     fields = {"text": "python", "package": "p", "split": "tune", "prediction": []}
     records = [
         {**fields, "id": "1", "kind": "python", "tokens": "tekken", "output": tekken.encode(real)},
@@ -215,16 +209,9 @@ def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytes
         known = runs._knowledge(path, tokens)
         encode = runs.tokenizer_of(tokens, [real]).encode
         assert known.earlier == [encode(real)]
-        assert known.recipes is not None
-        assert len(known.recipes) > 1000
-        # The shipped pack knows the language.
-        context, after = encode("def __init__("), encode("self")
-        table = {
-            tuple(row[row >= 0][::-1].tolist()): next_tokens[next_tokens >= 0].tolist()
-            for row, next_tokens in zip(known.recipes.context, known.recipes.token_ids, strict=True)
-        }
-        longest = next(table[key] for n in range(8, 0, -1) if (key := tuple(context[-n:])) in table)
-        assert longest[: len(after)] == after
+        [record] = [Record("a", [], [], encode("alpha beta gamma\n"))]
+        [alone] = run_records(Run("recipe_pack", 16), [record], known)
+        assert alone.accepted > 0
     assert len(list((tmp_path / ".cache" / "corpus").glob("bpe-*.json"))) == 1
 
 
@@ -345,3 +332,27 @@ def test_our_curve_has_settings_with_shorter_drafts() -> None:
     [pair] = run_records(run, [Record("", [], tokens, tokens)])
     assert pair.steps == 1 + 8  # the first token, then 25 a step
     assert checks.our_curve({run: counts(8, 191, 0)}, 64) == [Point(0, 125)]
+
+
+@pytest.mark.parametrize(("status", "sets"), [(0, ["tune", "kinds"]), (1, ["tune"])])
+def test_what_is_missing_is_made_up_to_the_first_failure(
+    status: int, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[str]] = []
+    monkeypatch.setattr(runs.corpus, "main", lambda argv: made.append(argv) or status)
+    paths = {name: tmp_path / f"{name}.gz" for name in ("test", "tune", "kinds")}
+    paths["test"].write_bytes(b"")
+    assert runs.make_corpora(paths) == status
+    assert made == [[str(paths[name]), "--set", name] for name in sets]
+
+
+def test_without_the_peer_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(runs.build_suffix_peer, "build", fails)
+    monkeypatch.setattr(runs.corpus, "main", lambda argv: pytest.fail("a corpus was made"))
+    assert runs.make_ready({"test": tmp_path / "a"}) == 1
+    assert "no compiler" in capsys.readouterr().err
