@@ -172,12 +172,7 @@ def warm_up(
 
 
 class Explainer:
-    """Recomputes one request's drafts with the references of a `Drafter`'s operations.
-
-    ::
-
-        explainer = Explainer(prediction, prompt_len=812, num_draft_tokens=64, max_context_len=8192)
-        explanation = explainer.at(tokens)      # prompt and output so far; more of them each time
+    """Recomputes one request's drafts with the references of a `Drafter`'s operations: ``explainer.at(tokens)``.
 
     Args:
         prediction: token ids; may be empty.
@@ -185,8 +180,6 @@ class Explainer:
         num_draft_tokens, config, recipes, max_context_len: of the drafter.
         recipe_packs: bit i: the request uses recipe pack i.
         is_memory, is_related: whether the prediction is a text of earlier answers, and to requests like this one.
-
-    Each call processes only what is new in ``tokens``.
     """
 
     def __init__(
@@ -213,11 +206,7 @@ class Explainer:
         )  # fmt: skip
 
     def at(self, tokens: Sequence[int]) -> Explanation:
-        """The drafter's view after `tokens`: prompt and output.
-
-        Raises:
-            ValueError: more tokens than `max_context_len`.
-        """
+        """The drafter's view after `tokens`, prompt and output; only what is new in them is processed."""
         row = self._view.token_ids[0]
         if len(tokens) > len(row):
             raise ValueError(f"tokens: expected at most {len(row)}, as at construction, found {len(tokens)}")

@@ -33,8 +33,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(number, object)`` of each line that is not empty; a gzipped file is told by its first two bytes.
 
     Raises:
-        RecordError: a line is not UTF-8, no JSON, or no object; damaged gzip data; or such of far more text than
-            a file of its size has.
+        RecordError: a line is not UTF-8, no JSON, or no object; damaged gzip data, or such of far too much text.
         OSError: the file cannot be read.
     """
     with path.open("rb") as raw:
@@ -71,11 +70,7 @@ def _object(line: int, raw: bytes) -> dict[str, Any]:
 
 
 def identifier_of(line: int, fields: dict[str, Any]) -> str:
-    """The field ``id``, a string or an integer, as a string.
-
-    Raises:
-        RecordError: it is neither, or is not there.
-    """
+    """The field ``id``, a string or an integer, as a string; RecordError where it is neither."""
     if "id" not in fields:
         raise RecordError(line, 'field "id" is missing')
     identifier = fields["id"]
@@ -86,10 +81,8 @@ def identifier_of(line: int, fields: dict[str, Any]) -> str:
 
 def kind_of(value: object) -> str:
     """`value` as a JSON author would call it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, str):
         return f"the string {value[:20]!r}" + ("…" if len(value) > 20 else "")
     if isinstance(value, list):
@@ -125,8 +118,7 @@ def git_edits(
 
     Args:
         option: where the range comes from, for the messages.
-        repo: a work tree, a folder in it, or a bare repository.
-        revisions: what ``git log`` takes, ``v1.0..v1.1`` or ``HEAD~20..``.
+        repo, revisions: as in `gpu_align.simulate.records_of_git`.
         max_bytes: larger files are left out.
         decode: bytes → text, None where they are none.
         suffixes: only files whose names end in one of these, if there are any.

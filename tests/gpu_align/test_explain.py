@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gpu_align import DrafterConfig
-from gpu_align.tools.explain import Explainer, Explanation
+from gpu_align.tools.explain import Explainer
 from tests.gpu_align.engine import Engine
 
 K, WIDTH, VOCABULARY = 8, 300, 50
@@ -85,43 +85,35 @@ def test_the_context_is_remembered_as_by_the_drafter() -> None:
             engine.write(0, tokens[done : done + 1])
 
 
-def explain(prediction: list[int], output: list[int]) -> Explanation:
-    return Explainer(prediction, 0, K, max_context_len=WIDTH).at(output)
+TEXT = list(range(100, 140))
 
 
-def why(prediction: list[int], output: list[int]) -> str:
-    chosen = explain(prediction, output).chosen
+@pytest.mark.parametrize(
+    ("prediction", "output", "cursor", "place", "why"),
+    [
+        ([], [1, 2, 3, 1, 2, 3, 1, 2], 0, ("context", 5, 5),
+         "the last 5 tokens occurred before, in the prompt or the output; they repeat themselves with period 3"),
+        (TEXT, [], 0, ("prediction", 0, 0), "the output so far is the beginning of the prediction"),
+        (TEXT, TEXT[:9], 9, ("prediction", 9, 9), "the output so far is the beginning of the prediction"),
+        # As long as the prediction up to here, and yet not its beginning.
+        (TEXT, [*TEXT[:9], 7, *TEXT[10:20]], 20, ("prediction", 20, 10),
+         "the last 10 tokens occur in the prediction, at the cursor"),
+        # Left at 9; one token of what stands 4 ahead: 4 for the match, less 5 for what is skipped with it.
+        (TEXT, [*TEXT[:9], TEXT[13]], 9, ("prediction", 14, 1),
+         "the last token occurs in the prediction, 5 ahead of the cursor; at most 2 worse by the alignment"),
+    ],
+)  # fmt: skip
+def test_the_words_for_where_the_output_stands(
+    prediction: list[int], output: list[int], cursor: int, place: tuple[str, int, int], why: str
+) -> None:
+    explanation = Explainer(prediction, 0, K, max_context_len=WIDTH).at(output)
+    chosen = explanation.chosen
     assert chosen is not None
-    return chosen.why
-
-
-def test_without_a_prediction_it_explains_what_comes_from_the_context() -> None:
-    explanation = Explainer([], 6, K, max_context_len=WIDTH).at([1, 2, 3, 1, 2, 3, 1, 2])
-    assert explanation.cursor == 0
-    assert explanation.chosen is not None
-    assert (explanation.chosen.source, explanation.chosen.position) == ("context", 5)
-    assert explanation.chosen.why == (
-        "the last 5 tokens occurred before, in the prompt or the output; they repeat themselves with period 3"
-    )
-
-
-def test_the_words_for_where_the_output_stands() -> None:
-    text = list(range(100, 140))
-    assert why(text, []) == "the output so far is the beginning of the prediction"
-    assert why(text, text[:9]) == "the output so far is the beginning of the prediction"
-    # As long as the prediction up to here, and yet not its beginning.
-    replaced = [*text[:9], 7, *text[10:20]]
-    assert explain(text, replaced).cursor == 20
-    assert why(text, replaced) == "the last 10 tokens occur in the prediction, at the cursor"
-    assert why(text, [*text[:9], 7]).endswith("cursor, where the last token does not occur")
-    # Left at 9; one token of what stands 4 ahead: 4 for the match, less 5 for what is skipped with it.
-    left = explain(text, [*text[:9], text[13]])
-    assert left.cursor == 9
-    assert left.chosen is not None
-    assert (left.chosen.position, left.chosen.matched) == (14, 1)
-    assert left.chosen.why == (
-        "the last token occurs in the prediction, 5 ahead of the cursor; at most 2 worse by the alignment"
-    )
+    assert explanation.cursor == cursor
+    assert ((chosen.source, chosen.position, chosen.matched), chosen.why) == (place, why)
+    left = Explainer(TEXT, 0, K, max_context_len=WIDTH).at([*TEXT[:9], 7]).chosen
+    assert left is not None
+    assert left.why.endswith("cursor, where the last token does not occur")
 
 
 def test_a_prediction_that_is_not_followed_is_said_to_be() -> None:

@@ -53,16 +53,9 @@ def run(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_one_tokenizer_or_none() -> None:
-    known = encoded("x")
-    assert tokenizer_of([known, known]) == "tekken"
-    assert tokenizer_of([known, *UNKNOWN]) is None
-    assert tokenizer_of([]) is None
-    assert recipes_for(UNKNOWN) is None
-    assert recipes_for([known], "off") is None
-
-
-def test_a_pack_is_tokenized_once_for_a_tokenizer(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_is_tokenized_once_for_the_one_tokenizer_of_all_records(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     real = RecipePack.tokenize
     monkeypatch.setattr(RecipePack, "tokenize", lambda *args: calls.append(1) or real(*args))
@@ -70,31 +63,26 @@ def test_a_pack_is_tokenized_once_for_a_tokenizer(pack: Path, monkeypatch: pytes
     assert isinstance(found[0], Recipes)
     assert all(recipes is found[0] for recipes in found)
     assert len(calls) == 1
+    known = encoded("x")
+    for records, name in (([known, known], "tekken"), ([known, *UNKNOWN], None), ([], None)):
+        assert tokenizer_of(records) == name
+    assert recipes_for(UNKNOWN) is recipes_for([known], "off") is None
 
 
 def test_recipes_draft_and_the_name_says_which(pack: Path) -> None:
     records = [encoded(TEXT)]
-    for setting, expected in (
-        ({}, f"gpu_align recipes={pack}"),
-        ({"length_factor": 1}, f"gpu_align length_factor=1 recipes={pack}"),
+    steps = []
+    for setting, recipes, name, drafts in (
+        ({}, str(pack), f"gpu_align recipes={pack}", True),
+        ({"length_factor": 1}, str(pack), f"gpu_align length_factor=1 recipes={pack}", True),
+        ({"min_survival_recipe": 1.0}, str(pack), f"gpu_align min_survival_recipe=1.0 recipes={pack}", False),
+        ({}, "off", "gpu_align recipes=off", False),
     ):
-        [policy] = make_policies(["gpu_align"], records, 8, [setting], str(pack))
-        [result] = simulate(records, [policy], 8)
-        assert result.name == expected
-        assert Origin.RECIPE in result.pairs[0].origins
-    [off] = simulate(records, make_policies(["gpu_align"], records, 8, recipes="off"), 8)
-    assert off.name == "gpu_align recipes=off"
-    assert Origin.RECIPE not in off.pairs[0].origins
-    assert off.steps > result.steps
-
-
-def test_the_setting_for_recipes_reaches_the_drafter(pack: Path) -> None:
-    record = encoded(TEXT)
-    settings = [{"min_survival_recipe": p} for p in (0.2, 1.0)]
-    policies = make_policies(["gpu_align"], [record], 8, settings, str(pack))
-    often, never = (replay(policy, record, 8) for policy in policies)
-    assert Origin.RECIPE in often.origins
-    assert Origin.RECIPE not in never.origins
+        [result] = simulate(records, make_policies(["gpu_align"], records, 8, [setting], recipes), 8)
+        assert result.name == name
+        assert (Origin.RECIPE in result.pairs[0].origins) == drafts
+        steps.append(result.steps)
+    assert steps[0] < steps[3]
 
 
 def test_the_shipped_pack_is_the_default() -> None:
@@ -126,25 +114,15 @@ def test_what_needs_recipes_says_what_is_missing() -> None:
 
 
 def test_the_command_line_takes_a_pack(pack: Path, tmp_path: Path) -> None:
-    pairs, out = tmp_path / "p.jsonl", tmp_path / "o.json"
+    pairs, out, bad = tmp_path / "p.jsonl", tmp_path / "o.json", tmp_path / "bad.json.gz"
     pairs.write_bytes(lines({"id": "a", "prediction_text": "", "output_text": TEXT}))
-    options = [pairs, "--tokenizer", "tekken", "--json", out]
-    result = run("simulate", *options, "--recipes", pack)
-    assert result.exit_code == 0, result.output
-    assert "without recipes" not in result.stderr
-    names = list(json.loads(out.read_text())["policies"])
-    assert names[0] == f"gpu_align recipes={pack}"
-    assert "recipe_pack" in names
-    result = run("simulate", *options, "--recipes", "off")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    names = list(json.loads(out.read_text())["policies"])
-    assert names[0] == "gpu_align recipes=off"
-    assert "recipe_pack" not in names
-
-
-def test_bad_packs_are_one_line(tmp_path: Path) -> None:
-    pairs, bad = tmp_path / "p.jsonl", tmp_path / "bad.json.gz"
+    for recipes, has_recipes in ((pack, True), ("off", False)):
+        result = run("simulate", pairs, "--tokenizer", "tekken", "--json", out, "--recipes", recipes)
+        assert result.exit_code == 0, result.output
+        assert result.stderr == ""
+        names = list(json.loads(out.read_text())["policies"])
+        assert names[0] == f"gpu_align recipes={recipes}"
+        assert ("recipe_pack" in names) == has_recipes
     pairs.write_bytes(lines({"id": "a", "prediction": [1], "output": [2]}))
     bad.write_text("no pack")
     known = ["--tokenizer", "tekken", "--policy", "gpu_align"]

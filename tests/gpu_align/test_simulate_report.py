@@ -58,50 +58,29 @@ def pair_result(identifier: str, origins: list[int]) -> PairResult:
 
 def test_json_schema() -> None:
     records = [Record("a", [], [1, 2, 3], [1, 2, 3]), Record("b", [], [4, 5], [4, 5])]
-    results = simulate(records, [Oracle(), Scripted([[9], [3], [5]])], 2)
-    found = json.loads(json.dumps(to_json(results, 2)))
-    assert set(found) == {"version", "num_draft_tokens", "policies"}
+    results = simulate(records, [Oracle(), Scripted([[9], [9]])], 2)
+    found = json.loads(json.dumps(to_json(results, 2, {"tokenizer": None}), allow_nan=False))
+    assert list(found) == ["version", "tokenizer", "num_draft_tokens", "policies"]
     assert found["num_draft_tokens"] == 2
-    assert list(found["policies"]) == ["oracle", "scripted"]
-    oracle = found["policies"]["oracle"]
+    oracle, scripted = found["policies"].values()
     assert oracle.pop("propose_us_median") > 0
     assert oracle == {
-        "output_tokens": 5,
-        "steps": 4,
-        "accepted": 3,
-        "rejected": 0,
-        "tokens_per_step": 1.25,
+        "output_tokens": 5, "steps": 4, "accepted": 3, "rejected": 0, "tokens_per_step": 1.25,
         "rejected_per_accepted": 0.0,
         "pairs": [
             {"id": "a", "output_tokens": 3, "steps": 2, "accepted": 2, "rejected": 0},
             {"id": "b", "output_tokens": 2, "steps": 2, "accepted": 1, "rejected": 0},
         ],
-    }
-    scripted = found["policies"]["scripted"]
-    # record a: [9] rejected, [3] accepted; record b: [9] again, rejected
-    assert (scripted["accepted"], scripted["rejected"], scripted["rejected_per_accepted"]) == (1, 2, 2.0)
-
-
-def test_json_has_null_and_no_infinity() -> None:
-    text = json.dumps(
-        to_json(simulate([Record("a", [], [], [1, 2])], [Scripted([[9]])], 1), 1), allow_nan=False
-    )
-    assert json.loads(text)["policies"]["scripted"]["rejected_per_accepted"] is None
+    }  # fmt: skip
+    assert (scripted["accepted"], scripted["rejected"], scripted["rejected_per_accepted"]) == (0, 3, None)
 
 
 def test_tokens_are_grouped_and_coloured() -> None:
-    block = html.tokens(
-        ["a", "b", "c", "d", "e", "f", "g"],
-        [0, 1, 1, 0, 0, 2, 2],
-        [0, 1, 1, 1, 2, 3, 4],
-    )
+    block = html.tokens("abcdefg", [0, 1, 1, 0, 0, 2, 2], [0, 1, 1, 1, 2, 3, 4])
     assert re.findall(r'<span class="o o(\d)" title="([^"]*)">([^<]*)</span>', block) == [
-        ("0", "step 1", "a"),
-        ("1", "step 2", "bc"),
-        ("0", "steps 2–3", "de"),
-        ("2", "step 4", "f"),
+        ("0", "step 1", "a"), ("1", "step 2", "bc"), ("0", "steps 2–3", "de"), ("2", "step 4", "f"),
         ("2", "step 5", "g"),
-    ]
+    ]  # fmt: skip
     assert re.findall(r"<span[^>]*>([^<]*)<", html.tokens(["a", "b", "c"], [1, 1, 2])) == ["ab", "c"]
 
 
@@ -113,14 +92,8 @@ def test_tokens_that_do_not_fit(origins: list[int], steps: list[int] | None) -> 
 
 def test_hostile_token_text_stays_text() -> None:
     hostile = [
-        "<script>alert(1)</script>",
-        "</pre>",
-        '" onmouseover="x',
-        "&lt;",
-        "\n",
-        "\x00\x1b[2J\r\x7f",
-        "\ud800",
-    ]
+        "<script>alert(1)</script>", "</pre>", '" onmouseover="x', "&lt;", "\n", "\x00\x1b[2J\r\x7f", "\ud800",
+    ]  # fmt: skip
     document = html.page(
         "</title><script>1</script>",
         [
@@ -146,30 +119,25 @@ def test_a_page_loads_nothing() -> None:
     assert [label for label in html._LABELS.values() if label not in document] == []
 
 
-def test_a_page_shows_every_record_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours", ["gpu_align", "gpu_align length_factor=1 recipes=off"])
+def test_a_page_shows_every_record_once_and_stays_small(monkeypatch: pytest.MonkeyPatch, ours: str) -> None:
     records = [Record("<a>", [], [], [10, 11, 12]), Record("b", [], [], [13])]
     results = [
         PolicyResult("other", [pair_result("<a>", [0, 4, 4]), pair_result("b", [0])]),
-        PolicyResult("gpu_align", [pair_result("<a>", [0, 1, 2]), pair_result("b", [0])]),
+        PolicyResult(ours, [pair_result("<a>", [0, 1, 2]), pair_result("b", [0])]),
     ]
     document = to_html(records, results, 4)
     page = Structure(document)
     assert page.elements.count("details") == 2 + 2 * 2
     assert page.blocks == ["\n10 11 12 ", "\n10 11 12 ", "\n13 ", "\n13 "]
     # Ours comes first, and is the one that is open.
-    assert document.index("<summary>gpu_align") < document.index("<summary>other")
+    assert document.index(f"<summary>{ours}") < document.index("<summary>other")
     assert "&lt;a&gt;" in document
     assert [origin for origin in Origin if html._LABELS[origin] in document] == [0, 1, 2, 4]
-
-
-@pytest.mark.parametrize("ours", ["gpu_align", "gpu_align length_factor=1 recipes=off"])
-def test_a_page_stays_small(monkeypatch: pytest.MonkeyPatch, ours: str) -> None:
-    monkeypatch.setattr(report, "MAX_PAGE_TOKENS", 3)
-    records = [Record("a", [], [], [10, 11])]
-    results = [PolicyResult(name, [pair_result("a", [0, 0])]) for name in ("x", "y", ours)]
+    monkeypatch.setattr(report, "MAX_PAGE_TOKENS", 5)
     document = to_html(records, results, 4)
-    assert len(Structure(document).blocks) == 1
-    assert "Not shown, to keep the page small: x, y." in document
+    assert len(Structure(document).blocks) == 2
+    assert "Not shown, to keep the page small: other." in document
 
 
 def test_text_of_tokens_is_the_text() -> None:
@@ -185,11 +153,6 @@ def test_text_of_tokens_is_the_text() -> None:
     assert "".join(token_texts(tekken, emoji[:-1])) == "\ufffd"
     assert token_texts(tekken, [2**31 - 1]) == ["\ufffd"]
     assert token_texts(tekken, []) == []
-
-
-def test_line_ends() -> None:
-    pytest.importorskip("mistral_common")
-    tekken = load_tokenizer("tekken")
     ids = tekken.encode("def f(x):\n    return (x)\n\n\ny = 1\n")
     ends = line_ending_ids(tekken, ids)
     assert [("\n" in text) for text in token_texts(tekken, ids)] == [token in ends for token in ids]

@@ -16,19 +16,10 @@ from typing import Any, NamedTuple
 import typer
 
 from ...config import DrafterConfig
-from .. import policies
+from .. import policies as published
 from ..console import check_outputs, counted, print_table, progress_bar, refuse
 from ..inputs import RecordError
-from .policies import (
-    NO_PACK,
-    OURS,
-    SHIPPED_PACK,
-    SWEEP,
-    make_policies,
-    policy_names,
-    runnable_policy_names,
-    tokenizer_of,
-)
+from . import policies
 from .records import Record, read_records, records_of_files, records_of_git
 from .replay import simulate
 from .report import TABLE_HEADER, table_rows, to_html, to_json
@@ -69,8 +60,8 @@ def run(
     """The command; refuses bad input before the replay starts."""
     chosen = list(dict.fromkeys(names))
     paths = [name for name in chosen if ":" in name]
-    if unknown := [name for name in chosen if name not in (*policy_names(), *paths)]:
-        known = ", ".join(policy_names())
+    if unknown := [name for name in chosen if name not in (*policies.policy_names(), *paths)]:
+        known = ", ".join(policies.policy_names())
         refuse(f"--policy: expected one of {known}, or module:Class, found {unknown[0]!r}")
     if paths and "" not in sys.path:
         sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
@@ -81,7 +72,7 @@ def run(
     records = _records(given, tokenizer)
     chosen = _runnable(recipes, records, chosen)
     try:
-        drafters = make_policies(chosen, records, num_draft_tokens, combined, recipes)
+        drafters = policies.make_policies(chosen, records, num_draft_tokens, combined, recipes)
     except OSError as error:
         refuse(f"--recipes: {recipes}: {error.strerror or error}")
     except ValueError as error:
@@ -94,7 +85,7 @@ def run(
         records_of = f"{given.before} to {given.after}" if given.git is None else f"git {given.git}"
         about = {
             "records": records_of if given.pairs is None else str(given.pairs),
-            "tokenizer": tokenizer_of(records),
+            "tokenizer": policies.tokenizer_of(records),
             "settings": {
                 "draft_in_prefill": draft_in_prefill,
                 "recipes": recipes,
@@ -158,14 +149,14 @@ def _records(given: Input, tokenizer: str | None) -> list[Record]:
 
 def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[str]:
     """The policies to run: `names`, or else all that can run with this pack."""
-    known = tokenizer_of(records) is not None
-    names = names or runnable_policy_names(with_recipes=known and pack != NO_PACK)
-    if not known and pack != NO_PACK:
+    known = policies.tokenizer_of(records) is not None
+    names = names or policies.runnable_policy_names(with_recipes=known and pack != policies.NO_PACK)
+    if not known and pack != policies.NO_PACK:
         why = "the records do not all name one tokenizer, and --tokenizer gives none"
-        if pack != SHIPPED_PACK:
+        if pack != policies.SHIPPED_PACK:
             refuse(f"--recipes: {why}")
-        if OURS in names:
-            typer.echo(f"note: {OURS} runs without recipes: {why}", err=True)
+        if policies.OURS in names:
+            typer.echo(f"note: {policies.OURS} runs without recipes: {why}", err=True)
     return names
 
 
@@ -177,7 +168,7 @@ def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[
         if values
     ]
     settings = [dict(combination) for combination in itertools.product(*fields)]
-    settings += [setting for setting in SWEEP if sweep and setting not in settings]
+    settings += [setting for setting in policies.SWEEP if sweep and setting not in settings]
     for setting in settings:
         try:
             DrafterConfig(**setting)
@@ -209,7 +200,7 @@ def describe() -> list[PolicyInfo]:
     """Every policy, in the order of ``simulate``."""
     fields = "length_factor", "min_survival", "min_survival_recipe"
     ours = PolicyInfo(
-        name=OURS,
+        name=policies.OURS,
         summary="This library's drafter: aligns the prediction, looks the context and recipes up.",
         options={field: getattr(DrafterConfig(), field) for field in fields},
         given_as="--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off",
@@ -217,7 +208,7 @@ def describe() -> list[PolicyInfo]:
         needs="",
     )
     groups: tuple[Mapping[str, Callable[..., Any]], ...] = (
-        policies.POLICIES, policies.RECIPE_POLICIES, policies.OPTIONAL_POLICIES,
+        published.POLICIES, published.RECIPE_POLICIES, published.OPTIONAL_POLICIES,
     )  # fmt: skip
     return [ours, *(_published(name, factory) for group in groups for name, factory in group.items())]
 
@@ -237,8 +228,8 @@ def _published(name: str, factory: Callable[..., Any]) -> PolicyInfo:
     given = [f"--policy 'gpu_align.policies:{function.__name__}?{o}={v}'" for o, v in options.items()]
     text = (inspect.getdoc(function) or "").replace("``", "`")
     source = re.search(r"\bSource:\s+(.+?)(?:\n\n|\Z)", text, re.DOTALL)
-    needs = "--tokenizer, or records that name one" if name in policies.RECIPE_POLICIES else ""
-    if name in policies.OPTIONAL_POLICIES and not policies.suffix_decoding_available():
+    needs = "--tokenizer, or records that name one" if name in published.RECIPE_POLICIES else ""
+    if name in published.OPTIONAL_POLICIES and not published.suffix_decoding_available():
         needs = "arctic-inference"
     return PolicyInfo(
         name=name,

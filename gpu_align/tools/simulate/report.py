@@ -25,20 +25,7 @@ TABLE_HEADER = ("policy", "tokens", "steps", "tokens/step", "accepted", "rejecte
 def to_json(
     results: Sequence[PolicyResult], num_draft_tokens: int, about: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The results as a JSON object.
-
-    ::
-
-        {"version": str,                      # of gpu-align
-         **about,                             # what the caller knows: records, tokenizer, settings
-         "num_draft_tokens": K,
-         "policies": {name: {
-             "output_tokens": int, "steps": int, "accepted": int, "rejected": int,
-             "tokens_per_step": float,
-             "rejected_per_accepted": float,   # null where drafts were made and none accepted
-             "propose_us_median": float,       # null where no step drafted
-             "pairs": [{"id": str, "output_tokens": int, "steps": int, "accepted": int, "rejected": int}]}}}
-    """
+    """The results as the JSON object of docs/simulator.md; `about` is what the caller knows beside them."""
     counts = ("output_tokens", "steps", "accepted", "rejected")
     figures = (*counts, "tokens_per_step", "rejected_per_accepted", "propose_us_median")
     policies = {}

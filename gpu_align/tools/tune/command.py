@@ -36,7 +36,7 @@ def tune_command(
     ] = None,
 ) -> None:
     """Learn a survival table from your own requests, and report what it is worth on others of them."""
-    from . import packs, tuning  # imports torch
+    from . import tuning  # imports torch
 
     if out.suffix != ".json":
         # Files in the wrong order would otherwise cost one of them.
@@ -61,7 +61,7 @@ def tune_command(
     for reason, count in skipped.most_common():
         typer.echo(f"skipped {counted(count, 'request')}: {reason}")
     try:
-        tokens = None if pack is None else packs.Tokens.of(records, tokenizer)
+        tokens = None if pack is None else tuning.Tokens.of(records, tokenizer)
         with progress_bar("", tuning.replays(records, with_pack=pack is not None)) as advance:
             tuned = tuning.tune(records, advance, tokens)
     except (OSError, ValueError) as error:

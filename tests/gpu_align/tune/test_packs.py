@@ -19,8 +19,7 @@ from gpu_align.recipes.pack import NUM_BINS
 from gpu_align.recipes.registry import resolve_packs
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.cli import app
-from gpu_align.tools.tune.packs import OwnPack, Tokens, key_of
-from gpu_align.tools.tune.tuning import split
+from gpu_align.tools.tune.tuning import OwnPack, Tokens, key_of, split
 from tests.gpu_align.tune.test_tune import write_logs
 
 #: What the house writes behind each name; no shipped pack knows it.
