@@ -249,6 +249,7 @@ class RecipePack:
         *,
         misses: Misses | None = None,
         progress: Callable[[str, int], None] | None = None,
+        draft_model: Any = None,
     ) -> Any:
         """Replay outputs with this pack alone, and with a drafter that has the context as well.
 
@@ -258,9 +259,12 @@ class RecipePack:
             num_draft_tokens: K.
             misses: counts what was refuted and accepted with the pack alone.
             progress: called as ``progress(task, 1)`` after each output.
+            draft_model: a `DraftModelTokenPredictor` to replay them with as well.
         """
         recipes = self.tokenize(encode, token_texts)
-        return _tool("report").report(recipes, outputs, encode, num_draft_tokens, misses, progress)
+        return _tool("report").report(
+            recipes, outputs, encode, num_draft_tokens, misses, progress, draft_model
+        )
 
 
 def _tool(name: str) -> Any:

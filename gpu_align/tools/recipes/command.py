@@ -19,6 +19,7 @@ from ..console import check_outputs, counted, epilog, print_table, progress_bar,
 from ..inputs import json_lines
 
 if TYPE_CHECKING:
+    from ...predictors import DraftModelTokenPredictor
     from ...recipes.misses import Misses
     from ...recipes.pack import RecipePack
     from ...recipes.tokenize import Encode, Observed
@@ -286,6 +287,10 @@ def report_command(
             "--num-draft-tokens", "-k", min=1, max=256, metavar="K", help="most draft tokens a step, 1 to 256"
         ),
     ] = 16,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="a model of transformers with these tokens, to compare with"),
+    ] = None,
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
     from ...recipes.misses import Misses
@@ -295,8 +300,11 @@ def report_command(
     texts = read_lines(outputs, "output")
     tokens = _load_tokenizer(tokenizer)
     misses = Misses(loaded.tokenizer, made_by="gpu-align recipes report")
+    predictor = _draft_model(draft_model, num_draft_tokens)
     with _refusing(pack, f"{pack}: "), progress_bar("replaying", len(texts)) as advance:
-        found = loaded.report(texts, *tokens, num_draft_tokens, misses=misses, progress=advance)
+        found = loaded.report(
+            texts, *tokens, num_draft_tokens, misses=misses, progress=advance, draft_model=predictor
+        )
     _print_report(found)
     if json_out is not None:
         about = {"version": __version__, "pack": loaded.content_hash, "tokenizer": tokenizer}
@@ -308,25 +316,37 @@ def report_command(
             typer.echo(f"wrote {written}")
 
 
+def _draft_model(name: str | None, num_draft_tokens: int) -> DraftModelTokenPredictor | None:
+    from ...predictors import DraftModelTokenPredictor
+
+    try:
+        return None if name is None else DraftModelTokenPredictor(name, max_tokens=num_draft_tokens)
+    except (OSError, ValueError) as error:
+        refuse(f"--draft-model: {str(error).splitlines()[0]}")
+
+
 def _print_report(report: PackReport) -> None:
-    from .report import PUBLISHED, PUBLISHED_ACCURACY, PUBLISHED_COVERAGE
+    from .report import PUBLISHED
 
     header = ["task", "drafter", "tokens", "drafted", "accepted", "coverage", "accuracy", "tokens a step"]
     rows = [
         [name, drafter, f"{t.tokens:,}", f"{t.drafted:,}", f"{t.accepted:,}", f"{t.coverage:.1%}",
          f"{t.accuracy:.2%}", f"{t.tokens_per_step:.2f}"]
         for name, alone in report.tasks.items()
-        for drafter, t in (("recipes", alone), ("with context", report.with_context[name]))
+        for drafter, t in (
+            ("recipes", alone), ("with context", report.with_context[name]),
+            ("draft model", report.draft_model.get(name)),
+        )
+        if t is not None
     ]  # fmt: skip
-    coverage = "–".join(f"{share:.0%}" for share in PUBLISHED_COVERAGE)
-    accuracy = "–".join(f"{share:.1%}" for share in PUBLISHED_ACCURACY)
     rows += [
-        [name, "published", "", "", "", coverage, accuracy, f"{rate:.1f}"] for name, rate in PUBLISHED.items()
+        [name, "published", "", "", "", f"{coverage:.0%}", f"{accuracy:.1%}", f"{speed:.1f}"]
+        for name, (coverage, accuracy, speed) in PUBLISHED.items()
     ]
     title = f"up to {report.num_draft_tokens} draft tokens a step"
     console = print_table(title, header, rows, words=["task", "drafter"], folded="task")
     console.print(
-        "Drafted are recipe tokens that were verified, up to the first one of a draft that was refuted.",
+        "Drafted are verified tokens of recipes, or of the draft model, up to a draft's first refuted one.",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
 

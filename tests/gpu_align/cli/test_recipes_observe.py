@@ -102,8 +102,8 @@ def test_report_and_misses_and_merge(tmp_path: Path, pack: Path, outputs: Path) 
         assert task["accuracy"] == task["accepted"] / task["drafted"] > 0.9
         assert 0.5 < task["coverage"] <= 1
         assert task["tokens_per_step"] > 2
-    for published in ("JSON extraction", "4.2", "99.9%–100.0%"):
-        assert published in result.stdout
+    told = [line.split() for line in result.stdout.splitlines()]
+    assert ["HumanEval", "published", "71%", "99.9%", "3.1"] in told
     refuted = sum(task["drafted"] - task["accepted"] for task in found["tasks"].values())
     assert Misses.load(misses).num_refuted == refuted > 0
     assert run("merge", "-o", better, pack, misses).exit_code == 0
@@ -113,6 +113,26 @@ def test_report_and_misses_and_merge(tmp_path: Path, pack: Path, outputs: Path) 
     shapes = tmp_path / "shapes.json"
     assert run("merge", "--shapes-only", "-o", shapes, pack, better).exit_code == 0
     assert {entry.is_shape for entry in RecipePack.load(shapes).observed} == {True}
+
+
+def test_report_beside_a_draft_model(tmp_path: Path, pack: Path, outputs: Path) -> None:
+    """One that knows nothing is asked, and drafts nothing it is sure of; one with too few tokens is refused."""
+    from tests.gpu_align.tiny_models import untrained
+
+    figures = tmp_path / "r.json"
+    for vocab_size in (1 << 17, 500):
+        untrained("llama", 7, vocab_size=vocab_size).save_pretrained(tmp_path / str(vocab_size))
+    result = run(
+        "report", pack, outputs, *TEKKEN, "--json", figures, "--draft-model", tmp_path / str(1 << 17)
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(figures.read_text())
+    for name, task in found["draft_model"].items():
+        assert (task["tokens"], task["tokens_per_step"]) == (found["tasks"][name]["tokens"], 1)
+    assert "draft model" in result.stdout
+    for model, said in ((tmp_path / "500", "found 500 and not"), (tmp_path / "none", "--draft-model: ")):
+        refused = run("report", pack, outputs, *TEKKEN, "--draft-model", model)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
 
 
 def test_show(pack: Path) -> None:
