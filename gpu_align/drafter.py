@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,22 @@ def check_device(device: object) -> torch.device:
     return found
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_its_device(method: Method) -> Method:
+    """A method of `Drafter`, run while the drafter's GPU is the current one: Triton launches on that."""
+
+    @wraps(method)
+    def run(self: Drafter, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type != "cuda":
+            return method(self, *args, **kwargs)
+        with torch.cuda.device(self.device):
+            return method(self, *args, **kwargs)
+
+    return cast(Method, run)
+
+
 class Preparation:
     """Steps of single slots, whose drafts nobody reads; on CUDA they run on a stream of their own.
 
@@ -111,6 +128,11 @@ class Preparation:
             source = source.pin_memory()
         self._slots[:num_slots].copy_(source, non_blocking=True)
         self._step(token_ids, self._total_len, self._slots[:num_slots], self._num_sampled[:num_slots])
+
+    def finish(self) -> None:
+        """The host waits for what was started: its memory is about to be freed."""
+        if self._done is not None:
+            self._done.synchronize()
 
     def join(self) -> None:
         """What follows on the current stream comes after what was started. The host does not wait."""
@@ -239,6 +261,7 @@ class Drafter:
             that cannot run on it.
     """
 
+    @torch.inference_mode(False)  # tensors of that mode cannot be written to outside of it
     def __init__(
         self,
         *,
@@ -292,8 +315,10 @@ class Drafter:
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
         self._step = self._make_step(self._draft)
         self._preparation = Preparation(self._make_step, max_slots, num_draft_tokens, self.device)
-        #: Scratch of `propose` with a budget, [max_slots, K] int32, made by the first such call.
-        self._survival: torch.Tensor | None = None
+        weakref.finalize(self, self._preparation.finish)
+        #: Of `propose` with a budget: scratch, [max_slots, K], and an int's place.
+        self._survival = torch.zeros_like(self._draft.token_ids, dtype=torch.int32)
+        self._budget = torch.zeros(1, dtype=torch.int32, device=self.device)
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of any request."""
@@ -304,6 +329,7 @@ class Drafter:
     def _make_step(self, out: Draft) -> StepCall:
         return make_step(self._backend, self._state, self._tables, self._recipes, out, self._settings)
 
+    @on_its_device
     def add(
         self,
         slot: int,
@@ -405,6 +431,7 @@ class Drafter:
             vacate_slot(self._state, slot, self._backend)
             raise
 
+    @on_its_device
     def remove(self, slot: int) -> None:
         """Free `slot`: it gets no drafts until the next `add`. Freeing a free slot does nothing.
 
@@ -480,6 +507,7 @@ class Drafter:
         if extent is not None:
             self._arena.release(extent)
 
+    @on_its_device
     def propose(
         self,
         token_ids: torch.Tensor,
@@ -529,9 +557,6 @@ class Drafter:
         draft = self._drafts[batch_size]
         if budget is None:
             return draft
-        if self._survival is None:
-            self._survival = torch.zeros_like(self._draft.token_ids, dtype=torch.int32)
-            self._budget = torch.zeros(1, dtype=torch.int32, device=self.device)
         if isinstance(budget, torch.Tensor):
             check_tensor("budget", budget, dtype=torch.int32, shape=(1,), device=self.device)
         else:
@@ -540,6 +565,7 @@ class Drafter:
         limit_drafts_inplace(draft, budget, scratch, *tokens, self._backend)
         return draft
 
+    @on_its_device
     def prepare(self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: Sequence[int]) -> None:
         """Do now what the next step would do first for these slots; no draft depends on it.
 
@@ -567,23 +593,35 @@ class Drafter:
         if chosen:
             self._preparation.start(token_ids, total_len, chosen)
 
-    def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
-        """Run once what a request runs, so that nothing is compiled when the first one comes; no slot changes.
+    @on_its_device
+    def warm_up(self, token_ids: torch.Tensor, total_len: torch.Tensor, *, budget: bool = False) -> None:
+        """Run once what a request runs, so that nothing is compiled or pinned when the first one comes.
 
         Args:
-            token_ids, total_len: as in `propose`. Read only.
+            token_ids, total_len: as in `propose`. Read only; no slot changes.
+            budget: whether `propose` will be given budgets: one more kernel for each power of two of requests up
+                to `max_slots`, which takes seconds for each where Triton has not compiled it before.
         """
-        # PyTorch sorts few keys by one kernel and many by another, and there are keys of 16 and of 32 bits.
-        sizes = (2, 8192, self.max_prediction_len) if self._backend == "triton" else (2,)
+        # Pinned memory is kept by powers of two. PyTorch sorts few keys by one kernel and many by another, and
+        # there are keys of 16 and of 32 bits.
         most = min(self.max_prediction_len, self._arena.num_tokens)
-        for num_tokens in () if self._arena.stats().num_predictions else sizes:
-            tokens = np.zeros(min(num_tokens, most), dtype=np.int32)
-            store_prediction(self._state, 0, tokens, self._backend)  # no request has these pages
+        sizes = {min(2 << i, most) for i in range(most.bit_length() if self._backend == "triton" else 1)}
+        for num_tokens in () if self._arena.stats().num_predictions else sorted(sizes):
+            store_prediction(
+                self._state, 0, np.zeros(num_tokens, dtype=np.int32), self._backend
+            )  # nobody's pages
         load_slot_kernel(self._state, self._backend)
         # Nothing is sampled: the step leaves the slot as it is.
-        slots = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.propose(token_ids, total_len, slots, torch.zeros(1, dtype=torch.int32, device=self.device))
+        slots, num_sampled = (
+            torch.zeros(self.max_slots, dtype=d, device=self.device) for d in (torch.int64, torch.int32)
+        )
+        self.propose(token_ids, total_len, slots[:1], num_sampled[:1])
+        for i in range((self.max_slots - 1).bit_length() + 1 if budget else 0):
+            size = min(1 << i, self.max_slots)
+            self.propose(token_ids, total_len, slots[:size], num_sampled[:size], budget=0)
+        self.prepare(token_ids, total_len, [0])
 
+    @on_its_device
     def capture(
         self,
         token_ids: torch.Tensor,

@@ -1,5 +1,6 @@
 """`Drafter`: the contract, on the references everywhere and on the kernels (interpreted or native)."""
 
+import contextlib
 import math
 import random
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import gpu_align
+from gpu_align import drafter
 from tests.gpu_align.engine import Engine, same, snapshot
 from tests.gpu_align.step_harness import BACKENDS, distinct
 
@@ -126,3 +128,53 @@ def test_warming_up_changes_no_slot_and_holds_no_prediction(backend):
     before = snapshot(warm.drafter)
     warm.drafter.warm_up(warm.token_ids, warm.total_len)
     assert same(before, warm.drafter)
+
+
+def test_warming_up_runs_budgets_of_every_size(monkeypatch):
+    engine, sizes = Engine("reference"), []
+    monkeypatch.setattr(drafter, "limit_drafts_inplace", lambda draft, *_: sizes.append(len(draft.length)))
+    started = []
+    monkeypatch.setattr(engine.drafter._preparation, "start", lambda *args: started.append(args[-1]))
+    engine.drafter.warm_up(engine.token_ids, engine.total_len)
+    assert (sizes, started) == ([], [[0]])
+    engine.drafter.warm_up(engine.token_ids, engine.total_len, budget=True)
+    assert sizes == [1, 2, 4]
+
+
+def test_inference_mode_may_come_and_go():
+    """Whatever made the drafter: an engine steps in it, and a thread that frees slots does not."""
+    token_ids, total_len = (
+        torch.arange(64, dtype=torch.int32).expand(4, 64).contiguous(),
+        torch.full((4,), 5).int(),
+    )
+    tensors = token_ids, total_len, torch.tensor([1]), torch.ones(1, dtype=torch.int32)
+    for making in (True, False):
+        with torch.inference_mode(making):
+            made = gpu_align.Drafter(
+                max_slots=4,
+                max_context_len=64,
+                max_prediction_len=64,
+                num_draft_tokens=8,
+                vocab_size=99,
+                device="cpu",
+            )
+        for mode in (not making, making, not making):
+            with torch.inference_mode(mode):
+                made.add(1, distinct(60), 0)
+                made.prepare(token_ids, total_len, [1])
+                assert made.propose(*tensors, budget=4).length.tolist() == [4]
+                made.remove(1)
+
+
+def test_the_gpu_of_a_drafter_is_current_while_it_runs(monkeypatch):
+    """Triton launches on the current one. A stand-in: nothing else of the drafter is on a GPU here."""
+    engine, entered = Engine("reference"), []
+    monkeypatch.setattr(
+        torch.cuda, "device", lambda device: entered.append(str(device)) or contextlib.nullcontext()
+    )
+    engine.drafter.device = torch.device("cuda:1")
+    engine.drafter.add(0, [1, 2], 0)
+    engine.drafter.remove(0)
+    engine.drafter.device = torch.device("cpu")
+    engine.drafter.remove(0)
+    assert entered == ["cuda:1", "cuda:1"]

@@ -1,5 +1,6 @@
 """`Drafter.prepare`: the step behind it finds the work done. `StepBatch` calls it: no draft depends on it."""
 
+import gc
 import random
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -102,6 +103,15 @@ def test_on_a_gpu_it_runs_beside_the_current_stream(monkeypatch):
     preparation.join()
     assert streams.done == ["main waits for what side recorded"]
     assert seen == [([5, 6, 7, 8], [3, 1], [1, 1])]
+
+
+def test_a_drafter_that_is_dropped_waits_for_it():
+    """Else its memory is another tensor's while the other stream still writes there."""
+    engine, waited = Engine("reference"), []
+    engine.drafter._preparation._done = SimpleNamespace(synchronize=lambda: waited.append(True))
+    del engine
+    gc.collect()
+    assert waited == [True]
 
 
 @pytest.mark.parametrize("call", ["propose", "add", "remove", "replay", "prepare"])
