@@ -183,7 +183,7 @@ def learn_command(
     out: Annotated[Path, typer.Argument(metavar="OUT.json[.gz]", help="for the pack")],
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE_OR_FOLDER...", help="texts to learn from; each is one source"),
+        typer.Argument(metavar="FILE_OR_FOLDER...", help="texts to learn from; each place is one source"),
     ],
     suffix: Annotated[
         list[str] | None,
