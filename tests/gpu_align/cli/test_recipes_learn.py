@@ -58,12 +58,12 @@ def test_a_pack_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_every_place_is_a_source(tmp_path: Path) -> None:
-    files(tmp_path, one__a_py="1", one__deep__b_py="2", two__a_py="3", c_txt="4")
+    files(tmp_path, one__a_py="1", one__deep__b_py="2", two__a_py="3", c_txt=b"\xef\xbb\xbf4\r\n5\r6\n")
     places = [tmp_path / "one", tmp_path / "two", tmp_path / "c.txt"]
-    assert read(places) == [("one", "1"), ("one", "2"), ("two", "3"), ("c.txt", "4")]
+    assert read(places) == [("one", "1"), ("one", "2"), ("two", "3"), ("c.txt", "4\n5\n6\n")]
     # A suffix chooses among what is found, not among what is named.
-    assert read(places, ("b.py",)) == [("one", "2"), ("c.txt", "4")]
-    assert read([tmp_path / "two", tmp_path]) == [("two", "3"), (tmp_path.name, "4")] + [
+    assert read(places, ("b.py",)) == [("one", "2"), ("c.txt", "4\n5\n6\n")]
+    assert read([tmp_path / "two", tmp_path]) == [("two", "3"), (tmp_path.name, "4\n5\n6\n")] + [
         (tmp_path.name, text) for text in "12"
     ]
 
@@ -74,6 +74,12 @@ def test_what_is_only_in_one_source_is_left_out_unless_there_is_one(tmp_path: Pa
     result = run("recipes", "learn", out, tmp_path / "one", tmp_path / "two")
     assert result.exit_code == 2
     assert "too little text" in result.stderr
+    for place, said in (
+        ("nowhere", "no such file or folder"),
+        ("empty", "expected texts to learn from, found none"),
+    ):
+        assert said in run("recipes", "learn", out, files(tmp_path / place)).stderr
+        (tmp_path / "empty").mkdir(exist_ok=True)
     assert not out.exists()
     assert run("recipes", "learn", out, tmp_path).exit_code == 0
     assert {" right", " beta"} <= set(RecipePack.load(out).words)
@@ -89,11 +95,6 @@ def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
     assert "read 1 file, 115 bytes, of 1 source; 2 skipped: not UTF-8 text; 1 skipped: the same again" in told
 
 
-def test_line_ends_and_byte_order_marks(tmp_path: Path) -> None:
-    files(tmp_path, a=b"\xef\xbb\xbfone\r\ntwo\rthree\n")
-    assert read([tmp_path]) == [(tmp_path.name, "one\ntwo\nthree\n")]
-
-
 def test_a_file_that_is_gone_is_counted(tmp_path: Path) -> None:
     texts = find_texts([files(tmp_path, a="1", b="2")])
     (tmp_path / "a").unlink()
@@ -101,27 +102,3 @@ def test_a_file_that_is_gone_is_counted(tmp_path: Path) -> None:
     assert [text for _, text in texts.read(lambda *one: told.append(one))] == ["2"]
     assert (texts.num_read, texts.skipped["not readable"]) == (1, 1)
     assert told == [(tmp_path.name, 1)] * 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{tmp}/own.json.gz", "{tmp}/nowhere"], "nowhere: no such file or folder"),
-        (["{tmp}/own.json.gz", "{tmp}/empty"], "expected texts to learn from, found none"),
-        (["{tmp}/own.json.gz", "{tmp}/text", "--suffix", ".rs"], "expected texts to learn from, found none"),
-        (["{tmp}/own.json.gz", "{tmp}/short"], "too little text"),
-        (["{tmp}/text/a.py", "{tmp}/text"], "expected a name that ends in .json or .json.gz"),
-        (["{tmp}/no/folder/own.json.gz", "{tmp}/text"], "does not exist"),
-        (["{tmp}/old.json.gz", "{tmp}/old.json.gz"], "is also the input"),
-    ],
-)
-def test_bad_arguments_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
-    files(tmp_path, text__a_py=TEXT * 9, short__a="one\n", old_json_gz="kept")
-    (tmp_path / "empty").mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    result = run("recipes", "learn", *(argument.format(tmp=tmp_path) for argument in arguments))
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert sorted(tmp_path.rglob("*")) == before
-    assert (tmp_path / "old.json.gz").read_text() == "kept"

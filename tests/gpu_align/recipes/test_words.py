@@ -58,7 +58,7 @@ AT_LEAST = [
     )
     for name, rest in (("p", "efgkln"), ("q", "hijors"))
 ]
-#: Behind "ac" the rest of "cd" came 3 times, of 5 times that "c" was the word an "x" twice; "a" is counted too low.
+#: Behind "ac" the rest of "cd" came 3 times, an "x" twice of 5 times that "c" was the word; "a" has a low count.
 BOTH = RecipePack(
     {"a": 2, "cd": 3, "c": 5, "x": 2}, [Recipe(("a",), "cd", 3, 4), Recipe(("a", "c"), "x", 2, 5)]
 )
