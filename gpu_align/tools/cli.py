@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import MissingExtraError
 from .bench.command import bench_command
-from .console import JsonOut, check_outputs, epilog, plugins, refuse, tokenizer_option
+from .console import JsonOut, check_outputs, epilog, option, plugins, refuse, tokenizer_option
 from .recipes.command import recipes_app
 from .tune.command import tune_command
 
@@ -93,7 +93,7 @@ def _options(
 
 
 def _setting(metavar: str) -> Any:
-    return typer.Option(metavar=metavar, help="a setting of gpu_align; repeatable: each is run")
+    return option(metavar, "a setting of gpu_align; repeatable: each is run")
 
 
 @app.command("simulate", epilog=epilog("simulate"))
@@ -101,38 +101,35 @@ def simulate_command(
     pairs: Annotated[
         Path | None, typer.Argument(metavar="PAIRS.jsonl", help="records to replay, plain or gzipped")
     ] = None,
-    before: Annotated[
-        Path | None, typer.Option(metavar="OLD", help="a text that predicts the one of --after")
-    ] = None,
-    after: Annotated[
-        Path | None, typer.Option(metavar="NEW", help="the text that a model would write")
-    ] = None,
+    before: Annotated[Path | None, option("OLD", "a text that predicts the one of --after")] = None,
+    after: Annotated[Path | None, option("NEW", "the text that a model would write")] = None,
     git: Annotated[
         str | None,
-        typer.Option(metavar="RANGE", help="the edits of these commits: each old file predicts the new one"),
+        option("RANGE", "the edits of these commits: each old file predicts the new one"),
     ] = None,
     repo: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="the repository of --git; this folder if none is given")
+        Path | None, option("DIR", "the repository of --git; this folder if none is given")
     ] = None,
     suffix: Annotated[
-        list[str] | None, typer.Option(metavar=".py", help="of --git, only files that end in this; repeatable")
+        list[str] | None, option(".py", "of --git, only files that end in this; repeatable")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="of --git, at most so many edits (100)")
-    ] = None,
+    limit: Annotated[int | None, option("N", "of --git, at most so many edits (100)", min=1)] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS",
-            help="a drafter to run (gpu-align policies), or a predictor of your own; repeatable; "
+        option(
+            "NAME|MODULE:CLASS",
+            "a drafter to run (gpu-align policies), or a predictor of your own; repeatable; "
             "all if none is given",
         ),
     ] = None,
     num_draft_tokens: Annotated[
         int,
-        typer.Option(
-            "--num-draft-tokens", "-k", min=1, max=256, metavar="K",
-            help="most draft tokens a step, 1 to 256 (vLLM's V1 runner takes 128)",
+        option(
+            "K",
+            "most draft tokens a step, 1 to 256 (vLLM's V1 runner takes 128)",
+            *("--num-draft-tokens", "-k"),
+            min=1,
+            max=256,
         ),
     ] = 64,
     draft_in_prefill: Annotated[
@@ -143,9 +140,8 @@ def simulate_command(
     min_survival_recipe: Annotated[list[float] | None, _setting("P")] = None,
     recipes: Annotated[
         str,
-        typer.Option(
-            metavar="PATH|base|off",
-            help="a recipe pack for gpu_align and recipe_pack; base is the one that comes with it",
+        option(
+            "PATH|base|off", "a recipe pack for gpu_align and recipe_pack; base is the one that comes with it"
         ),
     ] = "base",
     sweep: Annotated[
@@ -155,10 +151,8 @@ def simulate_command(
         str | None, tokenizer_option("for records with text, and to show ids as text")
     ] = None,
     json_out: JsonOut = None,
-    html_out: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="write a page of coloured outputs")
-    ] = None,
-) -> None:  # fmt: skip
+    html_out: Annotated[Path | None, option("OUT", "write a page of coloured outputs", "--html")] = None,
+) -> None:
     """Replay known outputs and count the verification steps that each drafter takes.
 
     Give a file of records, or two texts (--before, --after), or commits of a repository (--git).
@@ -215,12 +209,10 @@ def report_command(
     log: Annotated[
         Path, typer.Argument(metavar="FILE.yaml|DIR", help="a file of GPU_ALIGN_DEBUG_DIR, or the folder")
     ],
-    html_out: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="write a page")] = None,
+    html_out: Annotated[Path | None, option("OUT", "write a page", "--html")] = None,
     json_out: JsonOut = None,
     tokenizer: Annotated[str | None, tokenizer_option("for a file without texts")] = None,
-    top: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="of a folder, so many requests and reasons (10)")
-    ] = None,
+    top: Annotated[int | None, option("N", "of a folder, so many requests and reasons (10)", min=0)] = None,
 ) -> None:
     """Show what was drafted, why, and what the model made of it: of one request, or of a folder of requests.
 

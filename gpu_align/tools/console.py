@@ -43,12 +43,17 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def option(metavar: str, help_text: str, *names: str, **more: Any) -> Any:
+    """An option of a command, named as its parameter if `names` are not given."""
+    return typer.Option(*names, metavar=metavar, help=help_text, **more)
+
+
 def tokenizer_option(help_text: str) -> Any:
     """``--tokenizer``."""
-    return typer.Option(metavar="NAME_OR_PATH", help=f"{help_text}: a transformers tokenizer, or tekken")
+    return option("NAME_OR_PATH", f"{help_text}: a transformers tokenizer, or tekken")
 
 
-JsonOut = Annotated[Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")]
+JsonOut = Annotated[Path | None, option("OUT", "write the figures as JSON", "--json")]
 
 
 def check_outputs(outputs: dict[str, Path | None], sources: Sequence[Path]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpu_align.tools.console import refuse
+from gpu_align.tools.console import option, refuse
 
 from . import run
 
@@ -26,9 +26,9 @@ def add_to(app: typer.Typer) -> None:
 def demo_command(
     model: Annotated[
         str | None,
-        typer.Option("--model", envvar="MODEL", metavar="ORG/NAME", help="instead of a tiny model made here"),
+        option("ORG/NAME", "instead of a tiny model made here", "--model", envvar="MODEL"),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="for the page")] = Path("demo_out"),
+    out: Annotated[Path, option("FOLDER", "for the page", "--out")] = Path("demo_out"),
     ngram: Annotated[
         bool, typer.Option("--ngram/--no-ngram", help="also vLLM's n-gram, in a second server")
     ] = True,

@@ -17,7 +17,7 @@ import typer
 
 from ... import __version__
 from ...errors import MissingExtraError
-from ..console import JsonOut, check_outputs, counted, print_table, progress_bar, refuse
+from ..console import JsonOut, check_outputs, counted, option, print_table, progress_bar, refuse
 
 if TYPE_CHECKING:
     from .data import Choice, Pair, SentPredictions
@@ -37,59 +37,45 @@ gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,8
 
 
 def bench_command(
-    base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="a server with the plugin; ends in /v1")
-    ] = None,
+    base_url: Annotated[str | None, option("URL", "a server with the plugin; ends in /v1")] = None,
     serve: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="instead: start vLLM without drafts, with n-gram, with the plugin"
-        ),
+        option("MODEL", "instead: start vLLM without drafts, with n-gram, with the plugin"),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="needed where the server has several")
-    ] = None,
+    model: Annotated[str | None, option("NAME", "needed where the server has several")] = None,
     dataset: Annotated[
         Path | None,
-        typer.Option(metavar="PAIRS.jsonl", help="edits: id, instruction, before, after; else a shipped set"),
+        option("PAIRS.jsonl", "edits: id, instruction, before, after; else a shipped set"),
     ] = None,
     from_git: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="REPO RANGE", help="edits: the files that these commits modify"),
+        option("REPO RANGE", "edits: the files that these commits modify"),
     ] = None,
-    before: Annotated[Path | None, typer.Option(metavar="FILE", help="one edit: the text before it")] = None,
-    after: Annotated[Path | None, typer.Option(metavar="FILE", help="and after it")] = None,
-    instruction: Annotated[str | None, typer.Option(metavar="TEXT", help="what to do with --before")] = None,
-    pairs: Annotated[int, typer.Option(min=1, metavar="N", help="most edits of --from-git")] = 16,
-    concurrency: Annotated[str, typer.Option(metavar="N,N", help="requests in flight")] = "1,8,32,128",
+    before: Annotated[Path | None, option("FILE", "one edit: the text before it")] = None,
+    after: Annotated[Path | None, option("FILE", "and after it")] = None,
+    instruction: Annotated[str | None, option("TEXT", "what to do with --before")] = None,
+    pairs: Annotated[int, option("N", "most edits of --from-git", min=1)] = 16,
+    concurrency: Annotated[str, option("N,N", "requests in flight")] = "1,8,32,128",
     modes: Annotated[
         str | None,
-        typer.Option(metavar="M,M", help="of none, prediction, unrelated, ngram [default: all that can run]"),
+        option("M,M", "of none, prediction, unrelated, ngram [default: all that can run]"),
     ] = None,
-    compare_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="a server with vLLM's n-gram, for mode ngram")
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, metavar="N", help="how often each combination is measured")
-    ] = 3,
+    compare_url: Annotated[str | None, option("URL", "a server with vLLM's n-gram, for mode ngram")] = None,
+    rounds: Annotated[int, option("N", "how often each combination is measured", min=1)] = 3,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="a round [default: each edit once, two a stream at least]"),
+        option("N", "a round [default: each edit once, two a stream at least]", min=1),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="of an answer")] = 1024,
+    max_tokens: Annotated[int, option("N", "of an answer", min=1)] = 1024,
     prediction: Annotated[
         str,
-        typer.Option(
-            metavar="auto|before|output", help="the text before the edit, or the first output with edits"
-        ),
+        option("auto|before|output", "the text before the edit, or the first output with edits"),
     ] = "auto",
     num_draft_tokens: Annotated[
         int,
-        typer.Option("--num-draft-tokens", "-k", min=1, max=128, metavar="K", help="with --serve: a step"),
+        option("K", "with --serve: a step", "--num-draft-tokens", "-k", min=1, max=128),
     ] = 32,
-    vllm_args: Annotated[
-        str, typer.Option(metavar="ARGS", help="with --serve: more options of vLLM's server")
-    ] = "",
+    vllm_args: Annotated[str, option("ARGS", "with --serve: more options of vLLM's server")] = "",
     together: Annotated[
         bool,
         typer.Option("--together", help="with --serve: all servers at once, interleaved; needs the memory"),
@@ -97,19 +83,11 @@ def bench_command(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache", help="let vLLM's prefix cache spare repeated prompts")
     ] = False,
-    tie_margin: Annotated[
-        float, typer.Option(min=0, metavar="NATS", help="log probabilities this close are a tie")
-    ] = 0.25,
-    timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="longest wait for a piece of an answer")
-    ] = 600.0,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", metavar="KEY", help="of the servers")
-    ] = None,
+    tie_margin: Annotated[float, option("NATS", "log probabilities this close are a tie", min=0)] = 0.25,
+    timeout: Annotated[float, option("SECONDS", "longest wait for a piece of an answer", min=1)] = 600.0,
+    api_key: Annotated[str | None, option("KEY", "of the servers", envvar="OPENAI_API_KEY")] = None,
     json_out: JsonOut = None,
-    html_out: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="write a page with plots")
-    ] = None,
+    html_out: Annotated[Path | None, option("OUT", "write a page with plots", "--html")] = None,
 ) -> None:
     """Measure what predictions save on a server: tokens a second, latencies, steps, identical answers."""
     try:
@@ -128,14 +106,14 @@ def bench_command(
     if (base_url is None) == (serve is None):
         refuse(f"expected --base-url URL or --serve MODEL, found {'neither' if base_url is None else 'both'}")
     given, absent = ("--base-url", "--serve") if serve is None else ("--serve", "--base-url")
-    for option, value, owner in (
+    for name, value, owner in (
         ("--compare-url", compare_url, "--base-url"),
         ("--model", model, "--base-url"),
         ("--vllm-args", repr(vllm_args) if vllm_args else None, "--serve"),
         ("--together", together or None, "--serve"),
     ):
         if value is not None and owner == absent:
-            refuse(f"{option}{'' if value is True else f': {value}'} is for {owner}, not for {given}")
+            refuse(f"{name}{'' if value is True else f': {value}'} is for {owner}, not for {given}")
     if prediction not in ("auto", "before", "output"):
         refuse(f"--prediction: expected auto, before or output, found {prediction!r}")
     where: Attached | Served
@@ -179,11 +157,9 @@ def bench_command(
     _finish(result, json_out, html_out, failure)
 
 
-def _url(option: str, given: str) -> str:
+def _url(name: str, given: str) -> str:
     if not re.fullmatch(r"\s*https?://.*/v1/*\s*", given):
-        refuse(
-            f"{option}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {given!r}"
-        )
+        refuse(f"{name}: expected a URL that ends in /v1, such as http://localhost:8000/v1, found {given!r}")
     return given.strip().rstrip("/")
 
 
@@ -226,12 +202,12 @@ def _edits(
     from . import data
 
     given = {"--dataset": dataset, "--from-git": from_git, "--before": before}
-    named = [option for option, value in given.items() if value is not None]
+    named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         refuse(f"expected one of --dataset, --from-git and --before, found {' and '.join(named)}")
-    for option, value in (("--after", after), ("--instruction", instruction)):
+    for name, value in (("--after", after), ("--instruction", instruction)):
         if value is not None and before is None:
-            refuse(f"{option}: {value} needs --before")
+            refuse(f"{name}: {value} needs --before")
     if dataset is not None:
         return dataset.name, data.read_pairs(dataset)
     if from_git is not None:
