@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gzip
 import importlib
@@ -14,13 +13,14 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+import gpu_align
 from benchmarks import tables
 from benchmarks.quality.runs import BOUNDS, CACHED
 from gpu_align import Drafter, RecipePack
@@ -36,11 +36,11 @@ from gpu_align.ops.constants import (
 from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.simulate import policy_names
 from gpu_align.tools.explain import Explainer
+from tests.modules import ROOT, load
 
-ROOT = Path(__file__).resolve().parents[1]
 OPS = ROOT / "gpu_align" / "ops"
 PAGES = sorted(
-    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "RELEASING.md")]
     + list((ROOT / "docs").rglob("*.md"))
     + [
         page
@@ -57,15 +57,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def _page_id(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Block(NamedTuple):
@@ -117,14 +108,6 @@ def test_the_pages_show_an_engine_that_runs() -> None:
         assert any(b.runs and b.prints and "Drafter(" in b.code for b in python_blocks(ROOT / name)), name
 
 
-def test_the_engine_loop_in_the_readme_is_about_ten_lines() -> None:
-    [block] = [b for b in python_blocks(ROOT / "README.md") if b.runs]
-    tree = ast.parse(block.code).body
-    after = next(i for i, node in enumerate(tree) if isinstance(node, ast.FunctionDef)) + 1
-    lines = block.code.splitlines()[tree[after].lineno - 1 :]
-    assert 8 <= len(lines) <= 14
-
-
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -172,8 +155,6 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    import gpu_align
-
     listed = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert {f"gpu_align.{name}" for name in gpu_align.__all__ if name != "__version__"} <= set(listed)
     for name in ("policies.Policy", "simulate.simulate", "simulate.replay", "simulate.read_records"):
@@ -208,7 +189,7 @@ def test_every_kernel_file_has_a_reference_of_its_name() -> None:
 
 
 def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
-    draw = _load(ROOT / "docs" / "img" / "draw.py")
+    draw = load("docs/img/draw.py")
     measured = {"quality.svg", "reliability.svg"}  # drawn by benchmarks.quality
     measured |= {
         path.name for path in (ROOT / "docs" / "img").glob("published-*.svg")
@@ -221,19 +202,8 @@ def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
         assert drawn == stored, f"{name} is out of date: python docs/img/draw.py"
 
 
-def test_the_picture_of_an_edit_has_the_shape_that_its_brackets_name() -> None:
-    draw = _load(ROOT / "docs" / "img" / "draw.py")
-    output = draw.OUTPUT[: draw.STEP]
-    scores = draw._scores(output)
-    end, length = draw._match(output, draw.PREDICTION, scores.index(max(scores)))
-    assert output[:3] == draw.PREDICTION[:3]
-    assert output[5] == draw.PREDICTION[3]
-    assert output[-length:] == draw.PREDICTION[end - length : end]
-    assert draw.PREDICTION[end:16] == draw.OUTPUT[draw.STEP :][: 16 - end]
-
-
 def test_numbers_are_those_of_the_last_replay() -> None:
-    filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
+    filler = load("docs/_scripts/fill_numbers.py")
     numbers = json.loads(filler.NUMBERS.read_text(encoding="utf-8"))
     known = {*policy_names(), *CACHED, *BOUNDS}
     assert {run["policy"] for run in numbers["runs"]} == known
@@ -247,7 +217,7 @@ def test_numbers_are_those_of_the_last_replay() -> None:
 
 
 def test_numbers_are_ratios_of_the_counts() -> None:
-    filler = _load(ROOT / "docs" / "_scripts" / "fill_numbers.py")
+    filler = load("docs/_scripts/fill_numbers.py")
     counts = {"records": 2, "output_tokens": 300, "steps": 40, "accepted": 260, "rejected": 65}
     none = {**counts, "steps": 300, "accepted": 0, "rejected": 9}
 
@@ -325,7 +295,7 @@ def test_the_examples_of_realign_are_right() -> None:
 
 def test_the_cursors_of_the_pictures_are_those_of_a_step() -> None:
     """The pictures align the whole output, a step the output since the divergence."""
-    draw = _load(ROOT / "docs" / "img" / "draw.py")
+    draw = load("docs/img/draw.py")
     ids = {token: i for i, token in enumerate(dict.fromkeys([*draw.PREDICTION, *draw.OUTPUT]))}
     explainer = Explainer([ids[t] for t in draw.PREDICTION], 0, 1, max_context_len=len(draw.OUTPUT))
     output = [ids[t] for t in draw.OUTPUT]
@@ -355,7 +325,7 @@ def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:
 
 
 def test_docstrings_become_markdown() -> None:
-    reader = pytest.importorskip("griffe") and _load(ROOT / "docs" / "_scripts" / "griffe_docstrings.py")
+    reader = pytest.importorskip("griffe") and load("docs/_scripts/griffe_docstrings.py")
     fenced = reader.fence_literals(
         "A loop::\n\n    for x in y:\n\n        f(x)\n\nText.\n\nArgs:\n    a: b::\n    c: d"
     )
@@ -381,7 +351,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert build.returncode == 0, build.stderr[-3000:]
     pages = list(site.glob("*.html"))
     assert len(pages) >= 10
-    assert list(_load(ROOT / "docs" / "_scripts" / "check_pages.py").findings(site)) == []
+    assert list(load("docs/_scripts/check_pages.py").findings(site)) == []
     loads = re.compile(
         r"<(?:script|img|iframe)[^>]+src=\"?(https?:[^\s\">]+)|<link[^>]+href=\"?(https?:[^\s\">]+)"
     )
@@ -389,8 +359,11 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert not loads.findall(page.read_text(encoding="utf-8")), page.name
 
 
-def test_wide_blocks_and_dead_links_are_found(tmp_path: Path) -> None:
-    check = _load(ROOT / "docs" / "_scripts" / "check_pages.py")
+def test_wide_blocks_dead_links_and_long_pages_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = load("docs/_scripts/check_pages.py")
+    assert all(check.REFERENCE.values())
     wide = "x" * (check.MAX_COLUMNS + 1)
     page = f'<a id="here"></a><a href="#here"></a><a href="#there"></a><a href="no.html"></a><pre>a\n{wide}</pre>'
     (tmp_path / "index.html").write_text(page, encoding="utf-8")
@@ -401,9 +374,6 @@ def test_wide_blocks_and_dead_links_are_found(tmp_path: Path) -> None:
     assert check.main(tmp_path) == 1
     assert check.main(tmp_path / "nothing") == 2
 
-
-def test_prose_is_counted_and_long_pages_are_found(tmp_path: Path) -> None:
-    check = _load(ROOT / "docs" / "_scripts" / "check_pages.py")
     most = check.MAX_MINUTES * check.WORDS_A_MINUTE
     assert most == 1_540
     no_prose = (
@@ -412,18 +382,94 @@ def test_prose_is_counted_and_long_pages_are_found(tmp_path: Path) -> None:
     )
     prose = "<p>three <code>max_len=4</code>, <a>five</a> – <em>six</em> K = 1,100 and/or</p><ul><li>ten</li></ul>"
     assert check.Page(f"<nav>no</nav><article>{no_prose}{prose}</article><footer>no</footer>").words == 11
-    for name, count in (("fits.html", most), ("long.html", most + 1), ("names.html", most + 1)):
-        (tmp_path / name).write_text(f"<article>{'word ' * count}</article>", encoding="utf-8")
+    pages = {"fits": most, "long": most + 1, "names": most + 1, "index": 2}
+    for name, count in pages.items():
+        (tmp_path / f"{name}.html").write_text(f"<article>{'word ' * count}</article>", encoding="utf-8")
     reference = {"names.html": "looked up", "fits.html": "looked up", "gone.html": "looked up"}
     found = list(check.findings(tmp_path, reference))
     assert [line.split(":")[0] for line in found] == ["long.html", "fits.html", "gone.html"]
     assert "1,541 words take 7.0 minutes" in found[0]
     assert all("out of REFERENCE" in line for line in found[1:])
-
-
-def test_every_page_of_reference_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    check = _load(ROOT / "docs" / "_scripts" / "check_pages.py")
-    assert all(check.REFERENCE.values())
-    (tmp_path / "index.html").write_text("<article>one two</article>", encoding="utf-8")
+    capsys.readouterr()
     check.main(tmp_path, show=True)
     assert "     2   0.0 min  index.html" in capsys.readouterr().out
+
+
+# --- stability.md says of every public name how stable it is, and of each once ---
+
+STABILITY = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+
+
+def listed(pattern: str) -> Counter[str]:
+    """Names of the tables, in whole code spans."""
+    rows = "\n".join(line for line in STABILITY.splitlines() if line.startswith("|"))
+    return Counter(re.findall(rf"`({pattern})`", rows))
+
+
+def test_every_name_of_the_python_reference_is_listed() -> None:
+    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = {f"gpu_align.{name}" for name in gpu_align.__all__}
+    names |= set(re.findall(r"^::: (\S+)$", reference, re.MULTILINE))
+    found = listed(r"gpu_align\.[\w.]+")
+    assert names - set(found) == set()
+    assert set(found) - names == set()  # no name that does not exist
+    once = {name: count for name, count in found.items() if name != "gpu_align.Drafter"}  # its methods differ
+    assert set(once.values()) == {1}
+
+
+def test_every_setting_is_listed() -> None:
+    pytest.importorskip("pydantic")
+    from vllm_integration.config.settings import PREFIX, Settings
+
+    names = {PREFIX + name.upper() for name in Settings.model_fields}
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(GPU_ALIGN_\w+)`", page, re.MULTILINE))
+    assert documented >= names
+    assert listed(r"GPU_ALIGN_\w+") == Counter(names | documented)
+
+
+def test_every_metric_is_listed() -> None:
+    from vllm_integration.frontend.metrics import SPECS
+
+    names = {spec.name + ("_total" if spec.kind == "Counter" else "") for spec in SPECS.values()}
+    metrics = STABILITY.split("## Metrics")[1].split("\n## ")[0]
+    assert Counter(re.findall(r"`(gpu_align_\w+)`", metrics)) == Counter(names)
+
+
+def test_every_command_is_listed() -> None:
+    pytest.importorskip("typer")
+    from typer.main import get_command
+
+    from gpu_align.tools.cli import app
+
+    def commands(command: object, words: str) -> set[str]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            return {words}
+        return {found for name, member in inner.items() for found in commands(member, f"{words} {name}")}
+
+    assert set(listed(r"gpu-align [a-z ]+")) >= commands(get_command(app), "gpu-align")
+
+
+def test_the_fields_over_http_are_listed() -> None:
+    from gpu_align.step_log import FORMAT
+
+    http = STABILITY.split("## HTTP")[1].split("\n## ")[0]
+    reference = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"^\| `(/v1/[\w/]+)` \|", reference, re.MULTILINE))
+    assert len(paths) >= 4
+    assert {path for path in paths if f"`{path}`" not in http} == set()
+    for name in (
+        "accepted_prediction_tokens",
+        "rejected_prediction_tokens",
+        "vllm_xargs.gpu_align_prediction",
+    ):
+        assert f"`{name}`" in http
+    assert f"`{FORMAT}`" in STABILITY
+
+
+def test_every_row_has_a_level() -> None:
+    tables = STABILITY.split("## HTTP")[1].split("Provisional names, by module")[0]
+    first = re.findall(r"^\| (\w+) \|", tables, re.MULTILINE)
+    assert len(first) >= 18
+    assert set(first) == {"stable", "provisional", "internal"}

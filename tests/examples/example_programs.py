@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+from tests.modules import ROOT, load
 
-
-def load(name: str) -> ModuleType:
-    """An example as a module; twice in a process it is the same."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # FastAPI looks annotations up there
-    spec.loader.exec_module(module)
-    return module
+EXAMPLES = ROOT / "docs" / "examples"
 
 
 def point_to(patch: pytest.MonkeyPatch, url: str, model: str = "", **extra_body: Any) -> None:
@@ -35,7 +21,7 @@ def point_to(patch: pytest.MonkeyPatch, url: str, model: str = "", **extra_body:
 
 def main(patch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
     patch.setattr(sys, "argv", [name, *arguments])
-    status: int = load(name).main()
+    status: int = load(f"docs/examples/{name}.py").main()
     return status
 
 

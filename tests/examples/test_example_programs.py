@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_programs import EXAMPLES, load, main, point_to, run_notebook
+from example_programs import EXAMPLES, main, point_to, run_notebook
 from example_server import serve
+
+from tests.modules import load
 
 pytest.importorskip("openai")
 
@@ -70,7 +72,7 @@ def test_the_agent_leaves_the_file_where_it_has_no_answer(
 
 def test_the_service_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     testclient = pytest.importorskip("fastapi.testclient")  # comes with vLLM
-    client = testclient.TestClient(load("fast_apply").app)
+    client = testclient.TestClient(load("docs/examples/fast_apply.py").app)
     snippet = "# ... existing code ...\n"
     with serve(lambda body: (NEW, "stop")) as server:
         point_to(monkeypatch, server.url)
@@ -95,7 +97,7 @@ def test_the_service_says_what_went_wrong(
     answer: Any, status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     testclient = pytest.importorskip("fastapi.testclient")
-    client = testclient.TestClient(load("fast_apply").app)
+    client = testclient.TestClient(load("docs/examples/fast_apply.py").app)
     with serve(lambda body: answer) as server:
         point_to(monkeypatch, server.url)
         found = client.post("/apply", json={"original": OLD, "snippet": "x"})

@@ -93,16 +93,6 @@ def test_the_citation_is_of_this_version() -> None:
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
-
-
-@pytest.mark.parametrize("name", ["SECURITY.md", "RELEASING.md"])
-def test_links_of_the_pages_outside_of_the_site(name: str) -> None:
-    page = ROOT / name
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
-
-
 def test_the_container_files_agree() -> None:
     compose = read(DEPLOY / "compose.yaml")
     services = compose["services"]

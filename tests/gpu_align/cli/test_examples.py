@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,23 +16,15 @@ from gpu_align import RecipePack
 from gpu_align.tools.cli import app
 from gpu_align.tools.console import EXAMPLES
 from gpu_align.tools.doctor import Finding
+from tests.gpu_align.bench.test_bench_data import git
+from tests.modules import load
 from vllm_integration.demo.command import EXAMPLE as DEMO
 
-ROOT = Path(__file__).parents[3]
 OLD = "def load(path):\n    with open(path) as file:\n        return file.read()\n"
 NEW = OLD.replace("load", "read_text")
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "docs/_scripts/cli_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
+SCRIPT = load("docs/_scripts/cli_reference.py")
 COMMANDS = [" ".join(path) for path, _ in SCRIPT.commands()]
 
 
@@ -55,11 +43,6 @@ def test_every_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch
     _, examples, lines = result.output.partition("Examples:")
     assert examples
     assert f"gpu-align {command}" in lines
-
-
-def git(folder: Path, *arguments: str) -> None:
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +85,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo and the examination have tests of their own."""
-    monkeypatch.setattr("vllm_integration.demo.run.run_demo", lambda model, out, ngram: 0)
-    findings: Callable[[bool], list[Finding]] = lambda deep: [Finding("torch", "2.13.0", True)]  # noqa: E731
-    monkeypatch.setattr("gpu_align.tools.doctor.examine", findings)
-
-
 @pytest.mark.parametrize(
     ("command", "line"),
     [(command, line) for command, lines in {**EXAMPLES, "demo": (DEMO,)}.items() for line in lines],
@@ -117,7 +93,10 @@ def test_an_example_runs(command: str, line: str, folder: Path, monkeypatch: pyt
     assert line.startswith(f"gpu-align {command}")
     if "--tokenizer tekken" in line or "--before" in line or "--git" in line:
         pytest.importorskip("mistral_common")
-    _served(monkeypatch)
+    # The demo and the examination have tests of their own.
+    monkeypatch.setattr("vllm_integration.demo.run.run_demo", lambda model, out, ngram: 0)
+    findings = [Finding("torch", "2.13.0", True)]
+    monkeypatch.setattr("gpu_align.tools.doctor.examine", lambda deep: findings)
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, shlex.split(line)[1:])
     assert result.exit_code == 0, result.output

@@ -1,0 +1,22 @@
+"""Scripts of the documentation and its examples as modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(path: str) -> ModuleType:
+    """The file at this path of the checkout; twice in a process it is the same."""
+    name = Path(path).stem
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # FastAPI looks annotations up there
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
