@@ -218,7 +218,7 @@ class V1Slots:
                 self.kinds["preempted"] += 1
         gone = (*ended, *aborted)
         rng.shuffle(engine.rows)
-        while len(set(engine.rows) - set(gone)) < table.max_slots and rng.random() < 0.7:
+        while len(set(engine.rows) - set(gone)) < len(self.proposer.token_ids) and rng.random() < 0.7:
             if self.waiting and rng.random() < 0.5:
                 engine.rows.append(self.waiting.pop(0))
             else:

@@ -227,44 +227,6 @@ def test_without_timings_only_hopeless_drafts_are_trimmed(
     assert manager.get_num_tokens({"a": 5, "b": 5}, drafts) == 2 + 3 + 2
 
 
-def test_vllms_ranking_on_the_confidences_of_real_drafts() -> None:
-    """`_assign_draft_token_budget` on what the drafter says of four requests: aligned well, newly diverged, never
-    aligned, none. The budget goes where drafts are, and never past a draft's end."""
-    from vllm.v1.worker.gpu.spec_decode.adaptive_verification import _assign_draft_token_budget
-
-    from gpu_align import Drafter
-
-    K = 8
-    drafter = Drafter(
-        max_slots=4,
-        max_context_len=64,
-        max_prediction_len=64,
-        num_draft_tokens=K,
-        vocab_size=500,
-        device="cpu",
-    )
-    contexts = [[1, *range(100, 112)], [1, 100, 101, 102, 77, 78, 104], [1, 300, 301, 302], [1, 2]]
-    tokens, lengths = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    for row, context in enumerate(contexts):
-        tokens[row, : len(context)] = torch.tensor(context, dtype=torch.int32)
-        lengths[row] = len(context)
-        drafter.add(row, prediction=list(range(100, 150)) if row < 3 else [], prompt_len=1)
-    order = torch.tensor([3, 1, 0, 2])
-    draft = drafter.propose(tokens, lengths, order, torch.ones(4, dtype=torch.int32))
-    confidences = torch.zeros((4, K))
-    confidences[order] = draft.confidence  # as the manager keeps them: by row
-    proposed = draft.length.tolist()
-    assert proposed[2] == K
-    assert proposed[0] == 0
-    for budget in range(1, sum(proposed) + 1):
-        capacities = torch.full((4,), K, dtype=torch.int32)
-        _assign_draft_token_budget(confidences, order, capacities, budget, K)
-        kept = capacities.tolist()
-        assert sum(kept) == budget
-        assert all(a <= b for a, b in zip(kept, proposed, strict=True))
-    assert kept == proposed
-
-
 def test_v1_does_without(plugin_log: list[str]) -> None:
     class Config:
         use_v2_model_runner = False

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_vllm_speculator import K, params_of, propose, speculators, write
+from test_vllm_speculator import K, params_of, propose, runner_of, speculators, write
 from usage_harness import Step, message
 from vllm_fakes import FakeDrafter, FakeEngine, config, sampling, v1_alone
 
@@ -138,41 +138,6 @@ def test_v1_an_output_leaves_without_its_report(
     assert len(plugin_log) == 1
 
 
-class Runner:
-    """As much of the V2 model runner as is wrapped."""
-
-    def __init__(self, speculator: Any) -> None:
-        self.speculator, self.req_states = speculator, speculator.req_states
-
-    def add_requests(self, scheduler_output: Any) -> str:
-        for new in scheduler_output.scheduled_new_reqs:
-            self.req_states.req_id_to_index[new.req_id] = new.row
-            self.req_states.prompt_len.np[new.row] = self.req_states.prefill_len.np[new.row] = 2
-        return "added"
-
-    def _remove_request(self, req_id: str) -> bool:
-        return self.req_states.req_id_to_index.pop(req_id, None) is not None
-
-    def finish_requests(self, scheduler_output: Any) -> str:
-        return "finished"
-
-    def sample_tokens(self, output: Any) -> Any:
-        return output
-
-
-@pytest.fixture
-def runner_class(monkeypatch: pytest.MonkeyPatch) -> type[Runner]:
-    module = pytest.importorskip("vllm_integration.worker.speculator")
-
-    class Wrapped(Runner):
-        add_requests = wrapped_by(module.add_requests)(Runner.add_requests)
-        _remove_request = wrapped_by(module.remove_request)(Runner._remove_request)
-        finish_requests = wrapped_by(module.finish_requests)(Runner.finish_requests)
-        sample_tokens = wrapped_by(request_drafter.sample_tokens)(Runner.sample_tokens)
-
-    return Wrapped
-
-
 # "module" is `worker.speculator`, which imports vLLM.
 V2: list[tuple[tuple[Any, str], bool]] = [
     *[(("module", name), True) for name in ("_make_dense", "DraftReporter")],
@@ -193,7 +158,6 @@ V2: list[tuple[tuple[Any, str], bool]] = [
 def test_v2_goes_on(
     place: tuple[Any, str],
     ends_drafts: bool,
-    runner_class: type[Runner],
     monkeypatch: pytest.MonkeyPatch,
     plugin_log: list[str],
     tmp_path: Path,
@@ -208,7 +172,7 @@ def test_v2_goes_on(
     owner, name = names.get(place[0], place[0]) if isinstance(place[0], str) else place[0], place[1]
     if name != "propose":  # which the start runs, too: see "warm_up"
         break_at(monkeypatch, owner, name)
-    runner = runner_class(make())
+    runner = runner_of(make())
     speculator = runner.speculator
     speculator.init_cudagraph_manager(None)
     if name == "propose":
@@ -250,9 +214,7 @@ STOP = {"stop_token_ids": [], "eos_token_id": None, "max_tokens": None, "min_tok
 
 
 @pytest.mark.parametrize("name", ["add", "propose"])
-def test_v2_no_rank_goes_on_alone(
-    name: str, runner_class: type[Runner], monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
+def test_v2_no_rank_goes_on_alone(name: str, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]) -> None:
     """Where ranks verify their own drafts, one without drafts beside others with them would write another text."""
     speculator = speculators(monkeypatch)(0, 2)
     write(speculator, 0, [7, 8, 100])

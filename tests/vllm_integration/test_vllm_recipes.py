@@ -216,17 +216,6 @@ def test_off_is_off(monkeypatch: pytest.MonkeyPatch, lines: list[tuple[int, str]
     assert not lines
 
 
-@pytest.mark.parametrize("content", [None, b"no pack", b""])
-def test_a_file_that_is_no_pack_is_named(
-    tmp_path: Path, tokenizer: WordTokenizer, lines: list[tuple[int, str]], content: bytes | None
-) -> None:
-    path = tmp_path / "pack"
-    if content is not None:
-        path.write_bytes(content)
-    assert load_recipes(Settings(recipes=str(path)), configuration()) is None
-    assert the_warning(lines).count(str(path)) == 2  # the setting's value, and what is wrong with the file
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -602,17 +591,3 @@ def test_recipe_drafts_are_verified_counted_and_explained(
         assert step["candidate"]["source"] == "recipe"
         assert "often go on like this" in step["candidate"]["why"]
     assert [step["candidate"]["matched"] for step in drafted] == [1, 2, 1]
-
-
-def test_a_prediction_that_holds_is_drafted_from_all_the_same(
-    make_proposer: Callable[[Recipes | None], PredictedOutputs],
-) -> None:
-    output = list(range(10, 30))
-    unlikely = Recipes.from_lists([([t], [t + 1], [0.3]) for t in output])
-    assert set(serve(make_proposer(unlikely), output, prediction=output)) == {1}
-
-
-def test_without_recipes_there_are_no_drafts_from_them(
-    make_proposer: Callable[[Recipes | None], PredictedOutputs],
-) -> None:
-    assert 3 not in serve(make_proposer(None), list(range(10, 30)), prediction=[70, 71, 72])

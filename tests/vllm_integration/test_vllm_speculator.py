@@ -119,6 +119,37 @@ def reported_by(speculator: Any) -> dict[str, tuple[int, int, int]]:
     return dict(zip(drafts.req_ids, zip(*columns, strict=True), strict=True))
 
 
+def runner_of(speculator: Any) -> Any:
+    """As much of the V2 model runner as is wrapped."""
+    from vllm_integration.worker import speculator as module
+
+    class Runner:
+        def __init__(self) -> None:
+            self.speculator, self.req_states = speculator, speculator.req_states
+
+        @wrapped_by(module.add_requests)
+        def add_requests(self, scheduler_output: Any) -> str:
+            for new in scheduler_output.scheduled_new_reqs:
+                self._remove_request(new.req_id)
+                self.req_states.req_id_to_index[new.req_id] = new.row
+                self.req_states.prompt_len.np[new.row] = self.req_states.prefill_len.np[new.row] = 2
+            return "added"
+
+        @wrapped_by(module.remove_request)
+        def _remove_request(self, req_id: str) -> bool:
+            return self.req_states.req_id_to_index.pop(req_id, None) is not None
+
+        @wrapped_by(module.finish_requests)
+        def finish_requests(self, scheduler_output: Any) -> str:
+            return "finished"
+
+        @wrapped_by(request_drafter.sample_tokens)
+        def sample_tokens(self, output: Any) -> Any:
+            return output
+
+    return Runner()
+
+
 def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None:
     tokens = speculator.req_states.all_token_ids
     assert tokens.write_contents is None  # vLLM's sign for "not in host memory"
@@ -290,30 +321,7 @@ def test_long_requests_and_those_that_return_are_prepared(
 
 
 def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
-    from vllm_integration.worker import speculator as module
-
-    class Runner:
-        def __init__(self) -> None:
-            self.speculator = speculator
-            self.req_states = speculator.req_states
-
-        @wrapped_by(module.add_requests)
-        def add_requests(self, scheduler_output: Any) -> str:
-            for new in scheduler_output.scheduled_new_reqs:
-                self._remove_request(new.req_id)
-                self.req_states.req_id_to_index[new.req_id] = new.row
-                self.req_states.prompt_len.np[new.row] = self.req_states.prefill_len.np[new.row] = 2
-            return "added"
-
-        @wrapped_by(module.remove_request)
-        def _remove_request(self, req_id: str) -> bool:
-            return self.req_states.req_id_to_index.pop(req_id, None) is not None
-
-        @wrapped_by(request_drafter.sample_tokens)
-        def sample_tokens(self, grammar_output: Any) -> Any:
-            return grammar_output
-
-    runner = Runner()
+    runner = runner_of(speculator)
     new = [
         SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params_of([5] * row or None))
         for row in range(3)
