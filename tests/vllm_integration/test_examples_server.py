@@ -14,7 +14,9 @@ import pytest
 from vllm_harness import Server
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
-from example_programs import load, main, point_to, run_notebook
+from example_programs import main, point_to, run_notebook
+
+from tests.modules import load
 
 pytestmark = pytest.mark.vllm
 
@@ -46,7 +48,7 @@ def test_the_agent_edits_a_file(
 def test_the_service_merges(byte_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastapi.testclient import TestClient
 
-    client = TestClient(load("fast_apply").app)
+    client = TestClient(load("docs/examples/fast_apply.py").app)
     point_to(monkeypatch, f"{byte_server.url}/v1", **only(NEW))
     answer = client.post("/apply", json={"original": OLD, "snippet": "def fetch(name):\n# existing code"})
     assert answer.status_code == 200, answer.text
