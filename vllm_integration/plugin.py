@@ -10,12 +10,10 @@ from .seams.install import seam, watch
 
 
 def register() -> None:
-    """Arrange that vLLM understands predictions. vLLM calls this in every process.
+    """Arrange that vLLM understands predictions. vLLM calls this in every process, any number of times.
 
-    It may be called any number of times and never raises, unless `GPU_ALIGN_STRICT=1`. It imports no vLLM
-    module: each is wrapped when vLLM itself imports it. What runs every step is installed when the engine
-    makes our drafter, `PredictedOutputs` on V1 and the speculator on V2: an engine that does not draft from
-    predictions never sees it.
+    It imports no vLLM module: each is wrapped when vLLM itself imports it. What runs every step is installed when
+    the engine makes our drafter: an engine that does not draft from predictions never sees it.
     """
     watch()
 

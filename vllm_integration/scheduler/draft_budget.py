@@ -27,28 +27,15 @@ LEAST = 0.2
 REFILL, REFILL_OF_FREE = 0.001, 0.0125
 
 
-def most(num_draft_tokens: int) -> float:
-    """The largest credit: two whole drafts."""
-    return 2.0 * num_draft_tokens
-
-
 def refilled(credit: Floats, free_slots: int, batch_size: int) -> Floats:
-    """[B] the credit at the beginning of a step, in which so many slots are free.
-
-    ::
-
-        credit += REFILL + REFILL_OF_FREE * free_slots / batch_size, at most 1
-    """
+    """[B] ``credit + REFILL + REFILL_OF_FREE * free_slots / batch_size``, at most 1 more: at the beginning of
+    a step."""
     share = REFILL_OF_FREE * max(free_slots, 0) / max(batch_size, 1)
     return np.asarray(credit + np.float32(min(REFILL + share, 1.0)), dtype=np.float32)
 
 
 def covered(survival: Levels, credit: Floats) -> Ints:
-    """[B] how many of the first drafts of each request its credit covers.
-
-    ::
-
-        covered = the largest k with promised(survival, k) <= credit
+    """[B] the largest k of each request with ``promised(survival, k) <= credit``.
 
     survival: [K, B] in units of 1/255, 0 behind the last draft.
     """
@@ -62,12 +49,7 @@ def covered(survival: Levels, credit: Floats) -> Ints:
 
 
 def promised(survival: Levels, slots: Ints) -> Floats:
-    """[B] what the first ``slots[b]`` drafts of each request promise.
-
-    ::
-
-        promised = max(sum(survival[i] for i in range(slots)), LEAST * slots)
-    """
+    """[B] ``max(sum(survival[i] for i in range(slots)), LEAST * slots)`` of each request."""
     few = slots.astype(np.uint16)
     depth = np.arange(few.max(initial=0), dtype=np.uint16)[:, None]
     sums = (survival[: len(depth)] * (depth < few)).sum(axis=0, dtype=np.uint16)
@@ -121,10 +103,8 @@ class DraftedRequests:
         return len(self._rows)
 
     def rows_of(self, req_ids: Sequence[str], requests: Iterable[Any] | None = None) -> Rows:
-        """[N] the rows of requests; 0 for those that have none.
-
-        requests: vLLM's, or None for one that is gone: those that nobody has met before get a row, or 0.
-        """
+        """[N] the rows of requests, 0 for those that have none. requests: vLLM's, or None for one that is
+        gone; new ones get a row, or 0."""
         try:
             return np.fromiter(map(self._rows.__getitem__, req_ids), np.int64, len(req_ids))
         except KeyError:
@@ -134,11 +114,10 @@ class DraftedRequests:
             return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
 
     def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Rows | None = None) -> None:
-        """Take in what came with a step's output; to be called once a step, also when that is nothing.
+        """Take in what came with a step's output, once a step, be it nothing; requests without a row are left out.
 
-        What is reported of requests without a row is left out: nobody has met them, or they are gone.
-        req_ids, rows: the requests of the step and their rows, if somebody has looked them up. The drafts of that
-        very step come with the same list of requests, and need no second look.
+        req_ids, rows: the requests of the step and their rows, if somebody has looked them up: the drafts of that
+        very step come with the same list.
         """
         self.reports += 1
         self.off |= report.off
@@ -200,16 +179,12 @@ FEW = 4
 
 
 class DraftBudget:
-    """How many draft slots each request gets in its next step. A slot costs a verified token, whether or not
-    there is a draft in it.
+    """How many draft slots each request gets in its next step.
 
-    drafted_requests: what is known of each request's draft.
-    num_draft_tokens: K. max_slots: the most slots of a whole batch.
-    free_tokens: tokens of a step up to which drafts count as free.
-    always_verify, always_verify_late: the survival from which a draft is verified in any batch, by reports about
-    the step to come and by older ones. (Survival: see `wire.reports.survival_levels`.)
-    learns: whether what was accepted of a request corrects what it gets (`credit`). `settle` then has to be called
-    with every step.
+    num_draft_tokens: K. max_slots: the most slots of a whole batch. free_tokens: tokens of a step up to which
+    drafts count as free. always_verify, always_verify_late: the survival (`wire.reports.survival_levels`)
+    from which a draft is verified in any batch, by reports about the step to come and by older ones. learns:
+    whether what was accepted of a request corrects what it gets (`credit`); `settle` has to be called then.
 
     A request has a row of K survivals::
 
@@ -226,8 +201,7 @@ class DraftBudget:
         if sum(slots) > max_slots: the likeliest `max_slots` of these
         credit -= what they promise; nothing before the first report
 
-    Ties are served in batch order. A draft is reported whether or not its request had slots, so that one which
-    gets none has its slots back as soon as its drafts are worth them.
+    Ties are served in batch order.
     """
 
     def __init__(
@@ -242,7 +216,7 @@ class DraftBudget:
         learns: bool = True,
     ) -> None:
         self.learns = learns
-        self._most = np.float32(most(num_draft_tokens))
+        self._most = np.float32(2 * num_draft_tokens)  # credit for two whole drafts
         self._requests = drafted_requests
         self._max_slots = max_slots
         self._free_tokens = free_tokens
@@ -254,11 +228,9 @@ class DraftBudget:
         )
 
     def grant(self, requests: Sequence[Any], *, exact: bool, batch_size: int | None = None) -> list[int]:
-        """Slots of every request given, in their order.
-
-        exact: a draft made by the last step is what the step to come verifies.
-        batch_size: requests of that step, where they are more than those that may get slots.
-        """
+        """Slots of every request given, in their order. exact: a draft made by the last step is what the step
+        to come verifies. batch_size: requests of that step, where they are more than those that may get
+        slots."""
         if not requests:
             return []
         rows = self._requests.rows_of([request.request_id for request in requests], requests)
@@ -312,8 +284,8 @@ class DraftBudget:
             always *= has
 
     def _remaining(self, requests: Sequence[Any], rows: Ints) -> npt.NDArray[np.uint16]:
-        """How many drafts of each request can become output. Where these are all for a while, the table says so:
-        with each report come at most K + 1 tokens. (Only of a request that is resumable `max_tokens` may fall.)"""
+        """How many drafts of each request can become output. With each report come at most K + 1 tokens: the table
+        says for how long these are all. (Only of a request that is resumable `max_tokens` may fall.)"""
         K = len(self._place)
         remaining = np.array([request.max_tokens - request.num_output_tokens - 1 for request in requests])
         resumable = np.array([getattr(request, "resumable", False) for request in requests])

@@ -1,12 +1,5 @@
-"""vLLM's schedulers with five things added: an exact count of what was verified (`verification_ledger`), on V2
-draft slots only where they pay (`draft_budget`), no drafts beside requests whose answers they would change, in the
-prefix cache what is there without drafts, and earlier answers to draft from (`recall`).
-
-vLLM schedules K draft tokens for every decoding request, whether or not anybody proposed any. The V2 schedulers
-give each request those of its drafts that are likely or that the step has room for, none to a request that has no
-prediction, and no more in all than a budget. They are named in `scheduler_cls`, vLLM's official place for a
-scheduler, by `engine_config`.
-"""
+"""vLLM's schedulers with five things added, see README.md. They are named in `scheduler_cls`, vLLM's official
+place for a scheduler, by `engine_config`."""
 
 from __future__ import annotations
 
@@ -36,8 +29,7 @@ from .verification_ledger import VerificationLedger
 def dump_engine_exception(
     original: Callable[..., Any], config: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`_dump_engine_exception` of an engine that drafts from predictions: draft tokens, which may be a part of
-    one, are printed as their number, and so are predictions, whichever scheduler there is."""
+    """`_dump_engine_exception`: draft tokens and predictions are printed as their number."""
     if drafts_predictions(config, even_if_off=True):
         try:
             scheduler_output = _without_predictions(scheduler_output)
@@ -57,14 +49,10 @@ def _without_predictions(scheduler_output: Any) -> Any:
 
 
 class Recall:
-    """The answers that finished requests leave behind, by tenant.
-
-        recall.give(request)         # a request has arrived
-        recall.keep(request)         # it has finished, and was not aborted
+    """The answers that finished requests leave behind, by tenant. `extra_args={"memory": False}` keeps a
+    request out.
 
     max_tokens: of all answers; the oldest go first. most: tokens that one request gets.
-
-    `extra_args={"memory": False}` keeps a request out: it gets nothing, and leaves nothing behind.
     """
 
     def __init__(self, max_tokens: int, most: int) -> None:
@@ -113,12 +101,7 @@ _ALL = (_USAGE, _DRAFTS)
 
 
 class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
-    """vLLM's scheduler with our ledger, for the V1 runner: its drafts are lists that are as long as they are, and
-    need no slots.
-
-    Nothing of ours may cost anybody an answer. Where counting fails it ends, and where scheduling drafts fails
-    there are none any more, with one ERROR line. (With `GPU_ALIGN_STRICT=1` the error is raised.)
-    """
+    """vLLM's scheduler with our ledger, for the V1 runner: its drafts are lists and need no slots."""
 
     num_spec_tokens: int  # vLLM's
     #: Whether vLLM may pad a request with placeholders for drafts.
@@ -205,12 +188,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         return updated
 
     def _cache_tokens(self, request: Any) -> None:
-        """Enter the tokens of a request's last step in the prefix cache, but for the last one, which has no keys.
-
-        With synchronous scheduling vLLM enters a step's tokens when it plans the next step, so never those of the
-        last one. Without drafts that step has one token; with them it can have whole blocks of the answer, which
-        the next turn of a conversation would have to compute again.
-        """
+        """Enter the tokens of a request's last step in the prefix cache, but for the last one, which has no
+        keys. With synchronous scheduling vLLM enters a step's tokens when it plans the next step: never those
+        of the last one, which with drafts can be whole blocks."""
         self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens - 1))
 
     def _begin_step(self, scheduler_output: Any, output: Any, report: DraftReport) -> Any:

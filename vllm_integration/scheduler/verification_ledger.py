@@ -1,8 +1,5 @@
-"""What the engine verified, counted where it is known exactly. Imports no vLLM.
-
-The scheduler knows how many draft slots a step had, how many tokens came out and which of them are output; the
-worker reports how many of the slots hold drafts, and who proposed them. Here the two meet.
-"""
+"""What the engine verified: the scheduler knows slots, tokens and output of a step; the worker reports how
+many of the slots hold drafts, and who proposed them. Here the two meet. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ Ints = npt.NDArray[np.int64]
 class Begun(NamedTuple):
     """A step that has run, before vLLM has looked for the end of each output.
 
-    req_ids: of the step.
     place: [R] row in the table of requests → place in `columns`, of the requests that are drafted for and sampled
     tokens; −1 for all others.
     columns: [4, B] row, tokens before the step, draft slots, tokens sampled.

@@ -1,8 +1,5 @@
-"""The one installer of all seams: probes a group by its signatures, then wraps all of it or nothing. And what
-happens where something of ours fails.
-
-Which groups there are, when each is installed and what a missing seam of it costs is data: `table.GROUPS`.
-"""
+"""The installer of all seams: probes a group by its signatures, then wraps all of it or nothing. And what
+happens where something of ours fails."""
 
 from __future__ import annotations
 
@@ -27,11 +24,8 @@ _LONGEST_ID, _LONGEST_MESSAGE = 100, 400
 
 
 def shown_id(req_id: object) -> str:
-    """A request id for a log line: an id that a client may have chosen cannot break the line or fill the log.
-
-    Characters that do not print (control characters, line separators, directional marks, lone surrogates) become
-    escapes, and backslashes are doubled; what is longer than 100 characters ends in "…" and its length.
-    """
+    """A request id for a log line, which a client may have chosen: what does not print becomes escapes,
+    backslashes are doubled, and what is longer than 100 characters ends in "…" and its length."""
     return _one_line(str(req_id).replace("\\", "\\\\"), _LONGEST_ID)
 
 
@@ -58,11 +52,8 @@ def _one_line(text: str, longest: int) -> str:
 
 
 def when_imported(module: str, callback: Callable[[], object]) -> None:
-    """Call `callback` as soon as `module` is imported; now, if it is already.
-
-    vLLM runs plugins in every process, also in those that never need these modules: importing them here would
-    delay the start of each. `callback` must not raise unless the import is to fail.
-    """
+    """Call `callback` as soon as `module` is imported; now, if it is already. vLLM runs plugins in every
+    process, also in those that never need these modules. Where `callback` raises, the import fails."""
     with _finder_lock:
         loaded = sys.modules.get(module)
         if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
@@ -285,11 +276,8 @@ def watch() -> None:
 
 
 def install(name: str) -> str:
-    """Install a group, whole or not at all; why it is not, empty when it is. Again is harmless.
-
-    A group that is not installed has changed nothing, and costs what its `turns_off` says. Raises only when
-    strict: `SeamError` when a seam is not as it was tested.
-    """
+    """Install a group, whole or not at all; why it is not, empty when it is. Again is harmless. A group that
+    is not installed costs what its `turns_off` says; when strict this raises `SeamError`."""
     group = GROUPS[name]
     try:
         with _lock:
@@ -339,11 +327,9 @@ def _install(name: str) -> None:
 
 @functools.cache
 def are_whole(groups: tuple[str, ...], otherwise: str) -> bool:
-    """Whether the installed vLLM has every seam of these groups. Read from its sources: this is asked where the
-    configuration is made, long before, and maybe in another process than, their modules are imported.
-
-    If not, one WARNING line says `otherwise` and what is missing; when strict this raises `SeamError`.
-    """
+    """Whether the installed vLLM has every seam of these groups, read from its sources: the configuration is
+    made long before their modules are imported, maybe in another process. If not, one WARNING line says
+    `otherwise` and what is missing; when strict this raises `SeamError`."""
     root = source_probe.installed_root()
     if root is None:
         return False

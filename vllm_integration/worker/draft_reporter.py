@@ -67,12 +67,11 @@ class DraftReporter:
     ) -> None:
         """Start the copy of this step's drafts, in the order of `req_ids`; all but `rows` is on the device.
 
-        rows: [B] their rows in `total_len` [max_reqs] int32. draft: `length` [B], `source` [B],
-        `confidence` [B, K]. query_ends: [B + 1] int32, 0 and where each request's verified positions end (its
-        drafts and one more), if the device has trimmed drafts.
+        rows: [B] their rows in `total_len` [max_reqs] int32. query_ends: [B + 1] int32, 0 and where each request's
+        verified positions end (its drafts and one more), if the device has trimmed drafts.
 
-        Where every buffer is still in use, the oldest copy that has arrived gives its buffer up (on ranks whose
-        outputs are not used nobody asks for any); if there is none, this step is not reported.
+        Where every buffer is in use, the oldest copy that has arrived gives its buffer up (on ranks whose outputs
+        are not used nobody asks for any); if there is none, this step is not reported.
         """
         with self._lock:
             step = self.queue.begin(self.step, req_ids)
@@ -125,11 +124,8 @@ def _read(step: StepCopies, now: int) -> StepDrafts:
 
 def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:
     """`output` of a model runner's step, for which `then(ModelRunnerOutput)` is called before it goes to the
-    scheduler: at once, or, where vLLM still waits for the device, when it has.
-
-    vLLM asks an `AsyncModelRunnerOutput` for nothing but `get_output()`. Where `then` fails, drafting is turned
-    off and the output goes as it is.
-    """
+    scheduler: at once, or, where vLLM still waits for the device, in `get_output()`, all that vLLM asks it
+    for. Where `then` fails, drafting is turned off and the output goes as it is."""
     if not hasattr(output, "get_output"):
         _tell(then, output)
         return output

@@ -28,9 +28,6 @@ from .sampling_v1 import without_drafts
 class PredictedOutputsProposer(RequestDrafter):
     """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
 
-    vllm_config: the engine's configuration. Read: `num_speculative_tokens` (K), `max_num_seqs` (slots),
-        `max_model_len`, the vocabulary size.
-
     Memory: one int32 row of `max_model_len` a slot, touched only as far as requests reach. When a vLLM seam
     is missing it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`).
     """
@@ -255,11 +252,8 @@ def update_states(
 def input_fits_in_drafter(
     original: Callable[..., Any], self: Any, common_attn_metadata: Any, *args: Any, **kwargs: Any
 ) -> bool:
-    """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch to draft for.
-
-    The original asks whether K more tokens fit in a draft model's context for every request; where one
-    does not, the runner schedules K zeros for all of them, prediction or not. Our drafts are cut at
-    `max_model_len` request by request.
-    """
+    """`GPUModelRunner._input_fits_in_drafter`: for us, whenever there is a batch to draft for; our drafts are
+    cut at `max_model_len` request by request. Where K more tokens do not fit for one, the original has all
+    verify K zeros."""
     fits = original(self, common_attn_metadata, *args, **kwargs)
     return bool(fits) if _ours(self) is None else common_attn_metadata is not None

@@ -111,11 +111,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
     @guarded
     def add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
-        """A request got row `slot`: upload its prediction, once.
-
-        Also called when a preempted request returns, in whatever row and with more tokens than its prompt:
-        the next step rebuilds what is known of it from its tokens.
-        """
+        """A request got row `slot`, or a preempted one returns with more tokens than its prompt: upload its
+        prediction. The next step rebuilds what is known of it from its tokens."""
         self.remove_slot(slot)
         if sampling_params is None:
             return
@@ -210,12 +207,9 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
 
 def _make_dense(req_states: Any, device: torch.device) -> None:
-    """Put the runner's tokens into device memory.
-
-    By default they are host memory that the device can read, which a kernel that scans rows every step
-    would drag over the bus. vLLM makes them dense for its own n-gram drafter only. Nothing has been written
-    to, or has kept a reference to, the tensor yet.
-    """
+    """Put the runner's tokens into device memory, as vLLM does for its own n-gram drafter only: host memory
+    that the device can read would go over the bus every step. Nothing has been written to, or refers to, the
+    tensor yet."""
     shape = tuple(req_states.all_token_ids.gpu.shape)
     req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=device)
 
