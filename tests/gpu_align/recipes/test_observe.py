@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_align import RecipePack
-from gpu_align.ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER, SHAPE_START, SHAPE_STRING
+from gpu_align.ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER
 from gpu_align.recipes import Observed, shape_of_output, shape_of_tokens
 from gpu_align.recipes.tokenize import Chains, likely
 from gpu_align.tools.recipes.observe import CERTAIN, NEVER, Positions, columns, follow, observe
@@ -84,15 +84,6 @@ def test_of_one_sample_or_none_nothing_is_determined(groups: list[tuple[str, str
     assert len(pack.tokenize(words.encode)) == 0
 
 
-def test_what_one_group_of_several_says_is_left_out() -> None:
-    words = Words()
-    groups = [("t", "p", ["only here it is"] * 3), ("t", "p", ["a b c"] * 3), ("t", "p", ["a b c"] * 3)]
-    pack = RecipePack.observe(groups, words.encode, words.texts)
-    said = {words.text([entry.token]) for entry in pack.observed}
-    assert "b" in said
-    assert not said & {"here", "only"}
-
-
 @pytest.mark.parametrize("agree", [0, -1, 1.1])
 def test_a_share_that_is_none(agree: float) -> None:
     with pytest.raises(ValueError, match="agree: expected 0 < share <= 1"):
@@ -109,22 +100,14 @@ def test_of_many_groups_a_hundredth_must_agree(groups: int, kept: bool) -> None:
     assert drafts(pack, words, "a b") != ""
 
 
-def test_tasks_are_joined() -> None:
-    words = Words()
-    groups = [("b", "", ["x y"] * 2), ("a", "", ["x y"] * 2), ("b", "", ["x y"] * 2)]
-    assert RecipePack.observe(groups, words.encode, words.texts).task == "b+a"
-    assert RecipePack.observe(groups, words.encode, words.texts, task="mine").task == "mine"
-
-
-def test_progress_is_told() -> None:
+def test_tasks_are_joined_and_told() -> None:
     words, told = Words(), []
-    RecipePack.observe(
-        records(random.Random(0), 4, 2),
-        words.encode,
-        words.texts,
-        progress=lambda name, n: told.append((name, n)),
+    groups = [("b", "", ["x y"] * 2), ("a", "", ["x y"] * 2), ("b", "", ["x y"] * 2)]
+    found = RecipePack.observe(
+        groups, words.encode, words.texts, progress=lambda name, n: told.append((name, n))
     )
-    assert told == [("records", 1)] * 4
+    assert (found.task, told) == ("b+a", [("b", 1), ("a", 1), ("b", 1)])
+    assert RecipePack.observe(groups, words.encode, words.texts, task="mine").task == "mine"
 
 
 class TestColumns:
@@ -164,12 +147,6 @@ class TestShapes:
         item_of = {t: t if t in kept else -2 - t % 4 for t in range(9)}
         shape_of = np.array([item_of[t] for t in range(9)], dtype=np.int32)  # 9 is not in it
         assert shape_of_output(output, shape_of) == oracle.shape(output, item_of)
-
-    def test_example(self) -> None:
-        shape_of = np.array([0, SHAPE_IDENTIFIER, SHAPE_NUMBER], dtype=np.int32)
-        assert shape_of_output([0, 1, 1, 2, 0, 7], shape_of) == [
-            SHAPE_STRING, 0, SHAPE_NUMBER, 0, SHAPE_START,
-        ]  # fmt: skip
 
 
 def counted(
@@ -242,33 +219,35 @@ def test_a_group_that_stands_alone_has_no_recurring_contexts() -> None:
     assert positions.recurring.tolist() == [NEVER]
 
 
-class TestChains:
-    def test_a_run_is_a_chain_of_longest_contexts(self) -> None:
-        entries = [
-            Observed(False, (1,), 2, 9, 9, 2),
-            Observed(False, (2,), 3, 9, 9, 2),
-            Observed(False, (1, 2), 4, 9, 9, 2),
-            Observed(True, (4,), 5, 9, 9, 2),
-        ]
-        run = Chains(entries, {t: t for t in range(9)}).run(False, (1,))
-        p = likely(entries[0])
-        assert run.tokens == [2, 4, 5]
-        assert run.survival == pytest.approx([p, p**2, p**3])
+def said(is_shape: bool, context: tuple[int, ...], token: int, hits: int = 9) -> Observed:
+    return Observed(is_shape, context, token, hits, max(hits, 9), 2)
 
-    def test_a_shape_knows_its_last_tokens_alone(self) -> None:
-        shape_of = {0: 0, 1: SHAPE_IDENTIFIER}
-        entries = [Observed(True, (SHAPE_IDENTIFIER, 0), 1, 9, 9, 2), Observed(False, (0, 1), 0, 9, 9, 2)]
-        run = Chains(entries, shape_of).run(True, (SHAPE_IDENTIFIER, 0))
-        assert run.tokens[:3] == [1, 0, 1]
-        assert len(run.tokens) == 16
 
-    def test_it_ends_at_an_entry_that_says_nothing(self) -> None:
-        entries = [Observed(False, (1,), 1, 9, 9, 2), Observed(False, (1, 1, 1), -1, 0, 9, 2)]
-        assert Chains(entries, {1: 1}).run(False, (1,)).tokens == [1, 1]
+NAME = SHAPE_IDENTIFIER
+#: Entries, the shape items of their tokens, where the draft begins, and its first tokens.
+CHAINS: dict[str, tuple[list[Observed], dict[int, int], tuple[bool, tuple[int, ...]], list[int], int]] = {
+    "longest contexts": (
+        [said(False, (1,), 2), said(False, (2,), 3), said(False, (1, 2), 4), said(True, (4,), 5)],
+        {t: t for t in range(9)}, (False, (1,)), [2, 4, 5], 3,
+    ),
+    "a shape knows its last tokens alone": (
+        [said(True, (NAME, 0), 1), said(False, (0, 1), 0)], {0: 0, 1: NAME}, (True, (NAME, 0)), [1, 0, 1], 16,
+    ),
+    "an entry that says nothing": (
+        [said(False, (1,), 1), said(False, (1, 1, 1), -1, 0)], {1: 1}, (False, (1,)), [1, 1], 2,
+    ),
+    "where it is unlikely": ([said(False, (1,), 1, 90)._replace(seen=100)], {1: 1}, (False, (1,)), [1], 6),
+}  # fmt: skip
 
-    def test_it_ends_where_it_is_unlikely(self) -> None:
-        run = Chains([Observed(False, (1,), 1, 90, 100, 2)], {1: 1}).run(False, (1,))
-        assert run.survival[-1] >= 0.5 > run.survival[-1] * 0.9
+
+@pytest.mark.parametrize("what", CHAINS)
+def test_a_run_is_a_chain_of(what: str) -> None:
+    entries, shape_of, begin, first, length = CHAINS[what]
+    run = Chains(entries, shape_of).run(*begin)
+    assert (run.tokens[: len(first)], len(run.tokens)) == (first, length)
+    p = likely(entries[0])
+    assert run.survival == pytest.approx([p**n for n in range(1, length + 1)])
+    assert run.survival[-1] >= 0.5
 
 
 FULL = pytest.mark.skipif("GPU_ALIGN_FULL" not in os.environ, reason="GPU_ALIGN_FULL=1 runs it: two minutes")
