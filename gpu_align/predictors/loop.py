@@ -69,34 +69,24 @@ class TimedCalls:
 
 @dataclass
 class Predictions:
-    """Draft tokens of one sequence: those that the model wrote, and those that it did not.
-
-    Those behind the last token of the output are neither.
-    """
+    """Draft tokens of one sequence that the model wrote, and did not; those behind its end are neither."""
 
     validated: int = 0
     refuted: int = 0
 
 
 class VerifiedStep(NamedTuple):
-    """One verification step of an output that is known.
-
-    Attributes:
-        start, end: it gave ``output[start:end]``.
-        draft: the tokens that it verified, none of them behind the end of the output.
-        accepted: how many of them, from the first, the output has. One more token is the model's own, unless the
-            output ends before it.
-        source, confidence: of the draft, where the predictor tells them.
-        ns: what drafting took, `push_tokens` and `predict_tokens` together.
-    """
+    """One verification step of an output that is known: it gave ``output[start:end]``."""
 
     start: int
     end: int
-    draft: Sequence[int]
-    accepted: int
-    source: int | None = None
+    draft: Sequence[int]  # the tokens that it verified, none of them behind the end of the output
+    accepted: (
+        int  # how many of them the output has; one more is the model's own, unless the output ends there
+    )
+    source: int | None = None  # of the draft, where the predictor tells it, as `confidence`
     confidence: Sequence[float] | None = None
-    ns: int = 0
+    ns: int = 0  # what drafting took, `push_tokens` and `predict_tokens` together
 
     @classmethod
     def verify(cls, output: Sequence[int], start: int, draft: Sequence[int], *told: Any) -> VerifiedStep:

@@ -31,21 +31,15 @@ MAX_MISSES = 100_000
 
 
 class Miss(NamedTuple):
-    """Where a recipe's token was checked: behind `literal` and `shape` the recipes said `expected`.
+    """Where a recipe's token was checked. Contexts are in reading order, of `MAX_CONTEXT` items at most.
 
-    Attributes:
-        literal: the last tokens, prompt included; none where only shapes are kept.
-        shape: the last items of the shape. Both in reading order, with `MAX_CONTEXT` of them at most.
-        expected: the token that was drafted.
-        said: what the model wrote; `expected` where the token was accepted.
-        literal_start, shape_start, first: the same contexts at the beginning of the draft, and its first token;
-            empty and -1 where this token was the first.
+    The last three say the same of the beginning of the draft; empty and -1 where this token was its first.
     """
 
-    literal: tuple[int, ...]
+    literal: tuple[int, ...]  # the last tokens, prompt included; none where only shapes are kept
     shape: tuple[int, ...]
-    expected: int
-    said: int
+    expected: int  # the token that was drafted
+    said: int  # what the model wrote; `expected` where the token was accepted
     literal_start: tuple[int, ...] = ()
     shape_start: tuple[int, ...] = ()
     first: int = -1
@@ -108,13 +102,11 @@ class Misses:
             start_tokens, start_items, first: the same contexts at the beginning of the draft and its first token,
                 where this token is not the first: from there a run must know enough to end before it.
         """
-        literal, literal_start = (
-            ((), ()) if self.shapes_only else (_last(context_tokens), _last(start_tokens))
-        )
-        shape, shape_start = _last(shape_items[::-1]), _last(start_items[::-1])
-        self.count(
-            Miss(literal, shape, int(expected), int(said), literal_start, shape_start, int(first)), count
-        )
+        literals = (() if self.shapes_only else _last(tokens) for tokens in (context_tokens, start_tokens))
+        shapes = (_last(items[::-1]) for items in (shape_items, start_items))
+        (literal, literal_start), (shape, shape_start) = literals, shapes
+        miss = Miss(literal, shape, int(expected), int(said), literal_start, shape_start, int(first))
+        self.count(miss, count)
 
     def accepted(
         self, context_tokens: Sequence[int], shape_items: Sequence[int], token: int, count: int = 1

@@ -21,21 +21,13 @@ _ENDINGS = (".json.gz", ".json")
 
 @dataclass(frozen=True)
 class Listed:
-    """A pack of a registry.
-
-    Attributes:
-        task: its name.
-        version: from 1; a task's largest one is taken where none is asked for.
-        file: in the registry's folder.
-        content_hash: of the pack.
-        coverage: the share of output tokens that it drafted in a report; None where none was made.
-    """
+    """A pack of a registry."""
 
     task: str
-    version: int
-    file: str
+    version: int  # from 1; a task's largest one is taken where none is asked for
+    file: str  # in the registry's folder
     content_hash: str
-    coverage: float | None = None
+    coverage: float | None = None  # the share of output tokens that it drafted in a report, if one was made
 
 
 class Registry:

@@ -255,9 +255,7 @@ class Run(NamedTuple):
 class Chains:
     """Looks entries up as a step does, in what is known of the tokens so far.
 
-    Args:
-        entries: each context once of each kind.
-        shape_of: the shape item of each token that the entries name.
+    entries: each context once of each kind. shape_of: the shape item of each token that the entries name.
     """
 
     def __init__(self, entries: Iterable[Observed], shape_of: Mapping[int, int]) -> None:

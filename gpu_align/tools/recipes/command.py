@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ... import __version__
-from ..console import check_outputs, counted, epilog, print_table, progress_bar, refuse, tokenizer_option
+from ..console import (
+    JsonOut,
+    check_outputs,
+    counted,
+    epilog,
+    print_table,
+    progress_bar,
+    refuse,
+    tokenizer_option,
+)
 from ..inputs import json_lines
 
 if TYPE_CHECKING:
@@ -108,11 +117,9 @@ def find_texts(places: Sequence[Path], suffixes: Sequence[str] = ()) -> SourceTe
         found = [] if place.is_dir() else [place]
         for parent, folders, names in os.walk(place):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            wanted = (
-                n for n in sorted(names) if not n.startswith(".") and n.endswith(tuple(suffixes or [""]))
-            )
-            paths = (Path(parent, name) for name in wanted)
-            found += [path for path in paths if path.is_file() and not path.is_symlink()]
+            shown = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+            wanted = (path for path in shown if path.name.endswith(tuple(suffixes or [""])))
+            found += [path for path in wanted if path.is_file() and not path.is_symlink()]
         for path in found:
             files.setdefault(path.resolve(), (str(place.resolve()), path))
     return SourceTexts(list(files.values()))
@@ -275,9 +282,7 @@ def report_command(
         Path, typer.Argument(metavar="OUTPUTS.jsonl[.gz]", help='lines of {"task", "prompt", "output"}')
     ],
     tokenizer: _Tokenizer,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="write the figures as JSON")
-    ] = None,
+    json_out: JsonOut = None,
     misses_out: Annotated[
         Path | None, typer.Option("--misses", metavar="OUT", help="write what was refuted, for merge")
     ] = None,

@@ -98,14 +98,10 @@ def learn(texts: Iterable[tuple[str, str]]) -> tuple[dict[str, int], list[Recipe
 class _Stream(NamedTuple):
     """All words of all texts, one after the other; int64 [W] each."""
 
-    #: Numbers of words, in the order of their spellings.
-    word: IntArray
-    #: Which source wrote it.
+    word: IntArray  # numbers, in the order of their spellings
     source: IntArray
-    #: Words of the text before it.
-    before: IntArray
-    #: Whether all is of one source.
-    is_one: bool
+    before: IntArray  # words of the text before it
+    is_one: bool  # whether all is of one source
 
 
 class _Likeliest(NamedTuple):
@@ -114,8 +110,7 @@ class _Likeliest(NamedTuple):
     word: IntArray
     hits: IntArray
     seen: IntArray
-    #: Whether two or more sources wrote it there.
-    in_several: npt.NDArray[np.bool_]
+    in_several: npt.NDArray[np.bool_]  # whether two or more sources wrote it there
 
 
 def _read(texts: Iterable[tuple[str, str]]) -> tuple[list[str], _Stream]:

@@ -211,15 +211,12 @@ class Positions:
 class Followed(NamedTuple):
     """What follows the C different contexts of one kind and length, over all samples."""
 
-    #: [C]: occurrences, of which `hits` are followed by `token`, the most frequent, of equal ones the smallest.
-    seen: IntArray
-    token: IntArray
-    hits: IntArray
-    #: [C]: groups whose samples agree on this token behind this context.
-    groups: IntArray
-    #: [pairs] sorted: context << 31 | token, and how often.
-    pairs: IntArray
-    counts: IntArray
+    seen: IntArray  # [C]: occurrences
+    token: IntArray  # [C]: the most frequent one, of equal ones the smallest
+    hits: IntArray  # [C]: its occurrences
+    groups: IntArray  # [C]: groups whose samples agree on this token behind this context
+    pairs: IntArray  # [pairs] sorted: context << 31 | token
+    counts: IntArray  # [pairs]: how often
 
     def count_of(self, tokens: IntArray) -> IntArray:
         """How often each context is followed by this token; 0 for token -1."""
