@@ -108,40 +108,31 @@ def print_table(
     return console
 
 
-#: Command → its examples.
-EXAMPLES: dict[str, tuple[str, ...]] = {
-    "simulate": (
-        "gpu-align simulate pairs.jsonl",
-        "gpu-align simulate pairs.jsonl --policy gpu_align --policy prompt_lookup -k 32 --json out.json",
-        "gpu-align simulate --before old.py --after new.py --policy gpu_align --html page.html",
-        "gpu-align simulate --git HEAD~2..HEAD --repo project --suffix .py --policy gpu_align",
-    ),
-    "policies": (
-        "gpu-align policies",
-        "gpu-align policies openai",
-    ),
-    "recipes learn": ("gpu-align recipes learn own.json.gz projects/one projects/two --suffix .py",),
-    "recipes observe": ("gpu-align recipes observe samples.jsonl --tokenizer tekken --out observed.json.gz",),
-    "recipes merge": ("gpu-align recipes merge one.json.gz two.json.gz --out both.json.gz",),
-    "recipes report": ("gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json",),
-    "recipes show": ("gpu-align recipes show base --top 5",),
-    "recipes index": ("gpu-align recipes index packs",),
-    "tune": (
-        "gpu-align tune traffic.jsonl --out table.json",
-        "gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken",
-    ),
-    "report": (
-        "gpu-align report logs/chatcmpl-1.yaml --html page.html",
-        "gpu-align report logs --top 3 --json requests.json",
-    ),
-    "doctor": (
-        "gpu-align doctor",
-        "gpu-align doctor -v",
-        "gpu-align doctor --json",
-    ),
-}
+#: Of all commands, one a line.
+EXAMPLES = """\
+gpu-align simulate pairs.jsonl
+gpu-align simulate pairs.jsonl --policy gpu_align --policy prompt_lookup -k 32 --json out.json
+gpu-align simulate --before old.py --after new.py --policy gpu_align --html page.html
+gpu-align simulate --git HEAD~2..HEAD --repo project --suffix .py --policy gpu_align
+gpu-align policies
+gpu-align policies openai
+gpu-align recipes learn own.json.gz projects/one projects/two --suffix .py
+gpu-align recipes observe samples.jsonl --tokenizer tekken --out observed.json.gz
+gpu-align recipes merge one.json.gz two.json.gz --out both.json.gz
+gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json
+gpu-align recipes show base --top 5
+gpu-align recipes index packs
+gpu-align tune traffic.jsonl --out table.json
+gpu-align tune traffic.jsonl --out table.json --pack own.json.gz --tokenizer tekken
+gpu-align report logs/chatcmpl-1.yaml --html page.html
+gpu-align report logs --top 3 --json requests.json
+gpu-align doctor
+gpu-align doctor -v
+gpu-align doctor --json
+""".splitlines()
 
 
 def epilog(command: str) -> str:
     """The examples of a command, for ``@app.command(..., epilog=...)``."""
-    return "\n\n".join(["Examples:", *(f"  {line}" for line in EXAMPLES[command])])
+    found = [line for line in EXAMPLES if f"{line} ".startswith(f"gpu-align {command} ")]
+    return "\n\n".join(["Examples:", *(f"  {line}" for line in found)])
