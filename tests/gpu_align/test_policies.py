@@ -361,13 +361,16 @@ def test_openai_published_counts(length: int, expected: Ids) -> None:
 
 def test_openai_resumes_after_32_matching_tokens_behind_the_divergence() -> None:
     """By default; in a run of one token every window matches, and the 32 must still be waited for."""
-    for prediction, first, then, draft in (
-        ([*range(100)], [0, 1, 2, 777], [*range(4, 36)], [*range(36, 52)]),
-        ([5] * 60 + [6, 7], [5] * 61, [5] * 32, [6, 7]),
+    for policy, prediction, first, then, draft in (
+        (OpenAI(), [*range(100)], [0, 1, 2, 777], [*range(4, 36)], [*range(36, 52)]),
+        (OpenAI(), [5] * 60 + [6, 7], [5] * 61, [5] * 32, [6, 7]),
+        # Of several positions the first behind the one that diverged, 2; else the last before it.
+        (OpenAI(16, 2), [1, 2, 1, 2, 9, 1, 2, 3], [1, 2, 7], [1, 2], [9, 1, 2, 3]),
+        (OpenAI(16, 2), [1, 2, 8, 1, 2, 9, 6], [1, 2, 8, 1, 2, 9, 7], [1, 2], [9, 6]),
     ):
         steps = [first, *([token] for token in then)]
-        assert drafts_of(OpenAI(), prediction, steps[:-1]) == []
-        assert drafts_of(OpenAI(), prediction, steps) == draft
+        assert drafts_of(policy, prediction, steps[:-1]) == []
+        assert drafts_of(policy, prediction, steps) == draft
 
 
 def test_myers_pays_for_a_deletion_before_it_believes_it() -> None:

@@ -74,22 +74,19 @@ def read_traffic(
     return records, skipped
 
 
-def record_of(log: Any) -> Record | str:
-    """The request of a `StepLog` as it can be replayed, or why it cannot."""
+def record_of(log: step_log.StepLog) -> Record | str:
+    """The request of a step log as it can be replayed, or why it cannot."""
     output = [token for step in log.steps for token in step.new]
-    lines = getattr(log, "prediction_lines", None)
+    prediction = [token for line in log.prediction_lines or () for token in line.tokens]
     if any(step.source == "memory" for step in log.steps):
         return "drafts from earlier answers"
     if not log.prediction_tokens:
         return "no prediction"
-    if lines is None:
+    if log.prediction_lines is None:
         return "the log does not hold the prediction"
-    prediction = [token for line in lines for token in line.tokens]
     if len(prediction) != log.prediction_tokens:
         return "the log does not hold the whole prediction"
-    if not output:
-        return "no output"
-    return Record(log.request_id, [], prediction, output)
+    return Record(log.request_id, [], prediction, output) if output else "no output"
 
 
 class Point(NamedTuple):

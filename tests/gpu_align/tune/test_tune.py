@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from gpu_align import Drafter, DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
 from gpu_align.ops.draft import KNOTS, SHIPPED, content_hash, read_survival, read_table
 from gpu_align.simulate import Record, simulate
+from gpu_align.step_log import Line, Step, StepLog
 from gpu_align.tools.cli import app
 from gpu_align.tools.simulate.policies import our_drafter, sizes_for
 from gpu_align.tools.tune import fit, tuning
@@ -182,19 +183,17 @@ def drafter_with(config: DrafterConfig) -> Drafter:
     return Drafter(max_slots=1, num_draft_tokens=8, device="cpu", config=config, **sizes)
 
 
+def signed(table: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    changed = {**table, "settings": settings}
+    return {**changed, "sha256": content_hash(changed)}
+
+
 class TestTable:
     def test_a_drafter_uses_it(self, table: Path) -> None:
         config = DrafterConfig.tuned(table)
         settings = read_table(table)["settings"]
         assert (config.length_factor, config.min_survival) == tuple(settings.values())
         drafter_with(config)
-
-    def broken(self, table: Path, tmp_path: Path, change: Any) -> Path:
-        content = json.loads(table.read_text())
-        content = change(content) or content
-        path = tmp_path / "broken.json"
-        path.write_text(json.dumps(content))
-        return path
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -209,31 +208,23 @@ class TestTable:
             (lambda t: t.update(length_edges=[1, 2]), "expected the length edges"),
             (lambda t: {"a": 1}, "expected the knots"),
             (lambda t: [1], "found JSON of type list"),
+            (lambda t: signed(t, {"speed": 9}), "found 'speed'"),
+            (lambda t: signed(t, {"min_survival": 7}), "0 <= p <= 1"),
+            (lambda t: signed(t, {"min_survival": "x"}), "expected a number"),
+            (lambda t: "", "an empty file"),
+            (lambda t: json.dumps(t)[:5000], "is the file whole"),
         ],
     )
     def test_what_was_changed_or_is_foreign_is_refused(
         self, change: Any, message: str, table: Path, tmp_path: Path
     ) -> None:
+        content = json.loads(table.read_text())
+        content = found if (found := change(content)) is not None else content
+        path = tmp_path / "broken.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(ValueError, match=message) as refused:
-            DrafterConfig.tuned(self.broken(table, tmp_path, change))
+            DrafterConfig.tuned(path)
         assert "\n" not in str(refused.value)
-
-    @pytest.mark.parametrize(("size", "message"), [(0, "an empty file"), (5000, "is the file whole")])
-    def test_what_is_cut_off_is_refused(self, size: int, message: str, table: Path, tmp_path: Path) -> None:
-        path = tmp_path / "cut.json"
-        path.write_bytes(table.read_bytes()[:size])
-        with pytest.raises(ValueError, match=message):
-            drafter_with(DrafterConfig(survival_table=path))
-
-    def test_settings_that_there_are_not_are_refused(self, table: Path, tmp_path: Path) -> None:
-        for settings, message in (({"speed": 9}, "found 'speed'"), ({"min_survival": 7}, "0 <= p <= 1"),
-                                  ({"min_survival": "x"}, "expected a number")):  # fmt: skip
-            content = json.loads(table.read_text()) | {"settings": settings}
-            content["sha256"] = content_hash(content)
-            path = tmp_path / "t.json"
-            path.write_text(json.dumps(content))
-            with pytest.raises(ValueError, match=message):
-                DrafterConfig.tuned(path)
 
     def test_one_class_a_line(self, tmp_path: Path) -> None:
         survival = np.zeros((NUM_CLASSES, len(KNOTS)), dtype=np.int64)
@@ -243,38 +234,20 @@ class TestTable:
         assert read_table(tmp_path / "t.json") == made
 
 
-@dataclass
-class Line:
-    tokens: list[int]
-
-
-@dataclass
-class Log:
-    """As much of a step log."""
-
-    steps: list[Any] = field(default_factory=list)
-    prediction_lines: list[Line] | None = None
-    request_id: str = "r"
-
-    @property
-    def prediction_tokens(self) -> int:
-        return 3
-
-
-@dataclass
-class Step:
-    new: list[int]
-    source: str = "prediction"
-
-
 def test_a_step_log_is_a_request() -> None:
+    def step(new: list[int], source: str = "prediction") -> Step:
+        return Step(0, 0, source, [], [], 0, 0, 0, new)
+
     lines = [Line([1, 2]), Line([3])]
-    record = record_of(Log([Step([1]), Step([2, 4])], lines))
-    assert record == Record("r", [], [1, 2, 3], [1, 2, 4])
-    assert record_of(Log([Step([1])])) == "the log does not hold the prediction"
-    assert record_of(Log([Step([1])], lines[:1])) == "the log does not hold the whole prediction"
-    assert record_of(Log([], lines)) == "no output"
-    assert record_of(Log([Step([1], "memory")], lines)) == "drafts from earlier answers"
+    for steps, prediction, expected in (
+        ([step([1]), step([2, 4])], lines, Record("r", [], [1, 2, 3], [1, 2, 4])),
+        ([step([1])], None, "the log does not hold the prediction"),
+        ([step([1])], lines[:1], "the log does not hold the whole prediction"),
+        ([], lines, "no output"),
+        ([step([1], "memory")], lines, "drafts from earlier answers"),
+    ):
+        assert record_of(StepLog("r", 4, 0, 3, steps, prediction)) == expected
+    assert record_of(StepLog("r", 4, 0, 0, [step([1])])) == "no prediction"
 
 
 def test_torn_logs_are_skipped_and_counted(tmp_path: Path) -> None:
