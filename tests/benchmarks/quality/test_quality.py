@@ -215,35 +215,26 @@ def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytes
     assert len(list((tmp_path / ".cache" / "corpus").glob("bpe-*.json"))) == 1
 
 
-def test_pictures(tmp_path: Path) -> None:
+def test_the_pictures_repeat_and_those_of_the_docs_show_every_family(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    runs = {Run("gpu_align", 16): counts(100, 900, 90), Run("openai", 16): counts(200, 800, 0)}
-    reliability = Reliability()
-    reliability.add([0.9, 0.5], 1)
+    numbers = json.loads((ROOT / "docs" / "quality.json").read_text(encoding="utf-8"))
+    counted, deciles = plot.stored(numbers)
+    assert len(counted) == len(numbers["runs"])
+    assert sum(d.drafts for d in deciles) == sum(d["drafts"] for d in numbers["reliability"])
+    few = {run: c for run, c in counted.items() if run.num_draft_tokens == 16}
     for name in ("a", "b"):
-        plot.draw_trade_off(runs, "title", tmp_path / f"{name}.svg")
-        plot.draw_reliability(reliability.deciles(), tmp_path / f"{name}2.svg")
+        plot.draw_trade_off(few, "title", tmp_path / f"{name}.svg")
+        plot.draw_reliability(deciles, tmp_path / f"{name}2.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a2.svg").read_bytes() == (tmp_path / "b2.svg").read_bytes()
     assert ">gpu-align<" in (tmp_path / "a.svg").read_text()
-
-
-def test_the_pictures_of_the_docs_show_every_family_and_have_no_background() -> None:
-    pytest.importorskip("matplotlib")
-    numbers = json.loads((ROOT / "docs" / "quality.json").read_text(encoding="utf-8"))
-    runs, deciles = plot.stored(numbers)
-    assert len(runs) == len(numbers["runs"])
-    assert sum(d.drafts for d in deciles) == sum(d["drafts"] for d in numbers["reliability"])
-    drawn = (ROOT / "docs" / "img" / "quality.svg").read_text(encoding="utf-8")
-    assert [family for family in plot.FAMILIES if f">{family}<" not in drawn] == []
     for name in ("quality", "reliability"):
-        [background] = re.findall(
-            r'<g id="patch_1">\s*<path [^>]*style="([^"]+)"',
-            (ROOT / "docs" / "img" / f"{name}.svg").read_text(encoding="utf-8"),
-        )
+        drawn = (ROOT / "docs" / "img" / f"{name}.svg").read_text(encoding="utf-8")
+        [background] = re.findall(r'<g id="patch_1">\s*<path [^>]*style="([^"]+)"', drawn)
         assert "fill: none" in background or "opacity: 0" in background, (
             "run: python -m benchmarks.quality.plot"
         )
+        assert name != "quality" or [family for family in plot.FAMILIES if f">{family}<" not in drawn] == []
 
 
 def test_every_peer_has_a_place_in_the_picture() -> None:
@@ -261,16 +252,6 @@ def test_read_entries(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(json.dumps({**record, **fields}).encode()))
     [entry] = read_entries(path)
     assert (entry.record.output, entry.in_five, entry.record.tokenizer) == ([2], True, "tekken")
-
-
-def test_no_compiler_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build_suffix_peer.shutil, "which", lambda name: None)
-    assert build_suffix_peer.main([str(tmp_path / "peer")]) == 1
-    assert "no C++ compiler" in capsys.readouterr().err
-    assert not build_suffix_peer.add_to_path(tmp_path / "peer")
 
 
 PEER = build_suffix_peer.DEFAULT_FOLDER
@@ -346,13 +327,17 @@ def test_what_is_missing_is_made_up_to_the_first_failure(
     assert made == [[str(paths[name]), "--set", name] for name in sets]
 
 
-def test_without_the_peer_nothing_is_made(
+def test_without_the_peer_nothing_is_made_and_no_compiler_is_said_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> None:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(runs.build_suffix_peer, "build", fails)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build_suffix_peer.shutil, "which", lambda name: None)
     monkeypatch.setattr(runs.corpus, "main", lambda argv: pytest.fail("a corpus was made"))
-    assert runs.make_ready({"test": tmp_path / "a"}) == 1
-    assert "no compiler" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: build_suffix_peer.main([str(tmp_path / "peer")]),
+        lambda: runs.make_ready({"test": tmp_path / "a"}),
+    ):
+        assert call() == 1
+        assert "no C++ compiler" in capsys.readouterr().err
+    assert not build_suffix_peer.add_to_path(tmp_path / "peer")
