@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def encoded(text: str, identifier: str = "a") -> Record:
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept() -> None:
+def nothing_kept() -> Iterator[None]:
+    tokenized_pack.cache_clear()
+    yield
     tokenized_pack.cache_clear()
 
 
@@ -85,8 +88,9 @@ def test_recipes_draft_and_the_name_says_which(pack: Path) -> None:
     assert steps[0] < steps[3]
 
 
-def test_the_shipped_pack_is_the_default() -> None:
-    record = encoded("def __init__(self) -> None:\n        return None\n")
+def test_the_shipped_pack_is_the_default(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_align.recipes.pack.SHIPPED", pack)
+    record = encoded(TEXT)
     [ours, alone] = make_policies(["gpu_align", "recipe_pack"], [record], 8)
     assert (ours.name, alone.name) == ("gpu_align", "recipe_pack")
     assert Origin.RECIPE in replay(ours, record, 8).origins

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpu_align.recipes.pack import NUM_BINS
 from gpu_align.recipes.registry import resolve_packs
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.cli import app
+from gpu_align.tools.simulate.policies import tokenized_pack
 from gpu_align.tools.tune.tuning import OwnPack, Tokens, key_of, split
 from tests.gpu_align.tune.test_tune import write_logs
 
@@ -58,6 +60,20 @@ def encoded(rows: list[dict[str, str]]) -> list[Record]:
 
 def records_of(count: int = 10) -> list[Record]:
     return encoded(texts_of(count))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A small pack with the calibration of the shipped one, which takes seconds to read and to tokenize."""
+    path = tmp_path_factory.mktemp("shipped") / "base.json.gz"
+    RecipePack.learn([("one", "alpha beta gamma\n" * 20)]).calibrated(RecipePack.load().calibration).save(
+        path
+    )
+    tokenized_pack.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpu_align.recipes.pack.SHIPPED", path)
+        yield
+    tokenized_pack.cache_clear()
 
 
 @pytest.fixture(scope="module")
