@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,6 +63,14 @@ def fill(text: str, blocks: Mapping[str, Callable[[Results], str]], results: Res
 def fill_file(page: Path, blocks: Mapping[str, Callable[[Results], str]], results: Results) -> None:
     """The same in a file."""
     page.write_text(fill(page.read_text(encoding="utf-8"), blocks, results), encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Put `value` in place of the file, in one move: a process that is killed leaves the file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
+    os.replace(beside, path)
 
 
 def read(name: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ repeated with it.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -25,6 +24,7 @@ from benchmarks.corpus.files import Fetch, download
 from benchmarks.corpus.kinds import MODEL, QUALITIES
 from benchmarks.corpus.packages import package_texts
 from benchmarks.quality.runs import Entry, read_entries
+from benchmarks.tables import command
 from gpu_align import RecipePack, Source
 from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.ops.recipe_lookup import RecipeTable
@@ -111,19 +111,12 @@ def _encode(texts: list[str]) -> list[list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("benchmarks.learn.recipes", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped pack")
-    parser.add_argument(
-        "--cache", type=Path, default=corpus.DEFAULT_CACHE, help=f"downloads ({corpus.DEFAULT_CACHE})"
-    )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="PACK",
-        help="take this pack's instead of measuring one (many minutes)",
-    )
+    said = f"downloads ({corpus.DEFAULT_CACHE})"
+    parser.add_argument("--cache", type=Path, default=corpus.DEFAULT_CACHE, help=said)
+    said = "take this pack's instead of measuring one (many minutes)"
+    parser.add_argument("--calibration", type=Path, metavar="PACK", help=said)
     args = parser.parse_args()
     texts = learnable_texts(args.cache)
     pack = learn(texts)

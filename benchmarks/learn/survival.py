@@ -12,27 +12,27 @@ is all that is done: the table's curves, and with them all drafts, stay as they 
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.corpus import build as corpus
 from benchmarks.corpus.kinds import MODEL
 from benchmarks.quality.runs import read_entries
+from benchmarks.tables import command
 from gpu_align.config import DrafterConfig
 from gpu_align.ops.constants import NUM_CLASSES
 from gpu_align.ops.draft import SHIPPED, fit_curves, read_table
 from gpu_align.simulate import Record
-from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, at_knots, calibrate, learn, observe
+from gpu_align.tools.tune.fit import NUM_DRAFT_TOKENS, ReplayCounts, at_knots, calibrate, learn, observe
 from gpu_align.tools.tune.tuning import make_table, write_table
 
 NUM_ROUNDS = 3
@@ -60,80 +60,61 @@ def _in_order(records: Iterable[Record]) -> list[Record]:
     return sorted((r for r in records if r.output), key=lambda r: (-len(r.output), r.id))
 
 
+def _replayed(
+    records: Sequence[Record], survival: npt.NDArray[np.float64], config: DrafterConfig, jobs: int
+) -> list[ReplayCounts]:
+    """What the drafter with these curves did on the records, a part for each process.
+
+    With one process it is this one, with whatever constants the operations have here. The context index keeps as
+    many tokens as the context has room for: one capacity for all processes.
+    """
+    longest = max(len(r.output) for r in records)
+    curves = fit_curves(survival, NUM_DRAFT_TOKENS)
+    replay = partial(observe, survival=curves, max_context_len=longest, config=config)
+    if jobs == 1:
+        return [replay(records)]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        return pool.map(replay, [records[i::jobs] for i in range(jobs)])
+
+
 def learn_table(
     records: Sequence[Record], config: DrafterConfig | None = None, jobs: int = 1
 ) -> dict[str, Any]:
-    """What ``survival.json`` holds, learned from these records in `NUM_ROUNDS` replays.
+    """What ``survival.json`` holds, learned from `training_records` in `NUM_ROUNDS` replays.
 
-    Args:
-        records: of `training_records`.
-        config: the drafter's settings; its own table is not read.
-        jobs: processes. The table is the same whatever their number. With 1 the replays run in this process, with
-            whatever constants the operations have here.
+    config: the drafter's settings; its own table is not read. The number of processes changes nothing.
     """
-    # The context index keeps as many tokens as the context has room for: one capacity for all processes.
-    longest = max(len(r.output) for r in records)
-    shares = [records[i::jobs] for i in range(jobs)]
     curves = np.power(0.9, np.arange(1, NUM_DRAFT_TOKENS + 1))[None].repeat(NUM_CLASSES, axis=0)
-    with multiprocessing.get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
-        for i in range(NUM_ROUNDS):
-            replay = partial(
-                observe,
-                survival=fit_curves(at_knots(curves).astype(np.float64), NUM_DRAFT_TOKENS),
-                max_context_len=longest,
-                config=config or DrafterConfig(),
-            )
-            parts = pool.map(replay, shares) if pool else list(map(replay, shares))
-            runs, drafts = (np.sum([part[field] for part in parts], axis=0) for field in range(2))
-            tokens, steps, accepted, rejected = np.sum([part.total for part in parts], axis=0)
-            print(
-                f"round {i}: {tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted",
-                file=sys.stderr,
-            )
-            curves = learn(runs)
-    return make_table(
-        at_knots(curves),
-        calibrate(drafts),
-        runs.sum(axis=1),
-        len(records),
-        MADE_BY,
-    )
+    for i in range(NUM_ROUNDS):
+        parts = _replayed(records, at_knots(curves).astype(np.float64), config or DrafterConfig(), jobs)
+        runs, drafts = (np.sum([part[field] for part in parts], axis=0) for field in range(2))
+        tokens, steps, accepted, rejected = np.sum([part.total for part in parts], axis=0)
+        print(
+            f"round {i}: {tokens / steps:.2f} tokens a step, {rejected / accepted:.3f} rejected per accepted",
+            file=sys.stderr,
+        )
+        curves = learn(runs)
+    return make_table(at_knots(curves), calibrate(drafts), runs.sum(axis=1), len(records), MADE_BY)
 
 
 def recalibrated(table: Mapping[str, Any], records: Sequence[Record], jobs: int = 1) -> dict[str, Any]:
-    """The same table with the calibration that one replay of these records asks for.
-
-    Args:
-        table: as `learn_table` makes it, or `read_table` reads it.
-        records: of `calibration_records`.
-        jobs: processes. The calibration is the same whatever their number.
-    """
+    """A table of `learn_table` or `read_table` with the calibration that one replay of `calibration_records` asks
+    for."""
     curves = np.array(table["survival"])
-    replay = partial(
-        observe,
-        survival=fit_curves(curves.astype(np.float64), NUM_DRAFT_TOKENS),
-        max_context_len=max(len(r.output) for r in records),
-        config=DrafterConfig(),
-    )
-    shares = [records[i::jobs] for i in range(jobs)]
-    with multiprocessing.get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
-        parts = pool.map(replay, shares) if pool else list(map(replay, shares))
+    parts = _replayed(records, curves.astype(np.float64), DrafterConfig(), jobs)
     drafts = np.sum([part.drafts for part in parts], axis=0)
     return make_table(curves, calibrate(drafts), np.array(table["seen"]), int(table["records"]), MADE_BY)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("benchmarks.learn.survival", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=SHIPPED, help="default: the shipped table")
     parser.add_argument("--pairs", type=Path, help="learn from this JSONL file instead of the tuning split")
     parser.add_argument(
         "--kinds", type=Path, help="calibrate with this JSONL file instead of kinds-tune, too"
     )
-    parser.add_argument(
-        "--calibrate", type=Path, metavar="TABLE", help="keep this table's curves, and calibrate it anew"
-    )
+    said = "keep this table's curves, and calibrate it anew"
+    parser.add_argument("--calibrate", type=Path, metavar="TABLE", help=said)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:

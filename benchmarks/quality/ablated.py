@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ def main() -> None:
     settings = []
     for setting in job["settings"]:
         pairs = replay({**setting, **config}, entries, known)
-        five = [pair for entry, pair in zip(entries, pairs, strict=True) if entry.in_five]
+        five = (pair for entry, pair in zip(entries, pairs, strict=True) if entry.in_five)
         settings.append({"setting": setting, "test": counts(pairs), "five": counts(five)})
     perfect = replay(config, cases.perfect(cases.real(entries)), known)
     least = sum(pair.steps == cases.least_steps(pair.output_tokens, K) for pair in perfect)
@@ -75,22 +75,18 @@ def replay(
     from gpu_align.tools.simulate.policies import OURS
 
     run = Run(OURS, K, tuple(setting.items()))
-    found: dict[int, PairResult] = {}
-    for tokens in sorted({entry.tokens for entry in entries}):
-        indices = [i for i, entry in enumerate(entries) if entry.tokens == tokens]
-        pairs = run_records(run, [entries[i].record for i in indices], known.get(tokens))
-        found.update(zip(indices, pairs, strict=True))
-    return [found[i] for i in range(len(entries))]
+    found: dict[str, Iterator[PairResult]] = {}
+    for tokens in {entry.tokens for entry in entries}:
+        records = [entry.record for entry in entries if entry.tokens == tokens]
+        found[tokens] = iter(run_records(run, records, known.get(tokens)))
+    return [next(found[entry.tokens]) for entry in entries]
 
 
 def counts(pairs: Iterable[PairResult]) -> dict[str, int]:
     """The sums of these results."""
     from benchmarks.quality.runs import Counts
 
-    found = Counts()
-    for pair in pairs:
-        found.add(pair)
-    return found.as_json()
+    return Counts.of(pairs).as_json()
 
 
 if __name__ == "__main__":

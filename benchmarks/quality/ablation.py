@@ -24,12 +24,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.quality.checks import curve, height, point
-from benchmarks.quality.main import new_table
+from benchmarks.quality.kinds import quality_command
+from benchmarks.quality.main import new_console, new_table
 from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
 from benchmarks.quality.runs import Counts, knowledge, make_corpora, read_entries
+from benchmarks.tables import write_json
 from gpu_align.simulate import SWEEP
 
 #: The default and the settings around it: a curve is read at the default's rejections.
@@ -60,13 +60,7 @@ def change(row: Row, baseline: Row, group: str) -> float | None:
 
 
 def measure(name: str, job: Mapping[str, Any], tables: Path) -> Row:
-    """Measure the drafter without one mechanism, or without several, in a process of its own.
-
-    Args:
-        name: of `mechanisms.without`.
-        job: what `benchmarks.quality.ablated` wants to know beside it.
-        tables: folder of learned tables; one that is there is not learned again.
-    """
+    """Measure the drafter `without` this in a process of its own; a learned table that is in `tables` is taken."""
     missing = without(name)
     # What is learned is the same where only drafting differs.
     learned = name if missing.overrides or missing.config else BASELINE
@@ -102,35 +96,13 @@ def as_json(rows: Mapping[str, Row], one_in: int) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: the corpus could not be made, 2: bad arguments)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.ablation", description=__doc__.split("\n")[0]
+    parser = quality_command("benchmarks.quality.ablation", __doc__, "test", "ablation")
+    said = "measure these rows, keep the others of the JSON file, count lines anew; A+B takes away both"
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=said)
+    said = (
+        "keep learned tables in this folder, and use those that are there: of the same code and records only"
     )
-    cache = Path(".cache")
-    parser.add_argument(
-        "--corpus", type=Path, default=cache / "corpus-test.jsonl.gz", help="made if not there"
-    )
-    parser.add_argument(
-        "--tune",
-        type=Path,
-        default=cache / "corpus-tune.jsonl.gz",
-        help="to learn tables from; made if not there",
-    )
-    parser.add_argument("--json", type=Path, default=cache / "ablation.json", help="for the documentation")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="rows measured at a time")
-    parser.add_argument(
-        "--one-in", type=int, default=1, metavar="N", help="every Nth record only: a quick look"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="*",
-        metavar="NAME",
-        help="measure these rows, keep the others of the JSON file, count lines anew; A+B takes away both",
-    )
-    parser.add_argument(
-        "--tables",
-        type=Path,
-        help="keep learned tables in this folder, and use those that are there: of the same code and records only",
-    )
+    parser.add_argument("--tables", type=Path, help=said)
     options = parser.parse_args(argv)
     names = list(MECHANISMS) if options.only is None else options.only
     if unknown := [part for name in names for part in name.split("+") if part not in MECHANISMS]:
@@ -145,12 +117,9 @@ def main(argv: list[str] | None = None) -> int:
         tables = options.tables or Path(folder)
         tables.mkdir(parents=True, exist_ok=True)
         job = {
-            "corpus": str(options.corpus),
-            "tune": str(options.tune),
-            "known": str(Path(folder) / "known.pickle"),
-            "one_in": options.one_in,
-            "settings": SETTINGS,
-        }
+            "corpus": str(options.corpus), "tune": str(options.tune), "known": str(Path(folder) / "known.pickle"),
+            "one_in": options.one_in, "settings": SETTINGS,
+        }  # fmt: skip
         if names:
             _write_known(options, Path(folder) / "known.pickle")
         lock = Lock()
@@ -159,8 +128,7 @@ def main(argv: list[str] | None = None) -> int:
             row = measure(name, job, tables)
             with lock:
                 rows[name] = row
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps(as_json(rows, options.one_in), indent=1) + "\n")
+                write_json(options.json, as_json(rows, options.one_in))
                 print(f"{len(rows)} rows: {name}", file=sys.stderr)
 
         # The baseline's table is that of all rows that learn the same.
@@ -168,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
             add(BASELINE)
         with ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(add, [name for name in names if name != BASELINE]))
-    options.json.write_text(json.dumps(found := as_json(rows, options.one_in), indent=1) + "\n")
+    write_json(options.json, found := as_json(rows, options.one_in))
     _print(found["rows"])
     return 0
 
@@ -181,9 +149,7 @@ def _write_known(options: argparse.Namespace, path: Path) -> None:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160  # a pipe has no width of its own
+    console = new_console(160)
     table = new_table(
         "without one mechanism, tokens a step at equal rejections",
         "mechanism", "test split", "five packages", "lines", "default: tok/step", "rej/acc",

@@ -12,7 +12,6 @@ look there by themselves.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -20,6 +19,8 @@ import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+
+from benchmarks.tables import command
 
 VERSION = "0.3.0"
 NANOBIND = "2.9.2"
@@ -91,10 +92,7 @@ def _run(command: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, or 1: it could not be built)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.build_suffix_peer",
-        description="Build Arctic's suffix decoding for comparison.",
-    )
+    parser = command("benchmarks.quality.build_suffix_peer", "Build Arctic's suffix decoding for comparison.")
     parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT_FOLDER, help=f"({DEFAULT_FOLDER})")
     options = parser.parse_args(argv)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from rapidfuzz.distance import LCSseq
 
 from benchmarks.corpus.edits import one_line_edit
+from benchmarks.corpus.files import hash_of
 from benchmarks.quality.runs import Entry
 from gpu_align.predictors import PredictorLoop
 from gpu_align.simulate import Record
@@ -56,7 +56,7 @@ def unrelated(entries: Sequence[Entry]) -> list[Entry]:
         alike = (e for e in entries if (e.text, e.tokens) == (entry.text, entry.tokens))
         others = [e for e in alike if e.package != entry.package and e.record.prediction]
         if others:
-            other = _rng("unrelated", entry.record.id).choice(others)
+            other = random.Random(hash_of("unrelated", entry.record.id)).choice(others)
             found.append(_like(entry, other.record.prediction, "unrelated_case"))
     return found
 
@@ -73,7 +73,8 @@ def one_line_edits(entries: Sequence[Entry], tokenizer: TextTokenizer) -> list[E
         if len(before) < FILE_TOKENS // 2:
             continue  # one long line, and nothing before it
         for number in range(EDITS_A_FILE):
-            after = one_line_edit(text, text, _rng("line", record.id, str(number)))
+            rng = random.Random(hash_of("line", record.id, str(number)))
+            after = one_line_edit(text, text, rng)
             if after is not None:
                 pair = Record(f"{record.id}#{number}", [], before, tokenizer.encode(after), record.tokenizer)
                 found.append(Entry(pair, "one_line", entry.text, entry.package, entry.split, entry.tokens))
@@ -84,11 +85,8 @@ def one_line_edits(entries: Sequence[Entry], tokenizer: TextTokenizer) -> list[E
 class Resumption:
     """What happened at the first step with two tokens of the prediction matched again.
 
-    Attributes:
-        edits: places where the output left the prediction and came back, and a step began inside the part that it
-            came back to.
-        drafted: of them, where that step drafted something.
-        right: of them, where the first token of the draft was right.
+    edits: places where the output left the prediction and came back, and a step began inside the part that it came
+    back to; of them, where that step drafted something, and where its first token was right.
     """
 
     edits: int = 0
@@ -143,7 +141,3 @@ def resumption(records: Sequence[Record], num_draft_tokens: int) -> Resumption:
 def _like(entry: Entry, prediction: list[int], kind: str) -> Entry:
     record = Record(f"{kind}:{entry.record.id}", [], prediction, entry.record.output, entry.record.tokenizer)
     return Entry(record, kind, entry.text, entry.package, entry.split, entry.tokens)
-
-
-def _rng(*parts: str) -> random.Random:
-    return random.Random(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big"))

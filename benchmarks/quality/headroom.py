@@ -9,19 +9,16 @@ Drafts count as far as they are right. That costs nothing here, so the lead is t
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 
 from benchmarks.quality import build_suffix_peer
 from benchmarks.quality.checks import K
-from benchmarks.quality.kinds import LABELS, labels_of
+from benchmarks.quality.kinds import LABELS, labels_of, quality_command
 from benchmarks.quality.replays import bound
 from benchmarks.quality.runs import Entry, Knowledge, knowledge, make_ready, read_entries
+from benchmarks.tables import write_json
 from gpu_align import DrafterConfig
 from gpu_align.predictors import PredictorLoop, TokenPredictor
 from gpu_align.simulate import Record, make_policies
@@ -120,23 +117,14 @@ def print_rows(rows: Mapping[str, Mapping[str, int]]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something could not be fetched)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.headroom", description=__doc__.split("\n")[0]
-    )
-    cache = Path(".cache")
-    parser.add_argument("--corpus", type=Path, default=cache / "corpus-kinds-test.jsonl.gz")
-    parser.add_argument("--tune", type=Path, default=cache / "corpus-tune.jsonl.gz")
-    parser.add_argument("--json", type=Path, default=cache / "headroom.json")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record only")
+    parser = quality_command("benchmarks.quality.headroom", __doc__, "kinds-test", "headroom")
     options = parser.parse_args(argv)
     if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
         return code
     entries = read_entries(options.corpus)[:: options.one_in]
     rows = rows_of(entries, measure(entries, knowledge(options.tune, ["tekken"], 1), options.jobs))
     print_rows(rows)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, rows)
     return 0
 
 

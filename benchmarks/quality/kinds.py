@@ -7,15 +7,12 @@ measures these rows alone; ``python -m benchmarks.quality`` does it with everyth
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from rich.console import Console
 
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
 from benchmarks.quality import plot
@@ -34,6 +31,7 @@ from benchmarks.quality.runs import (
     run_all,
     total,
 )
+from benchmarks.tables import command, write_json
 from gpu_align.simulate import runnable_policy_names
 from gpu_align.tools.simulate.policies import OURS
 
@@ -75,10 +73,6 @@ def labels_of(entry: Entry) -> tuple[str, ...]:
     return (entry.kind, ORIGINAL) if entry.kind == entry.text else (entry.kind,)
 
 
-def _counts_in(label: str, entry: Entry) -> bool:
-    return label in labels_of(entry)
-
-
 def measure(
     entries: Sequence[Entry],
     jobs: int,
@@ -87,17 +81,17 @@ def measure(
 ) -> dict[str, dict[Run, Counts]]:
     """Label → run → its sums."""
     thin = {id(entry) for entry in entries[::ONE_IN_AT_OTHER_K]}
-    results = run_all(
-        planned_runs(),
-        entries,
-        jobs,
-        lambda run, entry: run.num_draft_tokens == K or id(entry) in thin,
-        done,
-        known,
-    )
+
+    def chosen(run: Run, entry: Entry) -> bool:
+        return run.num_draft_tokens == K or id(entry) in thin
+
+    results = run_all(planned_runs(), entries, jobs, chosen, done, known)
     found: dict[str, dict[Run, Counts]] = {}
     for label in LABELS:
-        sums = {run: total(pairs, entries, partial(_counts_in, label)) for run, pairs in results.items()}
+        sums = {
+            run: total(pairs, entries, lambda entry, label=label: label in labels_of(entry))
+            for run, pairs in results.items()
+        }
         found[label] = {run: counts for run, counts in sums.items() if counts.steps}
     return {label: sums for label, sums in found.items() if sums}
 
@@ -122,17 +116,11 @@ def checks_of(found: Mapping[str, Mapping[Run, Counts]]) -> list[Check]:
             factor = LEAD if k == K else 1.0
             rows = leads(counts, k)
             if rows:
-                least = rows[0]
-                value = "no setting with so few rejections" if least.ratio is None else f"x {least.ratio:.3f}"
-                at = f"{least.point.tokens_per_step:.2f} at {least.point.rejected_per_accepted:.3f}"
-                checks.append(
-                    Check(
-                        f"{label}, K={k}: over every peer",
-                        f"{value} over {least.peer} ({at})",
-                        f"x {factor:.2f}",
-                        least.ratio is not None and least.ratio >= factor,
-                    )
-                )
+                peer, _, at, ratio = rows[0]
+                value = "no setting with so few rejections" if ratio is None else f"x {ratio:.3f}"
+                value += f" over {peer} ({at.tokens_per_step:.2f} at {at.rejected_per_accepted:.3f})"
+                holds = ratio is not None and ratio >= factor
+                checks.append(Check(f"{label}, K={k}: over every peer", value, f"x {factor:.2f}", holds))
         gap = counts[Run(OURS, K)].reliability.worst_gap()
         checks.append(
             Check(f"{label}: confidence, worst decile", f"{gap:.3f}", f"at most {MAX_GAP}", gap <= MAX_GAP)
@@ -182,37 +170,39 @@ def _shown(p: Point) -> str:
     return f"{p.tokens_per_step:.2f} @ {p.rejected_per_accepted:.2f}"
 
 
+def quality_command(module: str, doc: str | None, corpus: str, out: str) -> argparse.ArgumentParser:
+    """The options of all measurements: a set of the corpus, the results, how many records and processes."""
+    parser, cache = command(module, doc), Path(".cache")
+    made = "made if not there"
+    parser.add_argument("--corpus", type=Path, default=cache / f"corpus-{corpus}.jsonl.gz", help=made)
+    said = f"what is learned or known beforehand; {made}"
+    parser.add_argument("--tune", type=Path, default=cache / "corpus-tune.jsonl.gz", help=said)
+    parser.add_argument("--json", type=Path, default=cache / f"{out}.json", help="the results")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record: a quick look")
+    return parser
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something could not be fetched)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.kinds", description=__doc__.split("\n")[0]
-    )
-    cache = Path(".cache")
-    parser.add_argument("--corpus", type=Path, default=cache / "corpus-kinds-test.jsonl.gz")
-    parser.add_argument("--tune", type=Path, default=cache / "corpus-tune.jsonl.gz")
-    parser.add_argument("--json", type=Path, default=cache / "kinds.json")
+    parser = quality_command("benchmarks.quality.kinds", __doc__, "kinds-test", "kinds")
     parser.add_argument("--images", type=Path, help="folder for the pictures; none if not given")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="every Nth record only")
     options = parser.parse_args(argv)
     began = time.monotonic()
     if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
         return code
     entries = read_entries(options.corpus)[:: options.one_in]
-    seconds: dict[Run, float] = {}
+    seconds = [0.0]
 
     def done(run: Run, tokens: int, took: float) -> None:
-        seconds[run] = seconds.get(run, 0.0) + took
+        seconds[0] += took
 
     found = measure(entries, options.jobs, knowledge(options.tune, ["tekken"], 1), done)
     print_rows(found)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(as_json(found), indent=1) + "\n")
+    write_json(options.json, as_json(found))
     if options.images:
         plot.draw_kinds(found, options.images)
-    Console(stderr=True).print(
-        f"{sum(seconds.values()):.0f} s of processor time; {time.monotonic() - began:.0f} s"
-    )
+    print(f"{seconds[0]:.0f} s of processor time; {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 0
 
 

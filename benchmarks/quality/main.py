@@ -9,12 +9,8 @@ documentation. Nothing of it is random or depends on time.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,6 +22,7 @@ from rich.table import Table
 from benchmarks.quality import cases, checks, kinds, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K, of_kind
+from benchmarks.quality.kinds import quality_command
 from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
     BOUNDS,
@@ -41,6 +38,7 @@ from benchmarks.quality.runs import (
     run_all,
     total,
 )
+from benchmarks.tables import write_json
 from gpu_align.simulate import load_tokenizer, runnable_policy_names
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult
@@ -110,10 +108,7 @@ def checks_of(
     ours = Run(OURS, K)
 
     def counts(kind: str) -> Counts:
-        found = Counts()
-        for pair in pairs_of(ours, kind):
-            found.add(pair)
-        return found
+        return Counts.of(pairs_of(ours, kind))
 
     return [
         *checks.peer_checks(test, BOUNDS),
@@ -128,28 +123,11 @@ def checks_of(
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something to compare with could not be fetched)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--corpus", type=Path, default=Path(".cache/corpus-test.jsonl.gz"), help="made if not there"
-    )
-    parser.add_argument(
-        "--tune",
-        type=Path,
-        default=Path(".cache/corpus-tune.jsonl.gz"),
-        help="what some drafters know beforehand; made if not there",
-    )
-    parser.add_argument(
-        "--kinds",
-        type=Path,
-        default=Path(".cache/corpus-kinds-test.jsonl.gz"),
-        help="kinds of text, qualities of prediction; made if not there",
-    )
-    parser.add_argument("--json", type=Path, default=Path(".cache/quality.json"), help="for the figures")
+    parser = quality_command("benchmarks.quality", __doc__, "test", "quality")
+    kinds_test = Path(".cache/corpus-kinds-test.jsonl.gz")
+    said = "kinds of text, qualities of prediction; made if not there"
+    parser.add_argument("--kinds", type=Path, default=kinds_test, help=said)
     parser.add_argument("--images", type=Path, default=Path("docs/img"), help="folder for the pictures")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument(
-        "--one-in", type=int, default=1, metavar="N", help="every Nth record only: a quick look"
-    )
     parser.add_argument("--strict", action="store_true", help="exit code 3 if a check fails")
     options = parser.parse_args(argv)
     began = time.monotonic()
@@ -177,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}
     labels = sorted({label for e in entries for label in _labels(e)})
     by_kind = {
-        run: {label: total(found, entries, partial(_has_label, label)) for label in labels}
+        run: {label: total(found, entries, lambda e, label=label: label in _labels(e)) for label in labels}
         for run, found in results.items()
         if run.num_draft_tokens == K and not run.setting and run.policy in BY_KIND
     }
@@ -187,9 +165,8 @@ def main(argv: list[str] | None = None) -> int:
     reliability = test[Run(OURS, K)].reliability
     _print(test, five, by_kind, reliability, verdicts)
     kinds.print_rows(rows)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     found = {**as_json(test, five, by_kind, reliability, verdicts), "rows": kinds.as_json(rows)}
-    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(options.json, found)
     plot.draw_stored(found, options.images)
     plot.draw_kinds(rows, options.images / "kinds")
     longest = sorted(seconds, key=lambda run: -seconds[run])[:5]
@@ -205,10 +182,6 @@ def main(argv: list[str] | None = None) -> int:
 def _labels(entry: Entry) -> tuple[str, ...]:
     """What a record counts as in the table by kind."""
     return () if entry.kind in CASES else (entry.kind, f"tokens: {entry.tokens}")
-
-
-def _has_label(label: str, entry: Entry) -> bool:
-    return label in _labels(entry)
 
 
 def as_json(
@@ -257,9 +230,7 @@ def _print(
     reliability: Reliability,
     verdicts: Sequence[Check],
 ) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140  # a pipe has no width of its own
+    console = new_console(140)
     for k in SIZES:
         table = new_table(
             f"up to {k} drafts a step", "drafter", "tok/step", "rej/acc", "five: tok/step", "five: rej/acc"
@@ -285,6 +256,14 @@ def _print(
     for check in verdicts:
         table.add_row(check.name, check.value, check.wanted, "pass" if check.passed else "FAIL")
     console.print(table)
+
+
+def new_console(width: int) -> Console:
+    """width: of a pipe, which has none of its own."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = width
+    return console
 
 
 def new_table(title: str, *columns: str) -> Table:

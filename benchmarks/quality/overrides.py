@@ -12,7 +12,7 @@ such a process needs an empty ``NUMBA_CACHE_DIR`` of its own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import FunctionType, ModuleType
@@ -62,10 +62,11 @@ class _Loader(SourceFileLoader):
             )
 
 
-class _Namespace(MutableMapping[str, Any]):
+class _Namespace(dict[str, Any]):
     """A module's names while its file is executed. What is stored under an overridden name is the override."""
 
     def __init__(self, names: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+        super().__init__()
         self._names = names
         self._overrides = overrides
         self.left = set(overrides)
@@ -76,16 +77,7 @@ class _Namespace(MutableMapping[str, Any]):
             value = self._overrides[name]
             if isinstance(value, FunctionType):
                 value = self._names["njit"](value)
-        self._names[name] = value
-
-    def __getitem__(self, name: str) -> Any:
-        return self._names[name]
+        self._names[name] = value  # where it is looked up, too: nothing is held here
 
     def __delitem__(self, name: str) -> None:
         del self._names[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

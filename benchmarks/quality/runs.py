@@ -216,6 +216,13 @@ class Counts:
     rejected_from_prediction: int = 0
     reliability: Reliability = field(default_factory=Reliability, repr=False)
 
+    @classmethod
+    def of(cls, pairs: Iterable[PairResult]) -> Counts:
+        counts = cls()
+        for pair in pairs:
+            counts.add(pair)
+        return counts
+
     def add(self, pair: PairResult) -> None:
         self.records += 1
         self.output_tokens += pair.output_tokens
@@ -382,8 +389,4 @@ def total(
     keep: Callable[[Entry], bool] = lambda e: True,
 ) -> Counts:
     """The sums over the entries that `keep` says yes to."""
-    counts = Counts()
-    for index, pair in results.items():
-        if keep(entries[index]):
-            counts.add(pair)
-    return counts
+    return Counts.of(pair for index, pair in results.items() if keep(entries[index]))

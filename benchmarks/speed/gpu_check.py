@@ -58,6 +58,7 @@ from benchmarks.speed.result_file import (
     ResultFile,
     SkipError,
 )  # fmt: skip
+from benchmarks.tables import write_json
 
 #: Worker processes for the tests.
 NUM_WORKERS = 8
@@ -308,10 +309,10 @@ class Check:
             code, is_late = self._run_child(stage, path)
             self._settle(stage, path, code, is_late)
         found = result_file.read(path) | {"seconds": round(time.monotonic() - begin, 1)}
-        result_file.write_json(path, found)
+        write_json(path, found)
         self.results[stage.name] = found
         everything = {"header": self.header, "dry_run": self.dry_run, "stages": self.results}
-        result_file.write_json(self.out / "gpu_check.json", everything)
+        write_json(self.out / "gpu_check.json", everything)
 
     def _why_not(self, stage: Stage) -> tuple[str, str] | None:
         if "error" in self.header:
@@ -374,7 +375,7 @@ class Check:
         for row in found.get("rows", []):
             if row["verdict"] == STARTED:
                 row |= {"verdict": verdict, "reason": reason}
-        result_file.write_json(path, found)
+        write_json(path, found)
 
     def _settle(self, stage: Stage, path: Path, code: int, is_late: bool) -> None:
         """Write the stage's status, and a verdict for what was under way when its process ended."""
@@ -395,7 +396,7 @@ class Check:
         found["status"] = FAILED if failed else status
         if status != "done" or (failed and code):
             found["reason"] = reason
-        result_file.write_json(path, found)
+        write_json(path, found)
 
     def _only_missing(self, found: dict[str, Any], code: int) -> bool:
         """Whether pytest's exit code comes from files that need a package which is not installed."""

@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.tables import ROOT, write_json
 
 #: Verdicts. A row is written as `STARTED` before its work begins. Only `FAILED` is a fault.
 STARTED, PASSED, MEASURED, FAILED = "started", "passed", "measured", "FAILED"
@@ -41,14 +41,7 @@ class RefusedError(Exception):
 
 
 class ResultFile:
-    """The result file of one stage. One that exists is continued: its rows stay.
-
-    Args:
-        path: where it is.
-        stage: its name.
-        header: of `machine_header`.
-        dry_run: whether every row is to say so.
-    """
+    """The result file of one stage; one that exists is continued. dry_run: every row is to say so."""
 
     def __init__(self, path: Path, stage: str, header: dict[str, Any], dry_run: bool = False) -> None:
         self.path = path
@@ -92,14 +85,6 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Put `value` in place of the file, in one move."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
-    os.replace(beside, path)
 
 
 def _output_of(*command: str) -> str:

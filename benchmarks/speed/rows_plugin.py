@@ -22,6 +22,7 @@ import pytest
 
 from benchmarks.speed import result_file
 from benchmarks.speed.result_file import FAILED, MEASURED, PASSED, SKIPPED, STARTED, ResultFile
+from benchmarks.tables import write_json
 
 #: Seconds between two writes of a row whose tests pass.
 EVERY = 0.5
@@ -135,7 +136,7 @@ class Rows:
         self.file.row(item.nodeid, MEASURED, **times, **more)
         assert self.bench is not None
         info = {"machine_info": {"gpu_align": self.header}, "benchmarks": self.benchmarks}
-        result_file.write_json(self.bench, info)
+        write_json(self.bench, info)
 
     def _write_counts(self) -> None:
         for path, counts in self.counts.items():

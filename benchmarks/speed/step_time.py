@@ -28,7 +28,7 @@ import torch
 from benchmarks.speed import result_file
 from benchmarks.speed.device_time import Clock, per_step, record
 from benchmarks.speed.workload import Batch, Tokens, draw_texts, make_recipes
-from benchmarks.tables import command
+from benchmarks.tables import command, write_json
 from gpu_align.ops.constants import GLOBAL_EVERY, SEEN
 
 #: Tokens that an engine prefills at once.
@@ -345,7 +345,7 @@ def main() -> int:
             rows.append({"batch": size.batch, "case": size.case.name, "wrong": str(error)})
             print(f"{size.name} WRONG: {error}", flush=True)
         if json_path is not None:
-            result_file.write_json(json_path, {"machine": result_file.machine_header(), "rows": rows})
+            write_json(json_path, {"machine": result_file.machine_header(), "rows": rows})
     return int(wrong > 0)
 
 
