@@ -17,12 +17,10 @@ import math
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +32,7 @@ from benchmarks.serving import page as tables
 from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Rule, Worth
 from benchmarks.serving.step_cost import StepCost, paper_costs, read_measured
 from benchmarks.serving.trace import Trace, record_trace, sample, unrelated
-from benchmarks.tables import as_json
+from benchmarks.tables import RESULTS, as_json
 from gpu_align.simulate import read_records, recipes_for
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
@@ -52,8 +50,7 @@ NEVER_BELOW = 0.99
 REJECTED_BELOW = 0.8
 
 
-@dataclass(frozen=True)
-class Mix:
+class Mix(NamedTuple):
     """Who sends what. `every`: one request in so many has a prediction."""
 
     name: str
@@ -66,9 +63,7 @@ MIXES = (
     Mix("edit", "edit", 1, "every request has the old version of its file as prediction"),
     Mix("third", "edit", 3, "one request in three has, the others have none"),
     Mix("unrelated", "unrelated", 1, "every request has another file as prediction: useless"),
-    Mix(
-        "rejected", "rejected", 1, "as unrelated, and the model agrees with no draft whatever: the worst case"
-    ),
+    Mix("rejected", "rejected", 1, "as unrelated, and the model agrees with no draft: the worst case"),
 )
 
 
@@ -89,8 +84,7 @@ def rules(num_draft_tokens: int) -> list[Rule]:
     ]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What happened: tokens verified and tokens produced, one entry a step."""
 
     verified: npt.NDArray[np.int64]
@@ -204,10 +198,10 @@ def compare(
         tasks += [(Worth(cost.ms), mix, [cost]) for mix in MIXES]
     args = [(rule, mix, folder, BATCHES, used, drafter_us / 1e3) for rule, mix, used in tasks]
     if jobs == 1:
-        found: Iterable[list[list[float]]] = [_speedups(*a) for a in args]
+        found = [_speedups(*a) for a in args]
     else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(_speedups, *zip(*args, strict=True)))
+        with get_context("spawn").Pool(jobs) as pool:
+            found = pool.starmap(_speedups, args, chunksize=1)
     table: dict[str, Any] = {}
     for (rule, mix, used), speedups in zip(tasks, found, strict=True):
         row = table.setdefault(rule.name, {}).setdefault(
@@ -225,12 +219,8 @@ def recommend(table: dict[str, Any]) -> dict[str, str | None]:
     """The rules that never lose by useless predictions and gain most: of all budgets, and of plain ones."""
 
     def best(names: Iterable[str]) -> str | None:
-        safe = [
-            n
-            for n in names
-            if min(table[n]["unrelated"]["worst"]) >= NEVER_BELOW
-            and min(table[n]["rejected"]["worst"]) >= REJECTED_BELOW
-        ]
+        least = {"unrelated": NEVER_BELOW, "rejected": REJECTED_BELOW}
+        safe = [n for n in names if all(min(table[n][mix]["worst"]) >= least[mix] for mix in least)]
         gain = {n: table[n]["edit"]["gain"] * table[n]["third"]["gain"] for n in safe}
         return max(gain, key=lambda n: gain[n]) if gain else None
 
@@ -273,25 +263,27 @@ def _rounded(value: Any) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
+#: Options of this command and of `benchmarks.serving.settings`.
+Corpus = Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")]
+MaxTokens = Annotated[int, typer.Option(help="output tokens that are traced", min=2)]
+DraftTokens = Annotated[int, typer.Option(help="K", min=1)]
+DrafterUs = Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)]
+Json = Annotated[Path, typer.Option("--json", help="results")]
+Jobs = Annotated[int, typer.Option(help="processes", min=1)]
+Paths = list[Path] | None
+
+
 def main(
-    corpus_path: Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")] = Path(
-        ".cache/corpus.jsonl.gz"
-    ),
+    corpus_path: Corpus = Path(".cache/corpus.jsonl.gz"),
     traces: Annotated[Path, typer.Option(help="folder of the traces")] = Path(".cache/serving"),
     keep_traces: Annotated[bool, typer.Option(help="use the traces that are there")] = False,
-    max_tokens: Annotated[int, typer.Option(help="output tokens that are traced", min=2)] = 30_000,
-    num_draft_tokens: Annotated[int, typer.Option(help="K", min=1)] = 32,
-    drafter_us: Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)] = 15.0,
-    curve: Annotated[
-        list[Path] | None, typer.Option(help="measured step times instead of paper ones")
-    ] = None,
-    json_path: Annotated[Path, typer.Option("--json", help="results")] = Path(
-        "benchmarks/results/serving.json"
-    ),
-    page: Annotated[
-        list[Path] | None, typer.Option(help="page whose tables are filled; once for each page")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="processes", min=1)] = 2,
+    max_tokens: MaxTokens = 30_000,
+    num_draft_tokens: DraftTokens = 32,
+    drafter_us: DrafterUs = 15.0,
+    curve: Annotated[Paths, typer.Option(help="measured step times instead of paper ones")] = None,
+    json_path: Json = RESULTS / "serving.json",
+    page: Annotated[Paths, typer.Option(help="page whose tables are filled; once for each page")] = None,
+    jobs: Jobs = 2,
 ) -> None:
     """Throughput of drafting rules on paper, from real edits and step-time curves."""
     costs: list[StepCost] = [cost for context in CONTEXTS for cost in paper_costs(context)]

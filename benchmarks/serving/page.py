@@ -29,9 +29,7 @@ GRID = re.compile(r"fixed 32|budget (16|64|256|1024)|fill \d+(, sure 0\.[59])?")
 Results = dict[str, Any]
 
 
-def _numbers(
-    results: Results, row: list[float], fits: list[bool] | None = None, digits: int = 2
-) -> list[str]:
+def _numbers(results: Results, row: list[float], fits: list[bool]) -> list[str]:
     at = [results["batches"].index(b) for b in COLUMNS if b in results["batches"]]
     return [f"{row[i]:.2f}" + ("" if fits[i] else " ×") for i in at]
 
@@ -105,12 +103,8 @@ def assumptions(results: Results) -> str:
     roofline = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 1)
     shown = ["bandwidth_share", "compute_share", "softness", "overhead_ms", "logits_bytes", "exchange_us"]
     ours = [[f"`{name}`", f"{getattr(roofline, name):g}"] for name in (*shown, "memory_share")]
-    ours += [
-        [
-            "`drafter_us`: the drafter's time a step, paid by every rule that drafts",
-            f"{results['drafter_us']:g}",
-        ]
-    ]
+    says = "`drafter_us`: the drafter's time a step, paid by every rule that drafts"
+    ours.append([says, f"{results['drafter_us']:g}"])
     gpu_heads = ["GPU", "TB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "GB", "NVLink GB/s", "source"]
     model_heads = [
         "model",

@@ -208,10 +208,5 @@ class Plugin:
 
 def _request(req_id: str, has_prediction: bool) -> Any:
     """As much of a vLLM request as the policy looks at; it never comes near its last token."""
-    extra = {wire.KEY: True} if has_prediction else {}
-    return SimpleNamespace(
-        request_id=req_id,
-        sampling_params=SimpleNamespace(extra_args=extra),
-        max_tokens=1 << 30,
-        num_output_tokens=0,
-    )
+    params = SimpleNamespace(extra_args={wire.KEY: True} if has_prediction else {})
+    return SimpleNamespace(request_id=req_id, sampling_params=params, max_tokens=1 << 30, num_output_tokens=0)

@@ -17,7 +17,7 @@ import typer
 
 from benchmarks import tables
 from benchmarks.corpus import build as corpus
-from benchmarks.serving.main import SHOWN, simulate
+from benchmarks.serving.main import SHOWN, Corpus, DrafterUs, DraftTokens, Jobs, Json, MaxTokens, simulate
 from benchmarks.serving.rules import Plugin
 from benchmarks.serving.step_cost import paper_costs
 from benchmarks.serving.trace import Trace, record_trace, sample
@@ -67,17 +67,13 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def main(
-    corpus_path: Annotated[Path, typer.Option("--corpus", help="records; fetched where missing")] = Path(
-        ".cache/corpus-kinds-test.jsonl.gz"
-    ),
-    max_tokens: Annotated[int, typer.Option(help="output tokens that are traced", min=2)] = 12_000,
-    num_draft_tokens: Annotated[int, typer.Option(help="K", min=1)] = 32,
-    drafter_us: Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)] = 15.0,
-    json_path: Annotated[Path, typer.Option("--json", help="results")] = Path(
-        "benchmarks/results/serving_settings.json"
-    ),
+    corpus_path: Corpus = Path(".cache/corpus-kinds-test.jsonl.gz"),
+    max_tokens: MaxTokens = 12_000,
+    num_draft_tokens: DraftTokens = 32,
+    drafter_us: DrafterUs = 15.0,
+    json_path: Json = tables.RESULTS / "serving_settings.json",
     page: Annotated[Path | None, typer.Option(help="page whose table is filled")] = None,
-    jobs: Annotated[int, typer.Option(help="processes", min=1)] = 2,
+    jobs: Jobs = 2,
 ) -> None:
     """Throughput of the drafter's settings on paper, over all kinds of text."""
     if not corpus_path.exists() and corpus.main([str(corpus_path), "--set", "kinds-test"]) != 0:

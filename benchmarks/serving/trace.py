@@ -9,8 +9,8 @@ drafted again for another rule, batch or machine; a new drafter is traced once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -51,18 +51,10 @@ class Trace:
 
     def __post_init__(self) -> None:
         positions = len(self.length)
-        shapes = {"matched": self.matched.shape, "survival": self.survival.shape[:1]}
-        for name, shape in shapes.items():
-            if shape != (positions,):
-                raise ValueError(
-                    f"{name}: expected {positions} rows, as length has, found shape {list(shape)}"
-                )
-        if self.start.ndim != 1 or len(self.start) < 2 or self.start[0] != 0 or self.start[-1] != positions:
-            raise ValueError(
-                f"start: expected row numbers from 0 to {positions}, found {self.start.tolist()}"
-            )
-        if (np.diff(self.start) < 1).any():
-            raise ValueError("start: expected at least one row a record")
+        if not len(self.matched) == len(self.survival) == positions:
+            raise ValueError(f"matched, survival: expected {positions} rows, as length has")
+        if [self.start[0], self.start[-1]] != [0, positions] or (np.diff(self.start) < 1).any():
+            raise ValueError(f"start: expected numbers that rise from 0 to {positions}, found {self.start}")
         if (self.matched > self.length).any() or (self.length > self.num_draft_tokens).any():
             raise ValueError(f"matched, length: expected matched <= length <= {self.num_draft_tokens}")
 
@@ -74,23 +66,19 @@ class Trace:
     def save(self, path: Path) -> None:
         """Write a compressed ``.npz``."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            np.savez_compressed(
-                file, start=self.start, length=self.length, matched=self.matched, survival=self.survival
-            )
+        np.savez_compressed(path, **vars(self))
 
     @classmethod
     def load(cls, path: Path) -> Trace:
         """Read what `save` wrote."""
         with np.load(path) as file:
-            missing = {"start", "length", "matched", "survival"} - set(file.files)
-            if missing:
+            if missing := {field.name for field in fields(cls)} - set(file.files):
                 raise ValueError(f"{path}: expected a trace, {sorted(missing)} are not in it")
-            return cls(file["start"], file["length"], file["matched"], file["survival"])
+            return cls(**file)
 
     def rejected(self) -> Trace:
         """The same drafts, all wrong: what a prediction costs that fools the drafter at every step."""
-        return Trace(self.start, self.length, np.zeros_like(self.matched), self.survival)
+        return replace(self, matched=np.zeros_like(self.matched))
 
 
 def sample(records: Sequence[Record], max_tokens: int) -> list[Record]:
@@ -115,66 +103,46 @@ def record_trace(
     recipes: gpu_align.Recipes | None = None,
     config: gpu_align.DrafterConfig | None = None,
 ) -> Trace:
-    """Draft at every position of every record that has two output tokens or more, from `recipes` as well.
-
-    config: of the drafter; the defaults if None.
-    """
+    """Draft at every position of every record that has two output tokens or more, from `recipes` as well."""
     usable = [r for r in records if len(r.output) > 1]
     if not usable:
         raise ValueError("records: expected one with two output tokens or more, found none")
+    traced = partial(_rows, num_draft_tokens=num_draft_tokens, recipes=recipes, config=config)
     if jobs == 1:
-        _know(recipes, config)
-        rows = [_rows(r, num_draft_tokens) for r in usable]
+        rows = traced(usable)
     else:
-        # Longest first, so that no worker is left alone with one at the end.
-        order = sorted(range(len(usable)), key=lambda i: -len(usable[i].output))
-        with ProcessPoolExecutor(
-            jobs, mp_context=get_context("spawn"), initializer=_know, initargs=(recipes, config)
-        ) as pool:
-            found = dict(
-                zip(
-                    order,
-                    pool.map(_rows, (usable[i] for i in order), [num_draft_tokens] * len(order)),
-                    strict=True,
-                )
-            )
-        rows = [found[i] for i in range(len(usable))]
-    lengths = [len(length) for length, _, _ in rows]
-    return Trace(
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        *(np.concatenate([row[i] for row in rows]) for i in range(3)),
-    )
-
-
-_RECIPES: gpu_align.Recipes | None = None
-_CONFIG: gpu_align.DrafterConfig | None = None
-
-
-def _know(recipes: gpu_align.Recipes | None, config: gpu_align.DrafterConfig | None = None) -> None:
-    """What `_rows` of this process drafts from and how; not sent with every record, as recipes are large."""
-    global _RECIPES, _CONFIG
-    _RECIPES, _CONFIG = recipes, config
+        num_parts = 4 * jobs
+        with get_context("spawn").Pool(jobs) as pool:
+            parts = pool.map(traced, [usable[i::num_parts] for i in range(num_parts)], chunksize=1)
+        rows = [parts[i % num_parts][i // num_parts] for i in range(len(usable))]
+    start = np.concatenate([[0], np.cumsum([len(length) for length, _, _ in rows])]).astype(np.int64)
+    return Trace(start, *(np.concatenate(columns) for columns in zip(*rows, strict=True)))
 
 
 def _rows(
-    record: Record, num_draft_tokens: int
-) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16], npt.NDArray[np.uint16]]:
-    """``(length, matched, survival)`` of one record."""
+    records: Sequence[Record],
+    num_draft_tokens: int,
+    recipes: gpu_align.Recipes | None,
+    config: gpu_align.DrafterConfig | None,
+) -> list[tuple[npt.NDArray[np.int16], npt.NDArray[np.int16], npt.NDArray[np.uint16]]]:
+    """``(length, matched, survival)`` of each record."""
     torch.set_num_threads(1)
-    num_output = len(record.output)
-    # Room behind the end: a draft that runs past it is as long as the drafter made it.
-    sizes = sizes_for([record], _RECIPES)
-    room = sizes._replace(max_context_len=sizes.max_context_len + num_draft_tokens)
-    ours = PredictedOutputTokenPredictor(config=_CONFIG, recipes=_RECIPES, **room._asdict())
-    ours.reset(record.prompt, PredictorOptions(num_draft_tokens, prediction=tuple(record.prediction)))
-
-    lengths, matched = np.zeros((2, num_output - 1), dtype=np.int16)
-    survival = np.zeros((num_output - 1, num_draft_tokens), dtype=np.uint16)
-    for p in range(1, num_output):
-        ours.push_tokens(record.output[p - 1 : p])
-        draft = ours.predict_tokens()
-        lengths[p - 1] = len(draft)
-        matched[p - 1] = count_accepted(draft, record.output[p : p + len(draft)])
-        estimate = np.cumprod(np.array(ours.confidence))
-        survival[p - 1, : len(draft)] = np.maximum(np.rint(estimate * ONE), 1)
-    return lengths, matched, survival
+    found = []
+    for record in records:
+        num_output = len(record.output)
+        # Room behind the end: a draft that runs past it is as long as the drafter made it.
+        sizes = sizes_for([record], recipes)
+        room = sizes._replace(max_context_len=sizes.max_context_len + num_draft_tokens)
+        ours = PredictedOutputTokenPredictor(config=config, recipes=recipes, **room._asdict())
+        ours.reset(record.prompt, PredictorOptions(num_draft_tokens, prediction=tuple(record.prediction)))
+        lengths, matched = np.zeros((2, num_output - 1), dtype=np.int16)
+        survival = np.zeros((num_output - 1, num_draft_tokens), dtype=np.uint16)
+        for p in range(1, num_output):
+            ours.push_tokens(record.output[p - 1 : p])
+            draft = ours.predict_tokens()
+            lengths[p - 1] = len(draft)
+            matched[p - 1] = count_accepted(draft, record.output[p : p + len(draft)])
+            estimate = np.cumprod(np.array(ours.confidence))
+            survival[p - 1, : len(draft)] = np.maximum(np.rint(estimate * ONE), 1)
+        found.append((lengths, matched, survival))
+    return found
