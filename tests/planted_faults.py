@@ -277,7 +277,7 @@ def run_tests(copy: Path, arguments: list[str], limit: float) -> tuple[str, list
     return how, [line.split("\t") for line in lines.read_text().splitlines()] if lines.exists() else []
 
 
-def map_tests(copy: Path, faults: list[Fault]) -> dict[str, dict[str, float]]:
+def map_tests(copy: Path, faults: list[Fault], tests: list[str]) -> dict[str, dict[str, float]]:
     """For each fault the green tests that reach it, with seconds; for a field, those that name class or file."""
     hits, edits = copy.parent / "hits.tsv", {}
     hits.touch()
@@ -291,7 +291,7 @@ def map_tests(copy: Path, faults: list[Fault]) -> dict[str, dict[str, float]]:
             text.insert(at, f'{indent}__import__("planted_hits").hit("{fault.key}")\n')
         edits[file] = "".join(text).encode()
     with changed(copy, edits):
-        arguments = ["tests", "-m", "not vllm and not gpu", *(f"--ignore={folder}" for folder in IGNORED)]
+        arguments = [*tests, "-m", "not vllm and not gpu", *(f"--ignore={folder}" for folder in IGNORED)]
         _, lines = run_tests(copy, arguments, limit=7200.0)
     red = {test for test, outcome, _ in lines if outcome == "failed"}
     seconds = {test: float(took) for test, outcome, took in lines if outcome == "passed" and test not in red}
@@ -353,7 +353,7 @@ def check(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     First with the test that found the fault in an earlier run, then with those that reach it. Then the tests that
     went red run without a fault: what one that is red again has found is looked for without it.
     """
-    digest = hashlib.sha256(f"{options.seed} {options.count}".encode())
+    digest = hashlib.sha256(f"{options.seed} {options.count} {options.tests}".encode())
     for path in sorted(path for folder in (*PACKAGES, "tests") for path in (tree / folder).rglob("*.py")):
         digest.update(path.read_bytes() if path.name != Path(__file__).name else b"")
     kept = KEPT / f"{digest.hexdigest()[:12]}.json"
@@ -380,12 +380,12 @@ def check(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         left = [fault for fault in faults if fault.key not in done]
         while True:
             if not all(fault.key in reached for fault in left):
-                reached |= map_tests(copy, left)
+                reached |= map_tests(copy, left, options.tests)
             for fault in left:
                 done[fault.key] = try_fault(copy, fault, *shortest(reached[fault.key]))
                 kept.write_text(json.dumps(state))
-            finders = {done[fault.key]["found_by"] for fault in faults}
-            _, lines = run_tests(copy, sorted(test for test in finders if "::" in test), 1800.0)
+            finders = sorted({found for f in faults if "::" in (found := done[f.key]["found_by"])})
+            _, lines = run_tests(copy, finders, 1800.0) if finders else ("", [])
             red = {test for test, outcome, _ in lines if outcome == "failed"}
             left = [fault for fault in faults if done[fault.key]["found_by"] in red]
             for test, tests in ((test, tests) for test in red for tests in reached.values()):
@@ -404,6 +404,9 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="another checkout of this project, checked first")
     parser.add_argument("--count", type=int, default=126)
     parser.add_argument("--seed", type=int, default=26)
+    parser.add_argument(
+        "--tests", nargs="+", default=["tests"], help="the files or folders that look for faults"
+    )
     parser.add_argument("--json", type=Path, help="where all rows go")
     parser.add_argument(
         "--engines", action="store_true", help="engine tests for plugin faults that no other finds"

@@ -75,9 +75,8 @@ def imports(modules: Mapping[str, str]) -> list[Import]:
                 parts = importer.split(".")
                 base = parts[: len(parts) - node.level + is_package] if node.level else []
                 start = ".".join([*base, *([node.module] if node.module else [])])
-                names = [
-                    name if (name := f"{start}.{alias.name}") in modules else start for alias in node.names
-                ]
+                full = (f"{start}.{alias.name}" for alias in node.names)
+                names = [name if name in modules else start for name in full]
             else:
                 continue
             found += [Import(importer, name, at_top) for name in names if name != importer]
@@ -208,10 +207,10 @@ def test_nothing_imports_what_it_must_not() -> None:
     assert violations(sources()) == []
 
 
+#: Module, a line that is planted at its end, what is said of it.
 PLANTED = [
     ("gpu_align.config", "import vllm", "the library knows no engine"),
-    ("gpu_align.drafter", "def f():\n    from vllm_integration.wire import prediction", "knows no engine"),
-    ("gpu_align.tools.doctor", "def f():\n    from vllm_integration.seams import install", "knows no engine"),
+    ("gpu_align.drafter", "def f():\n    from vllm_integration.wire import request", "knows no engine"),
     ("gpu_align.tools.bench.servers", "import vllm", "the library knows no engine"),
     ("gpu_align.arena", "import pydantic", "`import gpu_align` loads numpy, torch, triton only"),
     ("gpu_align.arena", "try:\n    import yaml\nexcept ImportError:\n    pass", "`import gpu_align` loads"),
@@ -220,32 +219,20 @@ PLANTED = [
     ("gpu_align.arena", "from gpu_align.drafter import Drafter", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import Drafter", "import each other"),
     (
-        "vllm_integration.frontend.prediction",
+        "vllm_integration.frontend.body",
         "import vllm_integration.worker.requests",
         "frontend may import config",
     ),
-    ("vllm_integration.scheduler.draft_budget", "from ..worker import slot_table", "scheduler may import"),
-    (
-        "vllm_integration.worker.requests",
-        "from vllm_integration.frontend import limits",
-        "worker may import",
-    ),
+    ("vllm_integration.scheduler.draft_budget", "from ..worker import requests", "scheduler may import"),
+    ("vllm_integration.worker.requests", "from vllm_integration.frontend import body", "worker may import"),
     ("vllm_integration.worker.requests", "from vllm_integration import plugin", "worker may import"),
-    (
-        "vllm_integration.config.engine_config",
-        "from vllm_integration.frontend import limits",
-        "config may import",
-    ),
+    ("vllm_integration.config.settings", "from vllm_integration.frontend import body", "config may import"),
     (
         "vllm_integration.wire.request",
         "from vllm_integration.seams import install",
         "wire may import nothing",
     ),
-    (
-        "vllm_integration.seams.table",
-        "from vllm_integration.wire import prediction",
-        "seams may import nothing",
-    ),
+    ("vllm_integration.seams.table", "from vllm_integration.wire import request", "seams may import nothing"),
     ("vllm_integration.seams.table", "from vllm_integration.seams import install", "import each other"),
     ("gpu_align.arena", "def f():\n    from .drafter import _MOST", "imports the private name _MOST"),
     ("gpu_align.arena", "class Drafter:\n    pass", "each have a class Drafter"),
@@ -256,9 +243,8 @@ PLANTED = [
 @pytest.mark.parametrize(("module", "line", "words"), PLANTED, ids=lambda value: str(value).split("\n")[-1])
 def test_one_planted_import_is_named(module: str, line: str, words: str) -> None:
     modules = sources()
-    before = set(violations(modules))
     modules[module] += f"\n{line}\n"
-    new = set(violations(modules)) - before
+    new = violations(modules)
     assert any(words in text and (module in text or "floors" in text) for text in new), new
 
 
@@ -274,11 +260,7 @@ def test_relative_imports_are_followed() -> None:
         "p.b": "def f():\n    from .. import x",
         "x": "",
     }
-    assert imports(modules) == [
-        Import("p", "p.a", True),
-        Import("p.a", "p.b", True),
-        Import("p.b", "", False),
-    ]
+    assert imports(modules) == [("p", "p.a", True), ("p.a", "p.b", True), ("p.b", "", False)]
 
 
 def test_rooms_of_the_groups_exist() -> None:

@@ -6,19 +6,12 @@ record for each source file that changed::
     {"id": "flask/2.2.5..3.0.3/flask/app.py", "kind": "python", "text": "python", "package": "flask",
      "split": "test", "tokens": "tekken", "prediction": [ids], "output": [ids]}
 
-The old file is the prediction, the new one what the model writes. ``--set`` chooses what is written:
-
-- ``five`` (the default): the ``.py`` files of five packages, 117 records;
-- ``test``: ``five``, more packages and sorts of text, edits of known kinds, two more tokenizers;
-- ``tune``: the same from packages of which ``test`` has nothing; tables are learned from these;
-- ``all``: ``tune`` and ``test``;
-- ``kinds-tune``, ``kinds-test``: ten kinds of text from PyPI and npm, outputs like a model's, and predictions of
-  every quality (`benchmarks.corpus.kinds`).
+The old file is the prediction, the new one what the model writes. docs/quality.md has the sets of ``--set``.
 
 Selection rule: files that both versions have, whose text differs, and whose *new* version has 200 to 8,000
-tokens (`MIN_TOKENS`, `MAX_TOKENS`); the old one may be of any length. Line ends are normalised to LF. Tokens are
-Tekken's unless the record says otherwise, so that no model has to be fetched. Records are sorted by id, and the
-gzip header carries no time: the same packages give the same bytes.
+tokens; the old one may be of any length. Tokens are Tekken's unless the record says otherwise, so that no model
+has to be fetched. Records are sorted by id, and the gzip header carries no time: the same packages give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -51,17 +44,10 @@ KIND_SETS = {"kinds-tune": "tune", "kinds-test": "test"}
 class EditPair:
     """One edit as token ids, and what it is.
 
-    Attributes:
-        id: unique in the corpus.
-        kind: the sort of text for a real change of such a file (`benchmarks.corpus.files.SORTS`); else the kind of
-            edit that was made (`benchmarks.corpus.edits.EDITS`), "unrelated" or "state", or in the sets of kinds
-            what was made of a change (`benchmarks.corpus.kinds`).
-        text: the sort of text that was edited.
-        package: where the text is from; "" for a text made here.
-        split: "tune" or "test".
-        tokens: "tekken", "bpe" or "bytes".
-        prediction: token ids.
-        output: token ids.
+    kind: the sort of text for a real change of such a file (`benchmarks.corpus.files.SORTS`); else the kind of
+    edit that was made (`benchmarks.corpus.edits.EDITS`), "unrelated" or "state", or in the sets of kinds what
+    was made of a change (`benchmarks.corpus.kinds`). text: the sort that was edited. package: "" for a text made
+    here.
     """
 
     id: str

@@ -207,10 +207,7 @@ def made_pairs(chosen: dict[str, list[KindText]]) -> Iterator[Edit]:
 def made(name: str, text: KindText, alike: Sequence[KindText]) -> Edit | None:
     """One record of `MODEL` or of a quality from one file; None where the file does not lend itself to it.
 
-    Args:
-        name: `MODEL`, or of `QUALITIES`.
-        text: the file.
-        alike: files of the same kind and split: siblings, and donors of new lines.
+    alike: files of the same kind and split: siblings, and donors of new lines.
     """
     edit = text.edit
     rng = random.Random(hash_of(name, edit.id))

@@ -25,13 +25,7 @@ def package_texts(
     Every file that is of one of `SORTS`, not `VENDORED`, at most `MAX_CHARACTERS` long and with lines as short as
     people write them; of a package each text once. Of a package and sort at most `MAX_OF_SORT` characters, in the
     order of a hash of release and path: of a large package more files are taken than both releases of some.
-
-    Args:
-        split: "tune" or "test".
-        cache: downloads are kept here.
-        fetch: gets an archive.
-        everything: every file of every release, whatever its length and whoever wrote it: what the split must
-            not share with the other one.
+    everything: every file of every release, whatever its length and whoever wrote it.
     """
     chosen = [*RELEASES[split], *(releases for _, releases in SETS[split])]
     wanted = sorted(

@@ -27,12 +27,7 @@ _THINGS = [
 
 
 def state_pair(form: str, rng: random.Random) -> tuple[str, str]:
-    """``(before, after)`` of one document.
-
-    Args:
-        form: "json" (indented by 2), "json_compact" (one line), or "yaml".
-        rng: the only source of chance.
-    """
+    """``(before, after)`` of one document: "json" (indented by 2), "json_compact" (one line), or "yaml"."""
     before = _state(rng)
     after = _update(before, rng)
     return _write(form, before), _write(form, after)

@@ -1,13 +1,9 @@
 """Build Arctic's suffix decoding for comparison: ``python -m benchmarks.quality.build_suffix_peer``.
 
-The published wheel of arctic-inference comes with an engine. What the benchmark compares with is its suffix tree
-alone, two C++ files that need neither. So this takes the sdist from PyPI, compiles those files against nanobind
-with the C++ compiler of the machine, and leaves an importable ``arctic_inference.suffix_decoding`` in
-``.cache/suffix_peer``: the package's own Python beside the compiled tree, unchanged. Nothing of it is kept in this
-repository, and nothing is installed.
-
-With ``PYTHONPATH=.cache/suffix_peer``, ``gpu-align simulate --policy suffix_decoding`` finds it; the benchmarks
-look there by themselves.
+The published wheel of arctic-inference comes with an engine. What is compared with is its suffix tree alone, two
+C++ files. So this takes the sdist from PyPI, compiles them against nanobind, and leaves an importable
+``arctic_inference.suffix_decoding`` in ``.cache/suffix_peer``: the package's own Python beside the compiled
+tree, unchanged. Nothing of it is kept in this repository, and nothing is installed.
 """
 
 from __future__ import annotations

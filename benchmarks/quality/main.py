@@ -2,9 +2,7 @@
 
 Replays the test split of the corpus with every drafter at K = 64, 32 and 16, our own one all along its trade-off,
 with the recipes that it comes with; then perfect, unrelated and slightly wrong predictions, and ten kinds of text
-with predictions of every quality. Prints the tables and,
-row by row, what has to hold and whether it does; writes ``.cache/quality.json`` and the pictures of the
-documentation. Nothing of it is random or depends on time.
+with predictions of every quality. Prints tables and what has to hold. Nothing of it is random or depends on time.
 """
 
 from __future__ import annotations

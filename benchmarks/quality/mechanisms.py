@@ -35,22 +35,17 @@ _NEVER = 1 << 30
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One thing that the drafter does, and the drafter without it.
-
-    Attributes:
-        instead: what it does then.
-        overrides: of the library's names, in the process that learns and replays.
-        config: fields of `DrafterConfig`, when learning and when drafting.
-        recipes: whether recipes are drafted from.
-        names: a regular expression of what only this mechanism has a name for; "" where it is a number alone.
-        local: whether these names mean something else outside of the drafter and the tests of its operations.
-    """
+    """One thing that the drafter does, and the drafter without it: what it does instead."""
 
     instead: str
+    #: Of the library's names, in the process that learns and replays.
     overrides: Overrides = field(default_factory=dict)
+    #: Of `DrafterConfig`, when learning and when drafting.
     config: Mapping[str, Any] = field(default_factory=dict)
     recipes: bool = True
+    #: A regular expression of what only this mechanism has a name for; "" where it is a number alone.
     names: str = ""
+    #: Whether these names mean something else outside of the drafter and the tests of its operations.
     local: bool = False
 
 

@@ -45,13 +45,7 @@ TITLE = "Test split of the corpus; each mark is a setting, the large one our def
 
 
 def draw_trade_off(counts: Mapping[Run, Counts], title: str, path: Path) -> None:
-    """One panel a K: tokens a step over rejected per accepted (logarithmic), our curve and every peer.
-
-    Args:
-        counts: the sums of every run over the same records.
-        title: of the whole picture.
-        path: ``.svg`` or ``.png``.
-    """
+    """One panel a K: tokens a step over rejected per accepted (logarithmic), our curve and every peer."""
     plt = pyplot()
     sizes = sorted({run.num_draft_tokens for run in counts})
     figure, panels = plt.subplots(

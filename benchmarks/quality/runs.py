@@ -30,14 +30,7 @@ from gpu_align.tools.simulate.replay import PairResult
 
 
 def make_ready(corpora: Mapping[str, Path]) -> int:
-    """Build Arctic's suffix tree, and make the corpora that are not there; what fails is told on stderr.
-
-    Args:
-        corpora: name of a set of `benchmarks.corpus` → its file.
-
-    Returns:
-        An exit code: 0, or 1 where something could not be built or fetched.
-    """
+    """Build Arctic's suffix tree, and make the corpora (set → file) that are not there; returns an exit code."""
     try:
         build_suffix_peer.build()
     except RuntimeError as error:
@@ -62,13 +55,7 @@ class Encodes(Protocol):
 
 
 def knowledge(tune: Path, tokens: Sequence[str], jobs: int = 1) -> dict[str, Knowledge]:
-    """By the name of the tokens in the corpus, what there is to know in them.
-
-    Args:
-        tune: the tuning split.
-        tokens: of "tekken", "bpe" and "bytes" those that are asked for.
-        jobs: processes.
-    """
+    """Of the names of tokens that are asked for, what there is to know in them from the tuning split."""
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(tokens)) or 1) as pool:
         found = pool.starmap(_knowledge, [(tune, name) for name in tokens], chunksize=1)
     return dict(zip(tokens, found, strict=True))
@@ -144,12 +131,7 @@ def read_entries(path: Path) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a drafter may know beside its request, in one kind of tokens.
-
-    Attributes:
-        recipes: the shipped pack.
-        earlier: outputs of the tuning split.
-    """
+    """What a drafter may know in one kind of tokens: the shipped pack, and outputs of the tuning split."""
 
     recipes: Recipes | None = None
     earlier: Sequence[Sequence[int]] = ()

@@ -1,12 +1,9 @@
 """Throughput of drafting rules on paper: ``python -m benchmarks.serving``.
 
 Replays real edits at batch 1 to 1,024: every place of a batch goes through the corpus, request after request; in
-each step a rule grants draft slots (`rules`), what they bring is looked up in a trace of the drafter
-(`trace`), and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills,
-the batch always full.
-
-One command records the traces, runs every rule, writes the JSON and fills the tables of docs/tuning.md and
-docs/developer/serving-rules.md. After a change of the drafter run it again: it fails if the plugin's defaults
+each step a rule grants draft slots (`rules`), what they bring is looked up in a trace of the drafter (`trace`),
+and the step takes as long as its tokens need (`step_cost`). Decode steps only: no prefills, the batch always
+full. After a change of the drafter run it again: it fails if the plugin's defaults
 (`vllm_integration.config.settings`) then lose by useless predictions or by drafts that are all rejected.
 """
 

@@ -30,10 +30,7 @@ ONE = 65_535
 
 @dataclass(frozen=True)
 class Trace:
-    """Drafts at every position of some outputs, joined. P is the sum of ``output tokens - 1`` over all records.
-
-    Position ``p`` of a record is the state after its first ``p`` output tokens, ``1 <= p < L``: the prefill has
-    brought the first.
+    """Drafts at every position of some outputs, joined: after 1 to L - 1 tokens of each, P in all.
 
     Attributes:
         start: [R + 1] int64: record ``r`` has rows ``start[r]`` to ``start[r + 1]``.

@@ -1,27 +1,13 @@
 """All checks and timings of a machine with a GPU, within 8 minutes: ``benchmarks/speed/gpu_check.sh [STAGE …]``.
 
-    kernels     the tests of the kernels natively, against the references
-    capture     CUDA graphs, no wait, no allocation
-    steps       time of a step                                     (step_time)
-    lcs         exact LCS, cell updates a second                   (lcs_time)
-    ngram       vLLM's n-gram kernels on the same tensors as ours  (ngram_time)
-    sanitizer   compute-sanitizer on a small batch                 (sanitizer)
-    suite       the pytest-benchmark suite
-    picture     the suite's times as a picture
-
-A stage that is no pytest run is a list of rows. A row is written as ``started`` before it begins. One that exceeds
-its limit is written as ``out of time`` by a second thread, which then ends the process with `RESTART`; so does a
-row that leaves the device in an error state. The stage is started again, without the rows that its file holds.
-
-The most valuable stage goes first. Each has a time limit, and all together have one: what is left of it
-limits a late stage. Each stage is a process of its own and writes ``OUT_DIR/<stage>.json`` after every row
-(`result_file`), so that whatever happens to it leaves what it had. ``OUT_DIR/gpu_check.json`` holds all of
-them. At the end one table, and a list of what was not done and why.
+docs/developer/gpu-check.md has the stages. Each is a process of its own with a time limit, and all together have
+one; it writes ``OUT_DIR/<stage>.json`` after every row (`result_file`), so that whatever happens to it leaves what
+it had. A stage that is no pytest run is a list of rows. A row is written as ``started`` before it begins. One that
+exceeds its limit is written as ``out of time`` by a second thread, which then ends the process with `RESTART`; so
+does a row that leaves the device in an error state. The stage is started again, without the rows that its file
+holds. ``OUT_DIR/gpu_check.json`` holds all stages. At the end one table, and a list of what was not done and why.
 
 Exit code 1: a check failed. What was skipped, refused by a tool or out of time is named and is no failure.
-
-``--dry-run`` runs all stages on a machine without a GPU, at tiny sizes: kernels under Triton's interpreter or
-their references, host times marked as such.
 """
 
 from __future__ import annotations

@@ -33,23 +33,17 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Config:
-    """One way to compile a kernel.
-
-    Attributes:
-        label: names the row of the table.
-        constants: constexprs, and pointers that are None.
-        warps: as the launcher passes.
-        types: what differs from `TYPES` in this kernel.
-        unaligned: arguments that are not multiples of 16. Pointers and strides are taken to be, as they are with
-            PyTorch's allocator and row lengths that are multiples of 16; Triton compiles for that case apart.
-        max_registers: of a thread, on NVIDIA; 0 leaves it to the compiler.
-    """
+    """One way to compile a kernel, and its row of the table. constants: constexprs, and pointers that are None."""
 
     label: str
     constants: dict[str, Any]
     warps: int
+    #: What differs from `TYPES` in this kernel.
     types: dict[str, str] = field(default_factory=dict)
+    #: Arguments that are not multiples of 16. Pointers and strides are taken to be, as they are with PyTorch's
+    #: allocator and row lengths that are multiples of 16; Triton compiles for that case apart.
     unaligned: frozenset[str] = frozenset()
+    #: Of a thread, on NVIDIA; 0 leaves it to the compiler.
     max_registers: int = 0
 
 

@@ -1,24 +1,13 @@
-"""Cycles of a step and of the exact LCS from the compiled code, without a GPU.
+"""Cycles of a step and of the exact LCS from the compiled code, without a GPU: docs/developer/compiled-kernels.md.
 
-``python -m benchmarks.speed.latency_model [--write]`` compiles the kernels as their launchers call them,
-disassembles the binaries (`sass`) and runs them (`sass_warp`) on requests in the states of `PATHS`. So
-loops take as many turns, and branches go, as they do on a GPU. Drafts and lengths must be the reference's.
+Compiles the kernels as their launchers call them, disassembles the binaries (`sass`) and runs them (`sass_warp`)
+on requests in the states of `PATHS`. So loops take as many turns, and branches go, as they do on a GPU. Drafts
+and lengths must be the reference's.
 
-Assumptions (`sass_warp.Latencies`): one program alone, in order, with its instructions in the cache. Loads: 40
-cycles from the first-level cache, and for the first access to each 32 bytes 263 (warm: they are in the
-second-level cache) or 600 (cold: in memory). Shared memory 23 to 30, shuffles and reductions across a warp 23, a
-barrier 25, constants 30, a taken branch 8 beyond its stall count. Pipes of 16 lanes take an instruction every
-second cycle.
-Microseconds are at 1.755 GHz (an H200 runs at up to 1.98); a launch takes 1.5 to 2 more. sm_100 has its own code,
-but the latencies and multiprocessors of sm_90.
-
-Not in it: misses of the instruction cache, other programs on the same multiprocessor (but for the throughput of
-the LCS), queues of the memory. Of 8k tokens to be folded again, and of contexts of the LCS, a part
-is run and the rest taken to cost as much for each token.
-
-The table is compared with benchmarks/results/latency.json, which has one for each Triton version. Exit code 1: a
-number differs by more than 2 %. ``--write`` renews the table of the installed version. ``--lines 10`` shows where
-the cycles of each path go.
+One program alone, in order, with its instructions in the cache and the latencies of `sass_warp.Latencies`; sm_100
+has its own code, but the latencies and multiprocessors of sm_90. Not in it: misses of the instruction cache, other
+programs on the same multiprocessor (but for the throughput of the LCS), queues of the memory. Of 8k tokens to be
+folded again, and of contexts of the LCS, a part is run and the rest taken to cost as much for each token.
 """
 
 from __future__ import annotations

@@ -1,17 +1,8 @@
 """What the compiler made of every kernel, without a GPU: ``python -m benchmarks.speed.static_check [--write]``.
 
-Each kernel (`kernel_configs` has the list) is compiled for `TARGETS`, and these are read from the binary and from
-its disassembly:
-
-    registers  a thread: registers (NVIDIA), vector registers (AMD)
-    scalars    scalar registers a wave; AMD only
-    stack      bytes of stack a thread; anything but 0 is a spill
-    shared     bytes of shared memory a program
-    loads      bits of one thread's load from global memory → how many such instructions
-
-and compared with benchmarks/results/static.json, which has a table for each Triton version that it was written
-with: compilers differ. ``--write`` renews the table of the installed one. Exit code 1: something differs, or
-a kernel spills; every difference is named.
+Each kernel of `kernel_configs` is compiled for `TARGETS`; docs/developer/compiled-kernels.md has the fields that
+are read from the binary and its disassembly and compared with benchmarks/results/static.json. Exit code 1:
+something differs, or a kernel spills; every difference is named.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Time of one drafting step: ``python -m benchmarks.speed.step_time [--json OUT.json]``.
 
 On a GPU: device time of a step in a CUDA graph, in which each step is a genuine next step (`StepBatch`), without
-the host's launch (`device_time`), for the situations of `CASES`. A row has
-
-    us, iqr_us     a step whose data is in the L2 cache: median, and interquartile range
-    floor_us       the interval of the same graph without its steps, which was subtracted
-    cold_us        a step after the L2 cache was overwritten, as a model's forward pass does; cold_iqr_us
-    host_us        an eager call as the host sees it
-
+the host's launch (`device_time`), for the situations of `CASES`; docs/developer/gpu-check.md has the columns.
 Without a GPU: the reference on the CPU, small sizes only; it shows that the command works and times nothing.
 Correctness first: a batch whose drafts differ from the reference, before or after the replays, is not timed.
 """

@@ -118,14 +118,9 @@ def make_shapes() -> gpu_align.Recipes:
 
 
 class Batch:
-    """A `Drafter` and an engine's tensors: requests of which `written` tokens are there.
+    """A `Drafter` and an engine's tensors: requests with `predictions` [B, N], `written` tokens long.
 
-    Args:
-        predictions: [B, N].
-        texts: [B, L] what the requests write, prompts included.
-        written, prompt_len: tokens of each request.
-        step_tokens: what each step brings.
-        device, recipes, backend: of the drafter.
+    texts: [B, L] what they write, prompts included.
     """
 
     def __init__(

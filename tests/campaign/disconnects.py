@@ -16,10 +16,10 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from request_server import serve
 from usage_harness import moved, scrape
 from v2_harness import VOCABULARY, edited
@@ -114,9 +114,7 @@ class Server:
             tally.check(not wrong and not held, {"wrong": wrong, "held": held}, count=len(closed))
         after = self._counted(tally, control)
         # A sum of ratios is what is left of two larger ones, to within rounding.
-        same = before.keys() == after.keys() and all(
-            isclose(before[k], after[k], rel_tol=1e-9) for k in before
-        )
+        same = before == pytest.approx(after, rel=1e-9)
         tally.check(same, {"counters of the same requests": [before, after]}, count=0)
         told = ", ".join(f"{phases[phase]} {phase}" for phase in PHASES if phases[phase])
         return tally.row(f"{told}; {others} others, nothing held after any batch, counters exact")
@@ -145,14 +143,12 @@ class Server:
                 return await asyncio.wait_for(ask(self._url, client), 120)
 
         answers = await asyncio.gather(*(one(client) for client in clients))
-        closed = [
-            client.phase for client, (was_closed, _) in zip(clients, answers, strict=True) if was_closed
-        ]
-        wrong = [
-            {"client": client._asdict(), "answer": answer}
-            for client, (was_closed, answer) in zip(clients, answers, strict=True)
-            if not was_closed and answer != client.expected
-        ]
+        closed, wrong = [], []
+        for client, (was_closed, answer) in zip(clients, answers, strict=True):
+            if was_closed:
+                closed.append(client.phase)
+            elif answer != client.expected:
+                wrong.append({"client": client._asdict(), "answer": answer})
         return closed, wrong
 
     def _counted(self, tally: Tally, control: Sequence[Client]) -> dict[str, float]:

@@ -45,12 +45,13 @@ class Runner:
 
     def __init__(self, c: Campaign, name: str, requests: int, preemptions: int, lookups: int) -> None:
         self.name = name
-        self.texts = c.tally(f"greedy text equals the engine's without plugin, {name}", requests, requests)
-        self.preempted = c.tally(
-            f"preemptions met while the text stayed the same, {name}", preemptions, preemptions
-        )
-        self.lookups = c.tally(
-            f"prefix-cache hits of a request with the plugin against without, {name}", lookups, lookups
+        whats = (
+            "greedy text equals the engine's without plugin", "preemptions met while the text stayed the same",
+            "prefix-cache hits of a request with the plugin against without",
+        )  # fmt: skip
+        self.texts, self.preempted, self.lookups = (
+            c.tally(f"{what}, {name}", n, n)
+            for what, n in zip(whats, (requests, preemptions, lookups), strict=True)
         )
         self.kinds: Counter[str] = Counter()
         self.features: Counter[str] = Counter()
@@ -91,21 +92,12 @@ class StageRun:
                 Request(prompt_of(draw), None, stage.num_tokens, params={"logprobs": 2})
                 for _ in range(stage.num_probes)
             ]
-            self.cases = cases_of(
-                [
-                    Probe(
-                        request.prompt,
-                        answer["token_ids"],
-                        answer["text"],
-                        [
-                            abs(first - second)
-                            for first, second in (list(p.values())[:2] for p in answer["logprobs"])
-                        ],
-                    )
-                    for request, answer in zip(alone, serve(engine, alone).answers, strict=True)
-                ],
-                stage.num_tokens,
-            )
+            probes = []
+            for request, answer in zip(alone, serve(engine, alone).answers, strict=True):
+                pairs = (list(p.values())[:2] for p in answer["logprobs"])
+                leads = [abs(first - second) for first, second in pairs]
+                probes.append(Probe(request.prompt, answer["token_ids"], answer["text"], leads))
+            self.cases = cases_of(probes, stage.num_tokens)
             run = serve(engine, arriving([case.request for case in self.cases], draw))
             for case, answer in zip(self.cases, run.answers, strict=True):
                 case.answer = answer

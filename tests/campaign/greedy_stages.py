@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from v2_harness import Request, Run, V2Engine
 
@@ -101,8 +101,7 @@ class Case:
     answer: Answer = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """One request of an engine with the plugin."""
 
     kind: str
@@ -135,9 +134,8 @@ def asked_of(cases: Sequence[Case], begin: int, count: int, draw: random.Random)
         prediction = KINDS[kind](case.request.prompt, case.answer["token_ids"], draw)
         asked.append(Asked(kind, case, replace(case.request, prediction=prediction)))
     draw.shuffle(asked)
-    return [
-        replace(a, request=r) for a, r in zip(asked, arriving([a.request for a in asked], draw), strict=True)
-    ]
+    requests = arriving([a.request for a in asked], draw)
+    return [a._replace(request=request) for a, request in zip(asked, requests, strict=True)]
 
 
 def arriving(requests: Sequence[Request], draw: random.Random) -> list[Request]:

@@ -66,13 +66,9 @@ def _servers(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Iterator
 
 
 def _ask_both(
-    answers: Tally,
-    files: Tally,
-    pool: ThreadPoolExecutor,
-    questions: list[Question],
-    urls: tuple[str, str],
+    answers: Tally, files: Tally, pool: ThreadPoolExecutor, questions: list[Question], urls: tuple[str, str],
     logs: Path,
-) -> None:
+) -> None:  # fmt: skip
     """Both servers at once get requests of the same ids; what is asked under an id differs."""
     begun = files.count
     asked = [
@@ -118,19 +114,14 @@ def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
         if not steps:
             continue
         directory = Path(tempfile.mkdtemp(dir=folder))
+        is_v1 = runner == "V1"
+        environment = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", "GPU_ALIGN_RECIPES": "off"}
+        before = f"fork_workers(); record_drafts({str(directory)!r})" if is_v1 else ""
+        # Forked from a process that has imported torch, V2's would compile what they must not.
         with V2Engine(
-            model,
-            directory,
-            num_draft_tokens=K,
-            environment={"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", "GPU_ALIGN_RECIPES": "off"},
-            runner=runner,
-            # Forked from a process that has imported torch, V2's would compile what they must not.
-            forks=runner == "V1",
-            record_drafts=runner == "V2",
-            before=f"fork_workers(); record_drafts({str(directory)!r})" if runner == "V1" else "",
-            tensor_parallel_size=2,
-            distributed_executor_backend="mp",
-        ) as engine:
+            model, directory, num_draft_tokens=K, environment=environment, runner=runner, forks=is_v1,
+            record_drafts=not is_v1, before=before, tensor_parallel_size=2, distributed_executor_backend="mp",
+        ) as engine:  # fmt: skip
             for _ in range(steps):  # if nothing were drafted it would never end
                 if told[f"{runner} steps"] >= steps or not tally.goes_on():
                     break
@@ -154,13 +145,9 @@ def _serve(c: Campaign, tally: Tally, engine: V2Engine, greedy: Greedy, told: Co
         requests.append(Request(prompt_of(seed), prediction, n, arrives=c.rng.randrange(4), aborted=aborted))
         texts.append(text)
     run = engine.run(requests)
-    whole = [answer["end"] != "aborted" for answer in run.answers]
-    same = [
-        output == text for output, text, is_whole in zip(run.outputs, texts, whole, strict=True) if is_whole
-    ]
-    tally.check(
-        all(same), case={"requests": [r.as_json() for r in requests], "outputs": run.outputs}, count=0
-    )
+    ended = zip(run.outputs, texts, run.answers, strict=True)
+    same = all(output == text or answer["end"] == "aborted" for output, text, answer in ended)
+    tally.check(same, lambda: {"requests": [r.as_json() for r in requests], "outputs": run.outputs}, count=0)
     told["requests"] += len(requests)
 
 

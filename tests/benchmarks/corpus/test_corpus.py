@@ -150,9 +150,10 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert f"{3 * len(SELECTED):,}" in printed.splitlines()[-2]
 
 
-@pytest.mark.parametrize(
-    "text", ["flask", "flask:1", "flask:1:2:3", "flask::2", "--pre:1:2", "a b:1:2", "-r x:1:2"]
-)
+BAD = ["flask", "flask:1", "flask:1:2:3", "flask::2", "--pre:1:2", "a b:1:2", "-r x:1:2"]
+
+
+@pytest.mark.parametrize("text", BAD)
 def test_bad_packages(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert build.main([str(tmp_path / "o.gz"), f"--packages={text}"], fetch) == 2
     assert "expected NAME:OLD:NEW" in capsys.readouterr().err
