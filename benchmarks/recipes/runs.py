@@ -19,7 +19,7 @@ from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
-from gpu_align.recipes.misses import Misses
+from gpu_align.recipes.pack import Misses
 from gpu_align.simulate import Record, load_tokenizer, replay
 from gpu_align.tools.simulate.replay import PairResult
 

@@ -1,7 +1,6 @@
 """Recipe packs: continuations that are likely in any text of a kind, or certain in a task; see README.md here."""
 
-from .misses import Misses, count_misses
-from .pack import PackError, RecipePack
+from .pack import Misses, PackError, RecipePack, count_misses
 from .tokenize import Observed, Recipe, fingerprint, shape_of_output, shape_of_tokens
 
 __all__ = [

@@ -29,8 +29,7 @@ from ..inputs import json_lines
 
 if TYPE_CHECKING:
     from ...predictors import DraftModelTokenPredictor
-    from ...recipes.misses import Misses
-    from ...recipes.pack import RecipePack
+    from ...recipes.pack import Misses, RecipePack
     from ...recipes.tokenize import Encode, Observed
     from .report import PackReport
 
@@ -259,15 +258,14 @@ def merge_command(
     ] = False,
 ) -> None:
     """Merge packs, and the misses that servers counted, into one pack."""
-    from ...recipes.misses import parse_misses
-    from ...recipes.pack import RecipePack, parse_pack, read_file
+    from ...recipes.pack import RecipePack, read_file
     from .merge import merge
 
     _check_pack("--out", out, parts)
     read: list[RecipePack | Misses] = []
     for path in parts:
         with _refusing(path):
-            read.append(read_file(path, pack=parse_pack, misses=parse_misses))
+            read.append(read_file(path, "pack", "misses"))
     if not any(isinstance(part, RecipePack) for part in read):
         refuse("expected a pack among the files, found misses alone")
     with _refusing(out):
@@ -298,7 +296,7 @@ def report_command(
     ] = None,
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
-    from ...recipes.misses import Misses
+    from ...recipes.pack import Misses
 
     check_outputs({"--json": json_out, "--misses": misses_out}, [pack, outputs])
     loaded = _load(pack)

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from ...recipes.misses import Miss, Misses
-from ...recipes.pack import PackError, RecipePack
+from ...recipes.pack import Miss, Misses, PackError, RecipePack
 from ...recipes.tokenize import Observed, Recipe
 from .observe import CERTAIN, by_frequency
 

@@ -12,7 +12,7 @@ from ...ops.recipe_lookup import Recipes
 from ...predictors.base import TokenPredictor
 from ...predictors.draft_model import DraftModelTokenPredictor
 from ...predictors.loop import PredictorLoop
-from ...recipes.misses import Misses, count_misses
+from ...recipes.pack import Misses, count_misses
 from ...recipes.tokenize import Encode
 from ..simulate.policies import our_drafter
 from ..simulate.records import Record

@@ -15,8 +15,7 @@ import pytest
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Misses, Observed, PackError, Recipe, fingerprint
-from gpu_align.recipes.misses import parse_misses
-from gpu_align.recipes.pack import MAX_BYTES, NUM_BINS, SHIPPED, parse_pack, read_file
+from gpu_align.recipes.pack import MAX_BYTES, NUM_BINS, SHIPPED, read_file
 from tests.gpu_align.recipes.oracle import Words
 
 PACK = RecipePack(
@@ -274,7 +273,7 @@ class TestMisses:
         PACK.save(path)
         with pytest.raises(PackError, match=r"expected a file of misses .*found 'pack'"):
             Misses.load(path)
-        assert read_file(path, pack=parse_pack, misses=parse_misses) == PACK
+        assert read_file(path, "pack", "misses") == PACK
         Misses("sha256:0").save(path)
         with pytest.raises(PackError, match=r"expected a recipe pack .*found 'misses'"):
             RecipePack.load(path)
