@@ -397,20 +397,3 @@ def test_the_rust_front_end_is_warned_of_once(
     assert made == [other, ours, ours]
     assert len(plugin_log) == warns
     assert all("vllm_xargs.gpu_align_prediction" in line for line in plugin_log)
-
-
-def test_the_names_of_cascade() -> None:
-    for theirs, ours in (
-        ({"predicted_text": "a\r\nb"}, {"prediction": "a\nb"}),
-        ({"predicted_token_ids": [1, 2]}, {"token_ids": [1, 2]}),
-    ):
-        assert (
-            PredictedOutputParams(**theirs).to_extra_args() == PredictedOutputParams(**ours).to_extra_args()
-        )
-        assert PredictedOutputParams(**theirs).has_prediction()
-    assert not PredictedOutputParams(predicted_text="").has_prediction()
-    assert not PredictedOutputParams(token_ids=[]).has_prediction()
-    with pytest.raises(ValueError, match="exactly one of prediction and token_ids, got both"):
-        PredictedOutputParams("a", predicted_text="b")
-    with pytest.raises(TypeError, match="prediction: expected a string, got int"):
-        PredictedOutputParams(predicted_text=5)  # type: ignore[arg-type]

@@ -19,8 +19,7 @@ from vllm_integration.frontend import prediction as fields
 from vllm_integration.frontend.endpoints import process_inputs
 from vllm_integration.frontend.prediction import FieldError, choices_of
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.wire import request as wire
-from vllm_integration.wire.request import KEY, Prediction, TextKind
+from vllm_integration.wire.request import KEY, Prediction
 
 EMPTY = Prediction(token_ids=b"")
 
@@ -249,18 +248,3 @@ def test_choices_are_taken_out_of_the_request(two_packs: str) -> None:
         prediction = xargs[KEY]
         assert (prediction.token_ids, prediction.recipes, prediction.memory) == (b"", ("house",), False)
         assert prediction.http_request_id
-
-
-def test_what_travels_is_read_back() -> None:
-    sent = Prediction(token_ids=b"\1\0\0\0", recipes=("a", "b"), sharing_key=b"k", kind=TextKind.MEMORY)
-    as_dict = {**vars(sent), "recipes": ["a", "b"], "kind": 1}  # what MessagePack makes of it
-    assert wire.read(as_dict) == sent
-    assert repr(sent) == "Prediction(1 tokens of earlier answers)"
-    for bad in ({"recipes": "a"}, {"recipes": [1]}, {"memory": 1}, {"kind": "1"}, {"kind": 3}):
-        with pytest.raises((TypeError, ValueError), match=r"expected|TextKind"):
-            wire.read({"token_ids": b"", **bad})
-    request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: {"x": 1}, "x": None}))
-    wire.put_back(request)
-    assert request.sampling_params.extra_args == {KEY: Prediction(sharing_key=b""), "x": None}
-    assert wire.brought_by(request.sampling_params) == Prediction(sharing_key=b"")
-    assert wire.brought_by(SimpleNamespace(extra_args=None)) is None

@@ -319,6 +319,10 @@ def test_a_body_that_was_over_the_limit_before_the_fault_is_refused(
     rest = json.dumps({**GOOD, "user": "!"}).encode()[1:]
     assert post(request_app, [b'{"p": [9, 9, 9, 9, 9, 9, 9], ', rest])[:2] == SERVED
     assert post(request_app, [b'{"\\u0070redictio\\u006e": ', b'"w1 w2", ', rest])[0] == 413
+    hinted = json.dumps({**GOOD, "prediction": "w1 w2"}).encode()[1:]
+    assert post(request_app, [b'{"user": "!", ', hinted])[:2] == SERVED, (
+        "what comes behind a fault is not read"
+    )
     assert len(plugin_log) == 1
 
 

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.request import PredictedOutputParams
+from vllm_integration.wire.request import KEY, PredictedOutputParams, Prediction, TextKind
 from vllm_integration.worker import requests as predictions
 from vllm_integration.worker.requests import open_request
+
+TWO = b"\1\0\0\0\2\0\0\0"
 
 
 @given(st.lists(st.integers(0, wire.MAX_TOKEN_ID)))
@@ -31,95 +33,130 @@ def test_arrays_are_taken_whatever_their_layout(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "error", "found"),
+    ("given", "prediction"),
     [
-        ("w1", TypeError, "str"),
-        (b"ab", TypeError, "bytes"),
-        (7, TypeError, "int"),
-        ({1: 2}, TypeError, "dict"),
-        ([1, True], TypeError, r"token_ids\[1\].*bool"),
-        ([1, 2.0], TypeError, r"token_ids\[1\].*float"),
-        ([1, -1], ValueError, "-1"),
-        ([2**31], ValueError, "2147483648"),
-        (np.array([0.5]), TypeError, "float64"),
-        (np.zeros((2, 2), dtype=np.int32), TypeError, "2-d"),
-        (np.array([-5]), ValueError, "-5"),
-        (np.array([2**31]), ValueError, "2147483648"),
+        ({"prediction": "a\r\nb\rc\nd\r\r\ne"}, Prediction(text="a\nb\nc\nd\n\ne")),
+        ({"predicted_text": "a\r\nb"}, Prediction(text="a\nb")),
+        ({"token_ids": [1, 2]}, Prediction(token_ids=TWO)),
+        ({"predicted_token_ids": [1, 2]}, Prediction(token_ids=TWO)),
+        ({"prediction": ""}, None),
+        ({"token_ids": []}, None),
+        ({"predicted_text": ""}, None),
     ],
 )
-def test_bad_token_ids_are_named(token_ids: Any, error: type[Exception], found: str) -> None:
-    with pytest.raises(error, match=found) as caught:
-        PredictedOutputParams(token_ids=token_ids)
-    assert str(caught.value).startswith("token_ids")
+def test_params_of_the_offline_api(given: dict[str, Any], prediction: Prediction | None) -> None:
+    params = PredictedOutputParams(**given)
+    assert params.to_extra_args() == ({} if prediction is None else {KEY: prediction})
+    assert params.has_prediction() == (prediction is not None)
+    assert repr(params) == "PredictedOutputParams(...)"
+    shown = repr(params.to_extra_args())
+    assert not prediction or "Prediction(2 tokens)" in shown or "characters)" in shown
 
 
-def test_exactly_one_of_text_and_token_ids() -> None:
-    with pytest.raises(ValueError, match="neither"):
-        PredictedOutputParams()
-    with pytest.raises(ValueError, match="both"):
-        PredictedOutputParams(prediction="a", token_ids=[1])
+@pytest.mark.parametrize(
+    ("given", "error", "found"),
+    [
+        ({}, ValueError, "exactly one of prediction and token_ids, got neither"),
+        ({"prediction": "a", "token_ids": [1]}, ValueError, "got both"),
+        ({"prediction": "a", "predicted_text": "b"}, ValueError, "got both"),
+        ({"prediction": 5}, TypeError, "^prediction: expected a string, got int"),
+        ({"predicted_text": 5}, TypeError, "^prediction: expected a string, got int"),
+        ({"prediction": "ab\ud800"}, ValueError, "^prediction: .*lone surrogate at character 2"),
+        *[
+            ({"token_ids": token_ids}, error, f"^token_ids.*{found}")
+            for token_ids, error, found in (
+                ("w1", TypeError, "str"),
+                (b"ab", TypeError, "bytes"),
+                (7, TypeError, "int"),
+                ({1: 2}, TypeError, "dict"),
+                ([1, True], TypeError, r"\[1\].*bool"),
+                ([1, 2.0], TypeError, r"\[1\].*float"),
+                ([1, -1], ValueError, "-1"),
+                ([2**31], ValueError, "2147483648"),
+                (np.array([0.5]), TypeError, "float64"),
+                (np.zeros((2, 2), dtype=np.int32), TypeError, "2-d"),
+                (np.array([-5]), ValueError, "-5"),
+                (np.array([2**31]), ValueError, "2147483648"),
+            )
+        ],
+    ],
+    ids=str,
+)
+def test_bad_params_are_named(given: dict[str, Any], error: type[Exception], found: str) -> None:
+    with pytest.raises(error, match=found):
+        PredictedOutputParams(**given)
 
 
-def test_text_must_be_unicode_text() -> None:
-    with pytest.raises(TypeError, match="prediction: expected a string, got int"):
-        PredictedOutputParams(prediction=5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="lone surrogate at character 2"):
-        PredictedOutputParams(prediction="ab\ud800")
+FULL = Prediction(TWO, None, "h", b"k", ("a", "b"), False, TextKind.MEMORY)
 
 
-def test_newlines_become_lf_once() -> None:
-    args = PredictedOutputParams(prediction="a\r\nb\rc\nd\r\r\ne").to_extra_args()
-    assert args == {wire.KEY: wire.Prediction(text="a\nb\nc\nd\n\ne")}
-
-
-def test_an_empty_prediction_is_none() -> None:
-    assert PredictedOutputParams(prediction="").to_extra_args() == {}
-    assert PredictedOutputParams(token_ids=[]).to_extra_args() == {}
-
-
-def test_no_repr_shows_content() -> None:
-    params = PredictedOutputParams(prediction="secret")
-    assert "secret" not in repr(params) + repr(params.to_extra_args())
-    assert repr(PredictedOutputParams(token_ids=[77, 78]).to_extra_args()[wire.KEY]) == "Prediction(2 tokens)"
+@pytest.mark.parametrize(
+    ("value", "prediction"),
+    [
+        ([1, 2], Prediction(TWO)),
+        ((1, 2), Prediction(TWO)),
+        (np.array([1, 2]), Prediction(TWO)),
+        ({"token_ids": [1, 2]}, Prediction(TWO)),
+        ({"token_ids": memoryview(TWO), "text": None}, Prediction(TWO)),
+        ("a\r\nb", Prediction(text="a\nb")),
+        ({"text": "a\rb", "http_request_id": "t"}, Prediction(text="a\nb", http_request_id="t")),
+        (FULL, FULL),
+        # What MessagePack makes of it.
+        ({**vars(FULL), "recipes": ["a", "b"], "kind": 1}, FULL),
+    ],
+    ids=str,
+)
+def test_what_is_read(value: Any, prediction: Prediction) -> None:
+    assert wire.read(value) == prediction
 
 
 def test_a_prediction_crosses_a_process_boundary_as_a_dict() -> None:
     msgspec = pytest.importorskip("msgspec")
-    value = PredictedOutputParams(token_ids=[1, 2, 3]).to_extra_args()
-    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
-    assert type(arrived[wire.KEY]) is dict
-    assert wire.read(arrived[wire.KEY]) == value[wire.KEY]
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode({KEY: FULL}))
+    assert type(arrived[KEY]) is dict
+    assert wire.read(arrived[KEY]) == FULL
+    assert repr(FULL) == "Prediction(2 tokens of earlier answers)"
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        [1, 2],
-        (1, 2),
-        np.array([1, 2]),
-        {"token_ids": [1, 2]},
-        {"token_ids": memoryview(b"\1\0\0\0\2\0\0\0"), "text": None},
+        *(
+            None,
+            5,
+            1.5,
+            {},
+            {"text": "a", "token_ids": b""},
+            {"x": 1},
+            {"text": 5},
+            {"token_ids": 5},
+            "\udc00",
+        ),
+        *([77, -31337], [31337, 2**31], [31337, 2**90], [31337, "31337"], [31337.0]),
+        *({"token_ids": b"", **bad} for bad in ({"recipes": "a"}, {"recipes": [1]}, {"memory": 1})),
+        *({"token_ids": b"", **bad} for bad in ({"kind": "1"}, {"kind": 3}, {"http_request_id": 5})),
     ],
+    ids=str,
 )
-def test_what_is_read_as_token_ids(value: Any) -> None:
-    assert wire.read(value) == wire.Prediction(token_ids=b"\1\0\0\0\2\0\0\0")
-
-
-def test_text_is_read_from_a_string_or_a_dict() -> None:
-    assert wire.read("a\r\nb") == wire.read({"text": "a\rb"}) == wire.Prediction(text="a\nb")
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, 5, 1.5, {}, {"text": "a", "token_ids": b""}, {"x": 1}, {"text": 5}, {"token_ids": 5}, "\udc00"],
-)
-def test_anything_else_is_refused(value: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"prediction|expected"):
+def test_anything_else_is_refused_in_words_that_a_log_may_show(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^prediction|TextKind") as caught:
         wire.read(value)
+    assert "31337" not in str(caught.value)
+    assert str(2**31) not in str(caught.value).replace("2**31", "")
+
+
+def test_what_is_none_becomes_one_that_shows_nothing() -> None:
+    request = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={KEY: {"x": 1}, "x": None}))
+    wire.put_back(request)
+    assert request.sampling_params.extra_args == {KEY: Prediction(sharing_key=b""), "x": None}
+    assert wire.brought_by(request.sampling_params) == Prediction(sharing_key=b"")
+    assert wire.brought_by(SimpleNamespace(extra_args=None)) is None
+    with pytest.raises(ValueError, match="multiple of 4 bytes, got 3"):
+        wire.decode_token_ids(b"123")
 
 
 def accept(value: Any, capacity: int = 8) -> list[int] | None:
-    params = SimpleNamespace(extra_args={wire.KEY: value})
+    params = SimpleNamespace(extra_args={KEY: value})
     content = open_request("req-7", params, vocab_size=100, capacity=capacity)
     return None if content is None else content.token_ids.tolist()
 
@@ -133,16 +170,11 @@ def test_the_worker_takes_what_fits(plugin_log: list[str]) -> None:
         assert content == wire.RequestContent()
     assert accept([]) == []
     assert plugin_log == []
-
-
-def test_the_worker_cuts_what_is_too_long(plugin_log: list[str]) -> None:
     before = predictions.refused["cut"]
     assert accept(list(range(12))) == list(range(8))
     assert predictions.refused["cut"] == before + 1
     (line,) = plugin_log
-    assert "req-7" in line
-    assert "at most 8" in line
-    assert "got 12" in line
+    assert all(part in line for part in ("req-7", "at most 8", "got 12"))
 
 
 @pytest.mark.parametrize(
@@ -155,25 +187,3 @@ def test_the_worker_drops_what_is_malformed(value: Any, plugin_log: list[str]) -
     assert line.startswith("Request req-7 is served without its prediction: ")
     assert predictions.refused["dropped"] == before + 1
     assert line.endswith(f"({before + 1} dropped so far)")
-
-
-def test_the_http_request_id_crosses_the_process_boundary() -> None:
-    prediction = wire.Prediction(
-        token_ids=wire.encode_token_ids("p", [1, 2]), http_request_id="of one request"
-    )
-    as_sent = {"token_ids": prediction.token_ids, "text": None, "http_request_id": "of one request"}
-    assert wire.read(prediction) == wire.read(as_sent) == prediction
-    assert wire.read({"text": "a\r", "http_request_id": "t"}) == wire.Prediction(
-        text="a\n", http_request_id="t"
-    )
-    with pytest.raises(TypeError, match=r"prediction\.http_request_id"):
-        wire.read({"text": "a", "http_request_id": 5})
-
-
-@pytest.mark.parametrize("ids", [[77, -31337], [31337, 2**31], [31337, 2**90], [31337, "31337"], [31337.0]])
-def test_what_a_log_may_show_names_no_id(ids: Any) -> None:
-    with pytest.raises((TypeError, ValueError)) as caught:
-        wire.read(ids)
-    assert str(caught.value).startswith("prediction")
-    assert "31337" not in str(caught.value)
-    assert str(2**31) not in str(caught.value).replace("2**31", "")
