@@ -130,11 +130,10 @@ def check_usage(tally: Tally, asked: Asked, logs: list[dict[str, Any]]) -> list[
     """One response; the steps of each of its choices."""
     steps = [recount(log, asked.tokens) for log in logs] if asked.answer.texts else []
     joined = [step for choice in steps for step in choice]
-    expected = (
-        asked.tokens * asked.choices if asked.answer.texts else None,
-        of_prediction(joined),
-        details(joined),
-    )
+    of_hint = of_prediction(joined)
+    # Rejected tokens are billed.
+    written = asked.tokens * asked.choices + of_hint[1] if asked.answer.texts else None
+    expected = written, of_hint, details(joined)
     answer = asked.answer
     found = answer.written, answer.accepted_rejected, answer.details.get("gpu_align", {})
     holds = len(logs) == asked.choices and found == expected
@@ -242,8 +241,8 @@ class Counts:
 def run(c: Campaign) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = build(Path(folder) / "model")
-        details = {"GPU_ALIGN_USAGE_DETAILS": "1"}
-        with serve(model, Path(folder), *FLAGS, environment=details) as server:
+        variables = {"GPU_ALIGN_USAGE_DETAILS": "1", "GPU_ALIGN_BILL_REJECTED": "1"}
+        with serve(model, Path(folder), *FLAGS, environment=variables) as server:
             counts = Counts(c, server.url, Logs(server.logs))
             while counts.usage.goes_on() or counts.aborted.goes_on():
                 counts.batch()

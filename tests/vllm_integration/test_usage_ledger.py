@@ -1,4 +1,7 @@
-"""The ledger and the collector: how the parts of a step meet, and every way in which a request can end."""
+"""The ledger and the collector: how the parts of a step meet, and every way in which a request can end.
+
+What responses of each endpoint then show is recounted by the campaign's `counts`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from vllm_integration.config import in_use
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import usage as collector
 from vllm_integration.frontend import usage as response_usage
-from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.scheduler.draft_budget import DraftedRequests
 from vllm_integration.scheduler.verification_ledger import VerificationLedger
 from vllm_integration.seams.install import wrapped_by
@@ -327,7 +329,6 @@ class FrontEnd:
 
     def __init__(self) -> None:
         self.request_states: dict[str, Any] = {}
-        self.stop_after: dict[str, int] = {}
         self.headers_seen: list[Any] = []
 
     @wrapped_by(collector.add_request)
@@ -340,10 +341,7 @@ class FrontEnd:
             self.headers_seen.append(output.trace_headers)
             if output.request_id not in self.request_states:
                 continue
-            stop = self.stop_after.get(output.request_id)
-            if stop is not None:
-                del output.new_token_ids[stop:]
-            if output.finished or stop is not None:
+            if output.finished:
                 del self.request_states[output.request_id]
 
     @wrapped_by(collector.abort_requests)
@@ -375,12 +373,8 @@ def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     monkeypatch.setattr(response_usage, "collector", collector.collector)
     monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2"))
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+    monkeypatch.setattr(response_usage, "_settings", Settings)
     return FrontEnd()
-
-
-def prediction_of(usage: RequestUsage | None) -> tuple[int, int]:
-    assert usage is not None
-    return usage.of_prediction
 
 
 def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,19 +387,11 @@ def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytes
     front.output("1_a", Step(2, 4, 4, 4), tokens=5, finished=True)
     front.output("0_a", Step(1, 3, 3, 0), finished=True)
     usage = collector.collector.take("http")
-    assert prediction_of(usage) == (5, 6)
     assert usage is not None
+    assert usage.of_prediction == (5, 6)
     assert (usage.steps, usage.output_tokens, usage.accepted_by[CONTEXT]) == (3, 12, 4)
     assert collector.collector.take("http") is None
     assert not collector.collector.requests
-
-
-def test_tokens_after_a_stop_string_are_not_accepted(front: FrontEnd) -> None:
-    front.start("a", "http")
-    front.stop_after["a"] = 3
-    front.output("a", Step(1, 8, 8, 7), tokens=8)
-    front.output("a", Step(1, 8, 8, 8), tokens=9)  # the engine did not know yet
-    assert prediction_of(collector.collector.take("http")) == (3, 5)
 
 
 def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
@@ -463,101 +449,23 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(front: FrontEnd) -> None
 # --- responses -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def finished(front: FrontEnd) -> FrontEnd:
-    """A request `http` of whose prediction 5 tokens were accepted and 3 rejected."""
-    front.start("a", "http")
-    front.output("a", Step(0, 0, 0, 0))
-    front.output("a", Step(1, 8, 8, 5), tokens=6)
-    front.output("a", Step(2, 2, 2, 1), tokens=2, finished=True)
-    return front
+def streamed(*events: Any) -> list[Any]:
+    """What becomes of the events of a stream."""
 
+    async def emit() -> Any:
+        for event in events:
+            yield event
 
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def use(**values: Any) -> None:
-        monkeypatch.setattr(response_usage, "_settings", lambda: Settings(**values))
-
-    use()
-    return use
-
-
-WORTH = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 3}
-BY_SOURCE = {"prediction": {"drafted": 8, "accepted": 5}, "context": {"drafted": 2, "accepted": 1}}
-
-
-def models() -> Any:
-    return pytest.importorskip("vllm.entrypoints.serve.engine.protocol")
-
-
-def chat_usage(**more: Any) -> Any:
-    return models().UsageInfo(prompt_tokens=10, completion_tokens=9, total_tokens=19, **more)
-
-
-def usage_with_details() -> Any:
-    details = models().CompletionTokenUsageInfo(reasoning_tokens=2)
-    return chat_usage(completion_tokens_details=details)
-
-
-def responses_usage() -> Any:
-    protocol = pytest.importorskip("vllm.entrypoints.openai.responses.protocol")
-    return protocol.ResponseUsage(
-        input_tokens=10,
-        input_tokens_details={"cached_tokens": 0, "cache_write_tokens": 0},
-        output_tokens=9,
-        output_tokens_details=protocol.OutputTokensDetails(),
-        total_tokens=19,
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "given", "details", "billed"),
-    [
-        (chat_usage, {}, {"reasoning_tokens": 0, **WORTH}, 0),
-        (
-            usage_with_details,
-            {"bill_rejected": True, "usage_details": True},
-            {
-                "reasoning_tokens": 2,
-                **WORTH,
-                "gpu_align": {"steps": 3, "drafted": 10, "by_source": BY_SOURCE},
-            },
-            3,
-        ),
-        (responses_usage, {"bill_rejected": True}, WORTH, 3),
-    ],
-)
-def test_a_response_object_is_completed(
-    finished: FrontEnd, settings: Any, make: Any, given: Any, details: Any, billed: int
-) -> None:
-    settings(**given)
-    response = SimpleNamespace(usage=make())
-    before = response.usage.model_dump()
-    assert response_usage.with_usage(response, "http") is response
-    shown = json.loads(response.usage.model_dump_json())
-    kind = "output" if "output_tokens" in shown else "completion"
-    assert shown[f"{kind}_tokens_details"].items() >= details.items()
-    assert shown == {
-        **before,
-        f"{kind}_tokens": 9 + billed,
-        "total_tokens": 19 + billed,
-        f"{kind}_tokens_details": shown[f"{kind}_tokens_details"],
-    }
-
-
-def drain(stream: Any) -> list[Any]:
     async def collect() -> list[Any]:
-        return [event async for event in stream]
+        return [event async for event in response_usage.with_usage(emit(), "http")]
 
     return asyncio.run(collect())
 
 
-async def emit(*events: Any) -> Any:
-    for event in events:
-        yield event
-
-
-def test_only_the_last_usage_of_a_stream_is_completed(finished: FrontEnd, settings: Any) -> None:
+def test_only_the_last_usage_of_a_stream_is_completed(front: FrontEnd) -> None:
+    front.start("a", "http")
+    for step in (Step(0, 0, 0, 0), Step(1, 8, 8, 5), Step(2, 2, 2, 1)):
+        front.output("a", step, tokens=step.accepted + 1)
     usage = '"usage":{"prompt_tokens":10,"total_tokens":19,"completion_tokens":9}'
     text = r'{"content":"\"usage\":{ \"choices\":[] é \ud83d\ude00"}'
     chunks = [
@@ -565,37 +473,31 @@ def test_only_the_last_usage_of_a_stream_is_completed(finished: FrontEnd, settin
         f'data: {{"id":"x","object":"chunk","choices":[],{usage},"model":"é"}}\n\n',
         "data: [DONE]\n\n",
     ]
-    events = drain(response_usage.with_usage(emit(*chunks), "http"))
+    events = streamed(*chunks)
     assert [events[0], events[2]] == [chunks[0], chunks[2]]
     last = json.loads(events[1].removeprefix("data: "))
-    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0, **WORTH}
+    assert last["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 5,
+        "rejected_prediction_tokens": 3,
+    }
     del last["usage"]["completion_tokens_details"]
     assert last == json.loads(chunks[1].removeprefix("data: "))
     assert events[1].endswith("}\n\n")
     assert not collector.collector.http_requests
 
 
-def test_the_final_event_of_a_responses_stream_is_completed(finished: FrontEnd, settings: Any) -> None:
-    shown = responses_usage()
-    events = [
-        SimpleNamespace(type="response.created", response=SimpleNamespace(usage=None)),
-        SimpleNamespace(type="response.output_text.delta", delta="x"),
-        SimpleNamespace(type="response.completed", response=SimpleNamespace(usage=shown)),
-    ]
-    assert drain(response_usage.with_usage(emit(*events), "http")) == events
-    assert shown.model_dump()["output_tokens_details"].items() >= WORTH.items()
-
-
 @pytest.mark.parametrize("reported", [True, False])
 def test_an_error_and_what_the_engine_did_not_report_stay_as_they_are(
-    front: FrontEnd, settings: Any, reported: bool
+    front: FrontEnd, reported: bool
 ) -> None:
     front.start("a", "http")
     if reported:
         front.output("a", Step(1, 8, 8, 5), finished=True)
-    error = models().ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
+    models = pytest.importorskip("vllm.entrypoints.serve.engine.protocol")
+    error = models.ErrorResponse(error={"message": "no", "type": "BadRequestError", "code": 400})
     assert response_usage.with_usage(error, "http") is error
-    shown = chat_usage()
+    shown = models.UsageInfo(completion_tokens=9, total_tokens=19)
     before = shown.model_dump()
     response_usage.with_usage(SimpleNamespace(usage=shown), "http")
     assert shown.model_dump() == before

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from usage_harness import refused
 
 from gpu_align import RecipePack
 from gpu_align.recipes import Recipe
@@ -196,10 +197,15 @@ def test_what_the_engine_gets(
 def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone() -> None:
     from vllm.exceptions import VLLMValidationError
 
+    before = refused("malformed")
+    with pytest.raises(VLLMValidationError, match="prediction"):
+        brought({KEY: 7})
+    assert refused("malformed") == before + 1
     for given in ({"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}):
         with pytest.raises(VLLMValidationError) as caught:
             brought(given)
         assert caught.value.parameter in given
+    assert refused("malformed") == before + 1
     taken: list[Any] = []
     params = SimpleNamespace()
     process_inputs(
