@@ -348,7 +348,7 @@ def _decode(
     mask = model_kwargs.get("attention_mask")
     prompt = input_ids[0] if mask is None else input_ids[0][mask[0, : input_ids.shape[1]].bool()]
     longest: int | None = config.max_length
-    loop.start(prompt.tolist(), prediction, max_len=longest, tokenizer=tokenizer)
+    loop.start(prompt.tolist(), prediction, max_len=longest, tokenizer=tokenizer, sampling=config)
     if forward.failure is not None:
         loop.fail(forward.failure)
     ids, finished = input_ids, False

@@ -49,6 +49,8 @@ class PredictorOptions:
         prediction: token ids of the predicted output, where the request has one.
         max_len: the most tokens that prompt and output have together; None where there is no limit.
         tokenizer: of the model, where the loop has one: an object with ``get_vocab()``.
+        sampling: how the model's tokens are chosen, where the loop knows it: of `gpu_align.hf.generate` the
+            ``GenerationConfig``. Read only.
     """
 
     num_draft_tokens: int = 16
@@ -56,6 +58,7 @@ class PredictorOptions:
     prediction: tuple[int, ...] = ()
     max_len: int | None = None
     tokenizer: Any = None
+    sampling: Any = None
 
 
 class TokenPredictor(ABC):

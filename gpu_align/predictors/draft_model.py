@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import MissingExtraError
-from .base import PredictorOptions, TokenPredictor, VocabularyError, count_accepted
+from .base import PredictorOptions, TokenPredictor, VocabularyError, check_count, count_accepted
 
 
 class BackgroundTokenPredictor(TokenPredictor):
@@ -182,7 +182,8 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
 
     The model has a KV cache of its own: a step feeds the tokens that it has not seen, and a refuted draft is cut
     off the cache. Where the draft ends for lack of confidence, or at the end token, the model is not run again
-    until the draft was used up or refuted. Behind ``max_position_embeddings`` tokens nothing is drafted.
+    until the draft was used up or refuted. Nothing is drafted behind ``max_position_embeddings`` tokens, or
+    `max_context_len`.
 
     Args:
         model: a causal language model with the target's tokens, or what ``from_pretrained`` takes.
@@ -190,6 +191,7 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         max_tokens: longest draft, ``>= 1``.
         min_confidence: the probability below which a token is not drafted, 0 to 1; 0 drafts `max_tokens` always.
         tokenizer: the draft model's. Vocabularies are compared token by token where the loop has a tokenizer, too.
+        max_context_len: bounds the cache, ``>= 1``: the tokens that prompt, output and draft have together.
         background: draft while the target verifies. By default drafts are made when they are asked for, and do
             not depend on timing.
 
@@ -211,11 +213,14 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         min_confidence: float = 0.6,
         *,
         tokenizer: Any = None,
+        max_context_len: int | None = None,
         background: bool = False,
     ) -> None:
         super().__init__(min_tokens, max_tokens, background)
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence: expected 0 <= p <= 1, found {min_confidence}")
+        if max_context_len is not None:
+            check_count("max_context_len", max_context_len)
         try:
             import transformers
         except ImportError as error:
@@ -229,7 +234,8 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         self.min_confidence = min_confidence
         self.tokenizer = tokenizer
         self._vocab_size: int = config.vocab_size
-        self._longest: int = getattr(config, "max_position_embeddings", None) or 1 << 62
+        positions: int = getattr(config, "max_position_embeddings", None) or 1 << 62
+        self._longest = positions if max_context_len is None else min(positions, max_context_len)
         ends = model.generation_config.eos_token_id
         self._end_tokens = frozenset(ends if isinstance(ends, list) else [ends])
         # Full attention for every layer: a window would lose what a refuted draft pushed out of it.

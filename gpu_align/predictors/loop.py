@@ -159,16 +159,17 @@ class PredictorLoop:
         *,
         max_len: int | None = None,
         tokenizer: Any = None,
+        sampling: Any = None,
     ) -> None:
         """Begin a sequence: counts are zero, and a predictor that failed is asked again.
 
-        The last three are in the predictor's `PredictorOptions`.
+        The last four are in the predictor's `PredictorOptions`.
         """
         self._guard.close()  # one that hangs is left to itself
         self._guard = TimedCalls(self._timeout)
         self.predictions, self.failure, self._draft = Predictions(), None, []
         options = PredictorOptions(
-            self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer
+            self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer, sampling
         )
 
         def begin() -> None:

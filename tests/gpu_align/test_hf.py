@@ -310,6 +310,24 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
+class Asked(TokenPredictor):
+    """Remembers what it was told, and drafts nothing."""
+
+    def predict_tokens(self) -> list[int]:
+        return []
+
+
+def test_a_predictor_is_told_how_tokens_are_sampled() -> None:
+    predictor, model = Asked(), trained("llama")
+    prompt = torch.tensor([[1, 2, 3]])
+    hf.generate(
+        model, prompt, attention_mask=torch.ones_like(prompt), predictor=predictor, max_new_tokens=2,
+        do_sample=True, temperature=0.7, top_k=9,
+    )  # fmt: skip
+    told = predictor.options.sampling
+    assert (told.do_sample, told.temperature, told.top_k) == (True, 0.7, 9)
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_refused(what: str) -> None:
     given, kind, message = BAD[what]

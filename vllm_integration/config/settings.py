@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpu_align.arena import tokens_for_all
+from gpu_align.ops.constants import MAX_MATCH
 
 if TYPE_CHECKING:
     from gpu_align import RecipePack
@@ -105,6 +106,7 @@ class Settings(BaseModel):
     recipe_misses: _Path = None
     recipe_misses_shapes: _Flag = False
     memory_tokens: Annotated[int, _count("tokens", least=0)] = 0
+    min_match: Annotated[int, Field(ge=1, le=MAX_MATCH, description=f"1 to {MAX_MATCH} tokens")] = 1
     survival_table: Annotated[str | None, Field(description="a file")] = None
 
     @classmethod

@@ -30,13 +30,15 @@ logger = logging.getLogger("vllm.gpu_align")
 
 
 @functools.cache
-def drafter_config(survival_table: str | None) -> DrafterConfig:
+def drafter_config(survival_table: str | None, min_match: int = 1) -> DrafterConfig:
     """The settings with this file's table; the defaults with the shipped one where there is none, or, with
-    one WARNING a process, where it cannot be used."""
+    one WARNING a process, where it cannot be used. min_match: of both prediction and context."""
+    config = DrafterConfig(min_match=min_match, min_context_match=min_match)
     if survival_table is None:
-        return DrafterConfig()
+        return config
     try:
-        return DrafterConfig.tuned(survival_table)
+        tuned = DrafterConfig.tuned(survival_table)
+        return replace(tuned, min_match=min_match, min_context_match=min_match)
     except (OSError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else shown_error(error)
         logger.warning(
@@ -44,7 +46,7 @@ def drafter_config(survival_table: str | None) -> DrafterConfig:
             survival_table,
             reason,
         )
-        return DrafterConfig()
+        return config
 
 
 #: Digits of a pack's hash that the log shows.

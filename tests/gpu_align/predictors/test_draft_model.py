@@ -104,11 +104,16 @@ def test_it_drafts_up_to_its_end_token_and_its_longest_context() -> None:
     predictor.reset([1, 2], PredictorOptions())
     assert predictor.predict_tokens() == draft[:1]
     short = untrained("llama", 7, max_position_embeddings=8)
-    predictor = DraftModelTokenPredictor(short, min_confidence=0)
-    predictor.reset([1] * 6, PredictorOptions())
-    assert len(predictor.predict_tokens()) <= 2
-    predictor.reset([1] * 9, PredictorOptions())
-    assert predictor.predict_tokens() == []
+    for predictor in (
+        DraftModelTokenPredictor(short, min_confidence=0),
+        DraftModelTokenPredictor(untrained("llama", 7), min_confidence=0, max_context_len=8),
+    ):
+        predictor.reset([1] * 6, PredictorOptions())
+        assert len(predictor.predict_tokens()) <= 2
+        predictor.reset([1] * 9, PredictorOptions())
+        assert predictor.predict_tokens() == []
+    with pytest.raises(ValueError, match="max_context_len: expected an integer >= 1, got 0"):
+        DraftModelTokenPredictor(short, max_context_len=0)
 
 
 class Words:
