@@ -1,4 +1,4 @@
-"""Slots of a `Drafter`, and of the V1 runner's drafter, that requests with canary tokens take from each other."""
+"""Slots of the V1 runner's drafter that requests with canary tokens take from each other."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
 import vllm_fakes
 
-from gpu_align import Drafter, Source
 from gpu_align.ops import constants
 from gpu_align.step_log import read_step_log
 from tests.campaign.campaign import Tally
 from tests.campaign.canaries import VOCABULARY, Canaries, Request
-from tests.gpu_align.step_harness import device_of
 from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.seams import install
 from vllm_integration.wire import request as wire
@@ -43,109 +40,6 @@ def shared_wrongly(drafter: Any, holders: Mapping[int, Request]) -> str:
     ends = sorted((base, base + len(tokens)) for (tokens, _), base in places.items())
     overlap = any(end > begin for (_, end), (begin, _) in pairwise(ends))
     return "predictions overlap" if overlap else ""
-
-
-class DrafterSlots:
-    """An engine that hands the slots of a `Drafter` from one request to the next, and cleans nothing up."""
-
-    def __init__(self, rng: random.Random, backend: str) -> None:
-        self.rng, self.kinds = rng, Counter[str]()
-        self.slots, width, self.K = rng.randint(1, 12), 200, rng.choice([1, 7, 16, 64])
-        room = rng.choice([None, 1024, 4096])  # of which the latter two refuse predictions, and forget them
-        self.drafter = Drafter(
-            max_slots=self.slots, max_context_len=width, max_prediction_len=300, num_draft_tokens=self.K,
-            vocab_size=VOCABULARY, device=device_of(backend), backend=backend, max_prediction_tokens=room,
-        )  # fmt: skip
-        self.canaries = Canaries(rng, longest=300, longest_output=60)
-        self.token_ids = torch.zeros((self.slots, width), dtype=torch.int32)
-        self.total_len = torch.zeros(self.slots, dtype=torch.int32)
-        self.holders: dict[int, Request] = {}
-        self.waiting: list[Request] = []
-
-    def turn_over(self) -> Iterator[Request]:
-        """Requests that lose their slots in this step."""
-        rng = self.rng
-        for slot, request in list(self.holders.items()):
-            kind = rng.random()
-            ended = request.done == len(request.output)
-            if not ended and kind >= 0.1:
-                continue
-            yield request
-            del self.holders[slot]
-            if ended or kind < 0.05:
-                self.kinds["finished" if ended else "aborted"] += 1
-            else:
-                self.kinds["preempted"] += 1
-                self.waiting.append(request)
-            if rng.random() < 0.5:  # else the next one overwrites it
-                self.drafter.remove(slot)
-        for slot in range(self.slots):
-            if slot not in self.holders and rng.random() < 0.8:
-                back = self.waiting and rng.random() < 0.5
-                request = self.waiting.pop() if back else self.canaries.request()
-                self.kinds["came back"] += bool(back)
-                # What the row held before goes on behind the new tokens.
-                key = request.key or request.name
-                held = self.drafter.add(slot, request.prediction, len(request.prompt), sharing_key=key)
-                self.kinds["refused"] += not held
-                request.drafted = 0
-                self.holders[slot] = request
-            elif slot not in self.holders:
-                self.drafter.remove(slot)  # harmless again
-
-    def step(self) -> Iterator[tuple[Request | None, list[int], str]]:
-        """Propose: request, or None for a slot that nobody holds; its whole row of the draft; what is wrong."""
-        rng = self.rng
-        slots = rng.sample(range(self.slots), rng.randint(1, self.slots))
-        sampled = [rng.choice([0, 1, 1, 1, 1, 1, 1, 1]) for _ in slots]
-        for slot, num in zip(slots, sampled, strict=True):
-            request = self.holders.get(slot)
-            if request is not None:
-                if num:
-                    right = [
-                        a == b for a, b in zip(request.draft, request.output[request.done :], strict=False)
-                    ]
-                    request.done = min(request.done + 1 + [*right, False].index(False), len(request.output))
-                tokens = request.tokens
-                self.token_ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-                self.total_len[slot] = len(tokens)
-        inputs = self.token_ids, self.total_len, torch.tensor(slots), torch.tensor(sampled, dtype=torch.int32)
-        draft = self.drafter.propose(*(x.to(self.drafter.device) for x in inputs))
-        columns = (draft.token_ids, draft.length, draft.source)
-        for slot, num, row, length, source in zip(
-            slots, sampled, *(x.tolist() for x in columns), strict=True
-        ):
-            request = self.holders.get(slot)
-            if request is None:
-                last = int(self.token_ids[slot, max(int(self.total_len[slot]) - 1, 0)])
-                padded = int(self.total_len[slot]) == 0 or row == [last] * self.K
-                yield None, row, "" if padded and not length else "a draft for nobody"
-                continue
-            request.draft, request.drafted = row[:length], request.drafted + num
-            self.kinds["drafts"] += length > 0
-            wrong = request.foreign(row)
-            yield request, row, f"foreign tokens {wrong}" if wrong or source == Source.RECIPE else ""
-
-
-def in_a_drafter(seed: int, tally: Tally, turnovers: int, backend: str = "reference") -> Counter[str]:
-    """Turnovers of one drafter; a slot's holder counts when it leaves and was drafted for."""
-    rng = random.Random(seed)
-    engine = DrafterSlots(rng, backend)
-    while engine.kinds["turnovers"] < turnovers:
-        for request in engine.turn_over():
-            if request.drafted:
-                tally.check(True)
-                engine.kinds["turnovers"] += 1
-        wrong = shared_wrongly(engine.drafter, engine.holders)
-        if wrong:
-            tally.check(False, {"drafter": seed, "sharing": wrong}, count=0)
-        for request, row, wrong in engine.step():
-            if wrong:
-                case = {"drafter": seed, "request": request and vars(request), "row": row, "wrong": wrong}
-                tally.check(False, case, count=0)
-    engine.kinds["evicted"] = engine.drafter.prediction_stats.evicted
-    engine.kinds["shared"] = engine.drafter.prediction_stats.reused
-    return engine.kinds
 
 
 class RecountedEngine(vllm_fakes.FakeEngine):
@@ -283,4 +177,5 @@ def in_v1(seed: int, tally: Tally, turnovers: int, logs: Path) -> Counter[str]:
                 slots.kinds["turnovers"] += left
                 case = {"v1": seed, "request": request and vars(request), "wrong": wrong}
                 tally.check(not wrong, case, count=int(left))
-    return slots.kinds
+        stats = proposer.drafter.prediction_stats
+    return slots.kinds + Counter(refused=stats.refused, evicted=stats.evicted, shared=stats.reused)

@@ -12,30 +12,30 @@ import torch
 from gpu_align import Drafter, DrafterConfig, Recipes, Source
 from gpu_align.ops import recipe_lookup as shared
 from gpu_align.ops.recipe_lookup import RecipeTable
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.gpu_align.engine import Engine
 
 
 def rules() -> Recipes:
     return Recipes.from_lists([((5, 6), (7, 8, 9), (0.9, 0.8, 0.7))])
 
 
+def made(recipes: Recipes | None, **changed: Any) -> Engine:
+    return Engine(
+        "auto", max_slots=2, **{"T": 32, "N": 16, "K": 4, "vocab": 50, "recipes": recipes, **changed}
+    )
+
+
 def drafter(recipes: Recipes | None, **changed: Any) -> Drafter:
-    sizes = {"max_slots": 2, "max_context_len": 32, "max_prediction_len": 16, "num_draft_tokens": 4}
-    return Drafter(**{**sizes, "vocab_size": 50, "device": DEVICE, "recipes": recipes, **changed})
+    return made(recipes, **changed).drafter
 
 
 def addresses(*drafters: Drafter) -> list[tuple[int, ...]]:
     return [tuple(tensor.data_ptr() for tensor in one._recipes if tensor.numel()) for one in drafters]
 
 
-def propose(one: Drafter) -> Any:
-    token_ids = torch.zeros((2, 32), dtype=torch.int32, device=DEVICE)
-    token_ids[0, :4] = torch.tensor([3, 4, 5, 6])
-    total_len = torch.tensor([4, 0], dtype=torch.int32, device=DEVICE)
-    one.add(0, [], 3)
-    slots, num_sampled = torch.tensor([0], device=DEVICE), torch.ones(1, dtype=torch.int32, device=DEVICE)
-    return one.propose(token_ids, total_len, slots, num_sampled)
+def propose(engine: Engine) -> Any:
+    engine.add(0, [], [3, 4, 5], [6])
+    return engine.drafter.propose(*engine.inputs([0]))
 
 
 def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,25 +43,25 @@ def test_one_table_in_memory_and_drafts_as_from_one_of_its_own(monkeypatch: pyte
     build = RecipeTable.build
     monkeypatch.setattr(RecipeTable, "build", lambda *args: built.append(args) or build(*args))
     recipes = rules()
-    first, second = drafter(recipes), drafter(recipes, max_slots=2, max_context_len=64)
+    first, second = made(recipes), drafter(recipes, T=64)
     assert len(built) == 1
-    assert len(set(addresses(first, second))) == 1
-    own = drafter(rules())
+    assert len(set(addresses(first.drafter, second))) == 1
+    own = made(rules())
     assert len(built) == 2
-    assert addresses(own) != addresses(first)
+    assert addresses(own.drafter) != addresses(first.drafter)
     wanted = propose(own)
-    before = [tensor.clone() for tensor in first._recipes]
-    for one in (first, drafter(recipes)):
+    before = [tensor.clone() for tensor in first.drafter._recipes]
+    for one in (first, made(recipes)):
         draft = propose(one)
         assert draft.source.tolist() == [Source.RECIPE]
         assert draft.token_ids.tolist() == wanted.token_ids.tolist() == [[7, 8, 9, 6]]
         assert torch.equal(draft.confidence, wanted.confidence)
-    assert all(map(torch.equal, before, first._recipes)), "no drafter writes to the table"
+    assert all(map(torch.equal, before, first.drafter._recipes)), "no drafter writes to the table"
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"num_draft_tokens": 2}, {"vocab_size": 9}, {"config": DrafterConfig(min_survival_recipe=0.75)}],
+    [{"K": 2}, {"vocab": 9}, {"config": DrafterConfig(min_survival_recipe=0.75)}],
     ids=["K", "vocabulary", "threshold"],
 )
 def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def test_what_changes_the_table_is_not_shared(changed: dict[str, Any]) -> None:
 
 def test_a_table_goes_with_its_last_drafter() -> None:
     recipes = rules()
-    first, second = drafter(recipes), drafter(recipes)
+    first, second = made(recipes), made(recipes)
     del first
     gc.collect()
     assert len(shared._tables[recipes]) == 1
@@ -91,5 +91,4 @@ def test_a_table_goes_with_its_last_drafter() -> None:
 def test_drafters_that_are_made_at_once_share_one_table() -> None:
     recipes = rules()
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(drafter, [recipes] * 8))
-    assert len(set(addresses(*made))) == 1
+        assert len(set(addresses(*pool.map(drafter, [recipes] * 8)))) == 1

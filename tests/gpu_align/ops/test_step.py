@@ -209,6 +209,7 @@ CASES: list[tuple[Tokens, Tokens]] = [
     # The cursor after it diverged, and places behind the end.
     *((distinct(num), [*distinct(10), *written]) for num in (10, 12, 400) for written in ([13, 14], [13])),
     ([5, 6, 7, 8, 9], [5, 6, 1, 9]),
+    *((distinct(400), [*distinct(10), *range(first, first + 253, 4)]) for first in (12, 13, 14)),
     # Edits: of each kind and size, at the ends, replayed, invalidated, in other surroundings.
     cut(0, 1, [500]), cut(10, 0, [NOVEL, 800]), cut(10, 3, []), cut(20, 2, [503] * 7),
     *(cut(20, old, [500] * new) for size in (16, 17) for old, new in ((size, 1), (1, size))),
@@ -343,7 +344,7 @@ INDENTED: list[Given] = [
     *((BEFORE, [1], [60, *run, 1, 2, 3, END]) for run in ([END, TABS[2]], [61, SPACES[4]], [END, 61])),
     ([50, END, 61, *rows_of((None, 1, 2, 3), *block()[1:])], [1], rows_of((None, 60), block()[0])),
     # Where the match goes back to the beginning of the output, no line of the output is known.
-    (BEFORE, [60, END, SPACES[4]], [1, 2, 3, END]),
+    *((BEFORE, [60, END, SPACES[4]][:n], [SPACES[4], 1, 2, 3, END][n - 2 :]) for n in (2, 3)),
     # What is beyond the table is no line end and no run; an edit that is replayed is not moved again.
     ([150, 160, *rows_of(*[(SPACES[2], 1, 2, 3)] * 2)], [1], [151, 161, *rows_of((SPACES[4], 1, 2, 3))]),
     (rows_of((None, 60), *WIDE), [1], rows_of((None, 61), *MOVED[:5])),
