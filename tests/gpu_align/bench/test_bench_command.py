@@ -21,6 +21,7 @@ pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
 from gpu_align import tools as cli
+from gpu_align.tools.bench import page
 from gpu_align.tools.bench.client import Answer, Client
 from gpu_align.tools.bench.measure import MODES, turns
 from gpu_align.tools.cli import app
@@ -82,6 +83,7 @@ def test_the_modes_of_a_round_follow_each_other_in_changing_order(dataset: Path)
     order = [(turn.round, turn.concurrency, turn.mode) for turn in turns(("a", "b", "c"), (1, 8), 3)]
     assert len(set(order)) == len(order) == 18
     assert [mode for number, streams, mode in order if streams == 1] == list("abcbcacab")
+    assert [mode for number, streams, mode in order if streams == 8] == list("bcacababc")
     assert [streams for _, streams, _ in order] == [1, 1, 1, 8, 8, 8] * 3
     with Fake() as fake:
         bench(fake, dataset, "--concurrency", "1", "--rounds", 2, "--requests", 1)
@@ -94,6 +96,21 @@ def test_faster_steps_are_a_speed_up(dataset: Path) -> None:
     assert run["speed_up"]["min"] <= run["speed_up"]["median"] <= run["speed_up"]["max"]
     assert run["speed_up"]["median"] > 1.5  # 4 times fewer steps, each of the same time
     assert run["itl_ms"]["p50"] < run["piece_ms"]["p50"] / 2  # a piece holds K + 1 tokens
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"),
+    [
+        (1.1, 1.3, "1.20× (1.10–1.30)"),
+        (1.0, 1.3, "1.20× (no difference beyond the spread)"),
+        (0.8, 1.0, "1.20× (no difference beyond the spread)"),
+        (0.8, 0.9, "1.20× (0.80–0.90)"),
+    ],
+)
+def test_a_ratio_is_a_difference_beyond_its_spread(least: float, most: float, words: str) -> None:
+    speed_up = {"median": 1.2, "min": least, "max": most}
+    run = {"mode": "ngram", "concurrency": 8, "speed_up": speed_up, "identical": "yes"}
+    assert page.verdict([run]) == [f"At 8 at a time: n-gram drafts {words}."]
 
 
 #: What the server does, options; then of the run with predictions, and words that are printed, or not (!).
@@ -158,12 +175,12 @@ def test_tokens_that_are_counted_at_the_end_are_spread_over_the_pieces() -> None
 
 
 def test_the_page_holds_all_and_loads_nothing(dataset: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
+    written = tmp_path / "page.html"
     with Fake(models=("<b>&",), key="sesame") as fake:
-        options = ("--concurrency", "1,2", "--rounds", 1, "--html", page, "--api-key", "sesame")
+        options = ("--concurrency", "1,2", "--rounds", 1, "--html", written, "--api-key", "sesame")
         found = bench(fake, dataset, *options)
         refused = run("--base-url", fake.url, "--dataset", dataset, "--api-key", "open")
-    text = page.read_text()
+    text = written.read_text()
     assert text.count("<figure>") == 6
     assert text.count('<rect class="m-prediction"') == 2 * 6 + 1  # and the legend
     assert "default-src 'none'" in text

@@ -328,9 +328,10 @@ def test_late_counters_are_waited_for_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, values: list[int | None], expected: list[int | None]
 ) -> None:
     """Each look sees the next value; the last one stays."""
-    waiting = list(values)
+    waiting, looks = list(values), []
 
     async def root_text(client: Client, path: str) -> str:
+        looks.append(path)
         value = waiting.pop(0) if len(waiting) > 1 else waiting[0]
         return "" if value is None else f"vllm:generation_tokens_total {value}\n"
 
@@ -344,3 +345,4 @@ def test_late_counters_are_waited_for_but_not_for_ever(
         monkeypatch.setattr(module, name, seconds)
     found = asyncio.run(counted())
     assert (found and found.generated) in expected
+    assert len(looks) == 5 or expected != [30]
