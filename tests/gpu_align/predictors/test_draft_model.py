@@ -147,6 +147,9 @@ def test_bad_models_and_settings(tmp_path: Path) -> None:
     for arguments in ({"min_confidence": 1.5}, {"max_tokens": 0}, {"min_tokens": 20}):
         with pytest.raises(ValueError, match="expected"):
             DraftModelTokenPredictor(untrained("llama", 1), **arguments)
+    made = DraftModelTokenPredictor(untrained("llama", 1))
+    settings = made.min_prediction_tokens, made.max_prediction_tokens, made.min_confidence, made.background
+    assert settings == (0, 16, 0.6, False)
     with pytest.raises(ValueError, match="found T5ForConditionalGeneration"):
         DraftModelTokenPredictor(encoder_decoder())
     untrained("llama", 8).save_pretrained(tmp_path)

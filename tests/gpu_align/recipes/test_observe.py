@@ -233,8 +233,12 @@ CHAINS: dict[str, tuple[list[Observed], dict[int, int], tuple[bool, tuple[int, .
     "a shape knows its last tokens alone": (
         [said(True, (NAME, 0), 1), said(False, (0, 1), 0)], {0: 0, 1: NAME}, (True, (NAME, 0)), [1, 0, 1], 16,
     ),
+    "free tokens in a row are one item": (
+        [said(False, (2,), 0), said(False, (0,), 1), said(True, (2, NAME), 3)], {0: NAME, 1: NAME, 2: 2},
+        (False, (2,)), [0, 1, 3], 3,
+    ),
     "an entry that says nothing": (
-        [said(False, (1,), 1), said(False, (1, 1, 1), -1, 0)], {1: 1}, (False, (1,)), [1, 1], 2,
+        [said(False, (1,), 1), said(False, (1, 1, 1), -1, 8)], {1: 1}, (False, (1,)), [1, 1], 2,
     ),
     "where it is unlikely": ([said(False, (1,), 1, 90)._replace(seen=100)], {1: 1}, (False, (1,)), [1], 6),
 }  # fmt: skip
