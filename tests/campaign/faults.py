@@ -25,7 +25,6 @@ from tiny_llama import build, greedy_by_transformers
 from v2_harness import Request, Run, V2Engine, edited, prompt_of
 
 from tests.campaign.campaign import Campaign, Row, Tally, main
-from tests.campaign.fault_table import FAULTS, RUNNERS, Fault
 from tests.campaign.forked_server import ForkedServer, ask, is_whole, text_of
 
 K, NUM_TOKENS = 4, 14
@@ -33,6 +32,78 @@ INJECTED_CODE = Path(__file__).with_name("injected.py")
 KILL = "kill -9 of the engine core"
 #: Faults that a short run injects.
 QUICK = ("propose", "log, write", "corrupt recipe pack")
+RUNNERS = ("V1", "V2")
+
+OFF = r"ERROR .*gpu_align is off, vLLM serves without predicted outputs: .*injected fault"
+REFUSED = r"WARNING .*Request \S+ is served without its prediction: RuntimeError: injected fault"
+NO_SLOTS = r"ERROR .*gpu_align schedules no drafts any more: RuntimeError: injected fault"
+NO_USAGE = r"ERROR .*gpu_align counts no usage any more: RuntimeError: injected fault"
+NEITHER = r"ERROR .*gpu_align counts no usage and schedules no drafts any more: RuntimeError: injected fault"
+INJECTED = "injected fault"
+NO_LOG = r"ERROR .*gpu_align writes no step logs any more .*"
+NO_RECIPES = r"WARNING .*gpu_align drafts without recipes .*PackError"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and what the table says of it.
+
+    place: the function that raises at its `call`-th call; "" where `before` or `after` do it, code around the
+    start of the engine.
+    line: the one line in the log; "" for none. refused: requests of the first batch that are served without their
+    prediction. drafts, usage, logs: whether the second batch has them.
+    """
+
+    name: str
+    place: str = ""
+    line: str = ""
+    call: int = 3
+    refused: int = 0
+    drafts: bool = True
+    usage: bool = True
+    logs: bool = True
+    before: str = ""
+    after: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+    runners: tuple[str, ...] = RUNNERS
+
+
+WORKER, SCHEDULER = "vllm_integration.worker", "vllm_integration.scheduler"
+LEDGER = f"{SCHEDULER}.verification_ledger:VerificationLedger"
+TABLE = f"{SCHEDULER}.draft_budget:DraftedRequests"
+V1, V2 = ("V1",), ("V2",)
+#: Whatever is drafted for nobody has no step log; usage says that nothing was drafted.
+NO_DRAFTS: dict[str, Any] = {"drafts": False, "logs": False}
+#: No directory can be made below a file, not even by root.
+NO_HOME = tuple(
+    (name, "{file}/home") for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+)
+FAULTS = (
+    Fault("propose", "gpu_align:Drafter.propose", OFF, **NO_DRAFTS),
+    Fault("add", "gpu_align:Drafter.add", REFUSED, refused=1),
+    Fault("remove", "gpu_align:Drafter.remove", OFF, call=2, **NO_DRAFTS),
+    Fault("reading a prediction", f"{WORKER}.request_drafter:open_request", OFF, **NO_DRAFTS),
+    Fault("cut", f"{WORKER}.requests:RequestState.room", OFF, **NO_DRAFTS, runners=V1),
+    Fault(
+        "cut", f"{SCHEDULER}.schedulers:_WithDraftBudget._cut_to_slots", NO_SLOTS, drafts=False, runners=V2
+    ),
+    Fault("grant", f"{WORKER}.requests:SlotTable.acquire", OFF, **NO_DRAFTS, runners=V1),
+    Fault("grant", f"{SCHEDULER}.draft_budget:DraftBudget.grant", NO_SLOTS, drafts=False, runners=V2),
+    Fault("account, step begins", f"{LEDGER}.begin", NO_USAGE, usage=False),
+    Fault("account, step ends", f"{LEDGER}.settle", NO_USAGE, usage=False),
+    Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, runners=V1),
+    Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, drafts=False, runners=V2),
+    Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.report", OFF, **NO_DRAFTS, runners=V1),
+    Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OFF, **NO_DRAFTS, runners=V2),
+    Fault("log, record", f"{WORKER}.requests:RequestState.record", NO_LOG + INJECTED, logs=False),
+    Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False),
+    Fault("log, write", "gpu_align.step_log:dump", NO_LOG + INJECTED, call=2, logs=False),
+    Fault("disk full", "", NO_LOG + "No space left on device", after="injected.fill_the_disk(2)", logs=False),
+    Fault("read-only home", before="injected.cache_numba_in({file!r} + '/numba')", environment=NO_HOME),
+    Fault("no Numba", before="injected.hide_numba()"),
+    Fault("corrupt Numba cache", before="injected.cache_numba_in({cache!r})"),
+    Fault("corrupt recipe pack", "", NO_RECIPES, environment=(("GPU_ALIGN_RECIPES", "{file}"),)),
+)
 
 
 class Bench:
@@ -94,7 +165,7 @@ class Bench:
             logs_of_first = set(engine.steps.glob("*"))
             second = engine.run(self.requests)
             found = set(engine.steps.iterdir()) if engine.steps.exists() else set()
-            return Found(first, second, found & logs_of_first, found - logs_of_first, _lines(engine.log))
+            return Found(first, second, found & logs_of_first, found - logs_of_first, engine.warnings())
 
 
 @dataclass
@@ -130,16 +201,6 @@ class Found:
             f"logs {len(self.logs_of_second)}": len(self.logs_of_second) == len(predicted) * fault.logs,
         }
         return [name for name, holds in checks.items() if not holds]
-
-
-def _lines(log: Path) -> list[str]:
-    """Ours from WARNING up, but that a step log is written."""
-    return [
-        line
-        for line in log.read_text().splitlines()
-        if re.search(r"gpu_align|served without its prediction", line)
-        and (" ERROR " in line or (" WARNING " in line and "GPU_ALIGN_DEBUG_DIR" not in line))
-    ]
 
 
 def run(c: Campaign) -> Iterator[Row]:

@@ -276,7 +276,7 @@ class V2Engine:
         return [
             line
             for line in self.log.read_text().splitlines()
-            if "gpu_align" in line
+            if ("gpu_align" in line or "served without its prediction" in line)
             and (" ERROR " in line or (" WARNING " in line and "GPU_ALIGN_DEBUG_DIR" not in line))
         ]
 

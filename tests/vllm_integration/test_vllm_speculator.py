@@ -18,6 +18,7 @@ from vllm_integration.seams.install import wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import take
 from vllm_integration.worker import request_drafter
+from vllm_integration.worker.requests import take_refusals
 
 pytest.importorskip("vllm")
 
@@ -258,16 +259,20 @@ def test_a_resumed_request_drafts_as_before_in_another_row(speculator: Any) -> N
     write(speculator, 3, tokens)
     speculator.add_request("r", 3, 2, params_of(prediction))
     assert propose(speculator, [3])[0].tolist() == before == [202, 203, 204, 205]
+    speculator.add_request("another", 3, 2, params_of(None))  # as after a crash of the front end
+    assert not speculator._occupied.any()
 
 
 @pytest.mark.parametrize("bad", [[1, VOCABULARY], {"text": "not tokenised"}])
 def test_a_malformed_prediction_is_dropped_with_one_warning(
     speculator: Any, plugin_log: list[str], bad: Any
 ) -> None:
+    take_refusals()
     write(speculator, 0, [7, 8, 100])
     write(speculator, 1, [7, 8, 100])
     speculator.add_request("bad-one", 0, 2, params_of(bad))
     speculator.add_request("good-one", 1, 2, params_of(list(range(100, 120))))
+    assert take_refusals() == {"bad-one": "dropped"}
     assert [line for line in plugin_log if "bad-one" in line] == plugin_log
     assert len(plugin_log) == 1
     assert propose(speculator, [0, 1])[1].tolist() == [101, 102, 103, 104]
@@ -278,15 +283,14 @@ def test_a_prediction_that_finds_no_room_is_counted_and_its_request_drafts_from_
     speculator: Any, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpu_align.arena import PredictionArena
-    from vllm_integration.worker import requests as predictions
 
     monkeypatch.setattr(speculator.drafter, "_arena", PredictionArena(256))
-    predictions.take_refusals()
+    take_refusals()
     write(speculator, 0, [7, 8, 100])
     write(speculator, 1, [7, 8, 9, 10, 7, 8])
     speculator.add_request("first", 0, 2, params_of([100, 101, 102, 103, 104]))
     speculator.add_request("second", 1, 2, params_of([50, 51, 52]))
-    assert predictions.take_refusals() == {"second": "no_room"}
+    assert take_refusals() == {"second": "no_room"}
     assert [
         line for line in plugin_log if "second" in line and "GPU_ALIGN_ARENA_TOKENS" in line
     ] == plugin_log
