@@ -227,6 +227,7 @@ SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None]] 
     ({}, content([]), {}, None),
     ({}, None, {"model_extra": None}, None),
     ({}, content(""), {"use_beam_search": True}, None),
+    ({}, None, {"vllm_xargs": {"memory": False}, "use_beam_search": True}, {}),
     ({}, "ab", {"plain_text": True}, travelling(97, 98)),
     ({}, None, {"vllm_xargs": {KEY: [0, 99], "mine": 1}}, {**travelling(0, 99), "mine": 1}),
     ({}, None, {"vllm_xargs": {KEY: "a\rb", "mine": 1}}, {**travelling(97, 10, 98), "mine": 1}),

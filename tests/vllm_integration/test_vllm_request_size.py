@@ -273,7 +273,7 @@ def broken(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (body_limit, "in_use"),
+        (body_limit, "drafts_predictions"),
         (body_limit.Settings, "from_env"),
         (body_limit, "_to_be_read"),
         (body_limit, "BodyScan"),

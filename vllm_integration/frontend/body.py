@@ -163,7 +163,10 @@ def _to_be_read(scope: Message) -> _Body | None:
     unsupported = next((endpoint for endpoint in UNSUPPORTED_ENDPOINTS if path.endswith(endpoint)), "")
     if path.endswith(_MESSAGES) and not is_installed("messages"):
         unsupported = _MESSAGES
-    if not (unsupported or is_limited) or not in_use(scope):
+    engine_client = getattr(scope["app"].state, "engine_client", None)
+    if not (unsupported or is_limited) or engine_client is None:
+        return None
+    if not drafts_predictions(engine_client.vllm_config):
         return None
     settings = Settings.from_env()
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
@@ -171,12 +174,6 @@ def _to_be_read(scope: Message) -> _Body | None:
     if not unsupported and length.isdigit() and int(length) <= shortest:
         return None
     return _Body(settings, unsupported, is_limited)
-
-
-def in_use(scope: Message) -> bool:
-    """Whether the application of this request serves an engine that drafts from predictions."""
-    engine_client = getattr(scope["app"].state, "engine_client", None)
-    return engine_client is not None and drafts_predictions(engine_client.vllm_config)
 
 
 class _Body:
