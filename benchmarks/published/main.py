@@ -6,7 +6,6 @@ node-llama-cpp's input lookup. Known outputs are replayed; no model and no GPU i
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -33,13 +32,10 @@ def measure(quick: bool = False) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, or 1: something could not be had or written)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.published", description=__doc__.split("\n")[0]
-    )
+    parser = tables.command("benchmarks.published", __doc__)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
-    parser.add_argument(
-        "--write", action="store_true", help="into benchmarks/results, the pages and their pictures"
-    )
+    said = "into benchmarks/results, the pages and their pictures"
+    parser.add_argument("--write", action="store_true", help=said)
     parser.add_argument("--quick", action="store_true", help="a coarse grid, three policies, a short curve")
     options = parser.parse_args(argv)
     if options.write and options.quick:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pictures import pyplot, save
 from benchmarks.published.letters import LOOKAHEAD
+from benchmarks.tables import DOCS
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "img"
+FOLDER = DOCS / "img"
 GREY = "#808791"
 #: Policy → its label and colour; those that are not here are thin grey lines.
 COLOURS = {
@@ -26,22 +28,17 @@ COLOURS = {
 }
 #: A published figure; its edge and its face are legible on every bar and on both backgrounds.
 _MARK = {
-    "marker": "D",
-    "markersize": 6,
-    "markerfacecolor": "#ffffff",
-    "markeredgecolor": "#3a3f47",
-    "linestyle": "",
-}
+    "marker": "D", "markersize": 6, "markerfacecolor": "#ffffff", "markeredgecolor": "#3a3f47", "linestyle": "",
+}  # fmt: skip
+_TEXT = (
+    "text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color",
+)  # fmt: skip
 _BARS = ("baseline", "openai", "static_text", "gpu_align")
 _REPLACED, _PUBLISHED = "replaced", "published"
 
 
 def draw_all(results: dict[str, Any], folder: Path = FOLDER) -> list[Path]:
-    """Draw every picture; the same results give the same files.
-
-    Returns:
-        The files.
-    """
+    """Draw every picture, and return the files."""
     openai, cascade = results["openai"], results["cascade"]
     drawn = {
         "published-bifurcations": _bifurcations(openai["bifurcations"], openai["tasks"]),
@@ -52,8 +49,7 @@ def draw_all(results: dict[str, Any], folder: Path = FOLDER) -> list[Path]:
     paths = []
     for name, figure in drawn.items():
         paths.append(folder / f"{name}.svg")
-        figure.savefig(paths[-1], metadata={"Date": None}, transparent=True)
-        _pyplot().close(figure)
+        save(figure, paths[-1], transparent=True)
     return paths
 
 
@@ -182,29 +178,4 @@ def _accuracy(curve: dict[str, Any], num_draft_tokens: int) -> Any:
 
 
 def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update(
-        {
-            # Text stays text and ids repeat, so that the same numbers give the same file.
-            "svg.fonttype": "none",
-            "svg.hashsalt": "gpu-align",
-            "font.family": "sans-serif",
-            "font.size": 9,
-            **dict.fromkeys(
-                (
-                    "text.color",
-                    "axes.labelcolor",
-                    "axes.edgecolor",
-                    "axes.titlecolor",
-                    "xtick.color",
-                    "ytick.color",
-                ),
-                GREY,
-            ),
-        }
-    )
-    import matplotlib.pyplot as plt
-
-    return plt
+    return pyplot(**{"font.size": 9, **dict.fromkeys(_TEXT, GREY)})

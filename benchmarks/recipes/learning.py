@@ -56,20 +56,12 @@ def main() -> None:
     pack = RecipePack.observe(groups, encode, token_texts, task=TASK)
     seconds, processor = time.perf_counter() - began, time.process_time() - began_processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(
-        json.dumps(
-            {
-                "groups": NUM_GROUPS,
-                "samples": NUM_SAMPLES,
-                "tokens": NUM_TOKENS,
-                "seconds": round(seconds, 1),
-                "processor_seconds": round(processor, 1),
-                "before_mib": before // 1024,
-                "peak_mib": peak // 1024,
-                "entries": len(pack.observed),
-            }
-        )
-    )
+    found = {
+        "groups": NUM_GROUPS, "samples": NUM_SAMPLES, "tokens": NUM_TOKENS, "seconds": round(seconds, 1),
+        "processor_seconds": round(processor, 1), "before_mib": before // 1024, "peak_mib": peak // 1024,
+        "entries": len(pack.observed),
+    }  # fmt: skip
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ on free prose, what a pack covers of Python's structure, and how long learning t
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from benchmarks.recipes.runs import (
     structural_tokens,
     token_texts,
 )
+from benchmarks.tables import command
 from gpu_align import RecipePack, Recipes
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.replay import PairResult
@@ -129,7 +129,7 @@ def measure(folder: Path, say: Say) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something could not be had)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__.split("\n")[0])
+    parser = command("benchmarks.recipes", __doc__)
     parser.add_argument("--tasks", type=Path, default=tasks.DEFAULT_OUT, help="made if not there")
     parser.add_argument("--write", action="store_true", help=f"into {page.RESULTS} and the page")
     options = parser.parse_args(argv)

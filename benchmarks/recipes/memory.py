@@ -7,7 +7,6 @@ package, the package's files and its own path, and says nothing of its content.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from benchmarks.quality.runs import Entry, read_entries
 from benchmarks.recipes import json_records, page, reference_pages, tasks, triage
 from benchmarks.recipes.groups import Output, shuffled
 from benchmarks.recipes.runs import BATCH_SIZE, Counts, base_recipes, encode, records_of
+from benchmarks.tables import command
 from gpu_align import Recipes
 from gpu_align.memory import Recalled, ResponseMemory
 from gpu_align.simulate import Record
@@ -194,10 +194,9 @@ def measure(corpus_file: Path, folder: Path, say: Callable[[str], None]) -> dict
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: a package could not be had)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes.memory", description=__doc__)
-    parser.add_argument(
-        "--corpus", type=Path, default=Path(".cache/corpus-test.jsonl.gz"), help="made if not there"
-    )
+    parser = command("benchmarks.recipes.memory", __doc__)
+    cached = Path(".cache/corpus-test.jsonl.gz")
+    parser.add_argument("--corpus", type=Path, default=cached, help="made if not there")
     parser.add_argument("--tasks", type=Path, default=tasks.DEFAULT_OUT, help="made if not there")
     parser.add_argument("--write", action="store_true", help=f"into {page.RESULTS} and the page")
     options = parser.parse_args(argv)

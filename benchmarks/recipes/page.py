@@ -82,16 +82,8 @@ def tasks_table(results: Results) -> str:
                 f"{task['output_tokens']:,}",
             ]
         )  # fmt: skip
-    heads = [
-        "task",
-        "published",
-        "coverage",
-        "accuracy",
-        "groups",
-        "tokens of samples",
-        "entries: literal + shape",
-    ]
-    return tables.table([*heads, "size, gzipped", "outputs", "tokens"], rows)
+    heads = ["task", "published", "coverage", "accuracy", "groups", "tokens of samples"]
+    return tables.table([*heads, "entries: literal + shape", "size, gzipped", "outputs", "tokens"], rows)
 
 
 def drafters_table(results: Results) -> str:

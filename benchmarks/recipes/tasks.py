@@ -13,7 +13,6 @@ same bytes; the command prints the SHA-256 of each file.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -25,6 +24,7 @@ from benchmarks.corpus.files import Fetch, download
 from benchmarks.recipes import changelogs, json_records, python_client, python_code, reference_pages, triage
 from benchmarks.recipes.groups import Group, Output, Task
 from benchmarks.recipes.packages import Shelf
+from benchmarks.tables import command
 
 DEFAULT_OUT = Path(".cache/recipe_tasks")
 #: Name → what makes it, in the order of the tables.
@@ -74,13 +74,10 @@ def _lines(path: Path) -> Iterable[str]:
 
 def main(argv: list[str] | None = None, fetch: Fetch = download) -> int:
     """Command line; returns the exit code (0, 1: a package could not be had)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recipes.tasks", description=__doc__.split("\n")[0]
-    )
+    parser = command("benchmarks.recipes.tasks", __doc__)
     parser.add_argument("out", nargs="?", type=Path, default=DEFAULT_OUT, metavar="OUT_DIR")
-    parser.add_argument(
-        "--cache", type=Path, default=DEFAULT_CACHE, help=f"downloads are kept here ({DEFAULT_CACHE})"
-    )
+    said = f"downloads are kept here ({DEFAULT_CACHE})"
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=said)
     options = parser.parse_args(argv)
     shelf = Shelf(options.cache, fetch)
     for name, make in TASKS.items():

@@ -63,15 +63,8 @@ CATEGORIES = {
 #: Priority → hours until the first answer, and whether a person has to look at it.
 PRIORITIES = {"low": (72, False), "normal": (24, False), "high": (8, True), "urgent": (1, True)}
 AREAS = (
-    "api",
-    "billing",
-    "command line",
-    "configuration",
-    "documentation",
-    "logging",
-    "networking",
-    "storage",
-)
+    "api", "billing", "command line", "configuration", "documentation", "logging", "networking", "storage",
+)  # fmt: skip
 ASK = "\n\nTriage this ticket. Answer with JSON.\n"
 
 

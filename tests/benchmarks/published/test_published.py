@@ -95,11 +95,6 @@ def test_a_divergence_within_the_delay_starts_the_wait_anew() -> None:
     assert policy.rejected == 0
 
 
-def test_openai_refuses_a_negative_delay() -> None:
-    with pytest.raises(ValueError, match="resume_delay: expected an integer >= 0, got -1"):
-        OpenAI(resume_delay=-1)
-
-
 def test_no_position_rejects_more_than_a_lookahead() -> None:
     found = letters.bifurcations(40)
     assert max(max(row) for row in found["rejected"].values()) == found["most_rejected"] == 16

@@ -12,17 +12,9 @@ from typer.testing import CliRunner
 
 from benchmarks.serving import main as serving
 from benchmarks.serving import page as tables
+from benchmarks.serving import settings
 from benchmarks.serving.main import MIXES, Run, losses, recommend, simulate
-from benchmarks.serving.rules import (
-    Batch,
-    Budget,
-    FixedK,
-    Late,
-    Lengths,
-    NoDrafts,
-    Plugin,
-    Worth,
-)
+from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Worth
 from benchmarks.serving.step_cost import GPUS, MODELS, Measured, Roofline, paper_costs, read_measured
 from benchmarks.serving.trace import ONE, Trace, record_trace, sample, unrelated
 from gpu_align.simulate import Record, make_policies, replay
@@ -114,14 +106,8 @@ class TestTrace:
 class TestRules:
     def test_a_budget_goes_to_the_likeliest(self) -> None:
         batch = batch_of([[0.9, 0.8, 0.2], [0.95, 0.1, 0], [0.5, 0.4, 0.3]])
-        for budget, expected in (
-            (0, [0, 0, 0]),
-            (1, [0, 1, 0]),
-            (3, [2, 1, 0]),
-            (5, [2, 1, 2]),
-            (99, [3, 2, 3]),
-        ):
-            assert likeliest(batch.survival, budget).tolist() == expected, budget
+        found = [likeliest(batch.survival, budget).tolist() for budget in (0, 1, 3, 5, 99)]
+        assert found == [[0, 0, 0], [0, 1, 0], [2, 1, 0], [2, 1, 2], [3, 2, 3]]
         ties = batch_of([[0.5, 0.5, 0.5], [0.9, 0.5, 0.5], [0.5, 0.5, 0]])
         assert likeliest(ties.survival, 5).tolist() == [3, 2, 0]
 
@@ -270,21 +256,11 @@ class TestStepCost:
 
 def test_only_a_budget_that_never_loses_is_recommended() -> None:
     def row(edit: float, worst: float, rejected: float = 0.8) -> dict[str, object]:
-        gains = {"gain": edit}
-        return {
-            "edit": gains,
-            "third": gains,
-            "unrelated": {"worst": [1.2, worst]},
-            "rejected": {"worst": [1, rejected]},
-        }
+        lost = {"unrelated": {"worst": [1.2, worst]}, "rejected": {"worst": [1, rejected]}}
+        return {"edit": {"gain": edit}, "third": {"gain": edit}, **lost}
 
-    table = {
-        "lengths": row(9, 1.0),
-        "budget 4": row(1.1, 1.0),
-        "budget 64": row(3, 0.9),
-        "fill 64": row(2, 0.99),
-        "fill 256": row(4, 1.0, 0.79),
-    }
+    table = {"lengths": row(9, 1.0), "budget 4": row(1.1, 1.0), "budget 64": row(3, 0.9)}
+    table |= {"fill 64": row(2, 0.99), "fill 256": row(4, 1.0, 0.79)}
     assert recommend(table) == {"rule": "fill 64", "constant": "budget 4"}
     assert recommend({"budget 64": row(3, 0.9)}) == {"rule": None, "constant": None}
 
@@ -378,3 +354,28 @@ class TestPage:
         twice = "<!-- gains:begin -->\n<!-- gains:end -->\n"
         with pytest.raises(ValueError, match="gains:begin"):
             tables.fill([twice, twice], self.results())
+
+
+def trace_of(matched: int) -> Trace:
+    """400 positions, each with four drafts of which so many are right, and known to be."""
+    lengths = np.full(400, 4, np.int16)
+    right = np.full(400, matched, np.int16)
+    survival = np.zeros((400, 8), np.uint16)
+    survival[:, :matched] = ONE
+    survival[:, matched:4] = 1
+    return Trace(np.array([0, 200, 400]), lengths, right, survival)
+
+
+def test_throughput_is_that_over_none() -> None:
+    good, bad = settings.speedups(trace_of(4), 0), settings.speedups(trace_of(0), 0)
+    assert set(good) == {"1, 0", "64, 0", "256, 0", "1, 1", "64, 1", "256, 1"}
+    assert 3 < good["1, 0"] <= 5
+    assert all(0.9 < ratio <= 1 for ratio in bad.values())
+
+
+def test_the_best_of_each_column_is_bold() -> None:
+    columns = settings.speedups(trace_of(0), 0)
+    rows = {"default": dict.fromkeys(columns, 2.0), "other": {**dict.fromkeys(columns, 1.5), "64, 1": 2.5}}
+    [_, _, default, other] = settings.table(rows).splitlines()
+    assert default == "| default | **2.00** | **2.00** | **2.00** | **2.00** | 2.00 | **2.00** |"
+    assert other == "| other | 1.50 | 1.50 | 1.50 | 1.50 | **2.50** | 1.50 |"
