@@ -392,6 +392,11 @@ def test_choices_of_one_request_are_added_up(front: FrontEnd, monkeypatch: pytes
     assert (usage.steps, usage.output_tokens, usage.accepted_by[CONTEXT]) == (3, 12, 4)
     assert collector.collector.take("http") is None
     assert not collector.collector.requests
+    front.start("2_a", "late")
+    front.output("2_a", Step(0, 0, 0, 0), finished=True)
+    assert list(collector.collector._ended) == ["late"]
+    front.start("3_a", "late")  # one more choice, when the others have ended
+    assert not collector.collector._ended
 
 
 def test_tracing_sees_the_headers_of_the_client(front: FrontEnd) -> None:
