@@ -71,19 +71,10 @@ def test_another_pack_in_its_place(folder: Path, tmp_path: Path) -> None:
         Registry(folder).load("triage")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{",
-        "null",
-        '{"format":1}',
-        '{"format":2,"packs":[]}',
-        '{"format":1,"packs":[1]}',
-        "[" * 10**5,
-    ],
-)
+NO_INDEX = ("", "[]", "{", "null", '{"format":1}', '{"format":2,"packs":[]}', '{"format":1,"packs":[1]}')
+
+
+@pytest.mark.parametrize("text", [*NO_INDEX, "[" * 10**5])
 def test_an_index_that_is_none(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
     with pytest.raises(PackError, match=f"^{folder / INDEX}: expected the index of a registry [^\n]*$"):
@@ -100,11 +91,6 @@ def test_an_entry_that_is_none(folder: Path, change: dict[str, Any]) -> None:
     (folder / INDEX).write_text(json.dumps({"format": 1, "packs": [entry | change]}))
     with pytest.raises(PackError, match="expected a task, a version"):
         Registry(folder)
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Registry(tmp_path / "none")
 
 
 def test_what_a_server_is_asked_for(folder: Path, tmp_path: Path) -> None:
@@ -124,3 +110,5 @@ def test_what_a_server_is_asked_for(folder: Path, tmp_path: Path) -> None:
         resolve_packs("triage@1,triage@2", folder)
     with pytest.raises(FileNotFoundError):
         resolve_packs("triage")
+    with pytest.raises(FileNotFoundError):
+        resolve_packs("triage", tmp_path / "none")
