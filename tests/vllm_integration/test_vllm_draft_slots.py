@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,16 +98,6 @@ def test_a_report_that_another_step_has_followed_is_not_about_the_step_to_come()
     assert slots.grant([request_of("a")], exact=True) == {"a": 1}
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_request_without_drafts_finds_its_way_back(exact: bool) -> None:
-    """Its slots follow its reports, which come whether or not it has slots."""
-    slots, granted = Budget(free_tokens=0), []
-    for draft in ((0.99,), (), (), (), (0.99, 0.98)):
-        slots.report({"a": draft})
-        granted.append(slots.grant([request_of("a")], exact=exact)["a"])
-    assert granted == [1, 0, 0, 0, 2]
-
-
 def test_requests_before_their_first_report_fill_the_step_and_no_more() -> None:
     requests = [request_of(str(i)) for i in range(1024)]
     assert sum(Budget(100_000).grant(requests, exact=True).values()) == 0
@@ -193,34 +182,6 @@ def test_ties_are_served_in_batch_order_and_the_budget_is_never_passed() -> None
 def falling(levels: list[int]) -> tuple[float, ...]:
     """Survivals that are reported as these levels, in order."""
     return tuple((level + 0.5) / 255 for level in sorted(levels, reverse=True))
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 255), max_size=K), max_size=12),
-    st.integers(0, 40),
-    st.integers(0, 200),
-    st.sampled_from([0.0, 0.3, 0.8, 0.9, 1.0]),
-    st.booleans(),
-    st.integers(0, 20),
-)
-def test_slots_are_bounded(
-    drafts: list[list[int]], fill: int, budget: int, sure: float, exact: bool, others: int
-) -> None:
-    slots = Budget(budget, free_tokens=fill, always_verify=sure, always_verify_late=sure)
-    slots.report({str(i): falling(levels) for i, levels in enumerate(drafts)})
-    reports = {str(i): levels for i, levels in enumerate(drafts)}
-    size = len(drafts) + others
-    granted = slots.grant([request_of(name) for name in reports], exact=exact, batch_size=size)
-    assert list(granted) == list(reports)
-    level = max(1, np.ceil(sure * 255))
-    likely = {name: sum(byte >= level for byte in draft) for name, draft in reports.items()}
-    total = sum(granted.values())
-    assert total <= budget
-    assert total <= max(0, fill - size) + sum(likely.values())
-    for name, draft in reports.items():
-        assert 0 <= granted[name] <= (len(draft) if exact else min(K, len(draft) + FEW))
-    if sum(likely.values()) + max(0, fill - size) <= budget:
-        assert all(granted[name] >= likely[name] for name in reports)
 
 
 @given(st.permutations(range(1, 61)), st.integers(0, 70), st.integers(0, 70), st.permutations(range(6)))

@@ -1,13 +1,8 @@
 """How V1 samples where a request is drafted for: what vLLM (0.32) does there with parameters of sampling, mended.
 
-`min_p`, `logit_bias`: with any drafter vLLM leaves out the logits processors of both, because its rejection
-sampler gives drafts none but that of `min_tokens`. It samples the last token of each request through the ordinary
-sampler, with all processors. So a request that is never drafted for is served as by an engine without drafts.
-
-`thinking_token_budget`: vLLM looks for the ends of thinking in what is written, not in drafts.
-
-Two functions of `vllm.v1.sample.rejection_sampler` that give each draft the parameters of its request fail with
-any drafter.
+With any drafter vLLM leaves out the logits processors of `min_p` and `logit_bias`, which its rejection
+sampler does not give to drafts. The last token of each request goes through the ordinary sampler, with all
+processors: a request that is never drafted for is served as by an engine without drafts.
 """
 
 from __future__ import annotations
@@ -43,8 +38,8 @@ def apply_budget(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`ThinkingBudgetStateHolder.apply_to_logits`, which counts rows of logits by drafts. Where the ordinary
-    sampler samples a step, there is one row a request, and the original would write into the first."""
+    """`ThinkingBudgetStateHolder.apply_to_logits`, which counts rows of logits by drafts and looks for the ends of
+    thinking in what is written. Where the ordinary sampler samples a step, there is one row a request."""
     spec_mode = self.in_spec_mode
     self.in_spec_mode = spec_mode and (predict_bonus_token or any(spec_token_ids or ()))
     try:
@@ -110,12 +105,8 @@ def expand(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> Any:
-    """`expand_batch_to_tokens`: x[i], or `replace_to` where that is `replace_from`, as many times as request i
-    has drafts. On the CPU the original returns memory that nobody wrote to: the kernel that stands in for
-    Triton's there writes to a converted copy.
-
-    x: [B]. cu_num_tokens: [B], ends of the requests' drafts. Returns [num_tokens], the dtype of x.
-    """
+    """`expand_batch_to_tokens`: x[i], or `replace_to` where that is `replace_from`, as many times as request i has
+    drafts, which end at cu_num_tokens[i]. On the CPU the original returns memory that nobody wrote to."""
     if x.device.type != "cpu":
         return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
