@@ -191,11 +191,8 @@ class PredictionArena:
         return room.find(_ceil_div(tokens.size, self.page)) is not None
 
     def release(self, extent: Extent) -> None:
-        """The request is done with its extent. The last user's prediction stays until its room is needed.
-
-        Raises:
-            ValueError: the extent is not in use: released before, or of another arena.
-        """
+        """The request is done with its extent, or ValueError. The last user's prediction stays until its room
+        is needed."""
         entry = self._entry_of(extent)
         del self._extents[extent]
         if entry is None:
@@ -208,8 +205,7 @@ class PredictionArena:
     def discard(self, extent: Extent) -> None:
         """Take back a fresh extent that could not be filled. What was evicted for it stays evicted.
 
-        Raises:
-            ValueError: the extent is not in use, is not fresh, or has been shared since.
+        ValueError: the extent is not in use, is not fresh, or has been shared since.
         """
         entry = self._entry_of(extent)
         if entry is None or not extent.fresh or entry.num_users > 1:

@@ -433,11 +433,7 @@ class Drafter:
 
     @on_its_device
     def remove(self, slot: int) -> None:
-        """Free `slot`: it gets no drafts until the next `add`. Freeing a free slot does nothing.
-
-        Raises:
-            ValueError: no such slot.
-        """
+        """Free `slot`: it gets no drafts until the next `add`. Freeing a free slot does nothing."""
         slot = self._check_slot(slot)
         self._preparation.join()
         self._release(slot)
@@ -446,10 +442,7 @@ class Drafter:
     def export_slot(self, slot: int) -> SlotSnapshot:
         """What is known of the request in `slot`, for `import_slot` of another drafter. The slot stays as it is.
 
-        The host waits for the device. The engine moves the tokens of the row itself.
-
-        Raises:
-            ValueError: no such slot, or it holds no request.
+        The host waits for the device; the engine moves the tokens of the row. ValueError: no such slot, or vacant.
         """
         slot = self._check_slot(slot)
         self._preparation.join()

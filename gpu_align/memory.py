@@ -96,15 +96,12 @@ class ResponseMemory:
     def remember(
         self, tenant: Hashable, token_ids: Sequence[int] | npt.NDArray[np.integer], prompt: Prompt = ()
     ) -> bool:
-        """Keep an answer.
+        """Keep an answer; False if it is not kept, as it is empty or longer than `max_tokens`.
 
         Args:
             tenant: whose it is; None is a tenant like any other.
             token_ids: ``0 <= id < 2**31``, one dimension.
             prompt: what it is the answer to; of fewer than two tokens it is no relation of any request.
-
-        Returns:
-            Whether it is kept: not if it is empty or longer than `max_tokens`.
 
         Raises:
             TypeError: a tenant that is not hashable, or anything but integers in one dimension.

@@ -19,13 +19,10 @@ _BACKENDS = get_args(Backend)
 
 
 def check_int(name: str, value: object, low: int, high: int, domain: str = "") -> int:
-    """Return `value` as an int if it is an integer from `low` to `high`; raise otherwise.
+    """Return `value` as an int if it is an integer (no bool) from `low` to `high`; raise TypeError or ValueError
+    otherwise.
 
     domain: how the message writes the domain, if not as "low to high".
-
-    Raises:
-        TypeError: `value` is no int and no NumPy integer; a bool is none.
-        ValueError: it is outside the domain.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
@@ -47,9 +44,8 @@ def check_integers(
 ) -> npt.NDArray[Any]:
     """[n] of some integer dtype, from a sequence of integers, an array or a CPU tensor; it may share memory.
 
-    Raises:
-        TypeError: anything else, or another number of dimensions than one.
-        ValueError: a tensor that is not on the CPU.
+    TypeError for anything else, or another number of dimensions than one; ValueError for a tensor on another
+    device.
     """
     if isinstance(values, torch.Tensor):
         if values.device.type != "cpu":
@@ -88,16 +84,13 @@ def check_batch(
     slots: torch.Tensor,
     num_sampled: torch.Tensor,
 ) -> None:
-    """Raise where a step over these tensors, all on the CPU, would read outside of them or change a slot twice.
+    """Raise ValueError where a step over these CPU tensors would read outside of them or change a slot twice.
 
     ::
 
         for b, slot in enumerate(slots):
             0 <= slot < max_slots and 0 <= total_len[slot] <= max_context_len
             slot not in the slots before, both with num_sampled > 0
-
-    Raises:
-        ValueError: one of these does not hold.
     """
     first: dict[int, int] = {}
     for b, (slot, sampled) in enumerate(zip(slots.tolist(), num_sampled.tolist(), strict=True)):
@@ -116,20 +109,11 @@ def check_tensor(
     device: torch.device | None = None,
     contiguous: Literal["all", "inner"] = "all",
 ) -> torch.Tensor:
-    """Return `t` if it is a tensor of this dtype, shape and device; raise otherwise.
+    """Return `t` if it is a tensor of this dtype and shape, where None stands for any size or device.
 
-    Args:
-        name: The argument's name, for the message.
-        t: What the caller passed.
-        dtype: The one dtype that is accepted; nothing is ever converted silently.
-        shape: Expected sizes; None stands for any size.
-        device: Expected device, or None for any.
-        contiguous: "all": a contiguous tensor. "inner": elements of the last dimension adjacent, any stride
-            before it (a slice of rows or columns of a larger tensor).
-
-    Raises:
-        TypeError: `t` is no tensor, or has another dtype.
-        ValueError: another number of dimensions, shape, device or layout.
+    TypeError for no tensor or another dtype: nothing is ever converted silently; ValueError for all else.
+    contiguous: "inner" asks only for adjacent elements of the last dimension: a slice of rows or columns of a
+    larger tensor.
     """
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, found {type(t).__name__}")
@@ -156,11 +140,8 @@ def check_tensor(
 def resolve_backend(backend: str, t: torch.Tensor) -> Literal["triton", "reference"]:
     """Say which implementation runs: "auto" is Triton on CUDA tensors and the reference on CPU tensors.
 
-    "triton" on CPU tensors is for tests: it needs Triton's interpreter (TRITON_INTERPRET=1, set before the
-    kernels are imported).
-
-    Raises:
-        ValueError: an unknown backend, or one that cannot read tensors on this device.
+    "triton" on CPU tensors is for tests: it needs Triton's interpreter (TRITON_INTERPRET=1, set before the kernels
+    are imported). ValueError for an unknown backend, or one that cannot read tensors on this device.
     """
     if backend not in _BACKENDS:
         raise ValueError(f"backend: expected one of {_BACKENDS}, found {backend!r}")
@@ -194,7 +175,7 @@ def launch(
     Args:
         kernel: a ``@triton.jit`` function with one dimension of programs.
         num_programs: 0 compiles or loads the kernel, and runs nothing.
-        args: its arguments, tensors and integers, a tensor first; tensors are on the current device.
+        args: a tensor first; tensors are on the current device.
         variant: differs where a type of `args` or one of `sizes` does.
         num_warps: of a program.
         sizes: its constexprs, which are its last arguments, in order.

@@ -54,11 +54,7 @@ def allocate_draft(batch_size: int, num_draft_tokens: int, device: torch.device 
 
 
 def length_quarters(length_factor: float) -> int:
-    """A length factor as the kernel takes it.
-
-    Raises:
-        ValueError: it is no multiple of 0.25 from 0 to 2^20.
-    """
+    """A length factor as the kernel takes it; ValueError if it is no multiple of 0.25 from 0 to 2^20."""
     quarters = 4 * length_factor
     # The upper end keeps its product with a matched length within the kernel's 32 bits.
     if not (0 <= quarters <= 1 << 22 and quarters == int(quarters)):
@@ -195,11 +191,8 @@ def read_survival(path: Path) -> tuple[npt.NDArray[np.float64], tuple[float, ...
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The whole of a table's file, checked.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no table, was changed by hand, or belongs to other classes of candidates; one line.
+    """The whole of a table's file, checked. OSError if it cannot be read; ValueError, of one line, if it is no
+    table, was changed by hand, or belongs to other classes of candidates.
     """
     raw = path.read_bytes()
     if not raw.strip():
@@ -258,10 +251,8 @@ def _numbers(row: Any, count: int) -> bool:
 
 
 def fit_curves(curves: npt.NDArray[np.float64], num_draft_tokens: int) -> IntArray:
-    """[NUM_CLASSES, K] int32 from survival at the knots.
-
-    Between two knots it falls at a constant rate, behind the last one at the mean rate from half way there.
-    """
+    """[NUM_CLASSES, K] int32 from survival at the knots: between two knots it falls at a constant rate, behind
+    the last one at the mean rate from half way there."""
     at = np.arange(1, num_draft_tokens + 1)
     logs = np.log(np.maximum(curves, 0.5))
     last, half = KNOTS[-1], KNOTS.index(KNOTS[-1] // 2)

@@ -48,8 +48,8 @@ def njit(function: F) -> F:
 class Entry:
     """A loop that Python calls: ``entry(*args)``, as a decorator.
 
-    It is compiled once, for the types of the first arguments, arrays with any strides. `prepare` does it ahead of
-    the first call. What is compiled is kept on disk, where Numba keeps such things, for the next process.
+    It is compiled once, for the types of the first arguments, arrays with any strides; `prepare` does it ahead.
+    What is compiled is kept on disk, where Numba keeps such things, for the next process.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

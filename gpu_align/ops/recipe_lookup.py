@@ -52,11 +52,7 @@ class Recipes:
     indents: IntArray | None = None
 
     def __post_init__(self) -> None:
-        """Fill in what was left out.
-
-        Raises:
-            ValueError: shapes and nothing that says what each token is in one, or another number of packs.
-        """
+        """Fill in what was left out; ValueError for shapes without `shape_of`, or another number of packs."""
         if not len(self.is_shape):
             object.__setattr__(self, "is_shape", np.zeros(len(self.context), dtype=np.bool_))
         if not len(self.packs):
@@ -149,11 +145,7 @@ class Recipes:
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
     def pack_bits(self, names: Iterable[str] | None) -> int:
-        """Bit i for each pack i that is named; None names all.
-
-        Raises:
-            ValueError: a name that no pack has.
-        """
+        """Bit i for each pack i that is named; None names all. ValueError for a name that no pack has."""
         if names is None:
             return c.ALL_PACKS
         bits = 0
@@ -231,14 +223,10 @@ class RecipeTable(NamedTuple):
         min_survival: float = 0.0,
         vocab_size: int = 1 << 31,
     ) -> RecipeTable:
-        """The table of these recipes, or one in which nothing is found.
+        """The table of these recipes, or one in which nothing is found, for K and for tensors on a device.
 
-        Args:
-            recipes: None is none.
-            num_draft_tokens: K.
-            device: where the tensors live.
-            min_survival: drafting stops where the survival falls below this.
-            vocab_size: and before a token that is not below this.
+        min_survival: drafting stops where the survival falls below this; vocab_size: and before a token that is
+        not below this.
         """
         indents = _and_beyond(None if recipes is None else recipes.indents, 0)
         if recipes is None or not len(recipes):

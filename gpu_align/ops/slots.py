@@ -40,8 +40,7 @@ def occupy_slot(
     Args:
         state: changed in place.
         slot: which one.
-        base: where its prediction lies, see `store_prediction`.
-        num_tokens: tokens of the prediction; 0 is none.
+        base, num_tokens: where its prediction lies, see `store_prediction`, and its tokens; 0 is none.
         prompt_len: tokens of its prompt.
         use_context: whether the request's own context may be drafted from.
         backend: "auto" runs a kernel on CUDA tensors and the reference on CPU tensors.

@@ -90,13 +90,8 @@ class StepLaunch:
     def __call__(
         self, token_ids: torch.Tensor, total_len: torch.Tensor, slots: torch.Tensor, num_sampled: torch.Tensor
     ) -> None:
-        """Launch the kernel; nothing is checked and nothing allocated.
-
-        Args:
-            token_ids: [S, T] int32, rows contiguous: prompt and output so far.
-            total_len: [S] int32: tokens valid in each row; below 0 is 0, above T is T.
-            slots: [B] int64, ``0 <= slot < S``, distinct where num_sampled > 0: batch position -> slot.
-            num_sampled: [B] int32: 0 leaves the slot's state alone and drafts nothing.
+        """Launch the kernel; nothing is checked and nothing allocated. Arguments as in `Drafter.propose`, but
+        `total_len` is 0 below 0 and T above T.
         """
         if slots.shape[0] == 0:
             return
