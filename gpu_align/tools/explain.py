@@ -134,8 +134,8 @@ _WORSE = {
     c.ALIGNMENT_LARGE: f"at most {c.LARGE_DEFICIT} worse by the alignment",
     c.ALIGNMENT_FAR: f"more than {c.LARGE_DEFICIT} worse by the alignment",
 }
-#: All explainers of a drafter share one table: it takes a while to make.
-_table_of = lru_cache(maxsize=4)(RecipeTable.build)
+#: `RecipeTable.build`, for a table that several share: it takes a while to make.
+recipe_table = lru_cache(maxsize=8)(RecipeTable.build)
 #: Candidates that were not chosen: this many of the best are told.
 _NUM_OTHERS = 3
 
@@ -199,7 +199,9 @@ class Explainer:
         self._prompt_len = prompt_len
         self._text = "memory" if is_memory else "prediction"
         self._recipes = recipes
-        self._recipe_table = _table_of(recipes, num_draft_tokens, "cpu", config.min_survival_recipe).numpy()
+        self._recipe_table = recipe_table(
+            recipes, num_draft_tokens, "cpu", config.min_survival_recipe
+        ).numpy()
         self._view = StepView(
             [prediction], [prompt_len], max_context_len, num_draft_tokens, config, self._recipe_table,
             recipe_packs=recipe_packs, text_kind=c.text_kind(is_memory, is_related),

@@ -172,11 +172,11 @@ def input_lookup_rule(data: Any) -> tuple[Policy, Rule]:
 
 
 def recipe_rule(data: Any) -> tuple[Policy, Rule]:
-    entries = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.1, 0.3, 0.6, 1.0])), max_size=5)
+    entries = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.125, 0.25, 0.5, 1.0])), max_size=5)
     contexts = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
     table, least = (
         data.draw(st.dictionaries(contexts, entries, max_size=12)),
-        data.draw(st.sampled_from([0.0, 0.2, 0.5])),
+        data.draw(st.sampled_from([0.0, 0.25, 0.5])),
     )
     rows = [
         (list(context), [t for t, _ in entry], sorted((p for _, p in entry), reverse=True))

@@ -20,10 +20,14 @@ class Record:
     """One known generation to replay: token ids in ``[0, 2**31)``."""
 
     id: str
-    prompt: list[int]  #: before the output; may be empty
-    prediction: list[int]  #: what the user expected; may be empty
-    output: list[int]  #: what the model writes; at least one token
-    tokenizer: str | None = None  #: that the ids belong to, where it is known
+    #: Before the output; may be empty.
+    prompt: list[int]
+    #: What the user expected; may be empty.
+    prediction: list[int]
+    #: What the model writes; at least one token.
+    output: list[int]
+    #: That the ids belong to, where it is known.
+    tokenizer: str | None = None
 
 
 def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:

@@ -35,12 +35,17 @@ class TekkenTokenizer:
 
     def __init__(self) -> None:
         try:
+            import mistral_common
             from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
             from mistral_common.tokens.tokenizers.tekken import Tekkenizer
         except ImportError as error:
             raise MissingExtraError("the tekken tokenizer", "mistral-common", "transformers") from error
         self.name = "tekken"
-        self._tekken = Tekkenizer.from_file(newest_tekken_file())
+        folder = Path(mistral_common.__file__).parent / "data"
+        files = sorted(folder.glob("tekken_*.json"))  # named by their dates
+        if not files:
+            raise FileNotFoundError(f"no tekken_*.json in {folder}; mistral-common 1.8 and 1.9 have one")
+        self._tekken = Tekkenizer.from_file(files[-1])
         self._keep = SpecialTokenPolicy.KEEP
         self.vocab_size: int = self._tekken.n_words
 
@@ -51,17 +56,6 @@ class TekkenTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         piece: bytes = self._tekken.id_to_byte_piece(token_id, self._keep)
         return piece
-
-
-def newest_tekken_file() -> Path:
-    """The ``tekken_YYMMDD.json`` with the latest date inside the installed mistral-common."""
-    import mistral_common
-
-    folder = Path(str(mistral_common.__file__)).parent / "data"
-    files = sorted(folder.glob("tekken_*.json"))
-    if not files:
-        raise FileNotFoundError(f"no tekken_*.json in {folder}; mistral-common 1.8 and 1.9 have one")
-    return files[-1]
 
 
 class TransformersTokenizer:

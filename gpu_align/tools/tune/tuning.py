@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from ...ops.constants import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
 from ...ops.draft import FORMAT, KNOTS, NUM_BINS, SHIPPED, IntArray, content_hash, fit_curves, read_survival
 from ...ops.recipe_lookup import Recipes, RecipeTable
 from ...recipes.pack import RecipePack
+from ..explain import recipe_table
 from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record, read_records
 from ..simulate.tokenizers import TextTokenizer, load_tokenizer
@@ -262,10 +263,6 @@ class Tokens:
         return b"" if special else piece
 
 
-#: The parts share the tables of the recipes that they are replayed with.
-_table_of = lru_cache(maxsize=2 * NUM_PARTS)(RecipeTable.build)
-
-
 class Part(NamedTuple):
     """Requests, and the recipes that they are replayed with."""
 
@@ -276,7 +273,7 @@ class Part(NamedTuple):
     def table(self, min_survival: float) -> RecipeTable | None:
         """The recipes as a step looks them up."""
         recipes = self.recipes
-        return None if recipes is None else _table_of(recipes, NUM_DRAFT_TOKENS, "cpu", min_survival)
+        return None if recipes is None else recipe_table(recipes, NUM_DRAFT_TOKENS, "cpu", min_survival)
 
 
 class OwnPack:
