@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpu_align.predictors import InputLookupTokenPredictor
-from gpu_align.simulate import Record, import_policy, make_policies, replay
+from gpu_align.policies import PromptLookup
+from gpu_align.predictors import InputLookupTokenPredictor, TokenPredictor
+from gpu_align.simulate import Record, make_policies, replay
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECORDS = [Record("a", prompt=[1, 2, 3], prediction=[4, 5, 6, 7, 8, 9], output=[4, 5, 6, 7, 1, 9])]
@@ -76,22 +77,23 @@ def test_a_predictor_of_the_docs_runs_in_generate(after_pair: Any) -> None:
     assert found.predicted_outputs.accepted > 20
 
 
-@pytest.mark.parametrize("arguments", ["", "?pattern_length=(2,4)&prediction_length=(1,6)"])
-def test_options_of_a_predictor(arguments: str) -> None:
-    path = f"gpu_align.predictors:InputLookupTokenPredictor{arguments}"
+@pytest.mark.parametrize(
+    ("path", "same"),
+    [
+        ("gpu_align.predictors:InputLookupTokenPredictor", InputLookupTokenPredictor()),
+        ("gpu_align.predictors:InputLookupTokenPredictor?pattern_length=(2,4)&prediction_length=(1,6)",
+         InputLookupTokenPredictor((2, 4), (1, 6))),
+        ("gpu_align.policies:PromptLookup?name=mine", PromptLookup()),
+    ],
+)  # fmt: skip
+def test_options_of_a_predictor(path: str, same: TokenPredictor) -> None:
     [policy] = make_policies([path], RECORDS, 8)
     assert policy.name == path
-    given = ((2, 4), (1, 6)) if arguments else ()
-    other = InputLookupTokenPredictor(*given)
-    ours, theirs = replay(policy, RECORDS[0], 8), replay(other, RECORDS[0], 8)
+    ours, theirs = replay(policy, RECORDS[0], 8), replay(same, RECORDS[0], 8)
     assert (ours.steps, ours.accepted, ours.rejected) == (theirs.steps, theirs.accepted, theirs.rejected)
-
-
-def test_policies_run_too() -> None:
-    policy = import_policy("gpu_align.policies:Cursor")
-    assert replay(policy, RECORDS[0], 8).accepted == 3
-    policy = import_policy("gpu_align.policies:PromptLookup?name=mine")
-    assert policy.name == "gpu_align.policies:PromptLookup?name=mine"
+    policy.dispose()
+    with pytest.raises(RuntimeError, match="disposed"):  # figures would not be its own
+        replay(policy, RECORDS[0], 8)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +112,3 @@ def test_policies_run_too() -> None:
 def test_bad_import_paths(path: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make_policies([path], RECORDS, 8)
-
-
-def test_a_predictor_that_fails_ends_the_replay() -> None:
-    """Its figures would not be its own."""
-    policy = import_policy("gpu_align.predictors:InputLookupTokenPredictor")
-    policy.dispose()
-    with pytest.raises(RuntimeError, match="disposed"):
-        replay(policy, RECORDS[0], 8)
