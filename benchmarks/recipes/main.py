@@ -1,7 +1,7 @@
 """Recipe packs: ``python -m benchmarks.recipes [--write]``.
 
 For each task: learn a pack from the samples, then replay the outputs, which have no predictions, with the pack
-alone, with the whole drafter and with the peers, at K = 16. Then misses and merge for five rounds, what packs cost
+alone, with the whole drafter and with the peers, at K = 16. Then misses and merge, what packs cost
 on free prose, what a pack covers of Python's structure, and how long learning takes.
 """
 
@@ -26,9 +26,9 @@ from benchmarks.recipes.runs import (
     drafters,
     encode,
     from_recipes,
+    merged,
     ours,
     records_of,
-    rounds,
     run_all,
     structural_tokens,
     token_texts,
@@ -69,16 +69,16 @@ def measure_task(
     """Everything about one task, and the results of its runs."""
     records = records_of(task.outputs)
     results = run_all(drafters(base_recipes(), recipes, task), records)
-    found_rounds = rounds(pack, task.outputs)
+    found_merged = merged(pack, task.outputs)
     found = {
         "groups": len(task.groups),
         "sample_tokens": sum(len(ids) for group in task.groups for ids in encode(group.samples)),
         "outputs": len(task.outputs),
         "output_tokens": sum(len(record.output) for record in records),
         "pack": size_of(pack),
-        "report": found_rounds[0],
+        "report": found_merged["learned"],
         "runs": {name: Counts.of(pairs).as_json() for name, pairs in results.items()},
-        "rounds": found_rounds,
+        "merged": found_merged,
     }
     return found, results
 
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     if failed := tasks.ensure(options.tasks):
         return failed
     found = measure(options.tasks, lambda line: print(line, flush=True))
-    for name in ("tasks", "drafters", "rounds", "prose", "python", "learning"):
+    for name in ("tasks", "drafters", "merged", "evidence", "prose", "python", "learning"):
         print(f"\n{page.BLOCKS[name](found)}")
     if options.write:
         page.update(**found)

@@ -6,8 +6,8 @@ import io
 import keyword
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,8 +19,10 @@ from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
-from gpu_align.recipes.pack import Misses
+from gpu_align.recipes.pack import Miss, Misses
 from gpu_align.simulate import Record, load_tokenizer, replay
+from gpu_align.tools.recipes.merge import Key, suffixes
+from gpu_align.tools.recipes.report import TaskReport
 from gpu_align.tools.simulate.replay import PairResult
 
 BoolArray = npt.NDArray[np.bool_]
@@ -74,20 +76,56 @@ def structural_tokens(text: str, token_bytes: Sequence[bytes]) -> BoolArray:
     )
 
 
-NUM_ROUNDS = 5
+def merged(pack: RecipePack, outputs: Sequence[Output]) -> dict[str, Any]:
+    """What a pack drafts alone: as learned, merged with its misses, and of what always held in the samples alone.
+
+    Each half of the outputs is replayed with the misses of the other half, none with its own.
+    """
+    halves, misses = (outputs[::2], outputs[1::2]), (Misses(pack.tokenizer), Misses(pack.tokenizer))
+    learned = [_replayed(pack, half, counted) for half, counted in zip(halves, misses, strict=True)]
+    packs = [pack.merge(counted) for counted in misses]
+    always = [entry for entry in pack.observed if entry.token < 0 or entry.hits == entry.seen]
+    after = [_replayed(better, half) for better, half in zip(packs, reversed(halves), strict=True)]
+    return {
+        "learned": _figures(learned),
+        "merged": _figures(after),
+        "entries": [len(pack.observed), *(len(better.observed) for better in packs)],
+        "removed": [len(_keys(pack) - _keys(better)) for better in packs],
+        "always": _figures([_replayed(replace(pack, observed=always), outputs)]),
+        "evidence": _evidence(pack, misses[0].counts + misses[1].counts),
+    }
 
 
-def rounds(pack: RecipePack, outputs: Sequence[Output]) -> list[dict[str, Any]]:
-    """What a pack drafts alone, as learned and after each of `NUM_ROUNDS` merges; and its entries."""
-    found = []
-    for _ in range(NUM_ROUNDS + 1):
-        misses = Misses(pack.tokenizer)
-        [report] = pack.report(outputs, encode, token_texts, K, misses=misses).tasks.values()
-        rejected = report.drafted - report.accepted
-        found.append(
-            {**report.as_json(), "steps": report.steps, "rejected": rejected, "entries": len(pack.observed)}
-        )
-        pack = pack.merge(misses)
+def _replayed(pack: RecipePack, outputs: Sequence[Output], misses: Misses | None = None) -> TaskReport:
+    [found] = pack.report(outputs, encode, token_texts, K, misses=misses).tasks.values()
+    return found
+
+
+def _figures(parts: Sequence[TaskReport]) -> dict[str, Any]:
+    """Those of all parts together."""
+    names = [field.name for field in fields(TaskReport)]
+    total = TaskReport(**{name: sum(getattr(part, name) for part in parts) for name in names})
+    return {**total.as_json(), "steps": total.steps, "rejected": total.drafted - total.accepted}
+
+
+def _keys(pack: RecipePack) -> set[Key]:
+    return {(entry.is_shape, entry.context) for entry in pack.observed}
+
+
+def _evidence(pack: RecipePack, counts: Mapping[Miss, int]) -> dict[str, list[int]]:
+    """Tokens that were checked, and those refuted, by the entry that decides there: it always held in the samples,
+    or not always; or the draft began before it and does not know it."""
+    entries = {(entry.is_shape, entry.context): entry for entry in pack.observed}
+    found = {"always": [0, 0], "not always": [0, 0], "unknown to the draft": [0, 0]}
+    for miss, count in counts.items():
+        keys = (key for context in ((False, miss.literal), (True, miss.shape)) for key in suffixes(context))
+        entry = next((entries[key] for key in keys if key in entries), None)
+        if entry is None or entry.token != miss.expected:
+            evidence = "unknown to the draft"
+        else:
+            evidence = "always" if entry.hits == entry.seen else "not always"
+        found[evidence][0] += count
+        found[evidence][1] += count if miss.said != miss.expected else 0
     return found
 
 

@@ -6,9 +6,9 @@ For each task two files, ``NAME.samples.jsonl`` to learn from and ``NAME.outputs
     {"task": "triage", "prompt": "…", "output": "…"}
 
 No model has written them. The records, functions, docstrings and sentences are those of pinned packages; forms and
-templates are made here. The samples of a group are different records of one kind: what they agree on is the
-structure. What is learned from and what is replayed share no package and no record. The same packages give the
-same bytes; the command prints the SHA-256 of each file.
+templates are made here. The samples of a group are different records of one kind, but for `maths`, whose samples
+answer one prompt: what they agree on is the structure. What is learned from and what is replayed share no package
+and no record. The same packages give the same bytes; the command prints the SHA-256 of each file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from pathlib import Path
 
 from benchmarks.corpus.build import DEFAULT_CACHE
 from benchmarks.corpus.files import Fetch, download
-from benchmarks.recipes import changelogs, json_records, python_client, python_code, reference_pages, triage
+from benchmarks.recipes import (
+    changelogs,
+    json_records,
+    maths,
+    python_client,
+    python_code,
+    reference_pages,
+    triage,
+)
 from benchmarks.recipes.groups import Group, Output, Task
 from benchmarks.recipes.packages import Shelf
 from benchmarks.tables import command
@@ -30,7 +38,7 @@ DEFAULT_OUT = Path(".cache/recipe_tasks")
 #: Name → what makes it, in the order of the tables.
 TASKS: dict[str, Callable[[Shelf], Task]] = {
     module.NAME: module.task
-    for module in (json_records, triage, python_client, python_code, reference_pages, changelogs)
+    for module in (json_records, triage, python_client, python_code, maths, reference_pages, changelogs)
 }
 
 

@@ -114,7 +114,7 @@ def _resolve(observed: Mapping[Key, Observed], counts: Mapping[Miss, int]) -> di
     for miss, count in counts.items():
         for behind in ((False, miss.literal), (True, miss.shape)):
             said[behind][miss.said] += count
-            for key in _suffixes(behind):
+            for key in suffixes(behind):
                 if entry := entries.get(key):
                     right = count if entry.token == miss.said else 0
                     entries[key] = entry._replace(hits=entry.hits + right, seen=entry.seen + count)
@@ -165,7 +165,7 @@ def _ways(miss: Miss, entries: Mapping[Key, Observed]) -> list[tuple[Key, Key]]:
     """The contexts that may settle a refuted token, each with that of its draft's beginning, in this order."""
     shape = ((True, miss.shape), (True, miss.shape_start))
     literal = ((False, miss.literal), (False, miss.literal_start))
-    by_literal = any(suffix in entries for key in literal for suffix in _suffixes(key))
+    by_literal = any(suffix in entries for key in literal for suffix in suffixes(key))
     ways = [literal] if by_literal and miss.literal else [shape, literal]
     return [way for way in ways if way[0][1]] or [shape]
 
@@ -174,10 +174,10 @@ def _without_uncertain(entries: dict[Key, Observed]) -> dict[Key, Observed]:
     """Those that are certain, and for those that are not any more one that takes the shorter ones back."""
     kept = {k: entry for k, entry in entries.items() if entry.token < 0 or entry.hits >= CERTAIN * entry.seen}
     for key, entry in entries.items():
-        if key not in kept and any(other in kept and kept[other].token >= 0 for other in _suffixes(key)):
+        if key not in kept and any(other in kept and kept[other].token >= 0 for other in suffixes(key)):
             kept[key] = _silenced(entry)
     return kept
 
 
-def _suffixes(key: Key) -> Iterator[Key]:
+def suffixes(key: Key) -> Iterator[Key]:
     return ((key[0], key[1][i:]) for i in range(len(key[1])))
