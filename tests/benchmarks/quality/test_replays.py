@@ -113,6 +113,8 @@ def test_nothing_that_copies_beats_the_clairvoyant(k: int) -> None:
 def test_the_clairvoyant_tells_long_common_prefixes_apart() -> None:
     prediction = [1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 6]
     assert bound(Record("a", [], prediction, [0, 1, 2, 3, 4, 5, 6, 7]), 16, everywhere).steps == 2
+    # The last token of a text is a copy, too.
+    assert bound(Record("a", [], [1, 2, 9], [1, 2, 9, 5]), 16, everywhere).steps == 2
 
 
 def test_making_an_edit_again_beats_copying() -> None:

@@ -159,6 +159,8 @@ class TestTune:
         assert found.total.tolist() == [
             expected.output_tokens, expected.steps, expected.accepted, expected.rejected,
         ]  # fmt: skip
+        # Of each draft the accepted tokens were reached, and the first wrong one.
+        assert expected.accepted < found.drafts[0].sum() <= expected.accepted + expected.steps
 
     def test_no_text_is_in_the_table(self, tuned: Tuned) -> None:
         assert set(tuned.table) == {
