@@ -82,6 +82,11 @@ def as_a_model_writes(text: str) -> str:
     return "\n".join(text.replace("\r\n", "\n").split("\r"))
 
 
+def test_one_token_more_than_the_limit_is_made() -> None:
+    """So that it is known whether something was cut."""
+    assert tokenize_params(LIMITS).truncate_prompt_tokens == 1_001
+
+
 def test_a_text_is_the_prediction_of_itself(tokenizer: Any) -> None:
     """The model writes each text with LF; the prediction is the text as a client has it. Its tokens are those that
     the model writes, so all drafts are right."""

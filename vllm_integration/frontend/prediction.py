@@ -172,7 +172,7 @@ def tokenize_params(limits: Limits) -> Any:
     """No special tokens; one token more than the limit is kept, to tell "cut" from "just fits"."""
     from vllm.renderers import TokenizeParams
 
-    most = limits.tokens
+    most = limits.tokens + 1
     return TokenizeParams(
         max_total_tokens=most, truncate_prompt_tokens=most, truncation_side="right", add_special_tokens=False
     )
