@@ -95,7 +95,7 @@ def test_the_first_request_of_v2_compiles_nothing(
     make_speculator = speculators(monkeypatch)
     monkeypatch.setenv("GPU_ALIGN_DEBUG_DIR", str(tmp_path))
     speculator = make_speculator()
-    assert len(launches) == 1  # which compiles the kernel
+    assert len(launches) == 2  # a step, which compiles the kernel, and a preparation
     kernel, at_start = launches[0]._compiled, dict(compilations)
     assert at_start == ({"_look": 1} if _jit.COMPILED else {})
     assert speculator.drafter.prediction_stats.num_predictions == 0
