@@ -9,7 +9,8 @@ keeps OUT.json as docs/quality.json and rewrites the blocks between the markers 
 argument it rewrites the blocks from docs/quality.json as it is. The table of the ablation is made from
 docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of a
 better choice from docs/headroom.json, which ``benchmarks.quality.headroom --json`` writes, that of the latency
-model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``.
+model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``, and that of the
+machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --json``.
 """
 
 from __future__ import annotations
@@ -282,6 +283,21 @@ def latency(numbers: dict[str, Any]) -> str:
     )
 
 
+def executed(numbers: dict[str, Any]) -> str:
+    """What `benchmarks.speed.machine_code` found, all targets and versions of Triton together."""
+    stored = tables.read("machine_code")["triton"]
+    runs = [run for targets in stored.values() for run in targets.values()]
+    rows = []
+    for kernel in runs[0]:
+        found = [run[kernel] for run in runs]
+        sums = [sum(f[name] for f in found) for name in ("programs", "instructions", "differences", "races")]
+        least = min(f["reached"] / f["code"] for f in found)
+        rows.append([f"`{kernel}`", *(f"{n:,}" for n in sums), f"{100 * least:.1f} %"])
+    heads = ["kernel", "programs", "instructions", "differences", "races", "least code reached"]
+    targets = ", ".join(sorted({target for run in stored.values() for target in run}, key=lambda t: int(t[3:])))
+    return tables.table(heads, rows) + f"\n\n{targets}; Triton {', '.join(sorted(stored))}."
+
+
 def _us(cycles: float) -> str:
     us = cycles / GIGAHERTZ / 1e3
     return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
@@ -291,7 +307,7 @@ def _us(cycles: float) -> str:
 PAGES = {
     DOCS.parent / "README.md": {MAIN_BLOCK: front_page},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
-    DOCS / "developer" / "compiled-kernels.md": {"latency": latency},
+    DOCS / "developer" / "compiled-kernels.md": {"latency": latency, "executed": executed},
     DOCS / "quality.md": {MAIN_BLOCK: table, "rows": rows, "confidence": confidence},
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
     DOCS / "developer" / "quality-checks.md": {
