@@ -30,18 +30,9 @@ DRAFTERS = {
     "drafter_without_pack": "drafter, shipped pack",
     "drafter_with_pack": "drafter, this pack",
     "drafter_with_both": "drafter, both packs",
-    "suffix_decoding": "suffix decoding",
-    "suffix_decoding_samples": "suffix decoding with the samples",
     "suffix_decoding_4": "suffix decoding, factor 4",
     "suffix_decoding_4_samples": "suffix decoding, factor 4, with the samples",
     "prompt_lookup": "prompt lookup",
-}
-#: Packs of a run over free prose → what they are.
-PROSE = {
-    "none": "none",
-    "own": "learned from changelogs",
-    "base": "the shipped pack",
-    "foreign": "those of all other tasks",
 }
 #: Case of earlier answers → what it is.
 CASES = {
@@ -144,34 +135,6 @@ def _figures(report: dict[str, Any]) -> list[str]:
     return [accuracy, f"{report['coverage']:.1%}", f"{report['tokens_per_step']:.2f}"]
 
 
-def prose_table(results: Results) -> str:
-    """What packs do to outputs that they are not for; those of one other task are in the results file."""
-    rows = [
-        [
-            says,
-            f"{(counts := results['prose'][name])['steps']:,}",
-            signed(more_steps(counts, results["prose"]["none"])),
-            f"{rejected_a_token(counts, 'recipe'):.4f}",
-            f"{per_step(counts):.3f}",
-        ]
-        for name, says in PROSE.items()
-    ]
-    return tables.table(
-        ["packs", "steps", "beside none", "rejected recipe drafts a token", "tokens a step"], rows
-    )
-
-
-def python_table(results: Results) -> str:
-    """Coverage of what is structural in Python."""
-    rows = []
-    for task, found in results["python"].items():
-        for name, says in (("structural", "structure"), ("free", "names, numbers, strings, comments")):
-            tokens, covered = found[name]["tokens"], found[name]["covered"]
-            share, coverage = f"{tokens / found['tokens']:.1%}", f"{covered / max(tokens, 1):.1%}"
-            rows.append([task, says, share, f"{covered:,}", coverage])
-    return tables.table(["task", "tokens", "share of all", "drafted and accepted", "coverage"], rows, "llrrr")
-
-
 def learning_table(results: Results) -> str:
     """Time and memory of learning."""
     found = results["learning"]
@@ -260,8 +223,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "drafters": drafters_table,
     "merged": merged_table,
     "evidence": evidence_table,
-    "prose": prose_table,
-    "python": python_table,
     "learning": learning_table,
     "memory": memory_table,
 }

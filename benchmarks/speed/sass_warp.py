@@ -307,8 +307,11 @@ class Warp(Registers):
     def _branch(self, ins: Instruction, mask: Array, pc: int, labels: dict[str, int]) -> int:
         """Where the lanes of `self.mask` go on; those that go elsewhere are set aside."""
         name = ins.name
-        if name == "BRA" and "DIV" in ins.modifiers:
-            if not (self.mask | self.exited).all():
+        if name == "BRA" and {"DIV", "CONV"} & {*ins.modifiers}:
+            is_whole = bool((self.mask | self.exited).all())
+            if "CONV" in ins.modifiers and is_whole:
+                return labels[ins.operands[-1].text]
+            if "DIV" in ins.modifiers and not is_whole:
                 raise NotImplementedError(f"{ins.text} of a part of a warp")
         elif name in ("BRA", "CALL", "RET"):
             if name == "BRA" and len(ins.operands) > 1:
