@@ -19,7 +19,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -566,6 +566,16 @@ def _float_multiply(w: Registers, ins: Instruction, mask: Array) -> None:
     w.write(d, (_floats(w, a) * _floats(w, b)).astype(np.float32).view(np.uint32), mask)
 
 
+def _float_multiply_two(w: Registers, ins: Instruction, mask: Array) -> None:
+    """Two products, of pairs of registers; an immediate is a factor of both."""
+    d, *factors = ins.operands
+    if any(o.kind == "R" and not o.text.endswith(".F32x2.HI_LO") for o in factors):
+        raise NotImplementedError(ins.text)
+    for i in (0, 1):
+        a, b = (_floats(w, replace(o, number=o.number + i) if o.kind == "R" else o) for o in factors)
+        w.write(d, (a * b).astype(np.float32).view(np.uint32), mask, i)
+
+
 def _to_integer(w: Registers, ins: Instruction, mask: Array) -> None:
     if "TRUNC" not in ins.modifiers:
         raise NotImplementedError(ins.text)
@@ -609,6 +619,7 @@ _NAMES: dict[Callable[[Registers, Instruction, Array], None], str] = {
     _absolute: "IABS",
     _float_add: "FADD UFADD",
     _float_multiply: "FMUL UFMUL",
+    _float_multiply_two: "FMUL2",
     _to_integer: "F2I UF2I",
     _nothing: "NOP BAR MEMBAR DEPBAR ERRBAR CCTL ENDCOLLECTIVE NANOSLEEP ACQBULK PREEXIT FENCE LDGDEPBAR",
 }
