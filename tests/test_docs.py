@@ -208,7 +208,11 @@ def test_numbers_are_those_of_the_last_replay() -> None:
     known = {*policy_names(), *CACHED, *BOUNDS}
     assert {run["policy"] for run in numbers["runs"]} == known
     assert {*filler.REMARKS, *filler.MORE_REMARKS} == known
-    made_by = {"ablation": "make bench-ablation", "latency": "python -m benchmarks.speed.latency_model"}
+    made_by = {
+        "ablation": "make bench-ablation",
+        "latency": "python -m benchmarks.speed.latency_model",
+        "executed": "python -m benchmarks.speed.machine_code",
+    }
     for page, blocks in filler.PAGES.items():
         text = page.read_text(encoding="utf-8")
         assert filler.filled(page, numbers) == text, f"{page.name}: run docs/_scripts/fill_numbers.py"

@@ -294,7 +294,9 @@ def executed(numbers: dict[str, Any]) -> str:
         least = min(f["reached"] / f["code"] for f in found)
         rows.append([f"`{kernel}`", *(f"{n:,}" for n in sums), f"{100 * least:.1f} %"])
     heads = ["kernel", "programs", "instructions", "differences", "races", "least code reached"]
-    targets = ", ".join(sorted({target for run in stored.values() for target in run}, key=lambda t: int(t[3:])))
+    targets = ", ".join(
+        sorted({target for run in stored.values() for target in run}, key=lambda t: int(t[3:]))
+    )
     return tables.table(heads, rows) + f"\n\n{targets}; Triton {', '.join(sorted(stored))}."
 
 
