@@ -315,7 +315,7 @@ class Drafter:
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
         self._step = self._make_step(self._draft)
         self._preparation = Preparation(self._make_step, max_slots, num_draft_tokens, self.device)
-        weakref.finalize(self, self._preparation.finish)
+        weakref.finalize(self, self._preparation.finish).atexit = False  # then nobody gets its memory
         #: Of `propose` with a budget: scratch, [max_slots, K], and an int's place.
         self._survival = torch.zeros_like(self._draft.token_ids, dtype=torch.int32)
         self._budget = torch.zeros(1, dtype=torch.int32, device=self.device)
