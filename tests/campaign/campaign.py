@@ -17,17 +17,38 @@ import argparse
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("CAMPAIGN_DIR", ".cache/campaign"))
+#: What a row speaks of: it is of no commit while one of these has changes.
+CODE = ("gpu_align", "vllm_integration", "tests/campaign")
 #: Cases that a program keeps; it goes on counting.
 MOST_FAILURES = 20
+
+
+def git(*arguments: str) -> str:
+    """Empty where there is no repository."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def commit_of_code() -> tuple[str, str]:
+    """The commit that this tree is, and "", or "" and why it is none."""
+    if changed := git("status", "--porcelain", "--", *CODE):
+        names = [line.split()[-1] for line in changed.splitlines()]
+        more = f" and {len(names) - 3} more" * (len(names) > 3)
+        return "", f"expected committed code, found changes in {', '.join(names[:3])}{more}"
+    commit = git("rev-parse", "HEAD")
+    return commit, "" if commit else "expected a git repository, found none"
 
 
 @dataclass
@@ -94,11 +115,12 @@ class Tally:
 
 @dataclass
 class Campaign:
-    """One program's run. `quick`: the counts of `make test`."""
+    """One program's run. `quick`: the counts of `make test`; `share`: of the counts otherwise."""
 
     program: str
     quick: bool
     seed: int
+    share: float = 1.0
     rng: random.Random = field(init=False)
     _kept: int = 0
 
@@ -106,10 +128,15 @@ class Campaign:
         self.rng = random.Random(f"{self.program} {self.seed}")
 
     def size(self, full: int, quick: int) -> int:
+        """Of a part that every run has whole."""
         return quick if self.quick else full
 
+    def count(self, full: int, quick: int) -> int:
+        """Of what is checked."""
+        return quick if self.quick else max(quick, round(full * self.share))
+
     def tally(self, what: str, at_least: int, quick: int) -> Tally:
-        return Tally(self, what, self.size(at_least, quick))
+        return Tally(self, what, self.count(at_least, quick))
 
     def not_run(self, what: str, at_least: int, why: str) -> Row:
         return Row(what, 0, at_least, not_run=why)
@@ -130,33 +157,39 @@ def main(run: Callable[[Campaign], Iterator[Row]]) -> None:
     """Run a program, print its rows and write them to `FOLDER`. Exit code 1 if a row failed."""
     program = Path(sys.argv[0]).stem
     parser = argparse.ArgumentParser(prog=f"python -m tests.campaign.{program}")
-    parser.add_argument("--quick", action="store_true", help="the counts of make test")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random; 0 unless told")
-    arguments = parser.parse_args()
-    campaign = Campaign(program, arguments.quick, arguments.seed)
-    print(f"{program}: seed {campaign.seed}{', quick' if campaign.quick else ''}", flush=True)
+    add_arguments(parser)
+    given = parser.parse_args()
+    campaign = Campaign(program, given.quick, given.seed, given.share)
+    commit, why_not = commit_of_code()
+    print(f"{program}: seed {given.seed}{', quick' * given.quick}, {commit[:10] or why_not}", flush=True)
     rows: list[Row] = []
     begun = time.monotonic()
+
+    def take(row: Row) -> None:
+        row.seconds = row.seconds or time.monotonic() - begun
+        counts = f"{row.count:,} of at least {row.at_least:,}"
+        print(f"{row.what} | {counts} | {row.verdict} | {row.seconds:.0f} s", flush=True)
+        rows.append(row)
+        found = commit_of_code()
+        same = "" if found == (commit, "") else why_not or f"expected {commit[:10]} to the end, found another"
+        told = {**vars(given), "commit": commit * (not same), "why no commit": same, "rows": rows}
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        told["date"] = date.today().isoformat()
+        (FOLDER / f"{program}.json").write_text(json.dumps(told, indent=1, default=asdict) + "\n")
+
     try:
         for row in run(campaign):
-            row.seconds = row.seconds or time.monotonic() - begun
-            rows.append(row)
-            print(
-                f"{row.what} | {row.count:,} of at least {row.at_least:,} | {row.verdict} | {row.seconds:.0f} s",
-                flush=True,
-            )
-            _write(campaign, rows)
+            take(row)
     except Exception:
         error = traceback.format_exc()
         print(error, file=sys.stderr, flush=True)
         campaign.keep(f"{program} itself", error)
-        rows.append(Row(f"{program}, to its end", 0, 1, error.strip().splitlines()[-1][:200], failures=1))
-        _write(campaign, rows)
+        take(Row(f"{program}, to its end", 0, 1, error.strip().splitlines()[-1][:200], failures=1))
     if not all(row.passed or row.not_run for row in rows):
         sys.exit(1)
 
 
-def _write(campaign: Campaign, rows: list[Row]) -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    told = {"seed": campaign.seed, "quick": campaign.quick, "rows": [asdict(row) for row in rows]}
-    (FOLDER / f"{campaign.program}.json").write_text(json.dumps(told, indent=1) + "\n")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="the counts of make test, which no page takes")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random; 0 unless told")
+    parser.add_argument("--share", type=float, default=1.0, help="of the counts, 0 to 1; the page says so")
