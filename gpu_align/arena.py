@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -121,18 +120,18 @@ class PredictionArena:
     def __init__(self, num_tokens: int, page: int = PAGE) -> None:
         if page < 1:
             raise ValueError(f"page: expected 1 or more, found {page}")
-        num_pages = _ceil_div(num_tokens, page)
+        num_pages = -(-num_tokens // page)
         if num_tokens < page or num_pages * page > MAX_TOKENS:
             most = MAX_TOKENS // page * page
             raise ValueError(f"num_tokens: expected {page} (one page) to {most}, found {num_tokens}")
         self.page = page
         self.num_tokens = num_pages * page
-        self._free = _Runs(num_pages)
-        # The free pages and those of unused predictions: what would be free if all of these were dropped.
-        self._not_in_use = _Runs(num_pages)
+        # A byte a page, 1 where the page is free; and where no request uses it: what dropping all unused frees.
+        self._free, self._not_in_use = (bytearray(b"\1" * num_pages) for _ in range(2))
         self._entries: dict[_Key, _Entry] = {}
         self._unused: OrderedDict[_Key, _Entry] = OrderedDict()  # the one released longest ago first
         self._extents: dict[Extent, _Entry | None] = {}  # in use; None: of an empty prediction
+        self._held_pages = self._used_pages = 0
         self._reused = self._evicted = self._refused = 0
 
     def acquire(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> Extent | None:
@@ -160,20 +159,22 @@ class PredictionArena:
         entry = self._entries.get(key)
         fresh = entry is None
         if entry is None:
-            num_pages = _ceil_div(tokens.size, self.page)
+            num_pages = -(-tokens.size // self.page)
             start = self._make_room(num_pages)
             if start is None:
                 self._refused += 1
                 return None
-            self._free.take(start, num_pages)
-            entry = self._entries[key] = _Entry(key, start, num_pages)
+            entry = self._entries[key] = _Entry(key, slice(start, start + num_pages), num_pages)
+            self._free[entry.pages] = bytes(num_pages)
+            self._held_pages += num_pages
         else:
             self._reused += 1
         if entry.num_users == 0:
             self._unused.pop(key, None)
-            self._not_in_use.take(entry.start, entry.num_pages)
+            self._not_in_use[entry.pages] = bytes(entry.num_pages)
+            self._used_pages += entry.num_pages
         entry.num_users += 1
-        extent = Extent(entry.start * self.page, tokens.size, entry.num_pages * self.page, fresh)
+        extent = Extent(entry.pages.start * self.page, tokens.size, entry.num_pages * self.page, fresh)
         self._extents[extent] = entry
         return extent
 
@@ -187,8 +188,8 @@ class PredictionArena:
         room, users = self._not_in_use.copy(), Counter(self._entry_of(extent) for extent in without)
         for entry, num_users in users.items():
             if entry is not None and entry.num_users == num_users:
-                room.give(entry.start, entry.num_pages)
-        return room.find(_ceil_div(tokens.size, self.page)) is not None
+                room[entry.pages] = b"\1" * entry.num_pages
+        return b"\1" * -(-tokens.size // self.page) in room
 
     def release(self, extent: Extent) -> None:
         """The request is done with its extent, or ValueError. The last user's prediction stays until its room
@@ -199,7 +200,8 @@ class PredictionArena:
             return
         entry.num_users -= 1
         if entry.num_users == 0:
-            self._not_in_use.give(entry.start, entry.num_pages)
+            self._not_in_use[entry.pages] = b"\1" * entry.num_pages
+            self._used_pages -= entry.num_pages
             self._unused[entry.key] = entry
 
     def discard(self, extent: Extent) -> None:
@@ -215,16 +217,11 @@ class PredictionArena:
 
     def stats(self) -> ArenaStats:
         """Count what is held now and what was done so far. Constant time."""
-        free, not_in_use = self._free.num_pages * self.page, self._not_in_use.num_pages * self.page
+        held, used = self._held_pages * self.page, self._used_pages * self.page
         return ArenaStats(
-            used_tokens=self.num_tokens - not_in_use,
-            cached_tokens=not_in_use - free,
-            free_tokens=free,
-            num_predictions=len(self._entries),
-            reused=self._reused,
-            evicted=self._evicted,
-            refused=self._refused,
-        )
+            used, held - used, self.num_tokens - held, len(self._entries), self._reused, self._evicted,
+            self._refused,
+        )  # fmt: skip
 
     def _entry_of(self, extent: Extent) -> _Entry | None:
         if extent not in self._extents:
@@ -233,20 +230,19 @@ class PredictionArena:
 
     def _make_room(self, num_pages: int) -> int | None:
         """First page of the lowest free run of `num_pages`, after as few evictions as it takes."""
-        start = self._free.find(num_pages)
-        if start is not None or self._not_in_use.find(num_pages) is None:
-            return start
-        while True:
-            first, end = self._drop(next(iter(self._unused.values())))
+        run = b"\1" * num_pages
+        if run not in self._not_in_use:
+            return None
+        while (start := self._free.find(run)) < 0:
+            self._drop(next(iter(self._unused.values())))
             self._evicted += 1
-            # No other run was long enough before, so this is also the lowest that is.
-            if end - first >= num_pages:
-                return first
+        return start
 
-    def _drop(self, entry: _Entry) -> tuple[int, int]:
-        """Forget an unused prediction. Returns the run of free pages that its pages are now part of."""
+    def _drop(self, entry: _Entry) -> None:
+        """Forget an unused prediction."""
         del self._unused[entry.key], self._entries[entry.key]
-        return self._free.give(entry.start, entry.num_pages)
+        self._free[entry.pages] = b"\1" * entry.num_pages
+        self._held_pages -= entry.num_pages
 
 
 #: The tokens of a prediction, and its sharing key.
@@ -258,49 +254,6 @@ class _Entry:
     """One prediction in the arena."""
 
     key: _Key = field(repr=False)  # a user's text
-    start: int  # its first page
+    pages: slice
     num_pages: int
     num_users: int = 0
-
-
-class _Runs:
-    """A set of pages as its maximal runs ``(first, end)``, in order of address."""
-
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self._runs = [(0, num_pages)]
-
-    def copy(self) -> _Runs:
-        copied = _Runs(self.num_pages)
-        copied._runs = self._runs.copy()
-        return copied
-
-    def find(self, num_pages: int) -> int | None:
-        """First page of the lowest run of at least `num_pages`."""
-        return next((first for first, end in self._runs if end - first >= num_pages), None)
-
-    def take(self, start: int, num_pages: int) -> None:
-        """Remove pages, all of which are in one run."""
-        i = bisect_right(self._runs, (start, MAX_TOKENS)) - 1
-        first, end = self._runs[i]
-        rest = (first, start), (start + num_pages, end)
-        self._runs[i : i + 1] = [run for run in rest if run[0] < run[1]]
-        self.num_pages -= num_pages
-
-    def give(self, start: int, num_pages: int) -> tuple[int, int]:
-        """Add pages, none of which is in the set. Returns the run that they are now part of."""
-        first, end = start, start + num_pages
-        low = high = bisect_left(self._runs, (start, 0))
-        if low > 0 and self._runs[low - 1][1] == first:
-            low -= 1
-            first = self._runs[low][0]
-        if high < len(self._runs) and self._runs[high][0] == end:
-            end = self._runs[high][1]
-            high += 1
-        self._runs[low:high] = [(first, end)]
-        self.num_pages += num_pages
-        return first, end
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

@@ -230,7 +230,7 @@ class RecipePack:
         Raises:
             ValueError: `agree` outside its domain.
         """
-        found = _tool("observe").observe(groups, encode, token_texts, agree, progress)
+        found = _tool("learn").observe(groups, encode, token_texts, agree, progress)
         return replace(found, task=task or found.task, made_by=made_by)  # type: ignore[no-any-return]
 
     def merge(self, *others: RecipePack | Misses) -> RecipePack:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ...recipes.pack import Miss, Misses, PackError, RecipePack
 from ...recipes.tokenize import Observed, Recipe
-from .observe import CERTAIN, by_frequency
+from .learn import CERTAIN, by_frequency
 
 #: A refuted context gets a token of its own where the model said the same so many times and nothing else.
 MIN_SAID = 2

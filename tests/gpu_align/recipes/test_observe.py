@@ -18,7 +18,7 @@ from gpu_align import RecipePack
 from gpu_align.ops.constants import MAX_CONTEXT, SHAPE_IDENTIFIER, SHAPE_NUMBER
 from gpu_align.recipes import Observed, shape_of_output, shape_of_tokens
 from gpu_align.recipes.tokenize import Chains, likely
-from gpu_align.tools.recipes.observe import CERTAIN, NEVER, Positions, columns, follow, observe
+from gpu_align.tools.recipes.learn import CERTAIN, NEVER, Positions, agreed, columns, follow, observe
 from tests.gpu_align.recipes import oracle
 from tests.gpu_align.recipes.oracle import Words
 
@@ -160,7 +160,7 @@ def counted(
     told: dict[object, object] = {}
     for is_shape in (False, True):
         for length, (context, first) in enumerate(positions.numbered(is_shape), start=1):
-            f = follow(positions, context)
+            f = follow(positions, context, agreed(positions, context))
             contexts = positions.contexts(is_shape, first, length).tolist()
             rows = zip(f.token.tolist(), f.hits.tolist(), f.seen.tolist(), f.groups.tolist(), strict=True)
             told |= {(is_shape, tuple(c)): row for c, row in zip(contexts, rows, strict=True)}
