@@ -184,23 +184,6 @@ def test_only_the_first_rank_warns(plugin_log: list[str]) -> None:
     assert plugin_log == []
 
 
-@pytest.mark.parametrize("manager", [None, object()])
-def test_the_rejection_sampler_does_without_after_a_refusal(manager: Any) -> None:
-    class Runner:
-        vllm_config = config_of()
-        adaptive_verification: Any = None
-        rejection_sampler = SimpleNamespace(enable_adaptive_verification=True)
-
-        @wrapped_by(adaptive.initialize_kv_cache)
-        def initialize_kv_cache(self, kv_cache_config: Any) -> str:
-            self.adaptive_verification = manager
-            return "initialised"
-
-    runner = Runner()
-    assert runner.initialize_kv_cache(None) == "initialised"
-    assert runner.rejection_sampler.enable_adaptive_verification is (manager is not None)
-
-
 def test_without_timings_only_hopeless_drafts_are_trimmed(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:

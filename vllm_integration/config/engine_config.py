@@ -98,15 +98,11 @@ def select_backend(
         return chosen
 
 
-@seam("adaptive.initialize_kv_cache")
-def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`GPUModelRunner.initialize_kv_cache`, in which the manager is made or refused. The rejection sampler was
-    made before it; vLLM's own warm-up runs it without the manager in the same way."""
-    result = original(self, *args, **kwargs)
-    sampler = self.rejection_sampler
-    if drafts_predictions(self.vllm_config) and self.adaptive_verification is None and sampler is not None:
-        sampler.enable_adaptive_verification = False
-    return result
+def without_manager(runner: Any) -> None:
+    """Where the manager was refused, the rejection sampler, which was made before, does without, too; vLLM's own
+    warm-up runs it without the manager in the same way."""
+    if runner.adaptive_verification is None and runner.rejection_sampler is not None:
+        runner.rejection_sampler.enable_adaptive_verification = False
 
 
 @seam("adaptive.set_cost_curves")

@@ -101,6 +101,7 @@ GROUPS: dict[str, Group] = {
     ),
     "parameters": Group("parameters", "vllm.v1.engine.input_processor", _ENDPOINTS),
     "draft_limit": Group("caller"),
+    "graphs": Group("caller", "", ("vllm_integration.worker.graphs",)),
     "adaptive": Group("caller", "", ("vllm_integration.config.engine_config",)),
     "recipes": Group("caller"),
 }
@@ -316,6 +317,23 @@ v2 vllm.v1.outputs:AsyncModelRunnerOutput
   implement get_output(self) \
       vLLM asks for a step's output when the device has sampled: then the draft lengths are there, too
 
+# Which CUDA graphs are captured.
+graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
+  wrap initialize_kv_cache(self,kv_cache_config) add FULL graphs for plain steps and for lengths that vary
+  field cudagraph_manager which graphs are captured
+  field attn_groups the attention backends
+  field pcp_manager prefill context parallelism
+  field model_state attention backends that a model brings
+graphs vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager
+  call _init_candidates(self) the descriptors of all graphs
+  field _candidates the descriptors that a step may use
+  field _capture_descs the descriptors that are captured
+  field varlen_decode whether graphs take lengths that vary
+  field ubatch_runner whether a step is cut into microbatches
+graphs vllm.v1.worker.gpu.attn_utils
+  call get_varlen_cudagraph_unsupported_backend(attn_groups,vllm_config,max_query_len) \
+      an attention backend whose graphs take one length
+
 # vLLM's adaptive verification.
 adaptive vllm.v1.attention.selector
   wrap _cached_get_attn_backend(backend,attn_selector_config) \
@@ -326,9 +344,8 @@ adaptive vllm.v1.worker.gpu.model_runner
   wrap maybe_create_adaptive_verification_manager(enable_adaptive_verification,attn_groups,\
 req_states,query_start_loc,num_bonus_tokens,max_total_logits,vllm_config) \
       attention backends whose CUDA graphs take one query length are refused here
-adaptive vllm.v1.worker.gpu.model_runner:GPUModelRunner
-  wrap initialize_kv_cache(self,kv_cache_config) after a refusal the rejection sampler does without, too
-  field adaptive_verification whether it was refused
+graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
+  field adaptive_verification whether vLLM made a manager, or refused it
   field rejection_sampler does without after a refusal
 adaptive vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler
   field enable_adaptive_verification does without after a refusal

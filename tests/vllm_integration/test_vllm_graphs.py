@@ -1,0 +1,261 @@
+"""Which CUDA graph a decode step runs with: vLLM's own manager and dispatch, for every kind of attention backend.
+
+Nothing is captured: the manager decides from its descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.config.compilation import CompilationConfig, CUDAGraphMode
+from vllm.config.vllm import VllmConfig
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.worker.gpu import cudagraph_utils
+
+from vllm_integration.seams import install as compat
+from vllm_integration.seams.install import wrapped_by
+from vllm_integration.worker import graphs
+
+pytestmark = pytest.mark.usefixtures("plugin_on")
+
+DEFAULT = CUDAGraphMode.FULL_AND_PIECEWISE
+
+
+class Runner:
+    """What `GPUModelRunner.initialize_kv_cache` leaves behind. K = 0: a server without speculation.
+
+    support: of the attention backend. bound: its `get_varlen_cudagraph_max_query_len`. adaptive: vLLM has made its
+    manager of adaptive verification. schedule: of draft tokens by batch size."""
+
+    def __init__(
+        self,
+        K: int,
+        max_num_seqs: int,
+        support: str = "ALWAYS",
+        *,
+        bound: int | None = None,
+        is_ssm: bool = False,
+        mode: CUDAGraphMode = DEFAULT,
+        adaptive: bool = False,
+        schedule: list[tuple[int, int, int]] | None = None,
+        sizes: list[int] | None = None,
+        **parallel: int,
+    ) -> None:
+        compilation = CompilationConfig(
+            cudagraph_mode=mode, **({"cudagraph_capture_sizes": sizes} if sizes else {})
+        )
+        self.vllm_config = config = SimpleNamespace(
+            model_config=SimpleNamespace(enforce_eager=False),
+            compilation_config=compilation,
+            scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192),
+            parallel_config=SimpleNamespace(
+                **{"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "tensor_parallel_size": 1}
+                | parallel
+            ),
+            cache_config=SimpleNamespace(use_kda_recoverssm=False),
+            uniform_decode_query_len=K + 1,
+            num_speculative_tokens=K,
+            performance_mode="balanced",
+            speculative_config=K
+            and SimpleNamespace(
+                method="custom_class",
+                model="vllm_integration.PredictedOutputs",
+                num_speculative_tokens_per_batch_size=schedule,
+                uses_dynamic_speculative_decoding=lambda: schedule is not None,
+            ),
+        )
+        VllmConfig._set_cudagraph_sizes(config)  # type: ignore[arg-type]
+        level = AttentionCGSupport[support]
+        builder = SimpleNamespace(
+            get_cudagraph_support=lambda *_: level, get_varlen_cudagraph_max_query_len=lambda *_: bound
+        )
+        backend = type("Backend", (), {"is_ssm": staticmethod(lambda: is_ssm)})
+        group = SimpleNamespace(
+            backend=backend, layer_names=["0"], kv_cache_spec=None, get_metadata_builder=lambda _: builder
+        )
+        self.attn_groups = [[group]]
+        self.model_state = SimpleNamespace(
+            get_additional_cg_support=lambda: (AttentionCGSupport.ALWAYS, None)
+        )
+        self.speculator = object() if K else None
+        self.adaptive_verification = object() if adaptive else None
+        self.rejection_sampler = SimpleNamespace(enable_adaptive_verification=True)
+        self.pcp_manager = None
+        resolved = compilation.resolve_cudagraph_mode_and_sizes(
+            level, "Backend", K + 1, use_v2_model_runner=True
+        )
+        self.cudagraph_manager = cudagraph_utils.ModelCudaGraphManager(
+            config,  # type: ignore[arg-type]
+            torch.device("cpu"),
+            resolved,
+            K + 1,
+            varlen_decode=adaptive,
+        )
+
+    @wrapped_by(graphs.initialize_kv_cache)
+    def initialize_kv_cache(self, is_profiling: bool = False) -> str:
+        return "initialised"
+
+    @property
+    def has_piecewise(self) -> bool:
+        return bool(self.cudagraph_manager.cudagraph_mode.has_piecewise_cudagraphs())
+
+    def mode_of(self, lengths: list[int]) -> str:
+        manager = self.cudagraph_manager
+        manager._graphs_captured = True
+        uniform = lengths[0] if len(set(lengths)) == 1 else None
+        found = manager.dispatch(len(lengths), sum(lengths), uniform, 0, max_query_len=max(lengths))
+        if found.cg_mode == CUDAGraphMode.FULL:
+            assert found in manager._capture_descs[CUDAGraphMode.FULL]
+            assert found.num_tokens <= manager.compilation_config.max_cudagraph_capture_size
+        return str(found.cg_mode.name)
+
+
+@pytest.fixture(autouse=True)
+def no_distribution() -> Iterator[None]:
+    pipeline = SimpleNamespace(is_first_rank=True, is_last_rank=True)
+    with (
+        patch.object(cudagraph_utils, "get_pp_group", lambda: pipeline),
+        patch.object(cudagraph_utils.current_platform, "get_global_graph_pool", lambda: None, create=True),
+    ):
+        yield
+
+
+def steps_of(K: int, rows: int) -> dict[str, list[int]]:
+    """Tokens of each request in steps that the scheduler makes."""
+    return {
+        "plain": [1] * rows,
+        "whole": [K + 1] * rows,
+        "some": [K + 1] * (rows // 2) + [1] * (rows - rows // 2),
+        "cut": [K + 1] * (rows - 1) + [K // 2 + 1],
+        "short": [2] * rows,
+    }
+
+
+ALL = {"plain", "whole", "mixed"}
+
+
+@pytest.mark.parametrize(
+    ("options", "full", "words"),
+    [
+        ({}, ALL, "all decode steps"),
+        ({"bound": 65, "support": "UNIFORM_BATCH"}, ALL, "all decode steps"),
+        ({"adaptive": True}, ALL, "all decode steps"),
+        ({"mode": CUDAGraphMode.FULL}, ALL, "all steps"),
+        ({"mode": CUDAGraphMode.FULL_DECODE_ONLY}, ALL, "all decode steps"),
+        ({"support": "UNIFORM_BATCH"}, {"plain", "whole"}, "graphs of Backend take one length"),
+        ({"bound": 8, "support": "UNIFORM_BATCH"}, {"plain", "whole"}, "graphs of Backend take one length"),
+        ({"decode_context_parallel_size": 2}, {"plain", "whole"}, "context parallelism"),
+        ({"is_ssm": True, "support": "UNIFORM_BATCH"}, {"whole"}, "Backend keeps recurrent states"),
+        ({"pipeline_parallel_size": 2}, {"whole"}, "pipeline stage"),
+        ({"support": "UNIFORM_SINGLE_TOKEN_DECODE"}, set(), "no steps (cudagraph_mode"),
+        ({"mode": CUDAGraphMode.PIECEWISE}, set(), "no steps (cudagraph_mode PIECEWISE)"),
+    ],
+)
+@pytest.mark.parametrize("K", [8, 16, 32, 64])
+def test_a_step_runs_full_where_the_backend_takes_its_lengths(
+    K: int, options: dict[str, Any], full: set[str], words: str
+) -> None:
+    runner, theirs = Runner(K, 256, **options), Runner(0, 256, **options)
+    assert words in " ".join(graphs.add_graphs(runner))
+    for rows in (1, 2, 7, 8, 16, 30, 64, 100, 250, 256):
+        for step, lengths in steps_of(K, rows).items():
+            same = len(set(lengths)) == 1
+            kind = {1: "plain", K + 1: "whole"}.get(lengths[0], "mixed") if same else "mixed"
+            otherwise = "NONE" if sum(lengths) > 512 or not runner.has_piecewise else "PIECEWISE"
+            wanted = "FULL" if kind in full and sum(lengths) <= 512 else otherwise
+            assert runner.mode_of(lengths) == wanted, f"{rows} rows, {step}"
+            if kind == "plain" and "plain" in full:
+                assert wanted == theirs.mode_of(lengths)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 33, 200, 250, 256, 500, 512, 1024])
+@pytest.mark.parametrize("sizes", [None, [1, 2, 4, 24]])
+@pytest.mark.parametrize("support", ["ALWAYS", "UNIFORM_BATCH"])
+def test_plain_steps_of_any_size_run_as_without_speculation(
+    support: str, sizes: list[int] | None, max_num_seqs: int
+) -> None:
+    runner = Runner(16, max_num_seqs, support, sizes=sizes)
+    theirs = Runner(0, max_num_seqs, support, sizes=sizes)
+    runner.initialize_kv_cache()
+    for rows in range(1, max_num_seqs + 1):
+        assert runner.mode_of([1] * rows) in ("FULL", theirs.mode_of([1] * rows)), rows
+
+
+def test_a_schedule_of_draft_tokens_keeps_its_graphs() -> None:
+    """vLLM captures those of each number of draft tokens in it, none among them."""
+    runner = Runner(16, 64, "UNIFORM_BATCH", schedule=[(1, 16, 16), (17, 32, 4), (33, 64, 0)])
+    before = list(runner.cudagraph_manager._capture_descs[CUDAGraphMode.FULL])
+    runner.initialize_kv_cache()
+    assert runner.cudagraph_manager._capture_descs[CUDAGraphMode.FULL] == before
+    assert [runner.mode_of([n] * 8) for n in (1, 5, 17, 2)] == ["FULL", "FULL", "FULL", "PIECEWISE"]
+
+
+def test_vllm_may_ask_twice_and_is_told_once(plugin_log: list[str]) -> None:
+    runner = Runner(16, 64, "UNIFORM_BATCH")
+    runner.initialize_kv_cache(is_profiling=True)
+    descs = dict(runner.cudagraph_manager._capture_descs)
+    runner.initialize_kv_cache()
+    assert runner.cudagraph_manager._capture_descs == descs
+    (line,) = plugin_log
+    assert "only steps without drafts and steps of 17 tokens a request with FULL CUDA graphs" in line
+
+
+@pytest.mark.parametrize("foreign", ["no speculator", "another drafter", "turned off"])
+def test_another_server_keeps_its_graphs(
+    foreign: str, plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(16, 64, "UNIFORM_BATCH")
+    if foreign == "turned off":
+        monkeypatch.setenv("GPU_ALIGN_CUDA_GRAPHS", "0")
+    if foreign == "no speculator":
+        runner.speculator = None
+    elif foreign == "another drafter":
+        runner.vllm_config.speculative_config.model = "somebody.Else"
+    before = dict(runner.cudagraph_manager._capture_descs)
+    runner.initialize_kv_cache()
+    assert (runner.cudagraph_manager._capture_descs, plugin_log) == (before, [])
+
+
+def test_what_fails_costs_the_graphs_only(plugin_log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    runner = Runner(16, 64)
+    runner.attn_groups = [[SimpleNamespace()]]
+    before = dict(runner.cudagraph_manager._capture_descs)
+    assert runner.initialize_kv_cache() == "initialised"
+    assert runner.cudagraph_manager._capture_descs == before
+    assert "only the steps that vLLM does with FULL CUDA graphs: AttributeError" in plugin_log[0]
+    monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
+    with pytest.raises(AttributeError):
+        runner.initialize_kv_cache()
+
+
+@pytest.mark.parametrize("manager", [None, object()])
+def test_the_rejection_sampler_does_without_a_refused_manager(manager: Any) -> None:
+    runner = Runner(16, 64)
+    runner.adaptive_verification = manager
+    runner.initialize_kv_cache()
+    assert runner.rejection_sampler.enable_adaptive_verification is (manager is not None)
+
+
+def test_a_vllm_without_these_names_keeps_its_graphs(
+    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    gone = [
+        replace(seam, attribute="gone") for seam in compat.SEAMS if seam.name == "graphs._init_candidates"
+    ]
+    monkeypatch.setattr(compat, "SEAMS", gone)
+    config = Runner(16, 64).vllm_config
+    config.speculative_config.enable_adaptive_verification = True
+    graphs.prepare(config)
+    assert not config.speculative_config.enable_adaptive_verification
+    assert "gpu_align leaves CUDA graphs to vLLM" in plugin_log[0]

@@ -1,0 +1,135 @@
+"""FULL CUDA graphs for the steps that this plugin makes, on the V2 runner: plain ones, and drafts of all lengths.
+
+With K draft tokens vLLM captures FULL decode graphs for requests of K + 1 tokens and runs every other step
+PIECEWISE, unless adaptive verification is on. Here:
+
+    all requests plain            the FULL graphs that a server without speculation has
+    all requests K + 1 tokens     FULL, as vLLM
+    any other mixture             FULL, where the attention backend replays lengths that vary
+
+The last are vLLM's own graphs of adaptive verification, where its check allows them. A step does nothing more.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
+
+from ..config import engine_config as adaptive
+from ..config.in_use import drafts_predictions
+from ..config.settings import Settings
+from ..seams.install import install, seam, shown_error, shown_reason, strict
+
+logger = logging.getLogger("vllm.gpu_align")
+
+
+def prepare(vllm_config: Any) -> None:
+    """Called before the model is loaded. Without these graphs, and the runner's method that they are added in,
+    vLLM's own are used, and adaptive verification is off."""
+    if reason := install("graphs"):
+        logger.warning("gpu_align leaves CUDA graphs to vLLM: %s", shown_reason(reason))
+        if adaptive.is_on(vllm_config):
+            adaptive.do_without(vllm_config, reason)
+    else:
+        adaptive.prepare(vllm_config)
+
+
+@seam("graphs.initialize_kv_cache")
+def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GPUModelRunner.initialize_kv_cache`, which decides what will be captured. vLLM calls it once more where it
+    measures the memory of graphs first."""
+    result = original(self, *args, **kwargs)
+    if drafts_predictions(self.vllm_config) and self.speculator is not None:
+        adaptive.without_manager(self)
+        if not Settings.from_env().cuda_graphs:
+            return result
+        try:
+            steps, lost = add_graphs(self)
+        except Exception as error:
+            if strict():
+                raise
+            steps, lost = "the steps that vLLM does", shown_error(error)
+        if not kwargs.get("is_profiling"):
+            if lost:
+                logger.warning("gpu_align runs only %s with FULL CUDA graphs: %s", steps, lost)
+            else:
+                logger.info("gpu_align runs %s with FULL CUDA graphs", steps)
+    return result
+
+
+def add_graphs(runner: Any) -> tuple[str, str]:
+    """Add the descriptors of these graphs to a runner's, of which none has been captured.
+
+    Returns which steps have FULL graphs, and why others have none: empty where there are no others, or the server
+    was asked for it."""
+    config, manager = runner.vllm_config, runner.cudagraph_manager
+    mode, whole = manager.cudagraph_mode, f"steps of {manager.decode_query_len} tokens a request"
+    if not mode.has_full_cudagraphs():
+        return f"no steps (cudagraph_mode {mode.name})", ""
+    if not mode.separate_routine():
+        return "all steps", ""
+    if config.parallel_config.pipeline_parallel_size > 1:
+        return whole, "only the last pipeline stage drafts, and all stages have to pad alike"
+    if manager.ubatch_runner is not None:
+        return whole, "microbatches are captured for one number of tokens a request"
+    for group in (group for groups in runner.attn_groups for group in groups):
+        if group.backend.is_ssm():
+            # A step of one token a request is planned as without speculation, a captured one as with.
+            return whole, f"{group.backend.__name__} keeps recurrent states"
+    lost = "" if runner.adaptive_verification is not None else _no_varying_lengths(runner)
+    if not lost and runner.adaptive_verification is None:
+        varying = _descriptors(manager, manager.decode_query_len, varlen_decode=True)
+        manager.varlen_decode = True
+        manager._candidates, manager._capture_descs = varying._candidates, varying._capture_descs
+    _add_first(manager, _descriptors(manager, 1, varlen_decode=False))
+    return (f"steps without drafts and {whole}", lost) if lost else ("all decode steps", "")
+
+
+def _no_varying_lengths(runner: Any) -> str:
+    """Why the attention backends cannot replay requests of 1 to K + 1 tokens in one graph; empty if they can."""
+    config = runner.vllm_config
+    if config.parallel_config.decode_context_parallel_size > 1 or runner.pcp_manager is not None:
+        return "context parallelism"
+    unsupported = get_varlen_cudagraph_unsupported_backend(
+        runner.attn_groups, config, runner.cudagraph_manager.decode_query_len
+    )
+    support, backend = runner.model_state.get_additional_cg_support()
+    if unsupported is None and support != AttentionCGSupport.ALWAYS:
+        unsupported = backend, None
+    if unsupported is None:
+        return ""
+    return (
+        f"graphs of {unsupported[0]} take one length for all requests (FlashAttention 3 and Triton take any)"
+    )
+
+
+def _descriptors(manager: Any, query_len: int, *, varlen_decode: bool) -> Any:
+    """A manager that is never captured: its descriptors are those for decodes of `query_len` tokens a request."""
+    made = copy.copy(manager)
+    made.decode_query_len, made.varlen_decode = query_len, varlen_decode
+    made._candidates, made._capture_descs = {}, {}
+    made.compilation_config = compilation = copy.copy(manager.compilation_config)
+    largest, tp_size = manager.max_num_reqs * query_len, int(manager.tp_size)
+    if query_len == 1 and largest <= compilation.max_cudagraph_capture_size and largest % tp_size == 0:
+        # Without speculation vLLM captures the largest batch, too.
+        sizes = {*compilation.cudagraph_capture_sizes, largest}
+        compilation.cudagraph_capture_sizes = sorted(sizes)
+    made._init_candidates()
+    return made
+
+
+def _add_first(manager: Any, more: Any) -> None:
+    """Let a step take a FULL graph of `more` where one fits, and else one of `manager`."""
+    mode = CUDAGraphMode.FULL
+    known = manager._capture_descs.get(mode, [])
+    new = [desc for desc in more._capture_descs.get(mode, []) if desc not in known]
+    manager._capture_descs[mode] = sorted([*known, *new], key=lambda desc: desc.num_tokens, reverse=True)
+    for key, descs in more._candidates.items():
+        first = [desc for desc in descs if desc in new]
+        manager._candidates[key] = [*first, *manager._candidates.get(key, [])]
