@@ -141,7 +141,7 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
 
         def read(outputs: list[Output] = outputs) -> None:
             messages = usage_collector._take_messages(outputs)
-            usage_collector._count_messages(messages, requests)
+            front.count(messages, requests)
 
         timer.time("front end", read)
     timer["ledger"] = [a + b for a, b in zip(timer.pop("begin"), timer.pop("settle"), strict=True)]

@@ -221,7 +221,7 @@ class Engine:
 
         def recording(req_id: str, aborted: bool = False) -> None:
             if req_id in collector.requests:
-                self.usage[req_id.rsplit("-", 1)[0]] = collector.requests[req_id].usage.as_dict()
+                self.usage[req_id.rsplit("-", 1)[0]] = collector.requests[req_id].as_dict()
             end(req_id, aborted)
 
         collector.end = recording

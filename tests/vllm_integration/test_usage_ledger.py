@@ -448,7 +448,7 @@ def test_a_stream_whose_client_goes_away_leaves_nothing(
     front.output("a", Step(0, 0, 0, 0))
     asyncio.run(client())
     front.abort_requests(["a"])
-    monkeypatch.setattr(collector.collector, "count", None)
+    monkeypatch.setattr(collector.metrics, "count_steps", None)
     front.output("a", Step(1, 8, 8, 8))  # nobody will read what it did since then
     assert closed == [True]
     assert not collector.collector.http_requests

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import prometheus_client
 import pytest
-from usage_harness import Step, message
+from usage_harness import Step, count, message
 
 from vllm_integration.config import in_use
 from vllm_integration.frontend import metrics
 from vllm_integration.frontend.usage import Collector
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.reports import REFUSALS
-from vllm_integration.wire.steps import decode
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "docs" / "deploy" / "grafana" / "dashboards" / "gpu_align.json"
@@ -72,9 +71,9 @@ def test_a_request_moves_every_counter_by_what_happened() -> None:
         Step(1, 4, 4, 4),
     ]
     for step in steps:
-        own.count(decode([message([step])]), [own.requests["a"]], [step.accepted + 1])
+        count(own, "a", message([step]), step.accepted + 1)
     refused = message([], own=False, refused=REFUSALS.index("cut"))
-    own.count(decode([refused]), [own.requests["b"]], [1])
+    count(own, "b", refused, 1)
     own.end("a")
     own.end("b")
     assert moved(before) == pytest.approx(

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from usage_harness import Step, message
+from usage_harness import Step, count, message
 
 from vllm_integration.frontend import usage as verbose
 from vllm_integration.frontend.usage import Collector
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.steps import decode
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_what_is_told_at_each_level(
     steps = [Step(0, 0, 0, 0), Step(1, 16, 16, 13), Step(1, 4, 0, 0), Step(2, 2, 2, 1)]
     # Three of them come with one output.
     for some, kept in ((steps[:3], 18), (steps[3:], 2)):
-        collector.count(decode([message(some)]), [collector.requests["a"]], [kept])
+        count(collector, "a", message(some), kept)
     collector.end("a")
     collector.end("a")
     assert lines == told

@@ -8,12 +8,14 @@ import random
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import prometheus_client
 
 from tests.campaign.http_client import Answer, Client, read_answer
+from vllm_integration.frontend.usage import Collector
 from vllm_integration.wire.steps import Steps, encode
 
 WORDS = [f"w{i}" for i in range(400)]
@@ -34,6 +36,12 @@ def message(steps: Sequence[Step], *, own: bool = True, refused: int = 0, off: b
     columns = Steps(*np.array(steps, dtype=np.int64).reshape(-1, 4).T)
     (text,) = encode(columns, np.zeros(len(steps), np.int64), np.array([own]), np.array([refused]), off)
     return text
+
+
+def count(collector: Collector, req_id: str, text: str, tokens: int) -> None:
+    """An output of so many tokens that came with a message."""
+    output = SimpleNamespace(request_id=req_id, new_token_ids=[5] * tokens)
+    collector.count([(output, text)], collector.requests)
 
 
 def question(seed: int, length: int = 8) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ from ..config.settings import Settings
 from ..seams.install import seam, shown_id
 from ..wire import request as wire
 from ..wire.reports import REFUSALS
-from ..wire.steps import HEADER, Messages, decode
+from ..wire.steps import HEADER, decode
 from . import metrics
 from .metrics import PREDICTION
 from .prediction import guard
@@ -48,20 +48,25 @@ def _settings() -> Settings:
 
 @dataclass
 class RequestUsage:
-    """Counted from what the engine verified, not from what was proposed.
+    """Of one engine request, or of the choices of an HTTP request together: what the engine verified, not what was
+    proposed.
 
+    prediction_tokens: the length of its prediction, 0 where that is not known. predicted: whether it brought one.
     steps: model passes that produced at least one token of the output (the first is the prefill's).
-    output_tokens: tokens of the output.
     drafted_by, accepted_by: by source, a value of `gpu_align.Source`, the draft tokens that the engine verified,
     and those of them that are in the output. rejected = drafted − accepted.
-    predicted: whether it brought a prediction.
+    diverged: the last drafts from its prediction were not all accepted.
     """
 
+    req_id: str = ""
+    http_request_id: str | None = None
+    prediction_tokens: int = 0
+    predicted: bool = True
     steps: int = 0
     output_tokens: int = 0
     drafted_by: Counter[int] = field(default_factory=Counter)
     accepted_by: Counter[int] = field(default_factory=Counter)
-    predicted: bool = True
+    diverged: bool = False
 
     @property
     def drafted(self) -> int:
@@ -77,72 +82,47 @@ class RequestUsage:
         accepted = self.accepted_by[PREDICTION]
         return accepted, self.drafted_by[PREDICTION] - accepted
 
-    def add_step(self, source: int, verified: int, accepted: int) -> None:
+    def add_step(self, source: int, verified: int, accepted: int) -> bool:
+        """Count a step; whether drafts from the prediction are accepted again after some were rejected."""
         self.steps += 1
         self.drafted_by[source] += verified
         self.accepted_by[source] += accepted
-
-    def add(self, other: RequestUsage) -> None:
-        """Count what another choice of the same HTTP request counted."""
-        self.steps += other.steps
-        self.output_tokens += other.output_tokens
-        self.drafted_by.update(other.drafted_by)
-        self.accepted_by.update(other.accepted_by)
-
-    def by_source(self) -> dict[str, dict[str, int]]:
-        """The sources that drafted."""
-        return {
-            name: {"drafted": self.drafted_by[source], "accepted": self.accepted_by[source]}
-            for source, name in enumerate(SOURCES)
-            if self.drafted_by[source]
-        }
-
-    def as_dict(self) -> dict[str, Any]:
-        """As a step log has it."""
-        counts = {name: getattr(self, name) for name in ("steps", "output_tokens", "drafted", "accepted")}
-        return {**counts, "rejected": self.drafted - self.accepted, "by_source": self.by_source()}
-
-
-@dataclass
-class _FollowedUsage:
-    """One engine request. prediction_tokens: the length of its prediction, 0 where that is not known.
-    diverged: the last drafts from its prediction were not all accepted."""
-
-    req_id: str = ""
-    http_request_id: str | None = None
-    prediction_tokens: int = 0
-    usage: RequestUsage = field(default_factory=RequestUsage)
-    diverged: bool = False
-
-    def count(self, source: int, verified: int, accepted: int) -> bool:
-        """Count a step; whether the output is back in the prediction: its drafts are accepted again after some
-        were rejected."""
-        self.usage.add_step(source, verified, accepted)
         if source != PREDICTION or not verified:
             return False
         realigned = self.diverged and accepted > 0
         self.diverged = accepted < verified
         return realigned
 
+    def as_dict(self) -> dict[str, Any]:
+        """As a step log has it."""
+        counts = {name: getattr(self, name) for name in ("steps", "output_tokens", "drafted", "accepted")}
+        by_source = {
+            name: {"drafted": self.drafted_by[source], "accepted": self.accepted_by[source]}
+            for source, name in enumerate(SOURCES)
+            if self.drafted_by[source]
+        }
+        return {**counts, "rejected": self.drafted - self.accepted, "by_source": by_source}
+
     def tell_steps(self, steps: Iterable[tuple[int, int, int, int]]) -> None:
         """Its next steps. Each: source, proposed, verified, accepted."""
-        for number, (source, proposed, verified, accepted) in enumerate(steps, self.usage.steps):
+        for number, (source, proposed, verified, accepted) in enumerate(steps, self.steps):
             told = "no draft"
             if proposed:
                 told = f"{proposed} proposed from {SOURCES[source]}, {verified} verified, {accepted} accepted"
             logger.info("gpu_align: request %s step %d: %s", shown_id(self.req_id), number, told)
 
     def tell_end(self, aborted: bool) -> None:
-        usage = self.usage
-        drafted = [f"{name} {n['accepted']} of {n['drafted']}" for name, n in usage.by_source().items()]
+        drafted = [
+            f"{name} {n['accepted']} of {n['drafted']}" for name, n in self.as_dict()["by_source"].items()
+        ]
         logger.info(
             "gpu_align: request %s %s: %d tokens in %d steps, %.1f a step; prediction of %d tokens; "
             "draft tokens accepted of verified: %s",
             shown_id(self.req_id),
             "aborted" if aborted else "ended",
-            usage.output_tokens,
-            usage.steps,
-            usage.output_tokens / usage.steps if usage.steps else 0.0,
+            self.output_tokens,
+            self.steps,
+            self.output_tokens / self.steps if self.steps else 0.0,
             self.prediction_tokens,
             ", ".join(drafted) or "none verified",
         )
@@ -152,8 +132,8 @@ class Collector:
     """Usage of requests on their way, and of those that have ended, until `take` is asked for it."""
 
     def __init__(self) -> None:
-        self.requests: dict[str, _FollowedUsage] = {}
-        self.http_requests: dict[str, list[_FollowedUsage]] = {}
+        self.requests: dict[str, RequestUsage] = {}
+        self.http_requests: dict[str, list[RequestUsage]] = {}
         self._ended: dict[str, None] = {}
 
     def follow(self, req_id: str, prediction: Any) -> None:
@@ -167,45 +147,55 @@ class Collector:
         # Its choices bring one prediction together.
         if predicted and name not in self.http_requests:
             metrics.count_request(None if encoded is None else length)
-        followed = _FollowedUsage(req_id, name, length, RequestUsage(predicted=predicted))
-        self.requests[req_id] = followed
+        request = self.requests[req_id] = RequestUsage(req_id, name, length, predicted)
         if name is not None:
-            self.http_requests.setdefault(name, []).append(followed)
+            self.http_requests.setdefault(name, []).append(request)
             self._ended.pop(name, None)
 
-    def count(self, messages: Messages, followed: Sequence[_FollowedUsage], kept: Sequence[int]) -> None:
-        """Count what came with M outputs. followed: their requests. kept: their tokens that are output after the
-        front end's own cuts."""
+    def count(self, sent: Sequence[tuple[Any, str]], open_requests: Collection[str]) -> None:
+        """Count what came with outputs, which the front end has cut. sent: each with its message. open_requests:
+        those that have not ended. Of one that was aborted nobody will read what it did since then."""
+        sent = [
+            (output, text)
+            for output, text in sent
+            if output.request_id in self.requests or output.request_id in open_requests
+        ]
+        if not sent:
+            return
+        messages = decode([text for _, text in sent])
+        kept = np.array([len(output.new_token_ids) for output, _ in sent])
         accepted, last = messages.steps.accepted, np.cumsum(messages.counts) - 1
         own = np.flatnonzero(messages.own)
-        accepted[last[own]] = np.minimum(accepted[last[own]], np.asarray(kept)[own])
+        accepted[last[own]] = np.minimum(accepted[last[own]], kept[own])
         realignments = firsts = 0
         steps = zip(*(column.tolist() for column in messages.steps), strict=True)
-        tells_steps = _settings().verbose > 1
-        for request, tokens, count in zip(followed, kept, messages.counts.tolist(), strict=True):
-            request.usage.output_tokens += tokens
-            firsts += count > 0 and not request.usage.steps
+        for (output, _), tokens, count in zip(sent, kept.tolist(), messages.counts.tolist(), strict=True):
+            # One that is not followed is drafted for without a prediction.
+            request = self.requests.setdefault(output.request_id, RequestUsage(output.request_id))
+            request.output_tokens += tokens
+            firsts += count > 0 and not request.steps
             taken = list(islice(steps, count))
-            if tells_steps:
+            if _settings().verbose > 1:
                 request.tell_steps(taken)
-            realignments += sum(
-                request.count(source, verified, right) for source, _, verified, right in taken
-            )
+            realignments += sum(request.add_step(source, *verified) for source, _, *verified in taken)
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
         if messages.off.any():
             metrics.set_enabled(False)
         for number in messages.refused[messages.refused > 0].tolist():
             metrics.count_refused(*_BY_THE_WORKER[REFUSALS[number]])
+        for output, _ in sent:
+            if output.request_id not in open_requests:
+                self.end(output.request_id)
 
     def end(self, req_id: str, aborted: bool = False) -> None:
         """The request has finished or was aborted. Harmless for one that is not followed."""
-        followed = self.requests.pop(req_id, None)
-        if followed is None:
+        request = self.requests.pop(req_id, None)
+        if request is None:
             return
         if _settings().verbose:
-            followed.tell_end(aborted)
-        metrics.count_finished(*followed.usage.of_prediction)
-        name = followed.http_request_id or ""
+            request.tell_end(aborted)
+        metrics.count_finished(*request.of_prediction)
+        name = request.http_request_id or ""
         choices = self.http_requests.get(name)
         if choices and not any(each.req_id in self.requests for each in choices):
             self._ended[name] = None
@@ -216,13 +206,16 @@ class Collector:
     def take(self, http_request_id: str) -> RequestUsage | None:
         """The usage of an HTTP request, which is forgotten; None when the engine has reported nothing of it."""
         self._ended.pop(http_request_id, None)
-        choices = self.http_requests.pop(http_request_id, None)
-        if not choices:
+        choices = self.http_requests.pop(http_request_id, [])
+        if not any(each.output_tokens or each.steps for each in choices):
             return None
-        total = RequestUsage(predicted=choices[0].usage.predicted)
-        for followed in choices:
-            total.add(followed.usage)
-        return total if total.output_tokens or total.steps else None
+        return RequestUsage(
+            predicted=choices[0].predicted,
+            steps=sum(each.steps for each in choices),
+            output_tokens=sum(each.output_tokens for each in choices),
+            drafted_by=sum((each.drafted_by for each in choices), Counter()),
+            accepted_by=sum((each.accepted_by for each in choices), Counter()),
+        )
 
 
 #: The collector of this process.
@@ -260,10 +253,10 @@ def process_outputs(
     when vLLM has looked for stop strings. Nobody reads an output before both are done: the readers are other
     tasks of the same event loop.
     """
-    messages = guard.run("could not read what was verified", _take_messages, engine_core_outputs) or []
+    sent = guard.run("could not read what was verified", _take_messages, engine_core_outputs)
     result = original(self, engine_core_outputs, *args, **kwargs)
-    if messages:
-        guard.run("could not count what was verified", _count_messages, messages, self.request_states)
+    if sent:
+        guard.run("could not count what was verified", collector.count, sent, self.request_states)
     return result
 
 
@@ -288,27 +281,6 @@ def _take_messages(outputs: Sequence[Any]) -> list[tuple[Any, str]]:
     return messages
 
 
-def _count_messages(messages: list[tuple[Any, str]], open_requests: Any) -> None:
-    texts: list[str] = []
-    followed: list[_FollowedUsage] = []
-    kept: list[int] = []
-    for output, text in messages:
-        request = collector.requests.get(output.request_id)
-        if request is None:
-            if output.request_id not in open_requests:  # aborted: nobody will read what it did since then
-                continue
-            # Drafted for without a prediction.
-            request = collector.requests[output.request_id] = _FollowedUsage(req_id=output.request_id)
-        texts.append(text)
-        followed.append(request)
-        kept.append(len(output.new_token_ids))
-    if texts:
-        collector.count(decode(texts), followed, kept)
-    for output, _ in messages:
-        if output.request_id not in open_requests:
-            collector.end(output.request_id)
-
-
 #: Key of the further fields of `GPU_ALIGN_USAGE_DETAILS`, beside `accepted_prediction_tokens`.
 DETAILS = "gpu_align"
 
@@ -327,8 +299,12 @@ def with_usage(result: Any, http_request_id: str) -> Any:
     """
     if hasattr(result, "__aiter__"):
         return _stream(result, http_request_id)
-    shown = getattr(result, "usage", None)
-    guard.run("could not complete the usage of a response", _complete_object, shown, http_request_id)
+    guard.run(
+        "could not complete the usage of a response",
+        _complete,
+        getattr(result, "usage", None),
+        http_request_id,
+    )
     return result
 
 
@@ -336,7 +312,7 @@ async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
     try:
         async for event in events:
             completed = guard.run(
-                "could not complete the usage of a stream", _complete_event, event, http_request_id
+                "could not complete the usage of a stream", _completed_event, event, http_request_id
             )
             yield event if completed is None else completed
     finally:
@@ -346,66 +322,46 @@ async def _stream(events: Any, http_request_id: str) -> AsyncIterator[Any]:
             await close()
 
 
-def _complete_event(event: Any, http_request_id: str) -> Any:
-    if isinstance(event, str):
-        # What a user writes cannot look like this: quotes inside of JSON strings are escaped.
-        if event.startswith("data: {") and '"usage":{' in event and '"choices":[]' in event:
-            return _complete_chunk(event, http_request_id)
-        return event
-    response = getattr(event, "response", None)
-    if response is not None and getattr(response, "usage", None) is not None:
-        _complete_object(response.usage, http_request_id)
-    return event
+def _completed_event(event: Any, http_request_id: str) -> Any:
+    """None where it stays as it is."""
+    if not isinstance(event, str):
+        shown = getattr(getattr(event, "response", None), "usage", None)
+        if shown is not None:
+            _complete(shown, http_request_id)
+        return None
+    # What a user writes cannot look like this: quotes inside of JSON strings are escaped.
+    if not (event.startswith("data: {") and '"usage":{' in event and '"choices":[]' in event):
+        return None
+    from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
-
-def _complete_chunk(event: str, http_request_id: str) -> str:
     chunk = json.loads(event.removeprefix("data: "))
     if chunk.get("choices") != [] or not isinstance(chunk.get("usage"), dict):
-        return event
-    fields, billed = _fields(http_request_id)
-    if not fields:
-        return event
-    shown = chunk["usage"]
-    details = {"reasoning_tokens": 0, **(shown.get("completion_tokens_details") or {}), **fields}
-    shown["completion_tokens_details"] = details
-    if billed:
-        shown["completion_tokens"] = (shown.get("completion_tokens") or 0) + billed
-        shown["total_tokens"] = shown.get("total_tokens", 0) + billed
+        return None
+    usage = UsageInfo.model_validate(chunk["usage"])
+    if not _complete(usage, http_request_id):
+        return None
+    chunk["usage"] = usage.model_dump(exclude_none=True)
     return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def _complete_object(shown: Any, http_request_id: str) -> None:
-    """Complete a `UsageInfo` or a `ResponseUsage`; their models take further fields."""
-    fields, billed = _fields(http_request_id)
-    if shown is None or not fields:
-        return
-    output_tokens = "completion_tokens"
-    if hasattr(shown, "output_tokens_details"):
-        output_tokens, details = "output_tokens", shown.output_tokens_details
-    else:
-        if shown.completion_tokens_details is None:
-            from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
-
-            shown.completion_tokens_details = CompletionTokenUsageInfo()
-        details = shown.completion_tokens_details
-    for name, value in fields.items():
-        setattr(details, name, value)
-    if billed:
-        setattr(shown, output_tokens, (getattr(shown, output_tokens) or 0) + billed)
-        shown.total_tokens += billed
-
-
-def _fields(http_request_id: str) -> tuple[dict[str, Any], int]:
-    """What an HTTP request's usage shows beside vLLM's, and the tokens that are billed though they are not
-    output."""
+def _complete(shown: Any, http_request_id: str) -> bool:
+    """Complete a `UsageInfo` or a `ResponseUsage`, whose models take further fields; whether there is anything."""
     usage = collector.take(http_request_id)
-    fields: dict[str, Any] = {}
-    if usage is None:
-        return fields, 0
+    if shown is None or usage is None or not (usage.predicted or _settings().usage_details):
+        return False
+    tokens = "output_tokens" if hasattr(shown, "output_tokens_details") else "completion_tokens"
+    if getattr(shown, f"{tokens}_details") is None:
+        from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
+
+        shown.completion_tokens_details = CompletionTokenUsageInfo()
+    details = getattr(shown, f"{tokens}_details")
     accepted, rejected = usage.of_prediction
     if usage.predicted:
-        fields = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
     if _settings().usage_details:
         counts = usage.as_dict()
-        fields[DETAILS] = {name: counts[name] for name in ("steps", "drafted", "by_source")}
-    return fields, rejected if _settings().bill_rejected else 0
+        setattr(details, DETAILS, {name: counts[name] for name in ("steps", "drafted", "by_source")})
+    if _settings().bill_rejected:
+        setattr(shown, tokens, (getattr(shown, tokens) or 0) + rejected)
+        shown.total_tokens += rejected
+    return True
