@@ -341,7 +341,7 @@ def test_the_offline_api_goes_on(monkeypatch: pytest.MonkeyPatch, plugin_log: li
 def test_a_server_starts_without_the_filter_of_its_log(
     monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
-    break_at(monkeypatch, redaction, "install")
+    break_at(monkeypatch, redaction, "install_filter")
     monkeypatch.setattr(
         our_app.status, "announce", lambda *args: None
     )  # an engine may be known in this process
@@ -351,9 +351,9 @@ def test_a_server_starts_without_the_filter_of_its_log(
 
 
 def test_a_filter_that_fails_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_at(monkeypatch, redaction, "_body_brings_prediction")
+    break_at(monkeypatch, redaction, "_brings_prediction")
     record = logging.LogRecord(
         "vllm", logging.ERROR, "", 1, "refused", None, (ValueError, ValueError(), None)
     )
-    assert redaction.WithoutPredictions().filter(record)
+    assert redaction.without_predictions(record)
     assert record.exc_info is None

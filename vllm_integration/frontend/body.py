@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings
@@ -18,6 +17,9 @@ from ..seams.install import is_installed
 from ..wire import request as wire
 from . import status
 from .prediction import FIELD, count_refused, guard
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Keys that bring a prediction.
 _KEYS = (FIELD.encode(), wire.KEY.encode())
@@ -27,12 +29,11 @@ VALUES_PER_ITEM = 4
 _WHITE_SPACE = b" \t\n\r"
 
 
-def _with_escapes(key: bytes) -> bytes:
-    """A pattern of all that JSON reads as this key: each letter may be written as backslash, u and four digits."""
-    return b"".join(rb"(?:%c|\\u(?i:%04x))" % (letter, letter) for letter in key)
-
-
-_KEY = re.compile(rb'"(?:%s)"[ \t\n\r]*:' % b"|".join(map(_with_escapes, _KEYS)))
+#: All that JSON reads as one of these keys: each letter may be written as backslash, u and four digits.
+_KEY = re.compile(
+    rb'"(?:%s)"[ \t\n\r]*:'
+    % b"|".join(b"".join(rb"(?:%c|\\u(?i:%04x))" % (letter, letter) for letter in key) for key in _KEYS)
+)
 #: The longest of these: six bytes a letter, and the quotation marks.
 _LONGEST = 6 * max(map(len, _KEYS)) + 2
 
@@ -91,11 +92,6 @@ class BodyScan:
         return b"".join(outside)
 
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
 #: Where a prediction is read; on the last are the same requests, as SageMaker sends them.
 ENDPOINTS = (*status.ENDPOINTS, "/invocations")
 #: Endpoints that generate, or prepare what is generated, and have no place for a prediction.
@@ -129,10 +125,10 @@ class BodyLimit:
     body that cannot be read here goes to vLLM as it is.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         body: _Body | None = guard.run(_CHECK, _to_be_read, scope) if is_post else None
         if body is None:
@@ -144,19 +140,19 @@ class BodyLimit:
                 return await self._app(scope, _replay(messages, receive), send)
             await body.look_at(messages[-1].get("body", b""))
             if body.is_too_large:
-                messages[-1] = {**messages[-1], "body": b""}
-                del messages[:-1]
-        if body.is_too_large:
-            code, (reason, message) = 413, body.exceeds()
-        elif await body.is_out_of_place(messages):
-            code, reason, message = 400, "unsupported", f"{body.unsupported} does not take a prediction"
-        else:
+                messages = [{**messages[-1], "body": b""}]
+        refusal = await body.refusal(messages)
+        if refusal is None:
             return await self._app(scope, _replay(messages, receive), send)
+        from starlette.responses import JSONResponse
+
+        code, reason, message = refusal
         count_refused(reason)
-        await _refusal(code, f"prediction: {message}")(scope, receive, send)
+        error = {"message": f"prediction: {message}", "type": "BadRequestError", "param": FIELD, "code": code}
+        await JSONResponse({"error": error}, status_code=code)(scope, receive, send)
 
 
-def _to_be_read(scope: Message) -> _Body | None:
+def _to_be_read(scope: Scope) -> _Body | None:
     """What reads this request's body; None where nothing of it can be refused."""
     path = scope["path"]
     is_limited = path.endswith(ENDPOINTS)
@@ -181,8 +177,8 @@ class _Body:
     is_too_large: it is over a limit and brings a prediction."""
 
     def __init__(self, settings: Settings, unsupported: str, is_limited: bool) -> None:
-        self.unsupported, self.is_too_large = unsupported, False
-        self._settings, self._is_limited = settings, is_limited
+        self.is_too_large = False
+        self._settings, self._unsupported, self._is_limited = settings, unsupported, is_limited
         self._scan = BodyScan()
         self._can_be_read = True
 
@@ -200,28 +196,30 @@ class _Body:
         self.is_too_large |= self._is_limited and is_over and scan.brings_prediction
         return True
 
-    def exceeds(self) -> tuple[str, str]:
-        """The limit that a refused body is over, and what to tell the client."""
+    async def refusal(self, messages: list[Message]) -> tuple[int, str, str] | None:
+        """The status, the reason as `metrics.REFUSED` has it, and what to tell the client; None for a body that
+        vLLM gets. messages: the whole body."""
         scan, settings = self._scan, self._settings
-        if scan.size > settings.max_body_bytes:
+        expected = "expected a request body of at most"
+        if self.is_too_large and scan.size > settings.max_body_bytes:
             limit = f"{settings.max_body_bytes} bytes (GPU_ALIGN_MAX_BODY_BYTES), got {scan.size}"
-            return "bytes", f"expected a request body of at most {limit}"
-        limit = (
-            f"{settings.max_body_items} keys, arrays and objects, {VALUES_PER_ITEM} plain values counting as one "
-            f"(GPU_ALIGN_MAX_BODY_ITEMS), got {scan.items}"
-        )
-        return "items", f"expected a request body of at most {limit}"
-
-    async def is_out_of_place(self, messages: list[Message]) -> bool:
-        """Whether the whole body is an object with the field, where that has no place."""
-        if not (self.unsupported and self._can_be_read and self._scan.brings_prediction):
-            return False
+            return 413, "bytes", f"{expected} {limit}"
+        if self.is_too_large:
+            limit = (
+                f"{settings.max_body_items} keys, arrays and objects, {VALUES_PER_ITEM} plain values counting as "
+                f"one (GPU_ALIGN_MAX_BODY_ITEMS), got {scan.items}"
+            )
+            return 413, "items", f"{expected} {limit}"
+        if not (self._unsupported and self._can_be_read and scan.brings_prediction):
+            return None
         whole = b"".join(message.get("body", b"") for message in messages)
         try:
             document: Any = await asyncio.to_thread(json.loads, whole)
         except (ValueError, RecursionError):  # vLLM says what is wrong with it
-            return False
-        return isinstance(document, dict) and document.get(FIELD) is not None
+            return None
+        if not isinstance(document, dict) or document.get(FIELD) is None:
+            return None
+        return 400, "unsupported", f"{self._unsupported} does not take a prediction"
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
@@ -233,11 +231,3 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
         return await receive() if message is None else message
 
     return again
-
-
-def _refusal(code: int, message: str) -> Any:
-    """An application that answers with an error that names the field."""
-    from starlette.responses import JSONResponse
-
-    error = {"message": message, "type": "BadRequestError", "param": FIELD, "code": code}
-    return JSONResponse({"error": error}, status_code=code)

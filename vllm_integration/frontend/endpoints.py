@@ -51,34 +51,32 @@ wire.Prediction.__pydantic_serializer__ = SchemaSerializer(  # type: ignore[attr
 )
 
 
-class WithoutPredictions(logging.Filter):
-    """Drops the traceback of a validation error whose request brings a prediction; the line stays."""
+def without_predictions(record: logging.LogRecord) -> bool:
+    """A filter of a logger: drops the traceback of a validation error whose request brings a prediction; the line
+    stays."""
+    error = record.exc_info[1] if record.exc_info else None
+    try:
+        brings_prediction = _brings_prediction(getattr(error, "body", None))
+    except Exception:  # of a filter it would reach whoever logs
+        brings_prediction = True
+    if brings_prediction:
+        record.exc_info = record.exc_text = None
+        record.msg = f"{record.msg} (no traceback: the request brings a prediction)"
+    return True
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        try:
-            brings_prediction = _body_brings_prediction(getattr(error, "body", None))
-        except Exception:  # of a filter it would reach whoever logs
-            brings_prediction = True
-        if brings_prediction:
-            record.exc_info = record.exc_text = None
-            record.msg = f"{record.msg} (no traceback: the request brings a prediction)"
-        return True
 
-
-def _body_brings_prediction(body: Any) -> bool:
+def _brings_prediction(body: Any) -> bool:
     if not isinstance(body, dict):
         return False
     xargs = body.get("vllm_xargs")
     return body.get(FIELD) is not None or (isinstance(xargs, dict) and wire.KEY in xargs)
 
 
-def install() -> None:
-    """Add the filter to vLLM's logger; again is harmless."""
+def install_filter() -> None:
+    """Again is harmless."""
     from vllm.entrypoints.serve.exception_handling.handlers import validation
 
-    if not any(isinstance(known, WithoutPredictions) for known in validation.logger.filters):
-        validation.logger.addFilter(WithoutPredictions())
+    validation.logger.addFilter(without_predictions)
 
 
 @seam("app.init_entrypoints_middleware")
@@ -90,22 +88,19 @@ def init_entrypoints_middleware(
     *more: Any,
     **kwargs: Any,
 ) -> Any:
-    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing.
-
-    An HTTP server starts here, so this is also where it says what it is, and where its log is kept free of
-    predictions.
-    """
+    """`init_entrypoints_middleware`, with ours as the innermost: behind authentication, before parsing. An HTTP
+    server starts here: it says what it is, and its log is kept free of predictions."""
     from starlette.middleware import Middleware
 
-    guard.run("could not keep predictions out of tracebacks", install)
+    guard.run("could not keep predictions out of tracebacks", install_filter)
     app.user_middleware.append(Middleware(BodyLimit))
     guard.run("could not say what it is", status.announce, args, app, supported_tasks)
     return original(args, app, supported_tasks, *more, **kwargs)
 
 
 _of_every_conversation: ContextVar[wire.Prediction | None] = ContextVar("gpu_align_prediction", default=None)
-#: What a client of `/v1/messages` sent beside vLLM's fields: `FIELD`, and ours of `vllm_xargs`.
-_of_message: ContextVar[dict[str, Any] | None] = ContextVar("gpu_align_fields", default=None)
+#: The `prediction` of a request to `/v1/messages`.
+_of_message: ContextVar[Any] = ContextVar("gpu_align_field", default=None)
 
 
 @seam("chat.create_chat_completion", "responses.create_responses")
@@ -119,20 +114,17 @@ async def serve(
     many_conversations: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """A serving method `(self, request, raw_request=None)` with the field read first.
+    """A serving method `(self, request, raw_request=None)` with the field read first. A malformed prediction or
+    choice is an HTTP 400 that names the field.
 
     plain_text: whether the field may be a string. many_conversations: whether vLLM makes a request of each
     conversation, which is then what the prediction is attached to (see `to_chat_completion_request`).
-
-    A malformed prediction or choice is an HTTP 400 that names the field. Requests that bring neither are passed on
-    untouched, unless the usage of drafts without a prediction is asked for.
     """
     prediction = None
     try:
         if drafts_predictions(self.engine_client.vllm_config):
-            if given := dict(_of_message.get() or {}):
-                setattr(request, FIELD, given.pop(FIELD))  # its model takes unknown fields
-                request.vllm_xargs = {**(request.vllm_xargs or {}), **given} or None
+            if (given := _of_message.get()) is not None:
+                setattr(request, FIELD, given)  # its model takes unknown fields
             prediction = await take(self, request, plain_text=plain_text)
         if prediction is not None and not many_conversations:
             attach(request, prediction)
@@ -158,14 +150,15 @@ serve_batch = seam("batch.create_batch_chat_completion")(functools.partial(serve
 async def serve_message(
     original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """`AnthropicServingMessages.create_messages`: the chat request that it makes gets the field.
-
-    vLLM's model of the request has dropped it, so it is read from the body, which is parsed again if it has one.
-    """
+    """`AnthropicServingMessages.create_messages`: the chat request that it makes gets the field. vLLM's model of a
+    message has dropped it, so a body that has it is parsed again."""
     given = None
     try:
         if raw_request is not None and drafts_predictions(self.engine_client.vllm_config):
-            given = await _fields_of_body(await raw_request.body())
+            scan = BodyScan()
+            scan.feed(body := await raw_request.body())
+            if scan.brings_prediction:
+                given = (await asyncio.to_thread(json.loads, body)).get(FIELD)
     except Exception as error:
         serve_without_prediction("A message", error)
     token = _of_message.set(given)  # in the context of this request's own task
@@ -173,17 +166,6 @@ async def serve_message(
         return await original(self, request, raw_request, *args, **kwargs)
     finally:
         _of_message.reset(token)
-
-
-async def _fields_of_body(body: bytes) -> dict[str, Any] | None:
-    scan = BodyScan()
-    scan.feed(body)
-    if not scan.brings_prediction and b"vllm_xargs" not in body:
-        return None
-    document = await asyncio.to_thread(json.loads, body)
-    xargs = document.get("vllm_xargs")
-    given = {key: xargs[key] for key in (wire.KEY, *KEYS) if key in xargs} if isinstance(xargs, dict) else {}
-    return {FIELD: document.get(FIELD), **given}
 
 
 def attach(request: Any, prediction: wire.Prediction) -> None:
@@ -225,10 +207,8 @@ async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Predicti
 async def take_prediction(
     serving: Any, request: Any, xargs: dict[str, Any], *, plain_text: bool
 ) -> wire.Prediction | None:
-    """Take the prediction of a request out of it; None when it is empty. Raises `FieldError`.
-
-    It is taken out so that nothing holds the text while the answer is generated, or prints it.
-    """
+    """Take the prediction of a request out of it, so that nothing holds the text while the answer is generated, or
+    prints it; None when it is empty. Raises `FieldError`."""
     value, given = (request.model_extra or {}).pop(FIELD, None), xargs.pop(wire.KEY, None)
     if value is not None and given is not None:
         raise FieldError(f"prediction: expected the field or {XARGS}, got both")
@@ -280,10 +260,7 @@ def process_inputs(
     **kwargs: Any,
 ) -> Any:
     """`InputProcessor.process_inputs`, with a text prediction in `params.extra_args` tokenised first, and with an
-    empty prediction where a request without one is drafted for.
-
-    The caller's params stay as they are: a copy carries the ids. Malformed → `VLLMValidationError`.
-    """
+    empty prediction where a request without one is drafted for. The caller's params stay as they are."""
     if not drafts_predictions(self.vllm_config):
         return original(self, request_id, prompt, params, *args, **kwargs)
     try:
@@ -312,21 +289,20 @@ def _prepared(processor: Any, params: Any) -> Any:
         choices = choices_of(extra_args, Settings.from_env())
         prediction = replace(prediction or wire.Prediction(token_ids=b""), **choices)
     given = prediction or wire.Prediction(token_ids=b"")
-    kept = None if given.is_empty and not _drafts_for_empty(params, given) else given
+    # Without a prediction it is drafted for where that is asked for, and a draft can become output.
+    max_tokens = getattr(params, "max_tokens", None)
+    is_drafted_for = not given.is_empty or (
+        hasattr(params, "extra_args")
+        and (max_tokens is None or max_tokens > 1)
+        and drafts_without_prediction(given.recipes, given.memory)
+    )
+    kept = given if is_drafted_for else None
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
     apart = kept is None and given.memory is False
     changes = {wire.KEY: kept, wire.RECIPES_KEY: None, wire.MEMORY_KEY: False if apart else None}
     if kept is None and not changes.keys() & extra_args.keys():
         return params
     return wire.with_extra_args(params, changes)
-
-
-def _drafts_for_empty(params: Any, prediction: wire.Prediction) -> bool:
-    """Whether a request without a prediction is drafted for: that is asked for, and a draft can become output."""
-    max_tokens = getattr(params, "max_tokens", None)
-    if not hasattr(params, "extra_args") or (max_tokens is not None and max_tokens <= 1):
-        return False
-    return drafts_without_prediction(prediction.recipes, prediction.memory)
 
 
 #: Fields of a `wire.Prediction` that no client sets.

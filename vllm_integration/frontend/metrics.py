@@ -7,8 +7,8 @@ processes up where there are several (vLLM sets its multiprocess mode up for `--
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,7 +108,7 @@ def set_enabled(value: bool) -> None:
 
 def enabled() -> bool:
     """Whether drafts are made, as far as any process of the server knows."""
-    return all(value for _, value in _samples().get("gpu_align_enabled", ()))
+    return all(value for name, _, _, value in _samples() if name == "enabled")
 
 
 def read() -> dict[str, Any]:
@@ -117,40 +117,33 @@ def read() -> dict[str, Any]:
     Of a counter its value; with labels, a mapping for each. Of a histogram the `count` and the `sum`.
     """
     counts: dict[str, Any] = {}
-    samples = _samples()
-    for name, spec in SPECS.items():
-        if spec.kind == "Histogram":
-            parts = {part: samples.get(f"{spec.name}_{part}", [({}, 0)]) for part in ("count", "sum")}
-            counts[name] = {part: values[0][1] for part, values in parts.items()}
-        elif spec.kind == "Counter":
-            counts[name] = {} if spec.labels else 0
-            for labels, value in samples.get(f"{spec.name}_total", ()):
-                place, key = counts, name
-                for label in spec.labels:
-                    place, key = place.setdefault(key, {}), labels[label]
-                place[key] = value
+    for name, part, labels, value in _samples():
+        kind = SPECS[name].kind
+        if (kind == "Histogram" and part in ("count", "sum")) or (kind == "Counter" and part == "total"):
+            keys = [name, *(labels[label] for label in SPECS[name].labels)]
+            *path, last = keys if kind == "Counter" else [name, part]
+            place = counts
+            for key in path:
+                place = place.setdefault(key, {})
+            place[last] = value
     return counts
 
 
-def _samples() -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Of each of our samples its labels and values."""
+def _samples() -> Iterator[tuple[str, str, dict[str, str], float]]:
+    """Our samples: the key in `SPECS`, what prometheus_client adds to the name, the labels, the value."""
     from prometheus_client import CollectorRegistry, multiprocess
 
-    families: Iterable[Any]
+    _get("requests")
+    collectors: Iterable[Any] = _metrics.values()
     if _MULTIPROCESS in os.environ:
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        families = registry.collect()
-    else:
-        _get("requests")
-        families = [family for metric in _metrics.values() for family in metric.collect()]
-    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in families:
-        if family.name.startswith("gpu_align_"):
-            for sample in family.samples:
-                whole = int(sample.value) if sample.value == int(sample.value) else sample.value
-                samples.setdefault(sample.name, []).append((sample.labels, whole))
-    return samples
+        collectors = [registry]
+    for family in chain.from_iterable(each.collect() for each in collectors):
+        name = family.name.removeprefix("gpu_align_")
+        for sample in family.samples if name in SPECS else ():
+            whole = int(sample.value) if sample.value == int(sample.value) else sample.value
+            yield name, sample.name.removeprefix(f"{family.name}_"), sample.labels, whole
 
 
 def count_refused(reason: str, action: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ..config.settings import CHARS_PER_TOKEN, MAX_PACKS, Settings, known_names
@@ -25,49 +26,39 @@ KEYS = (wire.RECIPES_KEY, wire.MEMORY_KEY)
 
 
 def serve_without_prediction(what: str, error: Exception) -> None:
-    """Whatever else fails about a prediction: it is a hint, which must not cost the client the answer. The message
-    of the error is not shown, it might repeat the prediction."""
+    """Whatever else fails about a prediction costs no answer. The error's message might repeat the prediction."""
     if strict():
         raise error
     logger.warning("%s is served without its prediction: %s", what, type(error).__name__)
 
 
 def count_refused(reason: str, action: str = "refused") -> None:
-    """Count a prediction that was cut or refused: one of `metrics.REFUSED`."""
+    """One of `metrics.REFUSED`."""
     guard.run("could not count a refused prediction", metrics.count_refused, reason, action)
 
 
 class FieldError(ValueError):
-    """A field of a request that is refused; the message names it, what was expected and what was found.
-
-    The message never repeats what the client sent, only types, places and sizes. parameter: the field. reason: as
-    `metrics.REFUSED` has it, where it is the prediction.
-    """
+    """A field of a request that is refused. The message never repeats what the client sent, only types, places and
+    sizes. reason: as `metrics.REFUSED` has it, where the parameter is the prediction."""
 
     def __init__(self, message: str, reason: str = "malformed", parameter: str = FIELD) -> None:
         super().__init__(message)
-        self.parameter = parameter
-        self.reason = reason
+        self.parameter, self.reason = parameter, reason
 
     def count(self) -> None:
-        """Count the prediction that is refused, if it is one."""
         if self.parameter == FIELD:
             count_refused(self.reason)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one prediction. Over a limit it is cut; with `GPU_ALIGN_STRICT_LIMITS` it is refused.
-
-    tokens: at most what the drafter and the model's context hold.
-    """
+    """The limits of one prediction. Over a limit it is cut; with `GPU_ALIGN_STRICT_LIMITS` it is refused."""
 
     tokens: int
     settings: Settings
 
     @classmethod
     def of(cls, vllm_config: Any) -> Limits:
-        """The limits of an engine, by its context length and the `GPU_ALIGN_*` variables."""
         settings = Settings.from_env()
         return cls(settings.prediction_capacity(vllm_config.model_config.max_model_len), settings)
 
@@ -149,17 +140,12 @@ def checked_text(where: str, pieces: Iterable[str], limits: Limits) -> str:
 
 def _deeper_than(value: object, limit: int) -> bool:
     """Whether arrays and objects nest more than `limit` deep. O(size), without recursion."""
-    level = [value]
-    for _ in range(limit):
-        level = [child for container in level for child in _containers_in(container)]
-        if not level:
-            return False
-    return True
-
-
-def _containers_in(container: Any) -> Iterable[Any]:
-    children = container.values() if isinstance(container, dict) else container
-    return (child for child in children if isinstance(child, (dict, list)))
+    level: list[Any] = [value]
+    while level and limit > 0:
+        children = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [child for child in children if isinstance(child, (dict, list))]
+        limit -= 1
+    return bool(level)
 
 
 def type_name(value: object) -> str:

@@ -154,6 +154,8 @@ batch vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBat
   wrap create_batch_chat_completion(self,request,raw_request) read and validate the `prediction` field
 batch vllm.entrypoints.openai.chat_completion.protocol:BatchChatCompletionRequest
   wrap to_chat_completion_request(self,messages) each conversation's request gets the prediction
+messages vllm.entrypoints.anthropic.protocol:AnthropicMessagesRequest
+  field vllm_xargs the chat request has the same
 messages vllm.entrypoints.anthropic.serving:AnthropicServingMessages
   wrap create_messages(self,request,raw_request) the `prediction` field, which vLLM's model of the request drops
   call create_chat_completion(self,request,raw_request) \
