@@ -17,20 +17,35 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from benchmarks.quality.checks import curve, height, point
+import torch
+
+from benchmarks import tables
+from benchmarks.learn import survival
+from benchmarks.quality import cases
+from benchmarks.quality.checks import K, curve, height, point
 from benchmarks.quality.kinds import quality_command
-from benchmarks.quality.main import new_console, new_table
 from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
-from benchmarks.quality.runs import Counts, knowledge, make_corpora, read_entries
-from benchmarks.tables import write_json
+from benchmarks.quality.runs import (
+    Counts,
+    Entry,
+    Knowledge,
+    Run,
+    knowledge,
+    make_corpora,
+    read_entries,
+    run_records,
+)
+from gpu_align import DrafterConfig
 from gpu_align.simulate import SWEEP
+from gpu_align.tools.simulate.policies import OURS
+from gpu_align.tools.simulate.replay import PairResult
 
 #: The default and the settings around it: a curve is read at the default's rejections.
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -59,15 +74,26 @@ def change(row: Row, baseline: Row, group: str) -> float | None:
     return None if reached is None or present is None else reached / present - 1
 
 
-def measure(name: str, job: Mapping[str, Any], tables: Path) -> Row:
-    """Measure the drafter `without` this in a process of its own; a learned table that is in `tables` is taken."""
+#: The process of a row: overrides are installed before anything of the library is imported.
+_PROCESS = """
+import json, sys
+from benchmarks.quality import mechanisms, overrides
+job = json.load(sys.stdin)
+overrides.install(mechanisms.without(job["mechanism"]).overrides)
+from benchmarks.quality.ablation import measured
+print(json.dumps(measured(job)))
+"""
+
+
+def measure(name: str, job: Mapping[str, Any], folder: Path) -> Row:
+    """Measure the drafter `without` this in a process of its own; a learned table that is in `folder` is taken."""
     missing = without(name)
     # What is learned is the same where only drafting differs.
     learned = name if missing.overrides or missing.config else BASELINE
-    table = tables / f"{re.sub('[^a-z0-9]+', '-', learned.lower())}.json"
+    table = folder / f"{re.sub('[^a-z0-9]+', '-', learned.lower())}.json"
     with tempfile.TemporaryDirectory() as numba_cache:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.quality.ablated"],
+            [sys.executable, "-c", _PROCESS],
             input=json.dumps({**job, "mechanism": name, "table": str(table)}),
             stdout=subprocess.PIPE,
             text=True,
@@ -76,6 +102,44 @@ def measure(name: str, job: Mapping[str, Any], tables: Path) -> Row:
             env={**os.environ, **({"NUMBA_CACHE_DIR": numba_cache} if missing.overrides else {})},
         )
     return {"mechanism": name, "instead": missing.instead, **json.loads(done.stdout)}
+
+
+def measured(job: Mapping[str, Any]) -> Row:
+    """In that process: learn a survival table without the mechanism, and replay the corpus with it."""
+    torch.set_num_threads(1)
+    missing, table = without(job["mechanism"]), Path(job["table"])
+    if not table.is_file():
+        records = survival.training_records(Path(job["tune"]))[:: job["one_in"]]
+        survival.write_table(survival.learn_table(records, DrafterConfig(**missing.config)), table)
+    config = {**missing.config, "survival_table": str(table)}
+    known = pickle.loads(Path(job["known"]).read_bytes()) if missing.recipes else {}
+    entries = read_entries(Path(job["corpus"]))[:: job["one_in"]]
+    settings = []
+    for setting in job["settings"]:
+        pairs = replayed({**setting, **config}, entries, known)
+        five = (pair for entry, pair in zip(entries, pairs, strict=True) if entry.in_five)
+        sums = {"test": Counts.of(pairs).as_json(), "five": Counts.of(five).as_json()}
+        settings.append({"setting": setting, **sums})
+    perfect = replayed(config, cases.perfect(cases.real(entries)), known)
+    least = sum(pair.steps == cases.least_steps(pair.output_tokens, K) for pair in perfect)
+    unrelated = replayed(config, cases.unrelated(cases.hopeless(entries)), known)
+    return {
+        "settings": settings,
+        "perfect": {"records": len(perfect), "least_steps": least},
+        "unrelated": Counts.of(unrelated).as_json(),
+    }
+
+
+def replayed(
+    setting: Mapping[str, Any], entries: Sequence[Entry], known: Mapping[str, Knowledge]
+) -> list[PairResult]:
+    """Replay all entries with our drafter; results in their order."""
+    run = Run(OURS, K, tuple(setting.items()))
+    found: dict[str, Iterator[PairResult]] = {}
+    for tokens in {entry.tokens for entry in entries}:
+        records = [entry.record for entry in entries if entry.tokens == tokens]
+        found[tokens] = iter(run_records(run, records, known.get(tokens)))
+    return [next(found[entry.tokens]) for entry in entries]
 
 
 def as_json(rows: Mapping[str, Row], one_in: int) -> dict[str, Any]:
@@ -114,8 +178,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.only is not None and options.json.is_file():
         rows = {row["mechanism"]: row for row in json.loads(options.json.read_text())["rows"]}
     with tempfile.TemporaryDirectory() as folder:
-        tables = options.tables or Path(folder)
-        tables.mkdir(parents=True, exist_ok=True)
+        learned = options.tables or Path(folder)
+        learned.mkdir(parents=True, exist_ok=True)
         job = {
             "corpus": str(options.corpus), "tune": str(options.tune), "known": str(Path(folder) / "known.pickle"),
             "one_in": options.one_in, "settings": SETTINGS,
@@ -125,10 +189,10 @@ def main(argv: list[str] | None = None) -> int:
         lock = Lock()
 
         def add(name: str) -> None:
-            row = measure(name, job, tables)
+            row = measure(name, job, learned)
             with lock:
                 rows[name] = row
-                write_json(options.json, as_json(rows, options.one_in))
+                tables.write_json(options.json, as_json(rows, options.one_in))
                 print(f"{len(rows)} rows: {name}", file=sys.stderr)
 
         # The baseline's table is that of all rows that learn the same.
@@ -136,8 +200,8 @@ def main(argv: list[str] | None = None) -> int:
             add(BASELINE)
         with ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(add, [name for name in names if name != BASELINE]))
-    write_json(options.json, found := as_json(rows, options.one_in))
-    _print(found["rows"])
+    tables.write_json(options.json, found := as_json(rows, options.one_in))
+    print(shown(found["rows"]))
     return 0
 
 
@@ -148,26 +212,22 @@ def _write_known(options: argparse.Namespace, path: Path) -> None:
     path.write_bytes(pickle.dumps({name: replace(k, earlier=()) for name, k in known.items()}))
 
 
-def _print(rows: Sequence[Row]) -> None:
-    console = new_console(160)
-    table = new_table(
-        "without one mechanism, tokens a step at equal rejections",
-        "mechanism", "test split", "five packages", "lines", "default: tok/step", "rej/acc",
-        "perfect at the minimum", "unrelated: rejected a token",
-    )  # fmt: skip
+def shown(rows: Sequence[Row]) -> str:
+    """A row a mechanism, tokens a step at equal rejections."""
+    heads = ["without", "test split", "five packages", "lines", "tokens a step", "rejected per accepted",
+             "perfect at the minimum", "unrelated: rejected a token"]  # fmt: skip
+    found = []
     for row in rows:
         changes = row.get("change", dict.fromkeys(GROUPS))
         default, unrelated, perfect = counts_of(row, "test")[0], Counts(**row["unrelated"]), row["perfect"]
-        table.add_row(
-            f"{row['mechanism']}: {row['instead']}",
+        cells = [
             *("–" if changes[group] is None else f"{changes[group]:+.2%}" for group in GROUPS),
-            str(row["lines"]["all"] or "–"),
-            f"{default.tokens_per_step:.2f}",
-            f"{default.rejected_per_accepted:.3f}",
+            row["lines"]["all"] or "–", f"{default.tokens_per_step:.2f}", f"{default.rejected_per_accepted:.3f}",
             f"{perfect['least_steps']} of {perfect['records']}",
             f"{unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1):.4f}",
-        )
-    console.print(table)
+        ]  # fmt: skip
+        found.append([f"{row['mechanism']}: {row['instead']}", *cells])
+    return tables.table(heads, found)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rapidfuzz.distance import LCSseq
 
@@ -81,8 +81,7 @@ def one_line_edits(entries: Sequence[Entry], tokenizer: TextTokenizer) -> list[E
     return found
 
 
-@dataclass
-class Resumption:
+class Resumption(NamedTuple):
     """What happened at the first step with two tokens of the prediction matched again.
 
     edits: places where the output left the prediction and came back, and a step began inside the part that it came
@@ -92,6 +91,11 @@ class Resumption:
     edits: int = 0
     drafted: int = 0
     right: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable[tuple[int, int, int]]) -> Resumption:
+        """The sums of these."""
+        return cls(*map(sum, zip(*parts, strict=True)))
 
 
 def reentries(prediction: Sequence[int], output: Sequence[int]) -> list[tuple[int, int]]:
@@ -112,30 +116,30 @@ def reentries(prediction: Sequence[int], output: Sequence[int]) -> list[tuple[in
     return found
 
 
-def resumption(records: Sequence[Record], num_draft_tokens: int) -> Resumption:
-    """Replay with our drafter, and look at the first step after each edit.
+def resumptions(records: Sequence[Record], num_draft_tokens: int) -> list[Resumption]:
+    """Replay with our drafter, and look at the first step after each edit of each record.
 
     For a stretch that begins at output token j (`reentries`) this is the first step that starts with
     ``n >= j + 2`` tokens known, so that the last two of them, or more, are tokens of the stretch. Edits that one
     step passes over whole, because a draft from elsewhere was accepted across them, have no such step and do not
     count.
     """
-    seen = Resumption()
     if not records:
-        return seen
+        return []
     [policy] = make_policies([OURS], records, num_draft_tokens)
     loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True)
+    found = []
     for record in records:
         pending = reentries(record.prediction, record.output)
+        steps = []
         loop.start(record.prompt, record.prediction)
         for step in loop.follow(record.output):
             while pending and pending[0][0] + 2 <= step.start:
                 start, size = pending.pop(0)
                 if step.start < start + size:
-                    seen.edits += 1
-                    seen.drafted += bool(step.draft)
-                    seen.right += step.accepted > 0
-    return seen
+                    steps.append((1, bool(step.draft), step.accepted > 0))
+        found.append(Resumption.total(steps))
+    return found
 
 
 def _like(entry: Entry, prediction: list[int], kind: str) -> Entry:

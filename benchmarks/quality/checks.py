@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.quality.cases import Resumption, least_steps
 from benchmarks.quality.replays import Reliability
-from benchmarks.quality.runs import Counts, Entry, Run
+from benchmarks.quality.runs import BOUNDS, Counts, Entry, Run
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult
 
@@ -81,26 +81,52 @@ def our_curve(counts: Mapping[Run, Counts], num_draft_tokens: int) -> list[Point
     )
 
 
-def peer_checks(counts: Mapping[Run, Counts], bounds: Iterable[str]) -> list[Check]:
-    """Ten per cent over each peer at K = 64; at other K, no peer above our curve."""
-    checks = []
+class Lead(NamedTuple):
+    """Ours over one peer at no more rejections than the peer's; None where ours has no such setting."""
+
+    peer: str
+    num_draft_tokens: int
+    point: Point
+    reached: float | None
+
+    @property
+    def named(self) -> str:
+        at = self.point
+        return f"{self.peer} ({at.tokens_per_step:.2f} at {at.rejected_per_accepted:.3f})"
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.reached is None else self.reached / self.point.tokens_per_step
+
+    @property
+    def factor(self) -> float:
+        """What the ratio has to be: ten per cent over each peer at K = 64; at other K no peer above our curve."""
+        return LEAD if self.num_draft_tokens == K else 1.0
+
+    def check(self, name: str, value: str) -> Check:
+        ratio = self.ratio
+        value = "no setting with so few rejections" if ratio is None else value
+        return Check(name, value, f"x {self.factor:.2f}", ratio is not None and ratio >= self.factor)
+
+
+def leads(counts: Mapping[Run, Counts], num_draft_tokens: int, bounds: Iterable[str] = BOUNDS) -> list[Lead]:
+    """Ours over each peer at one K."""
+    ours, but = our_curve(counts, num_draft_tokens), (OURS, *bounds)
+    return [
+        Lead(run.policy, num_draft_tokens, point(c), height(ours, point(c).rejected_per_accepted))
+        for run, c in counts.items()
+        if run.num_draft_tokens == num_draft_tokens and run.policy not in but
+    ]
+
+
+def peer_checks(counts: Mapping[Run, Counts], bounds: Iterable[str] = BOUNDS) -> list[Check]:
+    """A row for each peer at each K."""
+    rows = []
     for k in sorted({run.num_draft_tokens for run in counts}, reverse=True):
-        ours = our_curve(counts, k)
-        factor = LEAD if k == K else 1.0
-        for run, c in counts.items():
-            if run.num_draft_tokens != k or run.policy in (OURS, *bounds):
-                continue
-            peer = point(c)
-            reached = height(ours, peer.rejected_per_accepted)
-            name = (
-                f"K={k}: over {run.policy} ({peer.tokens_per_step:.2f} at {peer.rejected_per_accepted:.3f})"
-            )
-            if reached is None:
-                checks.append(Check(name, "no setting with so few rejections", f"x {factor:.2f}", False))
-                continue
-            ratio = reached / peer.tokens_per_step
-            checks.append(Check(name, f"{reached:.2f} (x {ratio:.2f})", f"x {factor:.2f}", ratio >= factor))
-    return checks
+        for lead in leads(counts, k, bounds):
+            value = f"{lead.reached or 0:.2f} (x {lead.ratio or 0:.2f})"
+            rows.append(lead.check(f"K={k}: over {lead.named}", value))
+    return rows
 
 
 def five_checks(counts: Mapping[Run, Counts]) -> list[Check]:

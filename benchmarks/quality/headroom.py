@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from multiprocessing import get_context
 
-from benchmarks.quality import build_suffix_peer
+from benchmarks.processes import dealt
 from benchmarks.quality.checks import K
 from benchmarks.quality.kinds import LABELS, labels_of, quality_command
 from benchmarks.quality.replays import bound
 from benchmarks.quality.runs import Entry, Knowledge, knowledge, make_ready, read_entries
-from benchmarks.tables import write_json
+from benchmarks.tables import signed, table, write_json
 from gpu_align import DrafterConfig
 from gpu_align.predictors import PredictorLoop, TokenPredictor
 from gpu_align.simulate import Record, make_policies
@@ -82,19 +81,8 @@ def rows_of(entries: Sequence[Entry], steps: Sequence[Steps]) -> dict[str, dict[
     return rows
 
 
-def measure(entries: Sequence[Entry], known: Mapping[str, Knowledge], jobs: int) -> list[Steps]:
+def measure(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> list[Steps]:
     """`steps_of` every entry, in their order."""
-    tasks = [entries[part :: jobs * 4] for part in range(jobs * 4)]
-    with get_context("spawn").Pool(jobs) as pool:
-        parts = pool.map(partial(_work, known=known), tasks, chunksize=1)
-    return [parts[i % len(tasks)][i // len(tasks)] for i in range(len(entries))]
-
-
-def _work(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> list[Steps]:
-    import torch
-
-    torch.set_num_threads(1)
-    build_suffix_peer.add_to_path()
     found: list[Steps] = []
     for entry in entries:
         recipes = known[entry.tokens].recipes
@@ -104,17 +92,6 @@ def _work(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> list[Step
     return found
 
 
-def print_rows(rows: Mapping[str, Mapping[str, int]]) -> None:
-    """A line a label: tokens a step, and the lead over the peer as it is and at most."""
-    print(
-        f"{'':<12}{'records':>8}" + "".join(f"{name:>26}" for name in COLUMNS) + f"{'lead':>8}{'at most':>9}"
-    )
-    for label, row in rows.items():
-        speeds = "".join(f"{row['output_tokens'] / row[name]:>26.2f}" for name in COLUMNS)
-        leads = [f"{row[PEER] / row[name] - 1:+.1%}" for name in (OURS, "either")]
-        print(f"{label:<12}{row['records']:>8}{speeds}{leads[0]:>8}{leads[1]:>9}")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code (0, 1: something could not be fetched)."""
     parser = quality_command("benchmarks.quality.headroom", __doc__, "kinds-test", "headroom")
@@ -122,8 +99,14 @@ def main(argv: list[str] | None = None) -> int:
     if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
         return code
     entries = read_entries(options.corpus)[:: options.one_in]
-    rows = rows_of(entries, measure(entries, knowledge(options.tune, ["tekken"], 1), options.jobs))
-    print_rows(rows)
+    work = partial(measure, known=knowledge(options.tune, ["tekken"], 1))
+    rows = rows_of(entries, dealt(work, entries, options.jobs))
+    cells = (
+        [label, row["records"], *(f"{row['output_tokens'] / row[name]:.2f}" for name in COLUMNS),
+         *(signed(row[PEER] / row[name] - 1) for name in (OURS, "either"))]
+        for label, row in rows.items()
+    )  # fmt: skip
+    print(table(["", "records", *COLUMNS, "lead", "at most"], cells))
     write_json(options.json, rows)
     return 0
 

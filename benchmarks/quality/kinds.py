@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
 from benchmarks.quality import plot
-from benchmarks.quality.checks import LEAD, MAX_GAP, Check, K, Point, height, our_curve, point
+from benchmarks.quality.checks import MAX_GAP, Check, K, Lead, leads
 from benchmarks.quality.runs import (
     BOUNDS,
     CACHED,
@@ -31,7 +29,7 @@ from benchmarks.quality.runs import (
     run_all,
     total,
 )
-from benchmarks.tables import command, write_json
+from benchmarks.tables import command, table, write_json
 from gpu_align.simulate import runnable_policy_names
 from gpu_align.tools.simulate.policies import OURS
 
@@ -50,15 +48,6 @@ NAMED_PEER = "suffix_decoding_4_deep"
 SHOWN = (OURS, NAMED_PEER, "suffix_decoding_deep", "prompt_lookup", "openai", BOUNDS[0])
 
 
-class Lead(NamedTuple):
-    """Ours over one peer at no more rejections than the peer's; `ratio` is None where ours has no such setting."""
-
-    peer: str
-    num_draft_tokens: int
-    point: Point
-    ratio: float | None
-
-
 def planned_runs() -> list[Run]:
     """Ours with every setting and every peer, at every K."""
     peers = [name for name in runnable_policy_names() if name != OURS and name not in LEFT_OUT]
@@ -74,10 +63,7 @@ def labels_of(entry: Entry) -> tuple[str, ...]:
 
 
 def measure(
-    entries: Sequence[Entry],
-    jobs: int,
-    known: Mapping[str, Knowledge],
-    done: Callable[[Run, int, float], None] = lambda run, tokens, seconds: None,
+    entries: Sequence[Entry], jobs: int, known: Mapping[str, Knowledge]
 ) -> dict[str, dict[Run, Counts]]:
     """Label → run → its sums."""
     thin = {id(entry) for entry in entries[::ONE_IN_AT_OTHER_K]}
@@ -85,7 +71,7 @@ def measure(
     def chosen(run: Run, entry: Entry) -> bool:
         return run.num_draft_tokens == K or id(entry) in thin
 
-    results = run_all(planned_runs(), entries, jobs, chosen, done, known)
+    results = run_all(planned_runs(), entries, jobs, chosen, known)
     found: dict[str, dict[Run, Counts]] = {}
     for label in LABELS:
         sums = {
@@ -96,15 +82,9 @@ def measure(
     return {label: sums for label, sums in found.items() if sums}
 
 
-def leads(counts: Mapping[Run, Counts], num_draft_tokens: int) -> list[Lead]:
+def nearest(counts: Mapping[Run, Counts], num_draft_tokens: int) -> list[Lead]:
     """Ours over each peer, the smallest first, with those before it that ours has no setting for."""
-    ours = our_curve(counts, num_draft_tokens)
-    found = []
-    for run, c in counts.items():
-        if run.num_draft_tokens == num_draft_tokens and run.policy not in (OURS, *BOUNDS):
-            reached = height(ours, point(c).rejected_per_accepted)
-            ratio = None if reached is None else reached / c.tokens_per_step
-            found.append(Lead(run.policy, num_draft_tokens, point(c), ratio))
+    found = leads(counts, num_draft_tokens)
     return sorted(found, key=lambda lead: (lead.ratio is not None, lead.ratio or 0.0))
 
 
@@ -113,14 +93,9 @@ def checks_of(found: Mapping[str, Mapping[Run, Counts]]) -> list[Check]:
     checks = []
     for label, counts in found.items():
         for k in SIZES:
-            factor = LEAD if k == K else 1.0
-            rows = leads(counts, k)
-            if rows:
-                peer, _, at, ratio = rows[0]
-                value = "no setting with so few rejections" if ratio is None else f"x {ratio:.3f}"
-                value += f" over {peer} ({at.tokens_per_step:.2f} at {at.rejected_per_accepted:.3f})"
-                holds = ratio is not None and ratio >= factor
-                checks.append(Check(f"{label}, K={k}: over every peer", value, f"x {factor:.2f}", holds))
+            for lead in nearest(counts, k)[:1]:
+                check = lead.check(f"{label}, K={k}: over every peer", f"x {lead.ratio or 0:.3f}")
+                checks.append(check._replace(value=f"{check.value} over {lead.named}"))
         gap = counts[Run(OURS, K)].reliability.worst_gap()
         checks.append(
             Check(f"{label}: confidence, worst decile", f"{gap:.3f}", f"at most {MAX_GAP}", gap <= MAX_GAP)
@@ -144,30 +119,26 @@ def as_json(found: Mapping[str, Mapping[Run, Counts]]) -> dict[str, Any]:
                     "ratio": None if lead.ratio is None else round(lead.ratio, 4),
                 }
                 for k in SIZES
-                for lead in leads(counts, k)
+                for lead in nearest(counts, k)
             ],
         }
         for label, counts in found.items()
     }
 
 
-def print_rows(found: Mapping[str, Mapping[Run, Counts]]) -> None:
-    """A line a label, as plain text."""
-    print(f"{'':<12}{'records':>8}{'ours':>15}{NAMED_PEER:>24}{'lead':>7}  least lead at K=64; at 32; at 16")
-    for label, counts in found.items():
-        ours, peer = (point(counts[Run(name, K)]) for name in (OURS, NAMED_PEER))
-        by_peer = {lead.peer: lead for lead in leads(counts, K)}
-        least = [leads(counts, k)[0] for k in SIZES if leads(counts, k)]
-        print(
-            f"{label:<12}{counts[Run(OURS, K)].records:>8}{_shown(ours):>15}{_shown(peer):>24}"
-            f"{by_peer[NAMED_PEER].ratio or 0:>7.3f}  "
-            + "; ".join(f"{e.ratio or 0:.3f} {e.peer} ({_shown(e.point)})" for e in least)
-            + f"  gap {counts[Run(OURS, K)].reliability.worst_gap():.3f}"
+def shown(rows: Mapping[str, Any]) -> str:
+    """A row a label: ours beside the nearest peer, and the least lead over any at each K."""
+    found = []
+    for label, row in rows.items():
+        speeds = (
+            f"{c['output_tokens'] / c['steps']:.2f}" for c in (row["runs"][n] for n in (OURS, NAMED_PEER))
         )
-
-
-def _shown(p: Point) -> str:
-    return f"{p.tokens_per_step:.2f} @ {p.rejected_per_accepted:.2f}"
+        first = {lead["num_draft_tokens"]: lead for lead in reversed(row["leads"])}
+        least = (
+            f"{lead['ratio'] or 0:.3f} {lead['peer']}" for lead in (first[k] for k in SIZES if k in first)
+        )
+        found.append([label, row["runs"][OURS]["records"], *speeds, "; ".join(least), row["gap"]])
+    return table(["", "records", "ours", NAMED_PEER, "least lead at K = 64; 32; 16", "confidence off"], found)
 
 
 def quality_command(module: str, doc: str | None, corpus: str, out: str) -> argparse.ArgumentParser:
@@ -188,21 +159,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = quality_command("benchmarks.quality.kinds", __doc__, "kinds-test", "kinds")
     parser.add_argument("--images", type=Path, help="folder for the pictures; none if not given")
     options = parser.parse_args(argv)
-    began = time.monotonic()
     if code := make_ready({"kinds-test": options.corpus, "tune": options.tune}):
         return code
     entries = read_entries(options.corpus)[:: options.one_in]
-    seconds = [0.0]
-
-    def done(run: Run, tokens: int, took: float) -> None:
-        seconds[0] += took
-
-    found = measure(entries, options.jobs, knowledge(options.tune, ["tekken"], 1), done)
-    print_rows(found)
-    write_json(options.json, as_json(found))
+    found = measure(entries, options.jobs, knowledge(options.tune, ["tekken"], 1))
+    rows = as_json(found)
+    print(shown(rows))
+    write_json(options.json, rows)
     if options.images:
         plot.draw_kinds(found, options.images)
-    print(f"{seconds[0]:.0f} s of processor time; {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 0
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks import tables
+from benchmarks.processes import dealt
 from benchmarks.quality import cases, checks, kinds, plot
 from benchmarks.quality.cases import Resumption
 from benchmarks.quality.checks import Check, K, of_kind
@@ -36,7 +34,6 @@ from benchmarks.quality.runs import (
     run_all,
     total,
 )
-from benchmarks.tables import write_json
 from gpu_align.simulate import load_tokenizer, runnable_policy_names
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult
@@ -83,17 +80,8 @@ def replays(run: Run, entry: Entry) -> bool:
 
 def resumption(entries: Sequence[Entry], jobs: int) -> Resumption:
     """`cases.resumption` of the real edits, in parallel."""
-    records = [e.record for e in cases.real(entries)]
-    parts = [(records[part :: jobs * 4], K) for part in range(jobs * 4)]
-    with get_context("spawn").Pool(jobs, _one_thread) as pool:
-        found = pool.starmap(cases.resumption, parts)
-    return Resumption(*(sum(getattr(f, name) for f in found) for name in ("edits", "drafted", "right")))
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
+    work = partial(cases.resumptions, num_draft_tokens=K)
+    return Resumption.total(dealt(work, [e.record for e in cases.real(entries)], jobs))
 
 
 def checks_of(
@@ -136,18 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     runs = planned_runs()
     known = knowledge(options.tune, sorted({e.tokens for e in entries}), options.jobs)
 
-    console = Console(stderr=True)
-    finished = [0]
-
-    seconds: dict[Run, float] = {}
-
-    def done(run: Run, tokens: int, took: float) -> None:
-        finished[0] += tokens
-        seconds[run] = seconds.get(run, 0.0) + took
-        if console.is_terminal:
-            console.print(f"{finished[0] / 1e6:8.1f} M tokens replayed, {run.name}", end="\r")
-
-    results = run_all(runs, entries, options.jobs, replays, done, known)
+    results = run_all(runs, entries, options.jobs, replays, known)
     seen = resumption([e for e in entries if e.kind not in CASES], options.jobs)
     test = {run: total(found, entries, lambda e: e.kind not in CASES) for run, found in results.items()}
     five = {run: total(found, entries, lambda e: e.in_five) for run, found in results.items()}
@@ -157,21 +134,16 @@ def main(argv: list[str] | None = None) -> int:
         for run, found in results.items()
         if run.num_draft_tokens == K and not run.setting and run.policy in BY_KIND
     }
-    rows = kinds.measure(read_entries(options.kinds)[:: options.one_in], options.jobs, known, done)
+    rows = kinds.measure(read_entries(options.kinds)[:: options.one_in], options.jobs, known)
     verdicts = checks_of(test, five, lambda run, kind: of_kind(results[run], entries, kind), seen)
     verdicts += kinds.checks_of(rows)
     reliability = test[Run(OURS, K)].reliability
-    _print(test, five, by_kind, reliability, verdicts)
-    kinds.print_rows(rows)
     found = {**as_json(test, five, by_kind, reliability, verdicts), "rows": kinds.as_json(rows)}
-    write_json(options.json, found)
+    print(shown(found))
+    print(kinds.shown(found["rows"]))
+    tables.write_json(options.json, found)
     plot.draw_stored(found, options.images)
     plot.draw_kinds(rows, options.images / "kinds")
-    longest = sorted(seconds, key=lambda run: -seconds[run])[:5]
-    console.print(
-        f"{sum(seconds.values()):.0f} s of processor time in replays, most of it in: "
-        + ", ".join(f"{run.name} K={run.num_draft_tokens} ({seconds[run]:.0f} s)" for run in longest)
-    )
     failed = sum(not check.passed for check in verdicts)
     print(f"{len(verdicts) - failed} of {len(verdicts)} checks hold; {time.monotonic() - began:.0f} s")
     return 3 if failed and options.strict else 0
@@ -221,57 +193,30 @@ def _rounded(value: float) -> float | None:
     return None if value != value else round(value, 4)
 
 
-def _print(
-    test: Mapping[Run, Counts],
-    five: Mapping[Run, Counts],
-    by_kind: Mapping[Run, Mapping[str, Counts]],
-    reliability: Reliability,
-    verdicts: Sequence[Check],
-) -> None:
-    console = new_console(140)
+def shown(found: Mapping[str, Any]) -> str:
+    """The tables of the terminal."""
+    parts = []
     for k in SIZES:
-        table = new_table(
-            f"up to {k} drafts a step", "drafter", "tok/step", "rej/acc", "five: tok/step", "five: rej/acc"
-        )
-        runs = [run for run in test if run.num_draft_tokens == k]
-        for run in sorted(runs, key=lambda run: -test[run].tokens_per_step):
-            table.add_row(run.name, *_figures(test[run]), *_figures(five[run]))
-        console.print(table)
-    table = new_table(
-        f"by kind of record, up to {K} drafts a step", "kind", "records", *(run.name for run in by_kind)
+        runs = [run for run in found["runs"] if run["num_draft_tokens"] == k]
+        rows = []
+        for run in sorted(runs, key=lambda run: run["test"]["steps"]):
+            name = Run(run["policy"], k, tuple(run["setting"].items())).name
+            rows.append([name, *figures(run["test"]), *figures(run["five"])])
+        heads = [f"up to {k} drafts a step", "tokens a step", "rejected per accepted", "five packages", ""]
+        parts.append(tables.table(heads, rows))
+    by_kind = found["kinds"]
+    rows = (
+        [k, *(" at ".join(figures(c[k])) for c in by_kind.values())] for k in next(iter(by_kind.values()), ())
     )
-    for kind in next(iter(by_kind.values()), {}):
-        cells = [" at ".join(_figures(kinds[kind])) for kinds in by_kind.values()]
-        table.add_row(kind, str(next(iter(by_kind.values()))[kind].records), *cells)
-    console.print(table)
-    table = new_table("confidence of gpu_align", "decile", "drafts", "share", "promised", "accepted", "gap")
-    for d in reliability.deciles():
-        if d.drafts:
-            figures = f"{d.confidence:.3f}", f"{d.accepted:.3f}", f"{d.gap:+.3f}"
-            table.add_row(f"{d.low:.1f}–{d.low + 0.1:.1f}", f"{d.drafts:,}", f"{d.share:.1%}", *figures)
-    console.print(table)
-    table = new_table("what has to hold", "check", "found", "wanted", "")
-    for check in verdicts:
-        table.add_row(check.name, check.value, check.wanted, "pass" if check.passed else "FAIL")
-    console.print(table)
+    parts.append(tables.table([f"kind of record, K = {K}", *by_kind], rows))
+    deciles = ([f"from {d['low']}", *list(d.values())[1:]] for d in found["reliability"] if d["drafts"])
+    parts.append(tables.table([f"confidence of {OURS}", "drafts", "promised", "accepted"], deciles))
+    verdicts = ([*list(c.values())[:3], tables.verdict(c["passed"])] for c in found["checks"])
+    return "\n\n".join([*parts, tables.table(["check", "found", "wanted", ""], verdicts, "llll")]) + "\n"
 
 
-def new_console(width: int) -> Console:
-    """width: of a pipe, which has none of its own."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = width
-    return console
-
-
-def new_table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
-    return table
-
-
-def _figures(counts: Counts) -> tuple[str, str]:
-    if not counts.steps:
-        return "–", "–"
-    return f"{counts.tokens_per_step:.2f}", f"{counts.rejected_per_accepted:.3f}"
+def figures(counts: Mapping[str, int]) -> tuple[str, str]:
+    """Tokens a step, and rejected per accepted."""
+    return tables.ratio(counts["output_tokens"], counts["steps"]), tables.ratio(
+        counts["rejected"], counts["accepted"]
+    )

@@ -74,14 +74,11 @@ class Reliability:
         np.add.at(self.accepted, bins[:num_accepted], 1)
         np.add.at(self.confidence, bins, values)
 
-    @classmethod
-    def total(cls, parts: Iterable[Reliability]) -> Reliability:
-        whole = cls()
-        for part in parts:
-            whole.drafts += part.drafts
-            whole.accepted += part.accepted
-            whole.confidence += part.confidence
-        return whole
+    def take(self, other: Reliability) -> None:
+        """Count what `other` has counted, too."""
+        self.drafts += other.drafts
+        self.accepted += other.accepted
+        self.confidence += other.confidence
 
     def deciles(self) -> list[Decile]:
         drafts, accepted, confidence = (

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +16,10 @@ from benchmarks.corpus import build as corpus
 from benchmarks.corpus.build import DEFAULT_CACHE
 from benchmarks.corpus.files import FIVE
 from benchmarks.corpus.mix import ByteTokenizer, trained_bpe
+from benchmarks.processes import pool
 from benchmarks.quality import build_suffix_peer
-from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
-from gpu_align import DrafterConfig, RecipePack, Recipes
+from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import RECIPE_POLICIES, EarlierResponses, SuffixDecoding
 from gpu_align.predictors import TokenPredictor
 from gpu_align.simulate import NO_PACK, SWEEP, Record, load_tokenizer, replay
@@ -56,8 +54,8 @@ class Encodes(Protocol):
 
 def knowledge(tune: Path, tokens: Sequence[str], jobs: int = 1) -> dict[str, Knowledge]:
     """Of the names of tokens that are asked for, what there is to know in them from the tuning split."""
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(tokens)) or 1) as pool:
-        found = pool.starmap(_knowledge, [(tune, name) for name in tokens], chunksize=1)
+    with pool(min(jobs, len(tokens)) or 1) as workers:
+        found = workers.starmap(_knowledge, [(tune, name) for name in tokens], chunksize=1)
     return dict(zip(tokens, found, strict=True))
 
 
@@ -202,18 +200,15 @@ class Counts:
     def of(cls, pairs: Iterable[PairResult]) -> Counts:
         counts = cls()
         for pair in pairs:
-            counts.add(pair)
+            counts.records += 1
+            counts.output_tokens += pair.output_tokens
+            counts.steps += pair.steps
+            counts.accepted += pair.accepted
+            counts.rejected += pair.rejected
+            counts.rejected_from_prediction += pair.rejected_from.get(Source.PREDICTION, 0)
+            if isinstance(pair, OurPair):
+                counts.reliability.take(pair.reliability)
         return counts
-
-    def add(self, pair: PairResult) -> None:
-        self.records += 1
-        self.output_tokens += pair.output_tokens
-        self.steps += pair.steps
-        self.accepted += pair.accepted
-        self.rejected += pair.rejected
-        self.rejected_from_prediction += pair.rejected_from.get(1, 0)
-        if isinstance(pair, OurPair):
-            self.reliability = Reliability.total((self.reliability, pair.reliability))
 
     @property
     def tokens_per_step(self) -> float:
@@ -280,7 +275,6 @@ def run_all(
     entries: Sequence[Entry],
     jobs: int,
     chosen: Callable[[Run, Entry], bool] = lambda run, entry: True,
-    done: Callable[[Run, int, float], None] = lambda run, tokens, seconds: None,
     known: Mapping[str, Knowledge] | None = None,
 ) -> dict[Run, dict[int, PairResult]]:
     """Every run over the entries that it is `chosen` for: run → index of the entry → result.
@@ -290,7 +284,6 @@ def run_all(
         entries: the corpus.
         jobs: processes.
         chosen: which entries a run replays; all by default.
-        done: told a task's run, tokens and seconds of processor time when it is done.
         known: by the name of an entry's tokens, what drafters may know in them; nothing by default.
     """
     tasks = []
@@ -306,9 +299,11 @@ def run_all(
     # of earlier responses stays together, so that no worker fills it twice.
     tasks.sort(key=lambda task: (*_when(task[0]), entries[task[1][0]].tokens, task[0].num_draft_tokens))
     results: dict[Run, dict[int, PairResult]] = {run: {} for run in runs}
-    for (run, indices), pairs, seconds in _pool_map(jobs, entries, known or {}, tasks):
-        results[run].update(zip(indices, pairs, strict=True))
-        done(run, sum(pair.output_tokens for pair in pairs), seconds)
+    with pool(jobs, partial(_know, entries, known or {})) as workers:
+        for number, (run, indices, pairs) in enumerate(workers.imap_unordered(_work, tasks), 1):
+            results[run].update(zip(indices, pairs, strict=True))
+            if sys.stderr.isatty():
+                print(f"{number:,} of {len(tasks):,} parts, {run.name}", end="\r", file=sys.stderr)
     return results
 
 
@@ -320,36 +315,20 @@ _ENTRIES: Sequence[Entry] = ()
 _KNOWN: Mapping[str, Knowledge] = {}
 
 
-def _start_worker(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> None:
+def _know(entries: Sequence[Entry], known: Mapping[str, Knowledge]) -> None:
+    """In a worker, whose tasks are indices of the entries."""
     global _ENTRIES, _KNOWN
-    import torch
-
     _ENTRIES, _KNOWN = entries, known
-    torch.set_num_threads(1)
-    add_to_path()
 
 
-Task = tuple[Run, list[int]]
-
-
-def _work(task: Task) -> tuple[Task, list[PairResult], float]:
+def _work(task: tuple[Run, list[int]]) -> tuple[Run, list[int], list[PairResult]]:
     run, indices = task
-    began = time.process_time()
     known = _KNOWN.get(_ENTRIES[indices[0]].tokens)
     pairs = run_records(run, [_ENTRIES[index].record for index in indices], known)
     for pair in pairs:
         # Which step gave which token is not asked for here; it would be most of what travels.
         pair.origins, pair.step_of = pair.origins[:0], pair.step_of[:0]
-    return task, pairs, time.process_time() - began
-
-
-def _pool_map(
-    jobs: int, entries: Sequence[Entry], known: Mapping[str, Knowledge], tasks: list[Task]
-) -> Iterable[tuple[Task, list[PairResult], float]]:
-    # Spawned, not forked: torch's threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, initializer=partial(_start_worker, entries, known)) as pool:
-        yield from pool.imap_unordered(_work, tasks)
+    return run, indices, pairs
 
 
 def _shards(indices: Sequence[int], entries: Sequence[Entry]) -> list[list[int]]:

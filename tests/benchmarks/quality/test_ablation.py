@@ -16,8 +16,9 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
-from benchmarks.quality import ablated, ablation, mechanisms
+from benchmarks.quality import ablation, mechanisms
 from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
+from benchmarks.quality.runs import Counts, read_entries
 
 ROOT = Path(__file__).parents[3]
 
@@ -154,13 +155,14 @@ def measure(name: str, job: dict[str, Any], tables: Path) -> dict[str, Any]:
 def test_the_baseline_is_the_plain_replay_and_a_mechanism_less_takes_more_steps(
     job: dict[str, Any], tmp_path: Path
 ) -> None:
-    from benchmarks.quality.runs import read_entries
-
     whole = measure(BASELINE, job, tmp_path)
     entries = read_entries(Path(job["corpus"]))
     for setting, measured in zip(job["settings"], whole["settings"], strict=True):
-        pairs = ablated.replay({**setting, "survival_table": str(tmp_path / "everything.json")}, entries, {})
-        assert measured == {"setting": setting, "test": ablated.counts(pairs), "five": ablated.counts([])}
+        pairs = ablation.replayed(
+            {**setting, "survival_table": str(tmp_path / "everything.json")}, entries, {}
+        )
+        sums = {"test": Counts.of(pairs).as_json(), "five": Counts().as_json()}
+        assert measured == {"setting": setting, **sums}
     assert whole["perfect"] == {"records": 2, "least_steps": 2}
     less = measure("edit replay+exact prefix", job, tmp_path)
     assert less["settings"][0]["test"]["steps"] > whole["settings"][0]["test"]["steps"]

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("rapidfuzz")
 
 from benchmarks.quality import build_suffix_peer, cases, checks, main, plot, runs
-from benchmarks.quality.cases import Resumption, least_steps, reentries, resumption
+from benchmarks.quality.cases import Resumption, least_steps, reentries, resumptions
 from benchmarks.quality.checks import Point, curve, height
 from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
@@ -107,10 +107,10 @@ def test_reentries() -> None:
 
 
 def test_resumption_of_single_edits() -> None:
-    seen = resumption([e.record for e in entries()], 64)
+    seen = Resumption.total(resumptions([e.record for e in entries()], 64))
     assert (seen.edits, seen.drafted) == (6, 6)
     assert seen.right <= 6
-    assert resumption([], 64) == Resumption()
+    assert Resumption.total(resumptions([], 64)) == Resumption()
 
 
 def test_cases() -> None:

@@ -41,7 +41,7 @@ def test_a_real_change_counts_twice() -> None:
 
 def test_leads_are_read_at_the_rejections_of_the_peer() -> None:
     peers = {Run("openai", K): counts(3.0, 0.1), Run("suffix_decoding_4_deep", K): counts(8.0, 0.4)}
-    found = kinds.leads({**OURS_TWO, **peers, Run(BOUNDS[0], K): counts(20.0, 0.0)}, K)
+    found = kinds.nearest({**OURS_TWO, **peers, Run(BOUNDS[0], K): counts(20.0, 0.0)}, K)
     assert [lead.peer for lead in found] == ["openai", "suffix_decoding_4_deep"]
     assert found[0].ratio is None  # no setting with so few rejections comes first
     assert found[1].ratio == pytest.approx(10 / 8)
@@ -65,7 +65,7 @@ def test_every_peer_is_planned_at_every_k() -> None:
     assert not at_64 & set(kinds.LEFT_OUT)
 
 
-def test_json_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_pictures(tmp_path: Path) -> None:
     row = {
         **OURS_TWO, Run("suffix_decoding_4_deep", K): counts(8.0, 0.4), Run("openai", K): counts(3.0, 0.3),
     }  # fmt: skip
@@ -73,7 +73,6 @@ def test_json_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     stored = json.loads(json.dumps(kinds.as_json(found)))
     assert [lead["peer"] for lead in stored["c"]["leads"]] == ["suffix_decoding_4_deep", "openai"]
     assert stored["c"]["runs"][OURS]["steps"] == 1000
-    kinds.print_rows(found)
-    assert "12.00 @ 0.60" in capsys.readouterr().out
+    assert "| 12.00 | 8.00 |" in kinds.shown(stored)
     plot.draw_kinds({"c": row}, tmp_path)
     assert "opacity: 0" in (tmp_path / "c.svg").read_text()  # no background
