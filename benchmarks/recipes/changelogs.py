@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from benchmarks.recipes.groups import Group, Output, Task, fives, shuffled
+from benchmarks.recipes.groups import Task, of_packages
 from benchmarks.recipes.packages import PROSE, Package, Shelf
 
 NAME = "changelog"
-MOST_GROUPS, MOST_OUTPUTS = 300, 240
-#: Passages of one package that are replayed, so that a long changelog does not make most of them.
-MOST_OF_A_PACKAGE = 100
+#: Groups; outputs; those of one package, so that a long changelog does not make most of them.
+MOST = 300, 240, 100
 #: Characters of a passage.
-LEAST, MOST = 420, 1_600
+SHORTEST, LONGEST = 420, 1_600
 
 _FILES = re.compile(r"(.*/)?(change(s|log)|whatsnew)[^/]*\.(rst|md)", re.IGNORECASE)
 #: Links, each with what stays of it.
@@ -30,21 +29,11 @@ _RULE = re.compile(r"^[=\-~^.*+#\"]{3,}$", re.MULTILINE)
 
 def task(shelf: Shelf) -> Task:
     """Groups of consecutive passages of one package, and single passages."""
-    groups = [
-        Group(NAME, _ask(package), samples)
-        for package in PROSE["train"]
-        for samples in fives(passages(shelf, package))
-    ]
-    outputs = [
-        Output(NAME, _ask(package), passage)
-        for package in PROSE["test"]
-        for passage in shuffled(passages(shelf, package), NAME)[:MOST_OF_A_PACKAGE]
-    ]
-    return Task(shuffled(groups, NAME)[:MOST_GROUPS], shuffled(outputs, NAME)[:MOST_OUTPUTS])
 
+    def ask(package: Package) -> str:
+        return f"Write the release notes of {package.name}.\n"
 
-def _ask(package: Package) -> str:
-    return f"Write the release notes of {package.name}.\n"
+    return of_packages(NAME, PROSE, ask, lambda package: passages(shelf, package), MOST)
 
 
 def paragraphs(shelf: Shelf, package: Package) -> list[str]:
@@ -65,13 +54,13 @@ def _unlinked(text: str) -> str:
 
 
 def passages(shelf: Shelf, package: Package) -> list[str]:
-    """Consecutive paragraphs of `LEAST` to `MOST` characters together."""
+    """Consecutive paragraphs of `SHORTEST` to `LONGEST` characters together."""
     found, taken = [], ""
     for paragraph in paragraphs(shelf, package):
         taken += paragraph + "\n\n"
-        if len(taken) > MOST:
+        if len(taken) > LONGEST:
             taken = ""
-        elif len(taken) >= LEAST:
+        elif len(taken) >= SHORTEST:
             found.append(taken)
             taken = ""
     return found

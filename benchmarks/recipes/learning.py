@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import subprocess
-import sys
 import time
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.recipes import tasks
 from benchmarks.recipes.groups import NUM_SAMPLES
@@ -22,14 +17,6 @@ from gpu_align.simulate import load_tokenizer
 NUM_GROUPS, NUM_TOKENS = 1_000, 500
 #: The task whose samples are put one behind another.
 TASK = "triage"
-
-
-def measured(folder: Path) -> dict[str, Any]:
-    """Seconds and peak memory of learning, from a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.recipes.learning", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def groups_of(folder: Path) -> list[tuple[str, str, list[str]]]:
@@ -47,22 +34,16 @@ def groups_of(folder: Path) -> list[tuple[str, str, list[str]]]:
     return groups
 
 
-def main() -> None:
-    """Prints one line of JSON."""
-    groups = groups_of(Path(sys.argv[1]))
+def measured(folder: Path) -> dict[str, Any]:
+    """Seconds and peak memory of learning; the peak is that of this process, which has to be a fresh one."""
+    groups = groups_of(folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    torch.set_num_threads(1)
     began, began_processor = time.perf_counter(), time.process_time()
     pack = RecipePack.observe(groups, encode, token_texts, task=TASK)
     seconds, processor = time.perf_counter() - began, time.process_time() - began_processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {
+    return {
         "groups": NUM_GROUPS, "samples": NUM_SAMPLES, "tokens": NUM_TOKENS, "seconds": round(seconds, 1),
         "processor_seconds": round(processor, 1), "before_mib": before // 1024, "peak_mib": peak // 1024,
         "entries": len(pack.observed),
     }  # fmt: skip
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,27 +14,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import pool
 from benchmarks.quality.build_suffix_peer import add_to_path
 from benchmarks.recipes import changelogs, page, python_client, python_code, tasks
 from benchmarks.recipes.groups import Task
 from benchmarks.recipes.learning import measured
 from benchmarks.recipes.runs import (
     TOKENIZER,
-    Counts,
     K,
     base_recipes,
+    counts_of,
     drafters,
     encode,
-    from_recipes,
     merged,
     ours,
     records_of,
-    run_all,
     structural_tokens,
     token_texts,
 )
 from benchmarks.tables import command
-from gpu_align import RecipePack, Recipes
+from gpu_align import RecipePack, Recipes, Source
 from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.replay import PairResult
 
@@ -68,7 +67,7 @@ def measure_task(
 ) -> tuple[dict[str, Any], dict[str, list[PairResult]]]:
     """Everything about one task, and the results of its runs."""
     records = records_of(task.outputs)
-    results = run_all(drafters(base_recipes(), recipes, task), records)
+    results = {name: run(records) for name, run in drafters(base_recipes(), recipes, task).items()}
     found_merged = merged(pack, task.outputs)
     found = {
         "groups": len(task.groups),
@@ -77,7 +76,7 @@ def measure_task(
         "output_tokens": sum(len(record.output) for record in records),
         "pack": size_of(pack),
         "report": found_merged["learned"],
-        "runs": {name: Counts.of(pairs).as_json() for name, pairs in results.items()},
+        "runs": {name: counts_of(pairs) for name, pairs in results.items()},
         "merged": found_merged,
     }
     return found, results
@@ -91,7 +90,7 @@ def structure_of(records: list[Record], pairs: list[PairResult]) -> dict[str, An
     for record, pair in zip(records, pairs, strict=True):
         pieces = [tokenizer.token_bytes(token) for token in record.output]
         structural = structural_tokens(b"".join(pieces).decode(), pieces)
-        covered = from_recipes(pair)
+        covered = pair.origins == Source.RECIPE
         found["tokens"] += len(pieces)
         for part, which in (("structural", structural), ("free", ~structural)):
             parts[part]["tokens"] += int(which.sum())
@@ -104,7 +103,7 @@ def prose_of(records: list[Record], recipes: Mapping[str, Recipes]) -> dict[str,
     others = {name: found for name, found in recipes.items() if name != changelogs.NAME}
     runs: dict[str, Recipes | None] = {"none": None, "own": recipes[changelogs.NAME], "base": base_recipes()}
     runs |= {"foreign": Recipes.join(others), **others}
-    return {name: Counts.of(ours(found)(records)).as_json() for name, found in runs.items()}
+    return {name: counts_of(ours(found)(records)) for name, found in runs.items()}
 
 
 def measure(folder: Path, say: Say) -> dict[str, Any]:
@@ -123,7 +122,8 @@ def measure(folder: Path, say: Say) -> dict[str, Any]:
         report = found["tasks"][name]["report"]
         say(f"  coverage {report['coverage']:.1%}, accuracy {report['accuracy']:.2%}")
     found["prose"] = prose_of(records_of(tasks.read(changelogs.NAME, folder).outputs), recipes)
-    found["learning"] = measured(folder)
+    with pool(1) as fresh:
+        found["learning"] = fresh.apply(measured, [folder])
     return found
 
 

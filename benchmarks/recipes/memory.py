@@ -18,7 +18,7 @@ from benchmarks.quality.replays import replay_batched
 from benchmarks.quality.runs import Entry, read_entries
 from benchmarks.recipes import json_records, page, reference_pages, tasks, triage
 from benchmarks.recipes.groups import Output, shuffled
-from benchmarks.recipes.runs import BATCH_SIZE, Counts, base_recipes, encode, records_of
+from benchmarks.recipes.runs import BATCH_SIZE, base_recipes, counts_of, encode, records_of
 from benchmarks.tables import command
 from gpu_align import Recipes
 from gpu_align.memory import Recalled, ResponseMemory
@@ -159,7 +159,7 @@ def replayed(
         pairs = replay_batched(
             records, size, recipes=recipes, batch_size=BATCH_SIZE, memory=memory, related=related
         )
-        return Counts.of(pairs).as_json()
+        return counts_of(pairs)
 
     texts = [recalled.token_ids.tolist() for recalled in case.recalled]
     related = [recalled.related for recalled in case.recalled]

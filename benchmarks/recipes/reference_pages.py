@@ -7,15 +7,15 @@ import inspect
 import re
 from typing import NamedTuple
 
-from benchmarks.recipes.groups import Group, Output, Task, fives, happens, shuffled
+from benchmarks.recipes.groups import Task, happens, of_packages
 from benchmarks.recipes.packages import CODE, Package, Shelf
 from benchmarks.recipes.python_code import Function, functions
 
 NAME = "api-reference"
-MOST_GROUPS, MOST_OUTPUTS = 400, 300
-MOST_OF_A_PACKAGE = 60
+#: Groups; outputs; those of one package.
+MOST = 400, 300, 60
 #: Characters of a function: all but the longest; and of a page.
-LEAST, MOST = 120, 12_000
+SHORTEST, LONGEST = 120, 12_000
 MOST_OF_A_PAGE = 3_000
 
 _SPHINX = re.compile(
@@ -36,27 +36,17 @@ class Doc(NamedTuple):
 
 def task(shelf: Shelf) -> Task:
     """Groups of pages of one package, and single pages."""
-    groups = [
-        Group(NAME, _ask(package), samples)
-        for package in CODE["train"]
-        for samples in fives(pages(shelf, package))
-    ]
-    outputs = [
-        Output(NAME, _ask(package), page)
-        for package in CODE["test"]
-        for page in shuffled(pages(shelf, package), NAME)[:MOST_OF_A_PACKAGE]
-    ]
-    return Task(shuffled(groups, NAME)[:MOST_GROUPS], shuffled(outputs, NAME)[:MOST_OUTPUTS])
 
+    def ask(package: Package) -> str:
+        return f"Write the reference page of a function of {package.name}.\n"
 
-def _ask(package: Package) -> str:
-    return f"Write the reference page of a function of {package.name}.\n"
+    return of_packages(NAME, CODE, ask, lambda package: pages(shelf, package), MOST)
 
 
 def pages(shelf: Shelf, package: Package) -> list[str]:
     """A page for each public function with a docstring that describes parameters or what is returned."""
     found: dict[str, None] = {}
-    for function in functions(shelf, package, LEAST, MOST):
+    for function in functions(shelf, package, SHORTEST, LONGEST):
         doc = doc_of(ast.get_docstring(function.node) or "")
         documented = doc.summary and (doc.parameters or doc.returns or doc.raises)
         if documented and not function.name.startswith("_"):

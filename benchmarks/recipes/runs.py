@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import keyword
 import tokenize
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.quality.replays import replay_batched
+from benchmarks.quality.runs import Counts as QualityCounts
 from benchmarks.recipes.groups import Output, Task
 from gpu_align import DrafterConfig, RecipePack, Recipes, Source
 from gpu_align.policies import EarlierResponses, PromptLookup, SuffixDecoding
@@ -167,92 +167,46 @@ def records_of(outputs: Sequence[Output]) -> list[Record]:
     ]
 
 
-@dataclass
-class Counts:
-    """Sums over records."""
-
-    records: int = 0
-    output_tokens: int = 0
-    steps: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    accepted_from: Counter[str] = field(default_factory=Counter)
-    rejected_from: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, pairs: Iterable[PairResult]) -> Counts:
-        """The sums of these results."""
-        counts = cls()
-        for pair in pairs:
-            counts.records += 1
-            counts.output_tokens += pair.output_tokens
-            counts.steps += pair.steps
-            counts.accepted += pair.accepted
-            counts.rejected += pair.rejected
-            for source, wrong in pair.rejected_from.items():
-                counts.rejected_from[Source(source).name.lower()] += wrong
-            for source in Source:
-                if source:
-                    counts.accepted_from[source.name.lower()] += int((pair.origins == source).sum())
-        return counts
-
-    def as_json(self) -> dict[str, Any]:
-        """Whole numbers alone."""
-        names = ("records", "output_tokens", "steps", "accepted", "rejected")
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        for name in ("accepted_from", "rejected_from"):
-            found[name] = {source: count for source, count in sorted(getattr(self, name).items()) if count}
-        return found
+def counts_of(pairs: Iterable[PairResult]) -> dict[str, Any]:
+    """Whole numbers: the sums over these results, accepted and rejected also by their source."""
+    found = QualityCounts.of(pairs := list(pairs)).as_json()
+    del found["rejected_from_prediction"]
+    accepted = {
+        source: sum(int((pair.origins == source).sum()) for pair in pairs) for source in Source if source
+    }
+    rejected = {source: sum(pair.rejected_from.get(source, 0) for pair in pairs) for source in Source}
+    for name, by_source in (("accepted_from", accepted), ("rejected_from", rejected)):
+        named = sorted((source.name.lower(), count) for source, count in by_source.items() if count)
+        found[name] = dict(named)
+    return found
 
 
-class Drafters(NamedTuple):
-    """Everything that drafts for one task, by name."""
-
-    ours: dict[str, Callable[[Sequence[Record]], list[PairResult]]]
-    peers: dict[str, Callable[[], TokenPredictor]]
+#: Replays the records with one drafter.
+Replay = Callable[[Sequence[Record]], list[PairResult]]
 
 
-def ours(recipes: Recipes | None, alone: bool = False) -> Callable[[Sequence[Record]], list[PairResult]]:
+def ours(recipes: Recipes | None, alone: bool = False) -> Replay:
     """A replay with our drafter; `alone`: it drafts from recipes and from nothing else."""
     config = DrafterConfig(use_context=not alone)
-
-    def run(records: Sequence[Record]) -> list[PairResult]:
-        return replay_batched(records, K, config, recipes=recipes, batch_size=BATCH_SIZE)
-
-    return run
+    return lambda records: replay_batched(records, K, config, recipes=recipes, batch_size=BATCH_SIZE)
 
 
-def drafters(base: Recipes, pack: Recipes, task: Task) -> Drafters:
+def peer(policy: TokenPredictor) -> Replay:
+    """The same with another drafter."""
+    return lambda records: [replay(policy, record, K) for record in records]
+
+
+def drafters(base: Recipes, pack: Recipes, task: Task) -> dict[str, Replay]:
     """Ours with and without the pack, and the peers; two of these know the samples as earlier responses."""
     earlier = EarlierResponses((t for g in task.groups for t in encode(g.samples)), DEPTH)
-    joined = Recipes.join({"task": pack, "base": base})
-    return Drafters(
-        {
-            "pack_alone": ours(pack, alone=True),
-            "drafter_with_pack": ours(pack),
-            "drafter_with_both": ours(joined),
-            "drafter_without_pack": ours(base),
-        },
-        {
-            "suffix_decoding": lambda: SuffixDecoding(1, DEPTH),
-            "suffix_decoding_4": lambda: SuffixDecoding(4, DEPTH),
-            "suffix_decoding_samples": lambda: SuffixDecoding(1, DEPTH, earlier=earlier),
-            "suffix_decoding_4_samples": lambda: SuffixDecoding(4, DEPTH, earlier=earlier),
-            "prompt_lookup": PromptLookup,
-        },
-    )
-
-
-def run_all(found: Drafters, records: Sequence[Record]) -> dict[str, list[PairResult]]:
-    """Every drafter's results, in the order of the records."""
-    results = {name: run(records) for name, run in found.ours.items()}
-    for name, make in found.peers.items():
-        policy = make()
-        results[name] = [replay(policy, record, K) for record in records]
-    return results
-
-
-def from_recipes(pair: PairResult) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """[L]: whether a token was drafted from a recipe and accepted."""
-    found: np.ndarray[Any, np.dtype[np.bool_]] = pair.origins == int(Source.RECIPE)
-    return found
+    return {
+        "pack_alone": ours(pack, alone=True),
+        "drafter_with_pack": ours(pack),
+        "drafter_with_both": ours(Recipes.join({"task": pack, "base": base})),
+        "drafter_without_pack": ours(base),
+        "suffix_decoding": peer(SuffixDecoding(1, DEPTH)),
+        "suffix_decoding_4": peer(SuffixDecoding(4, DEPTH)),
+        "suffix_decoding_samples": peer(SuffixDecoding(1, DEPTH, earlier=earlier)),
+        "suffix_decoding_4_samples": peer(SuffixDecoding(4, DEPTH, earlier=earlier)),
+        "prompt_lookup": peer(PromptLookup()),
+    }

@@ -41,7 +41,7 @@ from benchmarks.recipes.groups import (
 from benchmarks.recipes.main import learn, structure_of
 from benchmarks.recipes.packages import CLIENTS, CODE, Package, Shelf
 from benchmarks.recipes.runs import (
-    Counts,
+    counts_of,
     encode,
     merged,
     ours,
@@ -213,12 +213,12 @@ def test_a_pack_saves_steps_and_is_merged_with_the_misses_of_other_outputs() -> 
     pack = learn("city", task)
     records = records_of(task.outputs)
     recipes = pack.tokenize(encode, token_texts)
-    with_pack, without = (Counts.of(ours(r)(records)) for r in (recipes, None))
-    assert with_pack.steps < without.steps
-    assert with_pack.accepted_from["recipe"] > 0
+    with_pack, without = (counts_of(ours(r)(records)) for r in (recipes, None))
+    assert with_pack["steps"] < without["steps"]
+    assert with_pack["accepted_from"]["recipe"] > 0
     found = merged(pack, task.outputs)
     alone = ours(recipes, alone=True)(records)
-    assert Counts.of(alone).steps == found["learned"]["steps"]
+    assert counts_of(alone)["steps"] == found["learned"]["steps"]
     # Only the second output refutes a token, and only the first is replayed with what it taught.
     assert found["learned"]["rejected"] == found["merged"]["rejected"] == 1
     assert sum(refuted for _, refuted in found["evidence"].values()) == 1
