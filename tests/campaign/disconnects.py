@@ -60,7 +60,7 @@ def _worker():
     def telling(self, runner, output):
         observe(self, runner, output)
         used = self.drafter.prediction_stats.used_tokens
-        _tell("worker", len(self.slots.holders()), len(self.requests), used, len(runner.requests))
+        _tell("worker", len(self.slots), len(self.requests), used, len(runner.requests))
 
     ours.observe = telling
 

@@ -117,7 +117,7 @@ class V1Slots:
                 engine.rows.append(self.waiting.pop(0))
             else:
                 self.arrive()
-        before = {name: table.get(name) for name in table.holders()}
+        before = dict(table)
         prefilling = tuple(r for r in engine.rows if rng.random() < 0.05)
         engine.step(finished=gone, prefilling=prefilling)
         for name, draft in engine.drafts.items():
@@ -125,7 +125,7 @@ class V1Slots:
             self.kinds["drafts"] += bool(draft)
             if wrong:
                 yield name, f"foreign tokens {wrong} in its draft", False
-        holders = {table.get(name): self.requests[name] for name in table.holders()}
+        holders = {slot: self.requests[name] for name, slot in table.items()}
         if wrong := shared_wrongly(self.proposer.drafter, holders):
             yield "", wrong, False
         for name in gone:
@@ -153,11 +153,7 @@ class V1Slots:
         if wrong := request.foreign(map(int, numbers)):
             return f"foreign tokens {wrong} in its log"
         new = [token for step in log.steps for token in step.new]
-        if (log.request_id, log.prompt_tokens, new) != (
-            name,
-            len(request.prompt) if new else 0,
-            self.engine.written[name],
-        ):
+        if (log.request_id, log.prompt_tokens, new) != (name, len(request.prompt), self.engine.written[name]):
             return "its log is of another request"
         logged = log.usage()
         if logged != usage.as_dict():

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from vllm_integration.wire import reports
-from vllm_integration.worker.copies import StepCopies
-from vllm_integration.worker.draft_reporter import DraftReporter
+from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
 K = 16
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -61,9 +60,10 @@ class Device:
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         copy = StepCopies.copy
 
-        def noted(step: StepCopies, size: int, **tensors: torch.Tensor) -> None:
+        def noted(step: StepCopies, size: int, **tensors: torch.Tensor | None) -> None:
             for tensor in tensors.values():
-                self.run(self.names[id(tensor)])
+                if tensor is not None:
+                    self.run(self.names[id(tensor)])
             copy(step, size, **tensors)
 
         monkeypatch.setattr(StepCopies, "copy", noted)
@@ -136,7 +136,7 @@ def test_a_step_without_drafts_changes_nothing_of_that(device: Device) -> None:
 def test_the_host_reads_what_all_copies_of_a_step_have_written(device: Device, trims: bool) -> None:
     reporter = reporter_of(device)
     device.step(reporter, 1, trims=trims)
-    (copies,) = reporter.queue.in_flight
+    (copies,) = reporter.in_flight
     assert {f"{name} 1" for name in (*OURS, *(ENGINES if trims else ENGINES[:1]))} <= copies.event.before
 
 

@@ -21,8 +21,8 @@ from vllm_integration.config.settings import Settings, warn_of_unknown_names
 from vllm_integration.wire import request as wire
 from vllm_integration.wire.request import RequestContent
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
-from vllm_integration.worker.requests import RequestState, StopRule
-from vllm_integration.worker.step_log import DebugLog, open_log
+from vllm_integration.worker.requests import StopRule
+from vllm_integration.worker.step_log import DebugLog, LoggedRequest, open_log
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
 
@@ -33,13 +33,20 @@ def decode(ids: list[int]) -> str:
     return "".join("\n" if i == 7 else f"<{i}>" for i in ids)
 
 
-def state_of(num_steps: int) -> RequestState:
-    state = RequestState("r", RequestContent(np.array([5, 7, 6], np.int32)), StopRule(), prompt_len=2)
-    state.tokens = [1, 2, 5, 7, 6, 5, 7, 6][: 2 + 2 * num_steps]
-    state.steps = [
-        Step(i, 2 + 2 * i, "prediction", [5, 6], [0.5, 0.25], 4, 2, 1, [5 + i, 7]) for i in range(num_steps)
-    ]
-    return state
+class Followed:
+    """A request of a log, with so many steps."""
+
+    def __init__(self, log: DebugLog) -> None:
+        content = RequestContent(np.array([5, 7, 6], np.int32))
+        self.log, self.request = log, LoggedRequest("r", content, StopRule(), prompt_len=2)
+
+    def __call__(self, num_steps: int) -> None:
+        self.request.tokens = [1, 2, 5, 7, 6, 5, 7, 6][: 2 + 2 * num_steps]
+        self.request.steps = [
+            Step(i, 2 + 2 * i, "prediction", [5, 6], [0.5, 0.25], 4, 2, 1, [5 + i, 7])
+            for i in range(num_steps)
+        ]
+        self.log.follow(self.request)
 
 
 def read(directory: Path, name: str = "r") -> StepLog:
@@ -49,29 +56,29 @@ def read(directory: Path, name: str = "r") -> StepLog:
 @pytest.mark.parametrize("decoder", [decode, None], ids=["texts", "ids"])
 def test_a_file_grows_and_ends_as_one_that_was_written_at_the_end(tmp_path: Path, decoder: Any) -> None:
     live, whole = (
-        DebugLog(str(tmp_path / name), 4, decoder, live=name == "live") for name in ("live", "whole")
+        Followed(DebugLog(str(tmp_path / name), 4, decoder, live=name == "live"))
+        for name in ("live", "whole")
     )
     for num_steps in (1, 1, 2, 4):  # a step may be followed again, and one may have been missed
-        live.follow(state_of(num_steps))
-        whole.follow(state_of(num_steps))
+        live(num_steps)
+        whole(num_steps)
         found = read(tmp_path / "live")
         assert not found.finished
         assert [step.new for step in found.steps] == [[5 + i, 7] for i in range(num_steps)]
         assert (tmp_path / "live" / "r.yaml").stat().st_mode & 0o777 == 0o600
         assert list((tmp_path / "whole").iterdir()) == []
-    for log in (live, whole):
-        log.write(state_of(4))
+    for each in (live, whole):
+        each.log.write(each.request)
     assert (tmp_path / "live" / "r.yaml").read_bytes() == (tmp_path / "whole" / "r.yaml").read_bytes()
     assert read(tmp_path / "live") == replace(found, finished=True)
-    assert not live._live
 
 
 def test_what_was_written_outlives_a_killed_process(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        log = DebugLog(str(tmp_path), 4, decode, live=True)
+        follow = Followed(DebugLog(str(tmp_path), 4, decode, live=True))
         for num_steps in range(1, 4):
-            log.follow(state_of(num_steps))
+            follow(num_steps)
         os.kill(os.getpid(), signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
@@ -92,19 +99,19 @@ def test_an_earlier_file_a_link_and_a_cleared_directory(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     logs = tmp_path / "logs"
-    log = DebugLog(str(logs), 4, live=True)
+    follow = Followed(DebugLog(str(logs), 4, live=True))
     (logs / "r.yaml").symlink_to(victim)
-    log.follow(state_of(1))
+    follow(1)
     assert victim.read_text() == "mine"
     assert len(read(logs).steps) == 1
     (logs / "r.yaml").unlink()
-    log.follow(state_of(2))
+    follow(2)
     assert len(read(logs).steps) == 2
     (logs / "r.yaml").unlink()
     (logs / "r.yaml").symlink_to(victim)
-    log.follow(state_of(3))
+    follow(3)
     assert victim.read_text() == "mine"
-    assert not log.on
+    assert not follow.log.on
 
 
 def predicted(tokens: list[int]) -> Any:
@@ -173,10 +180,6 @@ def test_v2_writes_each_step_as_it_happens_and_asks_the_device_for_no_more(tmp_p
         assert log is not None
         log.add("r", RequestContent(np.arange(10, 40, dtype=np.int32)), 2, sampling())
         tokens, total_len = torch.zeros((4, 64), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-        states = SimpleNamespace(
-            all_token_ids=SimpleNamespace(gpu=tokens), total_len=SimpleNamespace(gpu=total_len)
-        )
-        batch = SimpleNamespace(req_ids=["r"], idx_mapping_np=np.array([3]), num_draft_tokens_per_req=[2])
         draft = SimpleNamespace(
             token_ids=torch.tensor([[12, 13, 0, 0]]),
             confidence=torch.tensor([[0.5, 0.25, 0.0, 0.0]]),
@@ -188,8 +191,8 @@ def test_v2_writes_each_step_as_it_happens_and_asks_the_device_for_no_more(tmp_p
             tokens[3, :12] = torch.tensor([7, 8, 10, 11, 12, 12, 13, 14, 0, 0, 0, 0])
             total_len[3] += sampled if step > 1 else 2 + sampled
             with Calls() as made:
-                log.settle(batch, torch.tensor([sampled], dtype=torch.int32), states)
-                log.proposed(batch, draft, 5)
+                log.settle(["r"], np.array([3]), [2], torch.tensor([sampled]).tolist(), total_len, tokens)
+                log.proposed(["r"], draft, 5)
             calls[str(live)] += made.names
             if live:
                 found = read(logs)
@@ -221,8 +224,7 @@ def test_live_without_a_directory_is_warned_of(
 
 
 def test_a_file_of_which_only_the_head_is_torn_is_refused(tmp_path: Path) -> None:
-    log = DebugLog(str(tmp_path), 4, live=True)
-    log.follow(state_of(1))
+    Followed(DebugLog(str(tmp_path), 4, live=True))(1)
     text = (tmp_path / "r.yaml").read_text()
     (tmp_path / "r.yaml").write_text(text[: text.index("steps:")])
     with pytest.raises(StepLogError, match="is the file whole"):
@@ -236,9 +238,6 @@ def test_a_request_that_returns_goes_on_in_its_log_without_the_drafts_that_it_lo
     content = RequestContent(np.arange(10, 40, dtype=np.int32))
     tokens = torch.tensor([[7, 8, 10, 11, 12, 13]] * 2, dtype=torch.int32)
     total_len = torch.zeros(2, dtype=torch.int32)
-    states = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=tokens), total_len=SimpleNamespace(gpu=total_len)
-    )
     draft = SimpleNamespace(
         token_ids=torch.tensor([[11, 12, 13, 14]]),
         confidence=torch.full((1, 4), 0.5),
@@ -249,12 +248,9 @@ def test_a_request_that_returns_goes_on_in_its_log_without_the_drafts_that_it_lo
         if sampled < 3:
             log.add("r", content, 2, sampling())
         total_len[row] = total
-        batch = SimpleNamespace(
-            req_ids=["r"], idx_mapping_np=np.array([row]), num_draft_tokens_per_req=[4 if row else 0]
-        )
-        log.settle(batch, torch.tensor([sampled]), states)
+        log.settle(["r"], [row], [4 if row else 0], [sampled], total_len, tokens)
         if not row:
-            log.proposed(batch, draft, 5)
+            log.proposed(["r"], draft, 5)
     log.finish(["r"])
     found = read(tmp_path)
     assert found.finished

@@ -54,7 +54,7 @@ def test_only_requests_with_a_prediction_are_drafted_for() -> None:
     engine.step()
     assert engine.drafts == {"plain": [], "mine": [6, 7, 8], "pooling": []}
     assert list(engine.usage) == ["mine"]
-    assert ours.slots.holders() == ["mine"]
+    assert list(ours.slots) == ["mine"]
 
 
 def test_drafting_without_a_prediction_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_drafting_without_a_prediction_is_a_setting(monkeypatch: pytest.MonkeyPa
     engine = FakeEngine(ours)
     engine.submit("plain", [1], [5, 6, 7, 8], sampling())
     engine.step()
-    assert ours.slots.holders() == ["plain"]
+    assert list(ours.slots) == ["plain"]
 
 
 def test_nothing_is_proposed_while_prefilling() -> None:
@@ -72,7 +72,7 @@ def test_nothing_is_proposed_while_prefilling() -> None:
     engine.submit("a", [1, 2], [5, 6, 7], predicted([5, 6, 7]))
     engine.step(prefilling=("a",))
     assert engine.drafts["a"] == []
-    assert ours.slots.holders() == []
+    assert list(ours.slots) == []
     engine.step()
     assert engine.drafts["a"] == [6, 7]
     assert ours.drafter.calls == [([0], [3], [1])]
@@ -91,11 +91,11 @@ def test_a_request_that_leaves_the_batch_is_rebuilt_when_it_returns() -> None:
     engine.drafts.clear()
     engine.submit("b", [3], [60, 61, 62], predicted([60, 61, 62]))
     engine.step()
-    assert ours.slots.holders() == ["b"]
+    assert list(ours.slots) == ["b"]
     assert engine.drafts["b"] == [61, 62]
     engine.rows[:] = ["a"]
     engine.step(finished=("b",), prefilling=("a",))
-    assert ours.slots.holders() == []
+    assert list(ours.slots) == []
     engine.step()
     assert engine.drafts["a"] == [token + 1 for token in before]
     usage = engine.usage["a"]

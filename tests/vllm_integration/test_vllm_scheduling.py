@@ -17,8 +17,7 @@ from vllm_integration.wire import reports
 from vllm_integration.wire.reports import DraftReport, survival_levels
 from vllm_integration.wire.steps import HEADER, decode
 from vllm_integration.worker import draft_reporter
-from vllm_integration.worker.copies import StepCopies
-from vllm_integration.worker.draft_reporter import DraftReporter
+from vllm_integration.worker.draft_reporter import DraftReporter, StepCopies
 
 K = 16
 pytestmark = pytest.mark.usefixtures("plugin_on")

@@ -15,20 +15,8 @@ from gpu_align.step_log import Step
 from vllm_integration.config.settings import Settings, drafts_without_prediction
 from vllm_integration.frontend.usage import RequestUsage
 from vllm_integration.wire.request import RequestContent
-from vllm_integration.worker.requests import RequestState, SlotTable, StopRule
-from vllm_integration.worker.step_log import DebugLog, safe_name
-
-
-def test_slots_are_given_smallest_first_and_only_once() -> None:
-    table = SlotTable(3)
-    assert [table.acquire(name) for name in "abc"] == [0, 1, 2]
-    with pytest.raises(IndexError):
-        table.acquire("d")
-    assert table.release("b") == 1
-    assert table.release("b") is None
-    assert table.acquire("d") == 1
-    assert table.holders() == ["a", "c", "d"]
-    assert [table.get(name) for name in "abcd"] == [0, None, 2, 1]
+from vllm_integration.worker.requests import StopRule
+from vllm_integration.worker.step_log import DebugLog, LoggedRequest, safe_name
 
 
 def test_usage_counts_by_source() -> None:
@@ -52,26 +40,35 @@ def test_usage_counts_by_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampled", "before", "kept", "ends"),
+    ("sampled", "before", "kept", "ends", "room"),
     [
-        ([1, 2, 3], 0, 3, False),
-        ([1, 9, 3], 0, 2, True),
-        ([9], 0, 1, True),
-        ([1, 2, 3], 8, 2, True),
-        ([1, 2], 8, 2, True),
-        ([1, 2, 9], 8, 2, True),
-        ([1], 10, 0, True),
+        ([1, 2, 3], 0, 3, False, 4),
+        ([1, 2, 3], 3, 3, False, 3),
+        ([1, 2, 3], 6, 3, False, 0),
+        ([1, 9, 3], 0, 2, True, 0),
+        ([9], 0, 1, True, 0),
+        ([1, 2, 3], 8, 2, True, 0),
+        ([1, 2], 8, 2, True, 0),
+        ([1, 2, 9], 8, 2, True, 0),
+        ([1], 10, 0, True, 0),
     ],
 )
-def test_tokens_after_the_end_do_not_count(sampled: list[int], before: int, kept: int, ends: bool) -> None:
+def test_tokens_after_the_end_do_not_count(
+    sampled: list[int], before: int, kept: int, ends: bool, room: int
+) -> None:
     rule = StopRule(frozenset({9}), max_tokens=10)
     assert rule.kept(sampled, before) == kept
-    assert rule.ends(sampled[:kept], before) is ends
-    state = RequestState("r", RequestContent(np.zeros(0, np.int32)), rule, prompt_len=5)
-    state.settle(sampled, 5 + before + len(sampled))
-    assert state.ended is ends
+    request = LoggedRequest("r", RequestContent(), rule, prompt_len=5)
+    request.record(sampled, 0, 5 + before)
+    assert (request.ended, len(request.steps[0].new)) == (ends, kept)
+    request.record([1], 0, 5 + before + len(sampled))
+    assert len(request.steps) == 2 - ends
+    assert rule.room(sampled, before + len(sampled), 4) == room
+    assert rule._replace(min_tokens=7).room(sampled, before + len(sampled), 4) == min(
+        room, max(0, 6 - before - len(sampled)) if before + len(sampled) < 7 else room
+    )
     assert StopRule().kept(sampled, before) == len(sampled)
-    assert StopRule().ends(sampled, before) is False
+    assert StopRule().room(sampled, before, 4) == 4
 
 
 def test_settings_from_the_environment() -> None:
@@ -202,7 +199,7 @@ def test_a_request_id_never_leaves_the_directory(req_id: str, tmp_path: Path) ->
 
 
 def write(log: DebugLog) -> None:
-    state = RequestState("r", RequestContent(np.array([2, 0, 2], np.int32)), StopRule(), prompt_len=5)
+    state = LoggedRequest("r", RequestContent(np.array([2, 0, 2], np.int32)), StopRule(), prompt_len=5)
     state.steps = [Step(0, 5, "prediction", [1, 2], [0.5, 0.25], 40, 2, 1, [1, 7], 0, 0)]
     state.tokens = [9, 9, 9, 9, 3, 1, 7]
     log.write(state)

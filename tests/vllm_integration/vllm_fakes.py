@@ -23,11 +23,18 @@ class FakeDrafter:
     """`gpu_align.Drafter`'s contract with the simplest policy: continue after the last longest suffix match
     in the prediction, from its start before anything is generated. It checks what it is given."""
 
-    def __init__(self, proposer: Any, max_slots: int, **_: Any) -> None:
-        self.sizes = (max_slots, proposer.max_context_len)
-        self.max_prediction_len = proposer.capacity
-        self.K = proposer.num_draft_tokens
-        self.vocab_size = proposer.vocab_size
+    def __init__(
+        self,
+        *,
+        max_slots: int,
+        max_context_len: int,
+        max_prediction_len: int,
+        num_draft_tokens: int,
+        vocab_size: int,
+        **_: Any,
+    ) -> None:
+        self.sizes = (max_slots, max_context_len)
+        self.max_prediction_len, self.K, self.vocab_size = max_prediction_len, num_draft_tokens, vocab_size
         self.slots: dict[int, tuple[list[int], int]] = {}
         self.calls: list[tuple[list[int], list[int], list[int]]] = []
 
@@ -280,4 +287,4 @@ def v1_alone(monkeypatch: Any, *, fake: bool = True) -> None:
     monkeypatch.setattr(proposer_v1, "install", lambda group: "")
     monkeypatch.setattr(proposer_v1, "watch", lambda: None)
     if fake:
-        monkeypatch.setattr(request_drafter, "make_drafter", FakeDrafter)
+        monkeypatch.setattr(request_drafter, "Drafter", FakeDrafter)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,51 @@ import torch
 
 from ..seams.install import DraftingGuard, off_reason
 from ..wire.reports import DraftReport, Ints, StepDrafts, attach, survival_levels
-from .copies import CopyQueue, EngineStream, SideStream, StepCopies
+from .miss_log import MissLog
 
 #: Steps whose copies may be under way at once, beyond the batches that the engine has in flight.
 _SPARE = 3
+
+
+class StepCopies:
+    """Pinned host memory for what one step copies, and the event after which it is there; None without CUDA,
+    where a copy has ended when it returns.
+
+    columns: name → [max_reqs, …] on the host. req_ids: of the step; its first rows are theirs. rows: [B] their
+    rows in `total_len`. copied: the columns of the step.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+    ) -> None:
+        is_cuda = device.type == "cuda"
+        self.event: Any = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        self.columns = {
+            name: torch.zeros(shape, dtype=dtype, pin_memory=is_cuda)
+            for name, (shape, dtype) in columns.items()
+        }
+        self.step = 0
+        self.req_ids: Sequence[str] = ()
+        self.rows: Ints = np.zeros(0, dtype=np.int64)
+        self.copied: set[str] = set()
+
+    def copy(self, size: int, **device: torch.Tensor | None) -> None:
+        """Start to copy the first `size` rows of each tensor that there is into the column of its name."""
+        for name, tensor in device.items():
+            if tensor is not None:
+                self.columns[name][:size].copy_(tensor[:size], non_blocking=True)
+                self.copied.add(name)
+
+    def host(self, name: str) -> Any:
+        """[B, …] what a column has of the requests of the step, a view."""
+        return self.columns[name][: len(self.req_ids)].numpy()
+
+    def arrived(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
 
 
 class DraftReporter:
@@ -27,8 +69,8 @@ class DraftReporter:
         step = reporter.step                             # after propose
         reporter.attach(output, step)                    # when the output leaves the worker
 
-    max_reqs, num_draft_tokens: sizes of a batch. device: where the drafts are.
-    batches_in_flight: how many steps the engine may have started and not finished.
+    max_reqs, num_draft_tokens: sizes of a batch. device: where the drafts are. batches_in_flight: how many
+    steps the engine may have started and not finished. misses: the log that gets steps with `tails`.
 
     `attach` adds what has arrived by then of this step, and all of earlier ones, with its age in steps. The copies
     of step t − 1 have been under way since before step t began, so it waits for them, in general for nothing: the
@@ -37,25 +79,39 @@ class DraftReporter:
     """
 
     def __init__(
-        self, max_reqs: int, num_draft_tokens: int, device: torch.device, batches_in_flight: int = 1
+        self,
+        max_reqs: int,
+        num_draft_tokens: int,
+        device: torch.device,
+        batches_in_flight: int = 1,
+        misses: MissLog | None = None,
     ) -> None:
-        device = torch.device(device)
-        self._stream = (SideStream if device.type == "cuda" else EngineStream)(device)
-        columns = {
+        columns: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "length": ((max_reqs,), torch.int32),
             "source": ((max_reqs,), torch.int8),
             "confidence": ((max_reqs, num_draft_tokens), torch.float32),
             "total_len": ((max_reqs,), torch.int32),
             "query_ends": ((max_reqs + 1,), torch.int32),
         }
-        self.queue = CopyQueue(columns, batches_in_flight + _SPARE, self._stream)
+        if misses is not None:
+            columns["token_ids"] = ((max_reqs, num_draft_tokens), torch.int64)
+            columns["tails"] = ((max_reqs, misses.tail_len), torch.int32)
         self.step = 0
-        self._lock = threading.Lock()
+        self.free = [StepCopies(columns, device) for _ in range(batches_in_flight + _SPARE)]
+        self.in_flight: deque[StepCopies] = deque()  # the oldest first
+        self._misses, self._device, self._lock = misses, device, threading.Lock()
+        self._side: Any = None
+        if device.type == "cuda":
+            self._side, self._drafted = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        #: Behind the last copies that the engine's stream has not waited for.
+        self._copied: Any = None
 
     def begin_step(self) -> None:
         """The next step begins; it has no drafts yet. The drafter may be launched."""
         self.step += 1
-        self._stream.wait()
+        if self._copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+            self._copied = None
 
     def copy(
         self,
@@ -64,26 +120,47 @@ class DraftReporter:
         draft: Any,
         total_len: torch.Tensor,
         query_ends: torch.Tensor | None = None,
+        tails: torch.Tensor | None = None,
     ) -> None:
         """Start the copy of this step's drafts, in the order of `req_ids`; all but `rows` is on the device.
 
         rows: [B] their rows in `total_len` [max_reqs] int32. query_ends: [B + 1] int32, 0 and where each request's
-        verified positions end (its drafts and one more), if the device has trimmed drafts.
+        verified positions end (its drafts and one more), if the device has trimmed drafts. tails: see `MissLog`.
 
         Where every buffer is in use, the oldest copy that has arrived gives its buffer up (on ranks whose outputs
         are not used nobody asks for any); if there is none, this step is not reported.
         """
         with self._lock:
-            step = self.queue.begin(self.step, req_ids)
-            if step is None:
+            if not self.free and self.in_flight[0].arrived():
+                self._release()
+            if not self.free:
                 return
-            step.rows, step.trims = rows, query_ends is not None
+            size, step = len(req_ids), self.free.pop()
+            step.step, step.req_ids, step.rows, step.copied = self.step, req_ids, rows, set()
+            self.in_flight.append(step)
             # The engine overwrites these, or frees them, before the drafter is launched again.
             step.copy(len(total_len), total_len=total_len)
-            if query_ends is not None:
-                step.copy(len(req_ids) + 1, query_ends=query_ends)
-            with self._stream.copies_behind(step.event):
-                step.copy(len(req_ids), length=draft.length, source=draft.source, confidence=draft.confidence)
+            step.copy(size + 1, query_ends=query_ends)
+            step.copy(size, tails=tails, token_ids=None if tails is None else draft.token_ids)
+            with self._beside_the_engine(step.event):
+                step.copy(size, length=draft.length, source=draft.source, confidence=draft.confidence)
+
+    @contextmanager
+    def _beside_the_engine(self, event: Any) -> Iterator[None]:
+        """A `with` block whose copies begin after the engine's work so far, on a stream of their own, so that the
+        engine's goes on without them; `event` is recorded behind them."""
+        if self._side is None:
+            yield
+            return
+        self._drafted.record(torch.cuda.current_stream(self._device))
+        self._side.wait_event(self._drafted)
+        with torch.cuda.stream(self._side):
+            yield
+        event.record(self._side)
+        self._copied = event
+
+    def _release(self) -> None:
+        self.free.append(self.in_flight.popleft())
 
     def attach(self, model_runner_output: Any, step: int, refused: Mapping[str, str] | None = None) -> None:
         """Attach to the output of `step` what has arrived from it or from earlier ones."""
@@ -95,17 +172,22 @@ class DraftReporter:
         drafts: list[StepDrafts] = []
         trimmed: dict[str, int] = {}
         with self._lock:
-            while self.queue.in_flight and (step := self.queue.in_flight[0]).step <= now:
-                if step.step < now or step.trims:
+            while self.in_flight and (step := self.in_flight[0]).step <= now:
+                trims = "query_ends" in step.copied
+                if step.step < now or trims:
                     step.wait()
                 if not step.arrived():
                     break
                 drafts.append(_read(step, now))
-                if step.step == now and step.trims:
+                if step.step == now and trims:
                     # A request has one verified position more than drafts.
                     widths = np.diff(step.columns["query_ends"][: len(step.req_ids) + 1].numpy()) - 1
                     trimmed = dict(zip(step.req_ids, widths.tolist(), strict=True))
-                self.queue.release()
+                if self._misses is not None and "tails" in step.copied:
+                    made = drafts[-1]
+                    more = map(step.host, ("token_ids", "tails"))
+                    self._misses.take(step.req_ids, made.position, made.source, made.length, *more)
+                self._release()
         return drafts, trimmed
 
 

@@ -29,10 +29,8 @@ from gpu_align.recipes.pack import MAX_BYTES, Miss, line_of, write_at_once
 
 from ..config.settings import Settings
 from ..seams.install import Guard, guarded
-from .copies import CopyQueue, EngineStream
-from .startup import make_private
+from .startup import WorkerLog, logs_here
 
-_COUNTS = "counts no recipe misses"
 #: Seconds between two writes of the file, and seconds without a count after which it is written at once. vLLM may
 #: end a worker without warning, so this is also what can be lost.
 EVERY, IDLE = 30.0, 1.0
@@ -44,8 +42,6 @@ _PORTION, _PAUSE = 50, 0.002
 ACCEPTED_OF = 8
 #: Requests that are followed; the oldest are forgotten.
 _MAX_REQUESTS = 4096
-#: Steps whose copies may be under way at once.
-_IN_FLIGHT = 4
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -60,43 +56,35 @@ class _FollowedMisses:
     position: int = 0
 
 
-class MissLog:
-    """Compares each draft of recipe tokens with what the model then wrote. Whatever fails turns the log off, with
-    one ERROR line, and nothing else. A thread appends to the file now and then. A draft is right
-    as far as it is what the model wrote, whether or not the engine verified all of it.
+class MissLog(WorkerLog):
+    """Compares each draft of recipe tokens with what the model then wrote: it is right as far as it is that,
+    whether or not the engine verified all of it. A thread appends to the file now and then.
 
-    path: the file. misses: counts of this process. recipes: of the drafter. num_draft_tokens: K.
+    path: the file. misses: counts of this process. recipes: of the drafter. num_draft_tokens: K. device: of the
+    tensors that `tails_of` is given.
     """
 
-    def __init__(self, path: Path, misses: Misses, recipes: Recipes, num_draft_tokens: int) -> None:
+    def __init__(
+        self, path: Path, misses: Misses, recipes: Recipes, num_draft_tokens: int, device: Any = "cpu"
+    ) -> None:
         self._path, self._misses, self._recipes = path, misses, recipes
         #: What was counted since the last write.
         self._new = self._none()
         #: Tokens of a request's end that `take` wants: those before a draft, and what a step can write.
         self.tail_len = _BEFORE + num_draft_tokens + 1
+        self._back = torch.arange(-self.tail_len, 0, device=device)
         self._requests: OrderedDict[str, _FollowedMisses] = OrderedDict()
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self._drafts = 0
-        self._guard = Guard(
-            f"any more (GPU_ALIGN_RECIPE_MISSES={str(path.parent)!r})",
-            spared=(OSError,),
-            then=self._requests.clear,
+        super().__init__(
+            "GPU_ALIGN_RECIPE_MISSES", path.parent, "counts no recipe misses", then=self._requests.clear
         )
         self.run(self._open)
         if self.on:
             threading.Thread(target=self._keep_writing, name="gpu_align-misses", daemon=True).start()
         # vLLM's workers are children of multiprocessing, which do not run what `atexit` knows.
         util.Finalize(None, self.close, exitpriority=10)
-
-    @property
-    def on(self) -> bool:
-        """Whether the log has not failed."""
-        return not self._guard.has_ended(_COUNTS)
-
-    def run(self, step: Callable[..., Any], *args: Any) -> None:
-        """`step(*args)`, a step of the log; nothing once the log is off."""
-        self._guard.run(_COUNTS, step, *args)
 
     def add(self, req_id: str, prompt_len: int) -> None:
         """A request that is drafted for arrives, or returns."""
@@ -111,6 +99,11 @@ class MissLog:
             self._requests.pop(req_id, None)
 
     @guarded
+    def tails_of(self, token_ids: torch.Tensor, total_len: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """[B, tail_len] the last tokens of these rows; of shorter ones anything first. None if the log is off."""
+        return token_ids[rows[:, None], (total_len[rows][:, None] + self._back).clamp_(min=0)]
+
+    @guarded
     def take(
         self,
         req_ids: Sequence[str],
@@ -123,8 +116,7 @@ class MissLog:
         """One step of B requests.
 
         total_len: [B] tokens of each, with those that the step sampled. source, length, token_ids: [B], [B],
-        [B, K] the drafts made behind them. tails: [B, tail_len] the last tokens of each; of shorter ones anything
-        first.
+        [B, K] the drafts made behind them. tails: of `tails_of`.
         """
         drafts = np.where(source == int(Source.RECIPE), length, 0).tolist()
         for row, (req_id, total, drafted) in enumerate(zip(req_ids, total_len.tolist(), drafts, strict=True)):
@@ -152,7 +144,6 @@ class MissLog:
             seen = self._drafts
 
     def _open(self) -> None:
-        make_private("GPU_ALIGN_RECIPE_MISSES", self._path.parent)
         if not os.access(self._path.parent, os.W_OK):
             raise PermissionError(f"cannot write to {self._path.parent}")
 
@@ -203,71 +194,25 @@ class MissLog:
             self._closed.wait(_PAUSE)
 
 
-class MissCopies:
-    """A `MissLog` on the V2 runner: what it compares is copied to the host behind each step, and never waited for.
-
-    A step that finds all buffers in use is left out; the log then compares with the next one.
-    """
-
-    def __init__(self, log: MissLog, max_reqs: int, num_draft_tokens: int, device: torch.device) -> None:
-        self.log = log
-        self.add, self.finish = log.add, log.finish
-        self._back = torch.arange(-log.tail_len, 0, device=device)
-        self._stream = EngineStream(device)
-        columns = {
-            "total_len": ((max_reqs,), torch.int32),
-            "source": ((max_reqs,), torch.int8),
-            "length": ((max_reqs,), torch.int32),
-            "token_ids": ((max_reqs, num_draft_tokens), torch.int64),
-            "tails": ((max_reqs, log.tail_len), torch.int32),
-        }
-        self.queue = CopyQueue(columns, _IN_FLIGHT, self._stream)
-
-    def copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
-        """Behind the drafter. rows: [B] on the device."""
-        self.log.run(self._copy, req_ids, rows, draft, req_states)
-
-    def _copy(self, req_ids: Sequence[str], rows: torch.Tensor, draft: Any, req_states: Any) -> None:
-        while self.queue.in_flight and (oldest := self.queue.in_flight[0]).arrived():
-            self.log.take(oldest.req_ids, *map(oldest.host, oldest.columns))
-            self.queue.release()
-        step = self.queue.begin(0, list(req_ids))
-        if step is None:
-            return
-        total_len = req_states.total_len.gpu[rows]
-        at = (total_len[:, None] + self._back).clamp_(min=0)
-        tails = req_states.all_token_ids.gpu[rows[:, None], at]
-        with self._stream.copies_behind(step.event):
-            step.copy(
-                len(step.req_ids),
-                total_len=total_len,
-                source=draft.source,
-                length=draft.length,
-                token_ids=draft.token_ids,
-                tails=tails,
-            )
-
-
 def open_miss_log(
-    settings: Settings, recipes: Recipes | None, num_draft_tokens: int, vllm_config: Any
+    settings: Settings,
+    recipes: Recipes | None,
+    num_draft_tokens: int,
+    vllm_config: Any,
+    device: Any = "cpu",
 ) -> MissLog | None:
-    """The log where `GPU_ALIGN_RECIPE_MISSES` asks for one and there are recipes. Tensor-parallel ranks draft the
-    same; the first one counts."""
-    parallel = vllm_config.parallel_config
-    if not settings.recipe_misses or recipes is None:
+    """The log where `GPU_ALIGN_RECIPE_MISSES` asks for one and there are recipes."""
+    directory, shapes_only = settings.recipe_misses, settings.recipe_misses_shapes
+    if not directory or recipes is None or not logs_here(vllm_config):
         return None
-    if int(parallel.rank) % int(parallel.tensor_parallel_size):
-        return None
-    directory = settings.recipe_misses
 
     def make() -> MissLog:
         path = Path(directory) / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.misses.json"
-        misses = Misses(
-            tokenizer=_fingerprint(vllm_config.model_config), shapes_only=settings.recipe_misses_shapes
-        )
-        return MissLog(path, misses, recipes, num_draft_tokens)
+        misses = Misses(tokenizer=_fingerprint(vllm_config.model_config), shapes_only=shapes_only)
+        return MissLog(path, misses, recipes, num_draft_tokens, device)
 
-    log: MissLog | None = Guard(f"(GPU_ALIGN_RECIPE_MISSES={directory!r})").run(_COUNTS, make)
+    told = Guard(f"(GPU_ALIGN_RECIPE_MISSES={directory!r})")
+    log: MissLog | None = told.run("counts no recipe misses", make)
     return log if log is not None and log.on else None
 
 

@@ -8,7 +8,8 @@ V1 tells a custom class neither which requests its rows are nor when they end; t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_align.step_log import SOURCES
-
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
-from .request_drafter import DRAFTING, RequestDrafter
-from .requests import Proposal, RequestState, SlotTable, proposals_of, stop_rule, take_refusals
+from ..wire.request import RequestContent
+from .request_drafter import DRAFTING, RequestDrafter, ours
+from .requests import StopRule, stop_rule, take_refusals
 from .sampling_v1 import without_drafts
+
+
+@dataclass
+class _Request:
+    """synced: tokens of it that its slot's row holds."""
+
+    content: RequestContent
+    stop: StopRule
+    prompt_len: int
+    synced: int = 0
 
 
 class PredictedOutputsProposer(RequestDrafter):
@@ -39,8 +49,10 @@ class PredictedOutputsProposer(RequestDrafter):
         max_context_len = int(vllm_config.model_config.max_model_len)
         super().__init__(vllm_config, max_context_len, DraftingGuard(then=self._forget))
         max_slots = int(vllm_config.scheduler_config.max_num_seqs)
-        self.slots = SlotTable(max_slots)
-        self.requests: dict[str, RequestState] = {}
+        self.requests: dict[str, _Request] = {}
+        #: Of requests in the batch that have sampled a token.
+        self.slots: dict[str, int] = {}
+        self._free = list(range(max_slots))[::-1]
         self.token_ids = torch.zeros((max_slots, max_context_len), dtype=torch.int32)
         self.total_len = torch.zeros(max_slots, dtype=torch.int32)
         self._token_rows = self.token_ids.numpy()
@@ -49,7 +61,7 @@ class PredictedOutputsProposer(RequestDrafter):
         self._scheduled: dict[str, list[int]] = {}
         self._drafts: list[StepDrafts] = []
         try:
-            self.make(vllm_config, max_slots, device="cpu")
+            self.make(vllm_config, max_slots, "cpu")
         except Exception as error:
             self.guard.fail(DRAFTING, error)
 
@@ -86,44 +98,37 @@ class PredictedOutputsProposer(RequestDrafter):
         forward pass, and also when nothing is scheduled."""
         self._batch = runner.input_batch
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
-        for req_id in scheduler_output.finished_req_ids:
-            self._finish(req_id)
+        self._finish(scheduler_output.finished_req_ids)
         for new in scheduler_output.scheduled_new_reqs:
             self._admit(new.req_id, new.sampling_params)
         # Preempted, or not scheduled this step: the slot is worth more to somebody else, and a draft can
         # be rebuilt from the tokens whenever the request returns.
-        for req_id in self.slots.holders():
-            if req_id not in self._batch.req_id_to_index:
-                self._release(req_id)
+        for req_id in self.slots.keys() - self._batch.req_id_to_index.keys():
+            self._release(req_id)
 
-    def _admit(self, req_id: str, sampling_params: Any) -> None:
+    def _admit(self, req_id: str, params: Any) -> None:
         if req_id in self.requests:  # a streaming-input request is sent again with a longer prompt
-            self._finish(req_id)
-        if sampling_params is None or without_drafts(sampling_params):
+            self._finish([req_id])
+        if params is None or without_drafts(params):
             return
-        content = self.open(req_id, sampling_params)
+        content = self.open(req_id, params)
         if content is not None:
-            stop = stop_rule(sampling_params)
-            self.requests[req_id] = RequestState(req_id, content, stop)
+            prompt_len = int(self._batch.num_prompt_tokens[self._batch.req_id_to_index[req_id]])
+            self.requests[req_id] = _Request(content, stop_rule(params), prompt_len)
+            self.follow(req_id, content, prompt_len, params)
 
-    def _finish(self, req_id: str) -> None:
-        state = self.requests.pop(req_id, None)
-        if state is None:
-            return
-        self._release(req_id)
-        if self.miss_log is not None:
-            self.miss_log.finish([req_id])
-        if self.log is not None:
-            self.log.write(state)
+    def _finish(self, req_ids: Collection[str]) -> None:
+        for req_id in req_ids:
+            self._release(req_id)
+            self.requests.pop(req_id, None)
+        self.finish(req_ids)
 
     def _release(self, req_id: str) -> None:
-        slot = self.slots.release(req_id)
-        if slot is None:
-            return
-        self.drafter.remove(slot)
-        state = self.requests.get(req_id)
-        if state is not None:
-            state.synced = 0
+        slot = self.slots.pop(req_id, None)
+        if slot is not None:
+            self._free.append(slot)
+            self.requests[req_id].synced = 0
+            self.drafter.remove(slot)
 
     def _propose(
         self,
@@ -134,81 +139,71 @@ class PredictedOutputsProposer(RequestDrafter):
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if not self.requests:
             return drafts
-        rows: list[int] = []
-        states: list[RequestState] = []
+        num_sampled = list(map(len, sampled_token_ids))
+        if self.log is not None:
+            scheduled = (self._scheduled.get(req_id, ()) for req_id in self._batch.req_ids)
+            # −1 are placeholders that vLLM schedules to keep the batch uniform; nobody proposed them.
+            slots = [sum(token >= 0 for token in tokens) for tokens in scheduled]
+            rows = range(len(slots))
+            self.log.settle(self._batch.req_ids, rows, slots, num_sampled, num_tokens_no_spec, token_ids_cpu)
+        places: list[int] = []
         rooms: list[int] = []
         for row, (req_id, sampled) in enumerate(zip(self._batch.req_ids, sampled_token_ids, strict=True)):
-            state = self.requests.get(req_id)
-            if state is None or not sampled:
+            request = self.requests.get(req_id)
+            if request is None or not sampled:
                 continue
             total_len = int(num_tokens_no_spec[row])
-            state.prompt_len = int(self._batch.num_prompt_tokens[row])
-            if self.log is not None:
-                verified = self._scheduled.get(state.req_id, ())
-                before = token_ids_cpu[row, : total_len - len(sampled)].tolist
-                self.log.keep(state, before, sampled, verified, total_len)
-            state.settle(sampled, total_len)
-            room = state.room(total_len, self.num_draft_tokens, self.max_context_len)
-            if room and self._sync(state, token_ids_cpu[row], total_len):
-                rows.append(row)
-                states.append(state)
+            most = min(self.num_draft_tokens, self.max_context_len - total_len - 1)
+            room = request.stop.room(sampled, total_len - request.prompt_len, most)
+            if room and self._sync(req_id, request, token_ids_cpu[row], total_len):
+                places.append(row)
                 rooms.append(room)
-        if states:
-            num_sampled = [len(sampled_token_ids[row]) for row in rows]
-            proposals = self._draft(states, num_sampled, rooms)
-            for row, state, proposal in zip(rows, states, proposals, strict=True):
-                state.proposal = proposal
-                drafts[row] = proposal.token_ids
-            self._drafts = [_step_drafts(states, proposals)]
+        if places:
+            req_ids = [self._batch.req_ids[row] for row in places]
+            draft = self._draft(req_ids, [num_sampled[row] for row in places], rooms)
+            lengths = draft.length.tolist()
+            for row, length, token_ids in zip(places, lengths, draft.token_ids.tolist(), strict=True):
+                drafts[row] = token_ids[:length]
         return drafts
 
-    def _draft(self, states: list[RequestState], num_sampled: list[int], rooms: list[int]) -> list[Proposal]:
-        slots = torch.tensor([self.slots.get(state.req_id) for state in states], dtype=torch.int64)
+    def _draft(self, req_ids: list[str], num_sampled: list[int], rooms: list[int]) -> Any:
+        """The drafts of these requests, each cut to its room."""
+        slots = torch.tensor([self.slots[req_id] for req_id in req_ids], dtype=torch.int64)
         started = time.perf_counter_ns()
         draft = self.drafter.propose(
             self.token_ids, self.total_len, slots, torch.tensor(num_sampled, dtype=torch.int32)
         )
         duration_us = (time.perf_counter_ns() - started) // 1000
-        if self.miss_log is not None:
-            self.miss_log.run(self._compare, states, draft)
-        return proposals_of(draft, duration_us, rooms)
+        total_len = self.total_len[slots].numpy()
+        if (misses := self.miss_log) is not None:
+            tails = misses.tails_of(self.token_ids, self.total_len, slots)
+            columns = (draft.source, draft.length, draft.token_ids, tails)
+            misses.run(lambda: misses.take(req_ids, total_len, *(column.numpy() for column in columns)))
+        draft.length.clamp_(max=torch.tensor(rooms, dtype=torch.int32))
+        draft.source.mul_(draft.length > 0)
+        if self.log is not None:
+            self.log.proposed(req_ids, draft, duration_us)
+        lengths, sources = (np.array(column.tolist()) for column in (draft.length, draft.source))
+        survival = np.zeros((len(req_ids), 0), dtype=np.uint8)
+        self._drafts = [StepDrafts(req_ids, 0, total_len, lengths, sources, survival)]
+        return draft
 
-    def _compare(self, states: list[RequestState], draft: Any) -> None:
-        """Let the misses know what has been written, and what is drafted behind it."""
-        misses = self.miss_log
-        assert misses is not None
-        tails = np.zeros((len(states), misses.tail_len), dtype=np.int32)
-        for tail, state in zip(tails, states, strict=True):
-            misses.add(state.req_id, state.prompt_len)
-            end = state.synced
-            last = self._token_rows[self.slots.get(state.req_id), max(0, end - len(tail)) : end]
-            tail[len(tail) - len(last) :] = last
-        misses.take(
-            [state.req_id for state in states],
-            np.array([state.synced for state in states]),
-            draft.source.numpy(),
-            draft.length.numpy(),
-            draft.token_ids.numpy(),
-            tails,
-        )
-
-    def _sync(self, state: RequestState, row: npt.NDArray[np.int32], total_len: int) -> bool:
+    def _sync(self, req_id: str, request: _Request, row: npt.NDArray[np.int32], total_len: int) -> bool:
         """Bring the request's slot up to its tokens; False when the drafter refuses its prediction."""
-        slot = self.slots.get(state.req_id)
-        if slot is not None and total_len < state.synced:  # vLLM took tokens back (a failed KV transfer)
-            self._release(state.req_id)
-            slot = None
+        if total_len < request.synced:  # vLLM took tokens back (a failed KV transfer)
+            self._release(req_id)
+        slot = self.slots.get(req_id)
         if slot is None:
-            slot = self.slots.acquire(state.req_id)
-            held = self.add(slot, state.req_id, state.content, state.prompt_len)
+            slot = self._free[-1]
+            held = self.add(slot, req_id, request.content, request.prompt_len)
             if held is None:
-                self.slots.release(state.req_id)
-                del self.requests[state.req_id]
+                del self.requests[req_id]
                 return False
-            state.content = held
-        self._token_rows[slot, state.synced : total_len] = row[state.synced : total_len]
+            request.content = held
+            self.slots[req_id] = self._free.pop()
+        self._token_rows[slot, request.synced : total_len] = row[request.synced : total_len]
         self._lengths[slot] = total_len
-        state.synced = total_len
+        request.synced = total_len
         return True
 
     def _forget(self) -> None:
@@ -220,30 +215,13 @@ class PredictedOutputsProposer(RequestDrafter):
 PredictedOutputs = PredictedOutputsProposer
 
 
-def _step_drafts(states: list[RequestState], proposals: list[Proposal]) -> StepDrafts:
-    return StepDrafts(
-        [state.req_id for state in states],
-        0,
-        np.array([state.synced for state in states]),
-        np.array([len(proposal.token_ids) for proposal in proposals]),
-        np.array([SOURCES.index(proposal.source) for proposal in proposals]),
-        np.zeros((len(states), 0), dtype=np.uint8),
-    )
-
-
-def _ours(runner: Any) -> PredictedOutputsProposer | None:
-    drafter = getattr(runner, "drafter", None)
-    return drafter if isinstance(drafter, PredictedOutputsProposer) else None
-
-
 @seam("v1._update_states")
 def update_states(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """`GPUModelRunner._update_states`, after which our proposer looks at the result."""
     result = original(self, scheduler_output, *args, **kwargs)
-    proposer = _ours(self)
-    if proposer is not None:
+    if (proposer := ours(self)) is not None:
         proposer.observe(self, scheduler_output)
     return result
 
@@ -256,4 +234,4 @@ def input_fits_in_drafter(
     cut at `max_model_len` request by request. Where K more tokens do not fit for one, the original has all
     verify K zeros."""
     fits = original(self, common_attn_metadata, *args, **kwargs)
-    return bool(fits) if _ours(self) is None else common_attn_metadata is not None
+    return bool(fits) if ours(self) is None else common_attn_metadata is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -36,21 +36,6 @@ def _tell_of_no_room() -> None:
 DRAFTING = "drafting failed"
 
 
-def make_drafter(proposer: RequestDrafter, max_slots: int, **where: Any) -> Drafter:
-    """where: the device, and what else the model runners want differently."""
-    return Drafter(
-        max_slots=max_slots,
-        max_context_len=proposer.max_context_len,
-        max_prediction_len=proposer.capacity,
-        num_draft_tokens=proposer.num_draft_tokens,
-        vocab_size=proposer.vocab_size,
-        config=drafter_config(proposer.settings.survival_table, proposer.settings.min_match),
-        recipes=proposer.recipes,
-        max_prediction_tokens=proposer.settings.prediction_room(max_slots, proposer.capacity),
-        **where,
-    )
-
-
 class RequestDrafter:
     """A worker's drafter, and the requests that it is given. A `GPU_ALIGN_*` variable that cannot be read is
     a `ValueError`; whatever else fails turns drafting off, with one ERROR line; but see `DraftingGuard`."""
@@ -67,14 +52,25 @@ class RequestDrafter:
         self.log: DebugLog | None = None
         self.miss_log: MissLog | None = None
 
-    def make(self, vllm_config: Any, max_slots: int, **where: Any) -> None:
-        """Make what only drafting needs; a server where that fails serves without drafts. where: see
-        `make_drafter`."""
-        self.recipes = load_recipes(self.settings, vllm_config)
+    def make(self, vllm_config: Any, max_slots: int, device: Any, **more: Any) -> None:
+        """Make what only drafting needs; a server where that fails serves without drafts. more: of the drafter."""
+        settings, K = self.settings, self.num_draft_tokens
+        self.recipes = load_recipes(settings, vllm_config)
         with compiling("the drafter's step"):
-            self.drafter = make_drafter(self, max_slots, **where)
-        self.log = open_log(self.settings, self.num_draft_tokens, vllm_config, self.explainer_of)
-        self.miss_log = open_miss_log(self.settings, self.recipes, self.num_draft_tokens, vllm_config)
+            self.drafter = Drafter(
+                max_slots=max_slots,
+                max_context_len=self.max_context_len,
+                max_prediction_len=self.capacity,
+                num_draft_tokens=K,
+                vocab_size=self.vocab_size,
+                device=device,
+                config=drafter_config(settings.survival_table, settings.min_match),
+                recipes=self.recipes,
+                max_prediction_tokens=settings.prediction_room(max_slots, self.capacity),
+                **more,
+            )
+        self.log = open_log(settings, K, vllm_config, self.explainer_of)
+        self.miss_log = open_miss_log(settings, self.recipes, K, vllm_config, device)
         if self.log is not None and off_reason() is None:
             with compiling("what the step log explains drafts with"):
                 self.log.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
@@ -120,6 +116,19 @@ class RequestDrafter:
             even_without=self.settings.draft_without_prediction,
         )
 
+    def follow(self, req_id: str, content: wire.RequestContent, prompt_len: int, params: Any) -> None:
+        """A request that is drafted for has come, or has returned: the logs follow it."""
+        if self.miss_log is not None:
+            self.miss_log.add(req_id, prompt_len)
+        if self.log is not None:
+            self.log.add(req_id, content, prompt_len, params)
+
+    def finish(self, req_ids: Collection[str]) -> None:
+        """These requests have finished."""
+        for log in (self.miss_log, self.log):
+            if log is not None:
+                log.finish(req_ids)
+
     def add(
         self, slot: int, req_id: str, content: wire.RequestContent, prompt_len: int
     ) -> wire.RequestContent | None:
@@ -159,9 +168,15 @@ class RequestDrafter:
         return content._replace(token_ids=content.token_ids[:0])
 
 
+def ours(runner: Any) -> Any:
+    """The drafter of either model runner, if it is ours."""
+    drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+    return drafter if isinstance(drafter, RequestDrafter) else None
+
+
 @seam("usage_v1.sample_tokens", "v2.sample_tokens")
 def sample_tokens(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner.sample_tokens` of either runner, whose output then tells the scheduler what was proposed."""
     output = original(self, *args, **kwargs)
-    ours = getattr(self, "speculator", None) or getattr(self, "drafter", None)
-    return ours.leaves(output) if isinstance(ours, RequestDrafter) and output is not None else output
+    drafter = ours(self)
+    return output if drafter is None or output is None else drafter.leaves(output)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from gpu_align.step_log import SOURCES, Step
-from gpu_align.tools.explain import Explainer, Explanation
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from ..seams.install import shown_id, shown_reason
 from ..wire import request as wire
-from ..wire.steps import count_verified
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -107,60 +101,9 @@ def _known(recipes: tuple[str, ...] | None, packs: Collection[str]) -> tuple[str
     return None if unknown else recipes
 
 
-class SlotTable:
-    """Request id → slot, 0 ≤ slot < max_slots, for requests that hold none; the smallest free slot is given
-    first."""
-
-    def __init__(self, max_slots: int) -> None:
-        self._slot_of: dict[str, int] = {}
-        self._free = list(range(max_slots))
-
-    def get(self, req_id: str) -> int | None:
-        return self._slot_of.get(req_id)
-
-    def acquire(self, req_id: str) -> int:
-        """Raises `IndexError` when no slot is free."""
-        slot = self._slot_of[req_id] = heapq.heappop(self._free)
-        return slot
-
-    def release(self, req_id: str) -> int | None:
-        """Take the slot back and return it; None when the request held none."""
-        slot = self._slot_of.pop(req_id, None)
-        if slot is not None:
-            heapq.heappush(self._free, slot)
-        return slot
-
-    def holders(self) -> list[str]:
-        """The requests that hold a slot, oldest first."""
-        return list(self._slot_of)
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Drafts handed to the engine, to be verified by the request's next step."""
-
-    token_ids: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    source: str = SOURCES[0]
-    duration_us: int = 0
-
-
-def proposals_of(draft: Any, duration_us: int, rooms: Sequence[int] | None = None) -> list[Proposal]:
-    """The drafts of a step, each cut to its room. Waits for the device."""
-    lengths = draft.length.tolist()
-    if rooms is not None:
-        lengths = list(map(min, lengths, rooms))
-    columns = (draft.token_ids.tolist(), draft.confidence.tolist(), draft.source.tolist())
-    return [
-        Proposal(token_ids[:length], confidence[:length], SOURCES[source if length else 0], duration_us)
-        for length, token_ids, confidence, source in zip(lengths, *columns, strict=True)
-    ]
-
-
-@dataclass(frozen=True)
-class StopRule:
-    """When the engine ends a request by its tokens, so that tokens sampled after the end are not counted.
-    (Stop strings are found by the front end: tokens that follow one are counted here.)
+class StopRule(NamedTuple):
+    """When the engine ends a request by its tokens: those sampled after the end are not counted, and no draft
+    reaches over it. (Stop strings are found by the front end: tokens that follow one are counted here.)
 
     min_tokens: the first token of the output that may be a stop token.
     """
@@ -178,96 +121,25 @@ class StopRule:
         return next(stops, kept - 1) + 1
 
     def ends(self, kept: list[int], output_len: int) -> bool:
-        """Whether the output is complete with `kept` appended to `output_len` tokens."""
-        if self.max_tokens is not None and output_len + len(kept) >= self.max_tokens:
+        """Whether the output is complete with `kept`, the last of its `output_len` tokens."""
+        if self.max_tokens is not None and output_len >= self.max_tokens:
             return True
         return bool(kept) and kept[-1] in self.stop_token_ids
 
-
-@dataclass
-class RequestState:
-    """One request: what it is drafted from, where it stands, and where a log keeps its steps, what they did.
-
-    prompt_len: known once the request has sampled a token. synced: tokens of it that its slot's row holds.
-    ended: it has met a stop token or `max_tokens`; nothing more is proposed.
-    tokens, explainer: prompt and output, and what explains its drafts, of requests whose steps are kept.
-    """
-
-    req_id: str
-    content: wire.RequestContent
-    stop: StopRule
-    prompt_len: int = 0
-    synced: int = 0
-    ended: bool = False
-    proposal: Proposal = field(default_factory=Proposal)
-    steps: list[Step] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    explainer: Explainer | None = None
-    _explanation: Explanation | None = None
-
-    def record(self, sampled: list[int], verified: Sequence[int], total_len: int) -> None:
-        """Keep one step for the log, before it is settled: `sampled` (accepted drafts and one more) after
-        verifying `verified`, where the output stood in the prediction, and why this was drafted. Steps after
-        the end, which asynchronous scheduling had already started, are left out.
-
-        total_len: tokens of the request after the step. −1 in `verified` are placeholders that vLLM
-        schedules to keep the batch uniform; nobody proposed them.
-        """
-        if self.ended:
-            return
-        position = total_len - len(sampled)
-        new = sampled[: self.stop.kept(sampled, position - self.prompt_len)]
-        proposal = self.proposal
-        slots = sum(1 for token in verified if token >= 0)
-        num_verified, accepted = count_verified(slots, len(proposal.token_ids), len(sampled), len(new))
-        before, after = self._explanation, None
-        self.tokens += new
-        if self.explainer is not None:
-            after = self._explanation = self.explainer.at(self.tokens)
-        explained = before if before is not None and proposal.token_ids else None
-        chosen = None if explained is None else explained.chosen
-        self.steps.append(
-            Step(
-                step=len(self.steps),
-                position=position,
-                source=proposal.source if num_verified else SOURCES[0],
-                proposed=proposal.token_ids,
-                confidence=proposal.confidence,
-                duration_us=proposal.duration_us,
-                verified=int(num_verified),
-                accepted=int(accepted),
-                new=new,
-                cursor_before=before.cursor if before is not None else 0,
-                cursor_after=after.cursor if after is not None else 0,
-                candidate=None if chosen is None else vars(chosen),
-                others=0 if explained is None else len(explained.others),
-            )
-        )
-
-    def settle(self, sampled: list[int], total_len: int) -> None:
-        """Take in one step that sampled these tokens: it used the proposal up, and may have ended the
-        request."""
-        if self.ended:
-            return
-        written = total_len - len(sampled) - self.prompt_len
-        self.proposal = Proposal()
-        self.ended = self.stop.ends(sampled[: self.stop.kept(sampled, written)], written)
-
-    def room(self, total_len: int, num_draft_tokens: int, max_model_len: int) -> int:
-        """How many drafts can still become output: verifying d of them yields at most d + 1 tokens.
+    def room(self, sampled: list[int], output_len: int, most: int) -> int:
+        """How many drafts, at most `most`, can become output behind its `output_len` tokens, the last of them
+        `sampled`: verifying d of them yields at most d + 1 tokens.
 
         No draft reaches over `min_tokens`: V1 masks stop tokens in the last of the d + 1 by the tokens before
         the step, as if the drafts that come before it were not there.
         """
-        if self.ended:
+        if not self.stop_token_ids.isdisjoint(sampled):
             return 0
-        left = max_model_len - total_len
-        written = total_len - self.prompt_len
-        if self.stop.max_tokens is not None:
-            left = min(left, self.stop.max_tokens - written)
-        if written < self.stop.min_tokens:
-            left = min(left, self.stop.min_tokens - written)
-        return max(0, min(num_draft_tokens, left - 1))
+        if self.max_tokens is not None:
+            most = min(most, self.max_tokens - output_len - 1)
+        if output_len < self.min_tokens:
+            most = min(most, self.min_tokens - output_len - 1)
+        return max(0, most)
 
 
 def stop_rule(sampling_params: Any) -> StopRule:

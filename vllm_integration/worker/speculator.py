@@ -20,8 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
 from . import graphs
 from .draft_reporter import DraftReporter
-from .miss_log import MissCopies
-from .request_drafter import DRAFTING, RequestDrafter
+from .request_drafter import DRAFTING, RequestDrafter, ours
 from .requests import take_refusals
 from .startup import compiling
 
@@ -59,15 +58,14 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        self.misses: MissCopies | None = None
         self.reporter: Any = None
         batches_in_flight = int(getattr(vllm_config, "max_concurrent_batches", 1))
         try:
             _make_dense(req_states, device)
-            self.make(vllm_config, max_slots, device=device, backend="triton")
-            self.reporter = DraftReporter(max_slots, self.num_draft_tokens, device, batches_in_flight)
-            if self.miss_log is not None:
-                self.misses = MissCopies(self.miss_log, max_slots, self.num_draft_tokens, device)
+            self.make(vllm_config, max_slots, device, backend="triton")
+            self.reporter = DraftReporter(
+                max_slots, self.num_draft_tokens, device, batches_in_flight, self.miss_log
+            )
         except Exception as error:
             self.guard.fail(DRAFTING, error)
         self.run(self._compile)
@@ -121,10 +119,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         if held is None:
             return
         self._occupied[slot] = True
-        if self.misses is not None:
-            self.misses.add(req_id, prompt_len)
-        if self.log is not None:
-            self.log.add(req_id, held, prompt_len, sampling_params)
+        self.follow(req_id, held, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
@@ -171,33 +166,27 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             num_sampled = self._idle[:num_reqs]
         elif not self._occupied[input_batch.idx_mapping_np].any():
             return None
+        states, rows = self.req_states, input_batch.idx_mapping.to(torch.int64)  # int32 before vLLM 0.32
+        token_ids, total_len = states.all_token_ids.gpu, states.total_len.gpu
         log = None if dummy_run or self.log is None or not self.log.on else self.log
         trims = self.enable_adaptive_verification
+        req_ids, host_rows = input_batch.req_ids, input_batch.idx_mapping_np
         started = time.perf_counter_ns()
         if log is not None:
-            log.settle(input_batch, num_sampled, self.req_states, trimmed=trims)
-        draft = self.drafter.propose(
-            self.req_states.all_token_ids.gpu,
-            self.req_states.total_len.gpu,
-            input_batch.idx_mapping.to(torch.int64),  # which it is on 0.32; int32 on older ones
-            num_sampled,
-        )
+            verified = (adaptive.as_verified(input_batch) if trims else input_batch).num_draft_tokens_per_req
+            slots = [0] * num_reqs if verified is None else verified
+            log.settle(req_ids, host_rows, slots, num_sampled.tolist(), total_len, token_ids)
+        draft = self.drafter.propose(token_ids, total_len, rows, num_sampled)
         if log is not None:
-            log.proposed(input_batch, draft, (time.perf_counter_ns() - started) // 1000)
+            log.proposed(req_ids, draft, (time.perf_counter_ns() - started) // 1000)
         if not dummy_run:
             if trims:
                 self.draft_token_confidence_probs[:num_reqs].copy_(draft.confidence)
-            self.reporter.copy(
-                input_batch.req_ids,
-                input_batch.idx_mapping_np,
-                draft,
-                self.req_states.total_len.gpu,
-                input_batch.cu_num_logits if trims else None,
-            )
-            if self.misses is not None:
-                self.misses.copy(input_batch.req_ids, input_batch.idx_mapping, draft, self.req_states)
-        token_ids: torch.Tensor = draft.token_ids
-        return token_ids
+            tails = None if self.miss_log is None else self.miss_log.tails_of(token_ids, total_len, rows)
+            ends = input_batch.cu_num_logits if trims else None
+            self.reporter.copy(req_ids, host_rows, draft, total_len, ends, tails)
+        drafts: torch.Tensor = draft.token_ids
+        return drafts
 
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
         if self.enable_adaptive_verification:
@@ -212,11 +201,6 @@ def _make_dense(req_states: Any, device: torch.device) -> None:
     tensor yet."""
     shape = tuple(req_states.all_token_ids.gpu.shape)
     req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=device)
-
-
-def _ours(runner: Any) -> PredictedOutputsSpeculator | None:
-    speculator = getattr(runner, "speculator", None)
-    return speculator if isinstance(speculator, PredictedOutputsSpeculator) else None
 
 
 def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> PredictedOutputsSpeculator:
@@ -234,8 +218,7 @@ def add_requests(
 ) -> Any:
     """`GPUModelRunner.add_requests`, after which our speculator learns the new rows and predictions."""
     result = original(self, scheduler_output, *args, **kwargs)
-    speculator = _ours(self)
-    if speculator is not None:
+    if (speculator := ours(self)) is not None:
         speculator.observe_new(scheduler_output)
     return result
 
@@ -243,8 +226,7 @@ def add_requests(
 @seam("v2._remove_request")
 def remove_request(original: Callable[..., Any], self: Any, req_id: str, *args: Any, **kwargs: Any) -> Any:
     """`GPUModelRunner._remove_request` (finished, aborted, preempted), which also frees our slot."""
-    speculator = _ours(self)
-    if speculator is not None:
+    if (speculator := ours(self)) is not None:
         speculator.observe_gone(req_id)
     return original(self, req_id, *args, **kwargs)
 
@@ -254,8 +236,6 @@ def finish_requests(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """`GPUModelRunner.finish_requests`, before which finished requests' step logs are written."""
-    speculator = _ours(self)
-    for log in () if speculator is None else (speculator.log, speculator.misses):
-        if log is not None:
-            log.finish(scheduler_output.finished_req_ids)
+    if (speculator := ours(self)) is not None:
+        speculator.finish(scheduler_output.finished_req_ids)
     return original(self, scheduler_output, *args, **kwargs)

@@ -24,7 +24,7 @@ from gpu_align.recipes import PackError, fingerprint
 from gpu_align.recipes.pack import SHIPPED, write_at_once
 
 from ..config.settings import SHIPPED_RECIPES, Settings, load_pack
-from ..seams.install import install, shown_error, shown_reason
+from ..seams.install import Guard, install, shown_error, shown_reason
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -242,6 +242,31 @@ def compiling(what: str) -> Iterator[None]:
         timer.cancel()
         if said.is_set():
             logger.info("gpu_align compiled %s in %.1f s", what, time.perf_counter() - started)
+
+
+class WorkerLog:
+    """A log that a setting asks for, with texts of requests in a directory of its own. Whatever fails turns the
+    log off, with one ERROR line that says what it no longer does, and nothing else. then: called behind it."""
+
+    def __init__(self, setting: str, directory: Path, fails: str, *, then: Callable[[], object]) -> None:
+        self._fails = fails
+        self._guard = Guard(f"any more ({setting}={str(directory)!r})", spared=(OSError,), then=then)
+        self.run(make_private, setting, directory)
+
+    @property
+    def on(self) -> bool:
+        """Whether the log has not failed."""
+        return not self._guard.has_ended(self._fails)
+
+    def run(self, step: Callable[..., Any], *args: Any) -> Any:
+        """`step(*args)`, a step of the log; None once the log is off."""
+        return self._guard.run(self._fails, step, *args)
+
+
+def logs_here(vllm_config: Any) -> bool:
+    """Whether this rank writes logs: tensor-parallel ranks draft the same, the first one writes."""
+    parallel = vllm_config.parallel_config
+    return int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
 
 
 def make_private(setting: str, directory: Path) -> None:

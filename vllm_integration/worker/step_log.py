@@ -8,19 +8,20 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_align import step_log
-from gpu_align.tools.explain import Explainer
+from gpu_align.step_log import SOURCES, Step
+from gpu_align.tools.explain import Explainer, Explanation
 
-from ..config import engine_config as adaptive
 from ..config.settings import Settings
-from ..seams.install import Guard, guarded, shown_error
+from ..seams.install import guarded, shown_error
 from ..wire import request as wire
-from .requests import Proposal, RequestState, proposals_of, stop_rule
-from .startup import make_private
+from ..wire.steps import count_verified
+from .requests import StopRule, stop_rule
+from .startup import WorkerLog, logs_here
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -28,7 +29,6 @@ Explain = Callable[[wire.RequestContent, int], Explainer]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 120
-_FILES = "writes no step logs"
 
 
 def safe_name(req_id: str) -> str:
@@ -44,26 +44,77 @@ def safe_name(req_id: str) -> str:
     return name + ".yaml"
 
 
+class Proposal(NamedTuple):
+    """Drafts handed to the engine, to be verified by the request's next step."""
+
+    token_ids: Sequence[int] = ()
+    confidence: Sequence[float] = ()
+    source: str = SOURCES[0]
+    duration_us: int = 0
+
+
 @dataclass
-class _LiveFile:
-    """A file that grows. texts: of the next step. num_steps: how many it has."""
+class LoggedRequest:
+    """A request whose steps are kept. tokens: prompt and output. ended: it has met a stop token or `max_tokens`.
+    written: steps in its live file, which `texts` tells the next ones of; None without one."""
 
-    path: Path
-    texts: step_log.Texts | None
-    num_steps: int = 0
+    req_id: str
+    content: wire.RequestContent
+    stop: StopRule
+    prompt_len: int = 0
+    proposal: Proposal = field(default_factory=Proposal)
+    ended: bool = False
+    steps: list[Step] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    explainer: Explainer | None = None
+    explanation: Explanation | None = None
+    written: int | None = None
+    texts: step_log.Texts | None = None
+
+    def record(self, sampled: list[int], slots: int, position: int) -> None:
+        """Keep a step that sampled these behind `position` tokens and verified so many drafts, with where the
+        output stood in the prediction, and why this was drafted."""
+        if self.ended:  # asynchronous scheduling had already started the step
+            return
+        new = sampled[: self.stop.kept(sampled, position - self.prompt_len)]
+        proposal, self.proposal = self.proposal, Proposal()
+        verified, accepted = count_verified(slots, len(proposal.token_ids), len(sampled), len(new))
+        before, after = self.explanation, None
+        self.tokens += new
+        if self.explainer is not None:
+            after = self.explanation = self.explainer.at(self.tokens)
+        explained = before if proposal.token_ids else None
+        chosen = None if explained is None else explained.chosen
+        self.steps.append(
+            Step(
+                step=len(self.steps),
+                position=position,
+                source=proposal.source if verified else SOURCES[0],
+                proposed=list(proposal.token_ids),
+                confidence=list(proposal.confidence),
+                duration_us=proposal.duration_us,
+                verified=int(verified),
+                accepted=int(accepted),
+                new=new,
+                cursor_before=before.cursor if before is not None else 0,
+                cursor_after=after.cursor if after is not None else 0,
+                candidate=None if chosen is None else vars(chosen),
+                others=0 if explained is None else len(explained.others),
+            )
+        )
+        self.ended = self.stop.ends(new, position - self.prompt_len + len(new))
 
 
-class DebugLog:
-    """Writes the files. Whatever fails turns the log off, with one ERROR line, and nothing else.
+class DebugLog(WorkerLog):
+    """Writes the files.
 
-        log.keep(state, …)                          # V1, which follows its requests itself: each step
-        log.write(state)                            # and their end
+        log.add(req_id, …)      # a request; then each step:
+        log.settle(…)           # what was sampled
+        log.proposed(…)         # what is drafted for the next one
+        log.finish(req_ids)
 
-        log.add(req_id, …)                          # V2: a request log.settle(…); log.proposed(…)
-        # each step: what was sampled, what is drafted for the next one log.finish(req_ids)
-
-    num_draft_tokens: K. decode: token ids → text; None leaves texts out. live: whether `follow` does
-    anything. explain: a request's explainer, by its content and the length of its prompt.
+    num_draft_tokens: K. decode: token ids → text; None leaves texts out. live: whether files grow with each step.
+    explain: a request's explainer, by its content and the length of its prompt.
     """
 
     def __init__(
@@ -79,137 +130,114 @@ class DebugLog:
         self._decode = decode
         self._directory = Path(directory)
         self._is_live, self._explain = live, explain
-        self._requests: dict[str, RequestState] = {}
-        self._live: dict[str, _LiveFile] = {}
-        self._guard = Guard(f"any more (GPU_ALIGN_DEBUG_DIR={directory!r})", spared=(OSError,))
-        self.run(self._open)
-
-    @property
-    def on(self) -> bool:
-        """Whether the log has not failed."""
-        return not self._guard.has_ended(_FILES)
-
-    def run(self, step: Callable[..., Any], *args: Any) -> None:
-        """`step(*args)`, a step of the log; nothing once the log is off. If it fails, the log is off."""
-        self._guard.run(_FILES, step, *args)
-
-    def _open(self) -> None:
-        make_private("GPU_ALIGN_DEBUG_DIR", self._directory)
-        logger.warning(
-            "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
-            str(self._directory),
+        self._requests: dict[str, LoggedRequest] = {}
+        super().__init__(
+            "GPU_ALIGN_DEBUG_DIR", self._directory, "writes no step logs", then=self._requests.clear
         )
-
-    @guarded
-    def keep(
-        self,
-        state: RequestState,
-        before: Callable[[], list[int]],
-        sampled: list[int],
-        verified: Sequence[int],
-        total_len: int,
-    ) -> None:
-        """One step of a request, not settled yet; see `RequestState.record`. before: all tokens before
-        `sampled`."""
-        if state.explainer is None and self._explain is not None:
-            state.tokens = before()
-            state.explainer = self._explain(state.content, state.prompt_len)
-        state.record(sampled, verified, total_len)
-        self.follow(state)
+        if self.on:
+            logger.warning(
+                "gpu_align writes the texts of requests and answers to disk (GPU_ALIGN_DEBUG_DIR=%r)",
+                directory,
+            )
 
     @guarded
     def add(self, req_id: str, content: wire.RequestContent, prompt_len: int, sampling_params: Any) -> None:
         """A request that is drafted for arrives, or returns after a preemption, which lost its drafts."""
-        state = self._requests.get(req_id)
-        if state is None:
-            state = self._requests[req_id] = RequestState(req_id, content, stop_rule(sampling_params))
-        state.prompt_len, state.proposal = prompt_len, Proposal()
+        request = self._requests.get(req_id)
+        if request is None:
+            request = self._requests[req_id] = LoggedRequest(req_id, content, stop_rule(sampling_params))
+        request.prompt_len, request.proposal = prompt_len, Proposal()
 
     @guarded
-    def settle(self, batch: Any, num_sampled: Any, req_states: Any, *, trimmed: bool = False) -> None:
-        """Record what each request of the batch has just sampled; the arguments are those of `propose`. Waits
-        for the device, as `proposed` does.
+    def settle(
+        self,
+        req_ids: Sequence[str],
+        rows: Iterable[int],
+        slots: Sequence[int],
+        num_sampled: Sequence[int],
+        total_len: Any,
+        token_ids: Any,
+    ) -> None:
+        """Record what each request of the batch has just sampled. Waits for the device, as `proposed` does.
 
-        trimmed: whether the device may have kept fewer drafts than were scheduled.
+        rows: [B] of each in `total_len` and `token_ids`, which are as the engine has them. slots: [B] draft slots
+        that were verified, without those of a padding that nobody proposed. num_sampled: [B].
         """
-        if trimmed:
-            batch = adaptive.as_verified(batch)
-        verified, ids = batch.num_draft_tokens_per_req, req_states.all_token_ids.gpu
-        for index, (req_id, sampled) in enumerate(zip(batch.req_ids, num_sampled.tolist(), strict=True)):
-            state = self._requests.get(req_id)
-            if state is None or not sampled:
+        for req_id, row, verified, sampled in zip(req_ids, rows, slots, num_sampled, strict=True):
+            request = self._requests.get(req_id)
+            if request is None or not sampled:
                 continue
-            row = int(batch.idx_mapping_np[index])
-            total_len = int(req_states.total_len.gpu[row])
-            tokens = ids[row, total_len - sampled : total_len].tolist()
-            # The runner fills slots beyond the proposal with padding; nobody proposed what is in them.
-            drafts = state.proposal.token_ids[: 0 if verified is None else int(verified[index])]
-            self.keep(state, ids[row, : total_len - sampled].tolist, tokens, drafts, total_len)
-            state.settle(tokens, total_len)
+            end = int(total_len[row])
+            if request.explainer is None and self._explain is not None:
+                request.tokens = token_ids[row, : end - sampled].tolist()
+                request.explainer = self._explain(request.content, request.prompt_len)
+            request.record(token_ids[row, end - sampled : end].tolist(), int(verified), end - sampled)
+            self.follow(request)
 
     @guarded
-    def proposed(self, batch: Any, draft: Any, duration_us: int) -> None:
+    def proposed(self, req_ids: Sequence[str], draft: Any, duration_us: int) -> None:
         """Keep what the drafter proposes for the next step."""
-        for req_id, proposal in zip(batch.req_ids, proposals_of(draft, duration_us), strict=True):
-            state = self._requests.get(req_id)
-            if state is not None:
-                state.proposal = proposal
+        columns = (draft.length, draft.token_ids, draft.confidence, draft.source)
+        for req_id, length, token_ids, confidence, source in zip(
+            req_ids, *(column.tolist() for column in columns), strict=True
+        ):
+            if request := self._requests.get(req_id):
+                request.proposal = Proposal(
+                    token_ids[:length], confidence[:length], SOURCES[source], duration_us
+                )
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Write the files of requests that have finished."""
-        if not self.on:
-            self._requests.clear()
         for req_id in req_ids:
-            state = self._requests.pop(req_id, None)
-            if state is not None:
-                self.write(state)
+            if request := self._requests.pop(req_id, None):
+                self.write(request)
 
     @guarded
-    def follow(self, state: RequestState) -> None:
+    def follow(self, request: LoggedRequest) -> None:
         """Append the steps that a live file does not have yet; nothing where files are not live."""
         if not self._is_live:
             return
-        file = self._live.get(state.req_id)
-        if file is None or not file.path.exists():  # somebody may have cleared the directory
-            file = self._live[state.req_id] = self._begin(state)
-        steps = state.steps[file.num_steps :]
+        path = self._path_of(request)
+        if request.written is None or not path.exists():  # somebody may have cleared the directory
+            self._begin(request, path)
+        steps = request.steps[request.written :]
         if not steps:
             return
-        if file.texts is not None:
-            steps = [file.texts.of(step) for step in steps]
-        file.num_steps += len(steps)
-        _append(file.path, os.O_APPEND | os.O_NOFOLLOW, "".join(map(step_log.dump_live_step, steps)))
+        if request.texts is not None:
+            steps = [request.texts.of(step) for step in steps]
+        request.written = len(request.steps)
+        _append(path, os.O_APPEND | os.O_NOFOLLOW, "".join(map(step_log.dump_live_step, steps)))
 
-    def _begin(self, state: RequestState) -> _LiveFile:
-        log, texts = self._log_of(state), None
+    def _begin(self, request: LoggedRequest, path: Path) -> None:
+        log = self._log_of(request)
         if self._decode is not None:
-            texts = step_log.Texts(self._decode, state.tokens[: state.prompt_len])
+            request.texts = step_log.Texts(self._decode, request.tokens[: request.prompt_len])
             log = replace(log, steps=[]).with_texts(self._decode)
-        file = _LiveFile(self._directory / safe_name(state.req_id), texts)
-        file.path.unlink(missing_ok=True)  # of an earlier request of that id; and never follow a link
-        _append(file.path, os.O_CREAT | os.O_EXCL, step_log.dump_live_head(log))
-        return file
+        request.written = 0
+        path.unlink(missing_ok=True)  # of an earlier request of that id; and never follow a link
+        _append(path, os.O_CREAT | os.O_EXCL, step_log.dump_live_head(log))
 
-    def _log_of(self, state: RequestState) -> step_log.StepLog:
-        prediction = state.content.token_ids.tolist()
+    def _path_of(self, request: LoggedRequest) -> Path:
+        return self._directory / safe_name(request.req_id)
+
+    def _log_of(self, request: LoggedRequest) -> step_log.StepLog:
+        prediction = request.content.token_ids.tolist()
         return step_log.StepLog(
-            state.req_id,
+            request.req_id,
             self._num_draft_tokens,
-            state.prompt_len,
+            request.prompt_len,
             len(prediction),
-            state.steps,
+            request.steps,
             prediction_lines=[step_log.Line(prediction)] if prediction else [],
         )
 
     @guarded
-    def write(self, state: RequestState) -> None:
-        """Write the file of a request that has finished, whole or not at all; a live file is replaced by
-        it."""
-        self._live.pop(state.req_id, None)
-        log = self._log_of(state)
+    def write(self, request: LoggedRequest) -> None:
+        """Write the file of a request that has finished, whole or not at all, in the place of a live one."""
+        log = self._log_of(request)
         if self._decode is not None:
-            log = log.with_texts(self._decode, state.tokens[: state.prompt_len])
-        target = self._directory / safe_name(state.req_id)
+            log = log.with_texts(self._decode, request.tokens[: request.prompt_len])
+        target = self._path_of(request)
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
         text = step_log.dump(log)
         partial.unlink(missing_ok=True)  # of a write that was killed; and never follow a link
@@ -249,11 +277,9 @@ def _decoder_of(model_config: Any) -> step_log.Decode | None:
 def open_log(
     settings: Settings, num_draft_tokens: int, vllm_config: Any, explain: Explain
 ) -> DebugLog | None:
-    """The log where the settings ask for one and name a place for it. Tensor-parallel ranks draft the same;
-    the first one writes."""
-    directory, parallel = settings.debug_dir, vllm_config.parallel_config
-    if not directory or int(parallel.rank) % int(parallel.tensor_parallel_size):
+    """The log where the settings ask for one and name a place for it."""
+    if not settings.debug_dir or not logs_here(vllm_config):
         return None
     decode = _decoder_of(vllm_config.model_config)
-    log = DebugLog(directory, num_draft_tokens, decode, live=settings.debug_live, explain=explain)
+    log = DebugLog(settings.debug_dir, num_draft_tokens, decode, live=settings.debug_live, explain=explain)
     return log if log.on else None
