@@ -17,6 +17,7 @@ import torch
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from ..config import engine_config as adaptive
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
 from . import graphs
 from .draft_reporter import DraftReporter
