@@ -1,4 +1,4 @@
-"""Deterministic replay of known outputs: the public name of `gpu_align.tools.simulate`."""
+"""Deterministic replay of known outputs: the public name of `gpu_align.tools.simulate.replay`."""
 
 import importlib
 from typing import Any
@@ -8,4 +8,4 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # By name: the core imports no tool.
-    return getattr(importlib.import_module("gpu_align.tools.simulate"), name)
+    return getattr(importlib.import_module("gpu_align.tools.simulate.replay"), name)

@@ -19,7 +19,10 @@ _SECTION = re.compile(r"(Args|Attributes|Example|Examples|Note|Raises|Returns|So
 _GROUP = re.compile(r"^    (\w+(?:, \w+)+): (.*)$", re.MULTILINE)
 _FIELD = re.compile(r"    \w+(?:, \w+)*: ")
 #: Module → the package whose names it has.
-_HANDED_ON = {f"gpu_align.{name}": f"gpu_align.tools.{name}" for name in ("policies", "simulate")}
+_HANDED_ON = {
+    "gpu_align.policies": "gpu_align.tools.policies",
+    "gpu_align.simulate": "gpu_align.tools.simulate.replay",
+}
 _LIST_ITEM = re.compile(r"([-*]|\d+\.) ")
 
 

@@ -21,13 +21,15 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
+from .. import __version__
 from .console import ROOT, counted, plugins
 
 
@@ -76,24 +78,19 @@ def pip(arguments: str) -> str:
 
 
 def install_extra(extra: str = "", options: str = "") -> str:
-    """The command that installs gpu-align with an extra, from where this one was installed."""
-    extras = f"[{extra}]" if extra else ""
-    folder, editable = _local_source()
-    target = shlex.quote(f"{folder}{extras}") if folder else f'"gpu-align{extras}"' if extra else "gpu-align"
-    return pip(f"install {'-e ' if editable else ''}{target}{' ' + options if options else ''}")
-
-
-def _local_source() -> tuple[str, bool]:
-    """The folder that gpu-align was installed from or runs from, empty for a package index; whether editable."""
+    """The command that installs gpu-align with an extra, from where this one was installed or runs."""
+    folder, editable, extras = "", False, f"[{extra}]" if extra else ""
     try:
         text = importlib.metadata.distribution("gpu-align").read_text("direct_url.json")
+        source = json.loads(text) if text else {}
+        address = urlparse(source.get("url", ""))
+        if address.scheme == "file" and "dir_info" in source:
+            folder, editable = url2pathname(address.path), source["dir_info"].get("editable")
     except importlib.metadata.PackageNotFoundError:
-        return (str(ROOT), True) if (ROOT / "pyproject.toml").is_file() else ("", False)
-    source = json.loads(text) if text else {}
-    address = urlparse(source.get("url", ""))
-    if address.scheme != "file" or "dir_info" not in source:
-        return "", False
-    return url2pathname(address.path), bool(source["dir_info"].get("editable"))
+        if (ROOT / "pyproject.toml").is_file():
+            folder, editable = str(ROOT), True
+    target = shlex.quote(f"{folder}{extras}") if folder else f'"gpu-align{extras}"' if extra else "gpu-align"
+    return pip(f"install {'-e ' if editable else ''}{target}{' ' + options if options else ''}")
 
 
 @functools.cache
@@ -328,6 +325,8 @@ def _engines(deep: bool) -> Iterator[Finding]:
 
 
 _MARKS = {True: ("ok", "green"), False: ("FAIL", "red"), None: ("", "")}
+#: Fields of a `Finding` in the JSON.
+_WRITTEN = ("what", "found", "ok", "fix", "detail")
 
 
 def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -> bool:
@@ -353,18 +352,36 @@ def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -
     return not problems
 
 
-def as_json(findings: Iterable[Finding], version: str) -> dict[str, Any]:
-    """``{"version", "usable", "verdict", "fixes": [command], "findings": [{what, found, ok, fix, detail}]}``."""
-    seen = list(findings)
-    line, problems = verdict(seen)
-    written = ("what", "found", "ok", "fix", "detail")
-    return {
-        "version": version,
-        "usable": not problems,
-        "verdict": line,
-        "fixes": [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix],
-        "findings": [{name: getattr(finding, name) for name in written} for finding in seen],
-    }
+def doctor_command(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="every line: each private name of vLLM, too")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="import vLLM (a minute) instead of reading its sources")
+    ] = False,
+) -> None:
+    """Examine this machine: what is installed, whether drafting works, and the command that mends what does not.
+
+    Exit code 0: usable. 1: not usable.
+    """
+    findings = examine(deep)
+    if as_json:
+        seen = list(findings)
+        line, problems = verdict(seen)
+        usable = not problems
+        report = {
+            "version": __version__,
+            "usable": usable,
+            "verdict": line,
+            "fixes": [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix],
+            "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in seen],
+        }
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        usable = show(findings, Console(), verbose)
+    if not usable:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,7 +16,7 @@ from rich.markup import escape
 from .. import __version__
 from ..step_log import SOURCES, Step, StepLog, StepLogError, read_step_log
 from . import html
-from .console import print_table, progress_bar, refuse
+from .console import JsonOut, check_outputs, option, print_table, progress_bar, refuse, tokenizer_option
 from .html import Origin
 
 TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", "cursor", "µs", "why")
@@ -23,7 +24,7 @@ TABLE_HEADER = ("step", "tokens", "source", "proposed", "verified", "accepted", 
 NOT_VERIFIED = "proposed, and not verified by the engine"
 UNKNOWN = "rejected; the log does not say why they were drafted"
 
-Sums = dict[tuple[str, ...], list[int]]
+Sums = defaultdict[Any, Counter[str]]
 #: Title, header, rows, and the columns that a narrow terminal narrows.
 Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]], list[str]]
 
@@ -129,10 +130,10 @@ class LogCounts:
     steps_lost: int  #: beyond a perfect prediction, ``1 + ceil((L - 1) / (K + 1))``: the first has no drafts
     accepted: int
     rejected: int
-    #: (source,) → steps, their draft tokens that were verified, and accepted.
-    sources: Sums = field(default_factory=dict)
-    #: (source, reason, its numbers left out) → draft tokens that were lost, and the steps in which they were.
-    losses: Sums = field(default_factory=dict)
+    #: source → ``steps`` with drafts of it, ``drafted`` tokens that were verified, and ``accepted``.
+    sources: Sums = field(default_factory=lambda: defaultdict(Counter))
+    #: (source, reason, its numbers left out) → draft ``tokens`` lost, and ``steps`` in which they were.
+    losses: Sums = field(default_factory=lambda: defaultdict(Counter))
 
     @classmethod
     def of(cls, log: StepLog, file: str) -> LogCounts:
@@ -152,111 +153,89 @@ class LogCounts:
             rejected=log.rejected,
         )
         for step in log.steps:
+            why = re.sub(r"\d+", "N", str((step.candidate or {}).get("why") or UNKNOWN))
             if step.verified:
-                _add(counts.sources, (step.source,), [1, step.verified, step.accepted])
-            if step.rejected:
-                why = str((step.candidate or {}).get("why") or UNKNOWN)
-                _add(counts.losses, (step.source, re.sub(r"\d+", "N", why)), [step.rejected, 1])
-            if unverified := len(step.proposed) - step.verified:
-                _add(counts.losses, (step.source, NOT_VERIFIED), [unverified, 1])
+                counts.sources[step.source].update(steps=1, drafted=step.verified, accepted=step.accepted)
+            for reason, lost in ((why, step.rejected), (NOT_VERIFIED, len(step.proposed) - step.verified)):
+                if lost:
+                    counts.losses[step.source, reason].update(tokens=lost, steps=1)
         return counts
 
 
-def _add(sums: Sums, key: tuple[str, ...], numbers: Sequence[int]) -> None:
-    sums[key] = [a + b for a, b in zip(sums.get(key, [0] * len(numbers)), numbers, strict=True)]
+def read_folder(folder: Path) -> tuple[list[LogCounts], list[tuple[str, str]]]:
+    """Count every ``*.yaml`` in a folder and the folders in it; files that are no finished step logs, and why.
+
+    Raises:
+        OSError: the folder cannot be read.
+        MissingExtraError: PyYAML is not installed.
+    """
+    list(folder.iterdir())  # raises where the folder cannot be read; rglob finds nothing there
+    paths = sorted(path for path in folder.rglob("*.yaml") if path.is_file())
+    requests, skipped = [], []
+    with progress_bar("reading", len(paths)) as advance:
+        for path in paths:
+            name = str(path.relative_to(folder))
+            try:
+                log = read_step_log(path)
+                if log.finished:
+                    requests.append(LogCounts.of(log, name))
+                else:
+                    skipped.append((name, "the request has not finished"))
+            except (StepLogError, OSError) as error:
+                skipped.append((name, str(error)))
+            advance(name, 1)
+    return requests, skipped
 
 
-@dataclass
-class FolderCounts:
-    """All requests of a folder, in the order of their files; files that are no finished step logs, and why."""
+def worst(requests: Sequence[LogCounts], top: int) -> list[LogCounts]:
+    """The requests that took most steps beyond those of a perfect prediction."""
+    return sorted(requests, key=lambda r: (-r.steps_lost, -r.rejected, r.file))[:top]
 
-    requests: list[LogCounts] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
 
-    @classmethod
-    def read(cls, folder: Path) -> FolderCounts:
-        """Count every ``*.yaml`` in a folder and the folders in it.
+def figures_of(requests: Sequence[LogCounts], top: int) -> dict[str, Any]:
+    """``{"requests", …totals, "by_source", "losses", "worst"}``; `top` losses and requests."""
+    names = ("output_tokens", "steps", "undrafted", "steps_lost", "accepted", "rejected")
+    sources: Sums = defaultdict(Counter)
+    losses: Sums = defaultdict(Counter)
+    for request in requests:
+        for sums, parts in ((sources, request.sources), (losses, request.losses)):
+            for key, numbers in parts.items():
+                sums[key].update(numbers)
+    most = sorted(losses.items(), key=lambda item: (-item[1]["tokens"], item[0]))[:top]
+    return {
+        "requests": len(requests),
+        **{name: sum(getattr(request, name) for request in requests) for name in names},
+        "by_source": {source: dict(sources[source]) for source in SOURCES if source in sources},
+        "losses": [{"source": source, "why": why, **numbers} for (source, why), numbers in most],
+        "worst": [
+            {name: value for name, value in vars(request).items() if name not in ("sources", "losses")}
+            for request in worst(requests, top)
+        ],
+    }
 
-        Raises:
-            OSError: the folder cannot be read.
-            MissingExtraError: PyYAML is not installed.
-        """
-        list(folder.iterdir())  # raises where the folder cannot be read; rglob finds nothing there
-        paths = sorted(path for path in folder.rglob("*.yaml") if path.is_file())
-        counts = cls()
-        with progress_bar("reading", len(paths)) as advance:
-            for path in paths:
-                name = str(path.relative_to(folder))
-                try:
-                    log = read_step_log(path)
-                    if log.finished:
-                        counts.requests.append(LogCounts.of(log, name))
-                    else:
-                        counts.skipped.append((name, "the request has not finished"))
-                except (StepLogError, OSError) as error:
-                    counts.skipped.append((name, str(error)))
-                advance(name, 1)
-        return counts
 
-    def worst(self, top: int) -> list[LogCounts]:
-        """The requests that took most steps beyond those of a perfect prediction."""
-        return sorted(self.requests, key=lambda r: (-r.steps_lost, -r.rejected, r.file))[:top]
-
-    def as_json(self, top: int) -> dict[str, Any]:
-        """``{"requests", …totals, "by_source", "losses", "worst", "skipped"}``; `top` losses and requests."""
-        names = ("output_tokens", "steps", "undrafted", "steps_lost", "accepted", "rejected")
-        sources: Sums = {}
-        losses: Sums = {}
-        for request in self.requests:
-            for sums, parts in ((sources, request.sources), (losses, request.losses)):
-                for key, numbers in parts.items():
-                    _add(sums, key, numbers)
-        most = sorted(losses.items(), key=lambda item: (-item[1][0], item[0]))[:top]
-        return {
-            "requests": len(self.requests),
-            **{name: sum(getattr(request, name) for request in self.requests) for name in names},
-            "by_source": {
-                source: dict(zip(("steps", "drafted", "accepted"), sources[source,], strict=True))
-                for source in SOURCES
-                if (source,) in sources
-            },
-            "losses": [
-                dict(zip(("source", "why", "tokens", "steps"), (*key, *numbers), strict=True))
-                for key, numbers in most
-            ],
-            "worst": [
-                {name: value for name, value in vars(request).items() if name not in ("sources", "losses")}
-                for request in self.worst(top)
-            ],
-            "skipped": [{"file": file, "why": why} for file, why in self.skipped],
-        }
-
-    def tables(self, found: dict[str, Any]) -> Iterator[Table]:
-        """What `as_json` has found."""
-        rows = [
-            (source, *map(_number, (n["steps"], n["drafted"], n["accepted"], n["drafted"] - n["accepted"])),
-             f"{n['accepted'] / n['drafted']:.0%}")
-            for source, n in found["by_source"].items()
-        ]  # fmt: skip
-        yield (
-            "by source",
-            ("source", "steps", "drafted", "accepted", "rejected", "accepted of drafted"),
-            rows,
-            ["source"],
-        )
-        rows = [(_number(n["tokens"]), _number(n["steps"]), n["source"], n["why"]) for n in found["losses"]]
-        header: tuple[str, ...] = ("lost", "steps", "source", "why they were drafted")
-        yield "draft tokens that were lost", header, rows, [header[-1]]
-        rows = []
-        for r in self.worst(len(found["worst"])):
-            mostly = max(r.losses, key=lambda reason: r.losses[reason][0], default=())
-            written = map(_number, (r.prediction_tokens, r.output_tokens, r.steps))
-            lost = map(_number, (r.steps_lost, r.accepted, r.rejected))
-            rows.append((r.file, *written, f"{r.tokens_per_step:.1f}", *lost, ": ".join(mostly)))
-        header = ("request", "prediction", "tokens", "steps", "tokens/step", "steps lost", "accepted", "rejected",
-                  "mostly lost")  # fmt: skip
-        title = "requests with the most steps beyond a perfect prediction"
-        yield title, header, rows, ["request", header[-1]]
+def folder_tables(found: Mapping[str, Any], requests: Sequence[LogCounts]) -> Iterator[Table]:
+    """What `figures_of` has found. requests: the worst."""
+    rows = [
+        (source, *map(_number, (n["steps"], n["drafted"], n["accepted"], n["drafted"] - n["accepted"])),
+         f"{n['accepted'] / n['drafted']:.0%}")
+        for source, n in found["by_source"].items()
+    ]  # fmt: skip
+    header: tuple[str, ...] = ("source", "steps", "drafted", "accepted", "rejected", "accepted of drafted")
+    yield "by source", header, rows, ["source"]
+    rows = [(_number(n["tokens"]), _number(n["steps"]), n["source"], n["why"]) for n in found["losses"]]
+    header = ("lost", "steps", "source", "why they were drafted")
+    yield "draft tokens that were lost", header, rows, [header[-1]]
+    rows = []
+    for r in requests:
+        mostly = max(r.losses, key=lambda reason: r.losses[reason]["tokens"], default=())
+        written = map(_number, (r.prediction_tokens, r.output_tokens, r.steps))
+        lost = map(_number, (r.steps_lost, r.accepted, r.rejected))
+        rows.append((r.file, *written, f"{r.tokens_per_step:.1f}", *lost, ": ".join(mostly)))
+    header = ("request", "prediction", "tokens", "steps", "tokens/step", "steps lost", "accepted", "rejected",
+              "mostly lost")  # fmt: skip
+    title = "requests with the most steps beyond a perfect prediction"
+    yield title, header, rows, ["request", header[-1]]
 
 
 def _number(value: int) -> str:
@@ -274,57 +253,74 @@ def folder_summary(found: dict[str, Any]) -> str:
     )
 
 
-def show_file(log: Path, tokenizer: str | None, html_out: Path | None, json_out: Path | None) -> None:
-    """The steps of one request."""
+def report_command(
+    log: Annotated[
+        Path, typer.Argument(metavar="FILE.yaml|DIR", help="a file of GPU_ALIGN_DEBUG_DIR, or the folder")
+    ],
+    html_out: Annotated[Path | None, option("OUT", "write a page", "--html")] = None,
+    json_out: JsonOut = None,
+    tokenizer: Annotated[str | None, tokenizer_option("for a file without texts")] = None,
+    top: Annotated[int | None, option("N", "of a folder, so many requests and reasons (10)", min=0)] = None,
+) -> None:
+    """Show what was drafted, why, and what the model made of it: of one request, or of a folder of requests.
+
+    Of a folder: the worst requests, why draft tokens were lost, and the worth of each source.
+    """
+    check_outputs({"--html": html_out, "--json": json_out}, [log])
+    is_folder = log.is_dir()
+    if is_folder and tokenizer is not None:
+        refuse("--tokenizer: expected with a file only, found a folder")
+    if not is_folder and top is not None:
+        refuse(f"--top: expected with a folder only, found the file {log}")
     try:
-        found = read_step_log(log)
+        found = read_folder(log) if is_folder else read_step_log(log)
     except OSError as error:
         refuse(f"{log}: {error.strerror or error}")
     except StepLogError as error:
         refuse(f"{log}: {error}")
+    if isinstance(found, StepLog):
+        figures, shown = _show_request(found, tokenizer)
+    else:
+        requests, skipped = found
+        for name, why in skipped[:3]:
+            typer.echo(f"note: {name}: {why}", err=True)
+        if len(skipped) > 3:
+            typer.echo(f"note: {len(skipped) - 3} more files are no step logs", err=True)
+        if not requests:
+            refuse(f"{log}: expected step logs (*.yaml), found none")
+        figures, shown = _show_folder(requests, 10 if top is None else top)
+        figures["skipped"] = [{"file": file, "why": why} for file, why in skipped]
+    figures = {"version": __version__, "log": str(log), "tokenizer": tokenizer, **figures}
+    for out, content in ((json_out, json.dumps(figures, indent=1) + "\n"), (html_out, shown)):
+        if out is not None:
+            out.write_text(content, encoding="utf-8")
+            typer.echo(f"wrote {out}")
+
+
+def _show_request(found: StepLog, tokenizer: str | None) -> tuple[dict[str, Any], str]:
+    """The steps of one request: figures and page."""
     if tokenizer is not None:
-        from . import simulate
+        from .simulate.tokenizers import load_tokenizer, token_texts
 
         try:
-            texts = simulate.load_tokenizer(tokenizer)
-            found = found.with_texts(lambda ids: "".join(simulate.token_texts(texts, ids)))
+            texts = load_tokenizer(tokenizer)
+            found = found.with_texts(lambda ids: "".join(token_texts(texts, ids)))
         except (OSError, ValueError) as error:
             refuse(f"--tokenizer: {error}")
-    title = f"request {escape(found.request_id)}"
-    rows = table_rows(found.steps)
+    title, rows = f"request {escape(found.request_id)}", table_rows(found.steps)
     console = print_table(title, TABLE_HEADER, rows, words=["source", "why"], folded="why")
     console.print(summary(found), soft_wrap=True, highlight=False)
-    figures = {"request_id": found.request_id, **found.usage()}
-    _write({"log": str(log), "tokenizer": tokenizer, **figures}, json_out, page(found), html_out)
+    return {"request_id": found.request_id, **found.usage()}, page(found)
 
 
-def show_folder(folder: Path, top: int, html_out: Path | None, json_out: Path | None) -> None:
+def _show_folder(requests: Sequence[LogCounts], top: int) -> tuple[dict[str, Any], str]:
     """All requests of a folder: sums, sources, reasons, the worst requests."""
-    try:
-        counts = FolderCounts.read(folder)
-    except OSError as error:
-        refuse(f"{folder}: {error.strerror or error}")
-    for name, why in counts.skipped[:3]:
-        typer.echo(f"note: {name}: {why}", err=True)
-    if len(counts.skipped) > 3:
-        typer.echo(f"note: {len(counts.skipped) - 3} more files are no step logs", err=True)
-    if not counts.requests:
-        refuse(f"{folder}: expected step logs (*.yaml), found none")
-    found = counts.as_json(top)
+    found = figures_of(requests, top)
     parts = [html.note(folder_summary(found))]
-    for title, header, rows, folded in counts.tables(found):
+    for title, header, rows, folded in folder_tables(found, worst(requests, top)):
         if rows or title == "by source":
             print_table(title, header, rows, words=["source", *folded], folded=folded)
         if rows:
             parts += [html.heading(title[0].upper() + title[1:]), html.table(header, rows, prose=True)]
     typer.echo(folder_summary(found))
-    page = html.page("Step logs", parts)
-    _write({"log": str(folder), "tokenizer": None, **found}, json_out, page, html_out)
-
-
-def _write(figures: dict[str, Any], json_out: Path | None, shown: str, html_out: Path | None) -> None:
-    text = json.dumps({"version": __version__, **figures}, indent=1) + "\n"
-    for out, content in ((json_out, text), (html_out, shown)):
-        if out is not None:
-            out.write_text(content, encoding="utf-8")
-            typer.echo(f"wrote {out}")
+    return found, html.page("Step logs", parts)

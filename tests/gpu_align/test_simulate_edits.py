@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_align.tools.simulate import EditError, records_of_files, records_of_git, tokenizers
+from gpu_align.simulate import EditError, records_of_files, records_of_git
+from gpu_align.tools.simulate import tokenizers
 
 
 @pytest.fixture(autouse=True)

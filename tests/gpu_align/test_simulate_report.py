@@ -14,7 +14,7 @@ import pytest
 from gpu_align.simulate import PairResult, PolicyResult, Record, simulate, to_html, to_json
 from gpu_align.tools import html
 from gpu_align.tools.html import Origin
-from gpu_align.tools.simulate import report
+from gpu_align.tools.simulate import replay as report
 from gpu_align.tools.simulate.tokenizers import line_ending_ids, load_tokenizer, token_texts
 from tests.gpu_align.test_simulate_replay import Oracle, Scripted
 

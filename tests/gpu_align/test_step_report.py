@@ -214,9 +214,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_sums_sources_and_reasons(folder: Path) -> None:
-    counts = report.FolderCounts.read(folder)
-    assert [request.file for request in counts.requests] == ["a.yaml", "c.yaml", "day/b.yaml"]
-    found = counts.as_json(10)
+    requests, _ = report.read_folder(folder)
+    assert [request.file for request in requests] == ["a.yaml", "c.yaml", "day/b.yaml"]
+    found = report.figures_of(requests, 10)
     assert found["by_source"] == {
         "prediction": {"steps": 3, "drafted": 11, "accepted": 5},
         "context": {"steps": 1, "drafted": 2, "accepted": 0},
@@ -230,7 +230,7 @@ def test_sums_sources_and_reasons(folder: Path) -> None:
     # Nothing is lost twice or forgotten: rejected, and proposed without being verified.
     assert sum(loss["tokens"] for loss in found["losses"]) == found["rejected"] + 1
     # The sums are those of the single reports.
-    logs = [step_log.read_step_log(folder / request.file) for request in counts.requests]
+    logs = [step_log.read_step_log(folder / request.file) for request in requests]
     for name in ("output_tokens", "accepted", "rejected"):
         assert found[name] == sum(getattr(log, name) for log in logs)
     # K = 4: a perfect prediction writes 6 tokens in 1 + 1 steps, and 6 in 2.
@@ -243,7 +243,7 @@ def test_steps_of_a_perfect_prediction(tmp_path: Path, tokens: int, steps: int, 
     sizes = [tokens - steps + 1, *[1] * (steps - 1)] if steps else []
     path = tmp_path / "a.yaml"
     path.write_text(yaml.safe_dump(log_of([*map(step, sizes)], k=4)))
-    [request] = report.FolderCounts.read(tmp_path).requests
+    [request], _ = report.read_folder(tmp_path)
     assert (request.output_tokens, request.steps, request.steps_lost) == (tokens, steps, lost)
 
 
@@ -277,6 +277,6 @@ def test_a_file_has_json_too_and_is_skipped_until_its_request_has_finished(
     whole = step_log.read_step_log(folder / "a.yaml")
     live = step_log.dump_live_head(whole) + "".join(map(step_log.dump_live_step, whole.steps))
     (folder / "a.yaml").write_text(live)
-    counts = report.FolderCounts.read(folder)
-    assert [request.file for request in counts.requests] == ["c.yaml", "day/b.yaml"]
-    assert ("a.yaml", "the request has not finished") in counts.skipped
+    requests, skipped = report.read_folder(folder)
+    assert [request.file for request in requests] == ["c.yaml", "day/b.yaml"]
+    assert ("a.yaml", "the request has not finished") in skipped

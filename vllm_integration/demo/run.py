@@ -104,7 +104,7 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from gpu_align.tools.bench.measure import BenchSettings, Result
     from gpu_align.tools.bench.servers import NGRAM_DRAFTS, PLUGIN_DRAFTS, Kind, Served
     from gpu_align.tools.doctor import has_gpu
-    from gpu_align.tools.simulate import load_tokenizer
+    from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
     from . import page
     from .page import EDITED, NGRAM, NONE, PREDICTED, UNRELATED, VERBATIM

@@ -134,10 +134,10 @@ _Tokenizer = Annotated[str, tokenizer_option("of the model")]
 
 def _load_tokenizer(name: str) -> tuple[Encode, Callable[[Sequence[int]], list[str]]]:
     """What gives the token ids of each text, and what gives the text of each token id."""
-    from .. import simulate
+    from ..simulate.tokenizers import load_tokenizer
 
     try:
-        loaded = simulate.load_tokenizer(name)
+        loaded = load_tokenizer(name)
     except (OSError, ValueError) as error:
         refuse(f"--tokenizer: {error}")
 

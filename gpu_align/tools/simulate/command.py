@@ -1,4 +1,4 @@
-"""What ``gpu-align simulate`` does with its options: read, replay, write, print."""
+"""``gpu-align simulate``: read, replay, write, print; and ``gpu-align policies``, what it can run."""
 
 from __future__ import annotations
 
@@ -8,147 +8,196 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...config import DrafterConfig
-from .. import policies as published
-from ..console import check_outputs, counted, print_table, progress_bar, refuse
+from ... import __version__
+from ..console import (
+    JsonOut,
+    check_outputs,
+    counted,
+    option,
+    print_table,
+    progress_bar,
+    refuse,
+    tokenizer_option,
+)
 from ..inputs import RecordError
-from . import policies
-from .records import Record, read_records, records_of_files, records_of_git
-from .replay import simulate
-from .report import TABLE_HEADER, table_rows, to_html, to_json
-from .tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from .records import Record
 
 #: The tokenizer of texts where none is named: it needs no network.
 _DEFAULT_TOKENIZER = "tekken"
 
 
-class Input(NamedTuple):
-    """Where records come from: a file, two texts, or a repository's history."""
-
-    pairs: Path | None
-    before: Path | None
-    after: Path | None
-    git: str | None
-    repo: Path | None
-    suffixes: Sequence[str]
-    limit: int | None
+def _setting(metavar: str) -> Any:
+    return option(metavar, "a setting of gpu_align; repeatable: each is run")
 
 
-class Outputs(NamedTuple):
-    json: Path | None
-    html: Path | None
-
-
-def run(
-    given: Input,
-    names: Sequence[str],
-    num_draft_tokens: int,
-    draft_in_prefill: bool,
-    settings: Mapping[str, Sequence[float] | None],
-    sweep: bool,
-    recipes: str,
-    tokenizer: str | None,
-    outputs: Outputs,
+def simulate_command(
+    pairs: Annotated[
+        Path | None, typer.Argument(metavar="PAIRS.jsonl", help="records to replay, plain or gzipped")
+    ] = None,
+    before: Annotated[Path | None, option("OLD", "a text that predicts the one of --after")] = None,
+    after: Annotated[Path | None, option("NEW", "the text that a model would write")] = None,
+    git: Annotated[
+        str | None, option("RANGE", "the edits of these commits: each old file predicts the new one")
+    ] = None,
+    repo: Annotated[
+        Path | None, option("DIR", "the repository of --git; this folder if none is given")
+    ] = None,
+    suffix: Annotated[
+        list[str] | None, option(".py", "of --git, only files that end in this; repeatable")
+    ] = None,
+    limit: Annotated[int | None, option("N", "of --git, at most so many edits (100)", min=1)] = None,
+    policy: Annotated[
+        list[str] | None,
+        option(
+            "NAME|MODULE:CLASS",
+            "a drafter to run (gpu-align policies), or a predictor of your own; repeatable; "
+            "all if none is given",
+        ),
+    ] = None,
+    num_draft_tokens: Annotated[
+        int,
+        option(
+            "K",
+            "most draft tokens a step, 1 to 256 (vLLM's V1 runner takes 128)",
+            *("--num-draft-tokens", "-k"),
+            min=1,
+            max=256,
+        ),
+    ] = 64,
+    draft_in_prefill: Annotated[
+        bool, typer.Option("--draft-in-prefill", help="let the prefill step verify drafts too")
+    ] = False,
+    length_factor: Annotated[list[float] | None, _setting("F")] = None,
+    min_survival: Annotated[list[float] | None, _setting("P")] = None,
+    min_survival_recipe: Annotated[list[float] | None, _setting("P")] = None,
+    recipes: Annotated[
+        str,
+        option(
+            "PATH|base|off", "a recipe pack for gpu_align and recipe_pack; base is the one that comes with it"
+        ),
+    ] = "base",
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="run gpu_align all along its trade-off, beside its default")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, tokenizer_option("for records with text, and to show ids as text")
+    ] = None,
+    json_out: JsonOut = None,
+    html_out: Annotated[Path | None, option("OUT", "write a page of coloured outputs", "--html")] = None,
 ) -> None:
-    """The command; refuses bad input before the replay starts."""
-    chosen = list(dict.fromkeys(names))
-    paths = [name for name in chosen if ":" in name]
-    if unknown := [name for name in chosen if name not in (*policies.policy_names(), *paths)]:
-        known = ", ".join(policies.policy_names())
-        refuse(f"--policy: expected one of {known}, or module:Class, found {unknown[0]!r}")
-    if paths and "" not in sys.path:
+    """Replay known outputs and count the verification steps that each drafter takes.
+
+    Give a file of records, or two texts (--before, --after), or commits of a repository (--git).
+    """
+    from ...config import DrafterConfig
+    from . import policies, replay
+
+    chosen = list(dict.fromkeys(policy or ()))
+    known = policies.policy_names()
+    if unknown := [name for name in chosen if ":" not in name and name not in known]:
+        refuse(f"--policy: expected one of {', '.join(known)}, or module:Class, found {unknown[0]!r}")
+    if any(":" in name for name in chosen) and "" not in sys.path:
         sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
-    combined = _settings(settings, sweep)
-    _check_input(given)
-    sources = [path for path in (given.pairs, given.before, given.after) if path is not None]
-    check_outputs({"--json": outputs.json, "--html": outputs.html}, sources)
-    records = _records(given, tokenizer)
+    given = {
+        "length_factor": length_factor,
+        "min_survival": min_survival,
+        "min_survival_recipe": min_survival_recipe,
+    }
+    settings = _settings(given, policies.SWEEP if sweep else ())
+    if (before is None) != (after is None):
+        missing, there = ("--after", "--before") if after is None else ("--before", "--after")
+        refuse(f"{there}: expected {missing} as well")
+    ways = {"PAIRS": pairs, "--before and --after": before, "--git": git}
+    if len(found := [name for name, value in ways.items() if value is not None]) != 1:
+        told = " and ".join(found) or "none"
+        refuse(f"expected one of a file PAIRS, --before with --after, and --git, found {told}")
+    for name, value in {"--repo": repo, "--suffix": suffix or None, "--limit": limit}.items():
+        if git is None and value is not None:
+            refuse(f"{name}: expected with --git only")
+    outputs = {"--json": json_out, "--html": html_out}
+    check_outputs(outputs, [path for path in (pairs, before, after) if path is not None])
+
+    records = _records(pairs, before, after, (git or "", repo or Path(), suffix or [], limit), tokenizer)
     chosen = _runnable(recipes, records, chosen)
     try:
-        drafters = policies.make_policies(chosen, records, num_draft_tokens, combined, recipes)
+        drafters = policies.make_policies(chosen, records, num_draft_tokens, settings, recipes)
     except OSError as error:
         refuse(f"--recipes: {recipes}: {error.strerror or error}")
     except ValueError as error:
         refuse(str(error))
     total = sum(len(record.output) for record in records) * len(drafters)
     with progress_bar("replaying", total) as advance:
-        results = simulate(records, drafters, num_draft_tokens, draft_in_prefill, advance)
+        results = replay.simulate(records, drafters, num_draft_tokens, draft_in_prefill, advance)
 
-    if outputs.json is not None:
-        records_of = f"{given.before} to {given.after}" if given.git is None else f"git {given.git}"
+    if json_out is not None:
         about = {
-            "records": records_of if given.pairs is None else str(given.pairs),
+            "records": str(pairs or (f"{before} to {after}" if git is None else f"git {git}")),
             "tokenizer": policies.tokenizer_of(records),
             "settings": {
                 "draft_in_prefill": draft_in_prefill,
                 "recipes": recipes,
-                "drafter": [asdict(DrafterConfig(**setting)) for setting in combined],
+                "drafter": [asdict(DrafterConfig(**setting)) for setting in settings],
             },
         }
-        found = to_json(results, num_draft_tokens, about)
-        outputs.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if outputs.html is not None:
-        outputs.html.write_text(to_html(records, results, num_draft_tokens), encoding="utf-8")
+        figures = replay.to_json(results, num_draft_tokens, about)
+        json_out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if html_out is not None:
+        html_out.write_text(replay.to_html(records, results, num_draft_tokens), encoding="utf-8")
     title = f"up to {num_draft_tokens} draft tokens a step"
-    print_table(title, TABLE_HEADER, table_rows(results), words=["policy"], folded="policy")
-    for written in outputs:
-        if written is not None:
-            typer.echo(f"wrote {written}")
+    print_table(title, replay.TABLE_HEADER, replay.table_rows(results), words=["policy"], folded="policy")
+    for written in filter(None, outputs.values()):
+        typer.echo(f"wrote {written}")
 
 
-def _check_input(given: Input) -> None:
-    if (given.before is None) != (given.after is None):
-        missing, there = ("--after", "--before") if given.after is None else ("--before", "--after")
-        refuse(f"{there}: expected {missing} as well")
-    ways = {"PAIRS": given.pairs, "--before and --after": given.before, "--git": given.git}
-    found = [name for name, value in ways.items() if value is not None]
-    if len(found) != 1:
-        told = " and ".join(found) or "none"
-        refuse(f"expected one of a file PAIRS, --before with --after, and --git, found {told}")
-    if given.git is None:
-        only = {"--repo": given.repo, "--suffix": given.suffixes or None, "--limit": given.limit}
-        for option, value in only.items():
-            if value is not None:
-                refuse(f"{option}: expected with --git only")
+def _records(
+    pairs: Path | None,
+    before: Path | None,
+    after: Path | None,
+    history: tuple[str, Path, Sequence[str], int | None],
+    tokenizer: str | None,
+) -> list[Record]:
+    """What is to be replayed; history: range, repository, suffixes and limit."""
+    from .records import read_records, records_of_files, records_of_git
+    from .tokenizers import load_tokenizer
 
-
-def _records(given: Input, tokenizer: str | None) -> list[Record]:
+    name = tokenizer or _DEFAULT_TOKENIZER
     try:
-        if given.pairs is not None:
-            records = read_records(given.pairs, tokenizer)
+        if pairs is not None:
+            records = read_records(pairs, tokenizer)
             if tokenizer is not None:
                 load_tokenizer(tokenizer)  # records with ids alone have not needed it yet
             return records
-        with_name = tokenizer or _DEFAULT_TOKENIZER
-        if given.before is not None and given.after is not None:
-            records = records_of_files(given.before, given.after, with_name)
+        if before is not None and after is not None:
+            records = records_of_files(before, after, name)
         else:
-            records = records_of_git(
-                given.git or "", given.repo or Path(), with_name, given.suffixes, given.limit
-            )
-            typer.echo(f"note: {counted(len(records), 'edit')} of {given.git}", err=True)
+            revisions, repo, suffixes, limit = history
+            records = records_of_git(revisions, repo, name, suffixes, limit)
+            typer.echo(f"note: {counted(len(records), 'edit')} of {revisions}", err=True)
         if tokenizer is None:
-            note = f"note: tokenized with {_DEFAULT_TOKENIZER}; --tokenizer takes that of your model"
-            typer.echo(note, err=True)
+            typer.echo(f"note: tokenized with {name}; --tokenizer takes that of your model", err=True)
         return records
     except RecordError as error:
-        refuse(f"{given.pairs}: {error}" if error.line else str(error))
+        refuse(f"{pairs}: {error}" if error.line else str(error))
     except ValueError as error:
         refuse(str(error))
     except OSError as error:
-        path = given.pairs if given.pairs is not None else error.filename
+        path = pairs if pairs is not None else error.filename
         refuse(f"{path}: {error.strerror or error}" if path else str(error))
 
 
 def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[str]:
     """The policies to run: `names`, or else all that can run with this pack."""
+    from . import policies
+
     known = policies.tokenizer_of(records) is not None
     names = names or policies.runnable_policy_names(with_recipes=known and pack != policies.NO_PACK)
     if not known and pack != policies.NO_PACK:
@@ -160,15 +209,19 @@ def _runnable(pack: str, records: Sequence[Record], names: list[str]) -> list[st
     return names
 
 
-def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[dict[str, Any]]:
-    """The settings of our drafter to run: every combination of the given values, or the default alone."""
+def _settings(
+    given: Mapping[str, Sequence[float] | None], sweep: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The settings of our drafter to run: every combination of the given values, or the default alone; `sweep`."""
+    from ...config import DrafterConfig
+
     fields: list[list[tuple[str, Any]]] = [
-        [(name, int(value) if value.is_integer() else value) for value in dict.fromkeys(map(float, values))]
+        [(name, int(value) if value.is_integer() else value) for value in dict.fromkeys(values)]
         for name, values in given.items()
         if values
     ]
     settings = [dict(combination) for combination in itertools.product(*fields)]
-    settings += [setting for setting in policies.SWEEP if sweep and setting not in settings]
+    settings += [setting for setting in sweep if setting not in settings]
     for setting in settings:
         try:
             DrafterConfig(**setting)
@@ -178,77 +231,79 @@ def _settings(given: Mapping[str, Sequence[float] | None], sweep: bool) -> list[
     return settings
 
 
+def policies_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="show these in full: options and source")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print all fields as JSON")] = False,
+) -> None:
+    """List the drafters that simulate can run: what each does, its options, and who published it."""
+    found = {policy["name"]: policy for policy in describe()}
+    for name in names or ():
+        if name not in found:
+            refuse(f"NAME: expected one of {', '.join(found)}, found {name!r}")
+    chosen = [found[name] for name in dict.fromkeys(names or found)]
+    if as_json:
+        typer.echo(json.dumps({"version": __version__, "policies": chosen}, indent=1))
+        return
+    for policy in chosen:
+        typer.echo(f"{policy['name']}\n  {policy['summary']}")
+        options = ", ".join(f"{name}={value!r}" for name, value in policy["options"].items())
+        for what in ("options", "given_as", "source", "needs"):
+            if told := (options or "none") if what == "options" else policy[what]:
+                typer.echo(f"  {what.replace('_', ' '):9} {told}")
+
+
+def describe() -> list[dict[str, Any]]:
+    """Every policy, in the order of ``simulate``.
+
+    ``name``; ``summary`` in a line; ``options`` as it runs; ``given_as``, how others are given; ``source``, who
+    published it; ``needs``, what it cannot run without here.
+    """
+    from ...config import DrafterConfig
+    from .. import policies as published
+    from . import policies
+
+    fields = "length_factor", "min_survival", "min_survival_recipe"
+    described = [
+        {
+            "name": policies.OURS,
+            "summary": "This library's drafter: aligns the prediction, looks the context and recipes up.",
+            "options": {field: getattr(DrafterConfig(), field) for field in fields},
+            "given_as": "--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off",
+            "source": "this library, docs/alignment.md",
+            "needs": "",
+        }
+    ]
+    for group, needs in (
+        (published.POLICIES, ""),
+        (published.RECIPE_POLICIES, "--tokenizer, or records that name one"),
+        (published.OPTIONAL_POLICIES, "" if published.suffix_decoding_available() else "arctic-inference"),
+    ):
+        described += [{"name": name, **_told_by(factory), "needs": needs} for name, factory in group.items()]
+    return described
+
+
 #: Arguments that are not options on a command line.
 _NOT_OPTIONS = ("name", "recipes", "earlier", "ends_line")
 
 
-class PolicyInfo(NamedTuple):
-    """One drafter: what it does, in a line; its options as it runs; how others are given; who published it.
-
-    needs: what it cannot run without here; empty where nothing is missing.
-    """
-
-    name: str
-    summary: str
-    options: dict[str, Any]
-    given_as: str
-    source: str
-    needs: str
-
-
-def describe() -> list[PolicyInfo]:
-    """Every policy, in the order of ``simulate``."""
-    fields = "length_factor", "min_survival", "min_survival_recipe"
-    ours = PolicyInfo(
-        name=policies.OURS,
-        summary="This library's drafter: aligns the prediction, looks the context and recipes up.",
-        options={field: getattr(DrafterConfig(), field) for field in fields},
-        given_as="--length-factor F --min-survival P --min-survival-recipe P --recipes PATH|base|off",
-        source="this library, docs/alignment.md",
-        needs="",
-    )
-    groups: tuple[Mapping[str, Callable[..., Any]], ...] = (
-        published.POLICIES, published.RECIPE_POLICIES, published.OPTIONAL_POLICIES,
-    )  # fmt: skip
-    return [ours, *(_published(name, factory) for group in groups for name, factory in group.items())]
-
-
-def _published(name: str, factory: Callable[..., Any]) -> PolicyInfo:
-    """By its signature, and by the first paragraph and the source of its docstring."""
-    function, args, keywords = factory, (), {}
-    if isinstance(factory, functools.partial):
-        function, args, keywords = factory.func, factory.args, factory.keywords
-    bound = inspect.signature(function).bind_partial(*args, **keywords)
+def _told_by(factory: Any) -> dict[str, Any]:
+    """What its signature tells, and the first paragraph and the source of its docstring."""
+    called = factory if isinstance(factory, functools.partial) else functools.partial(factory)
+    bound = inspect.signature(called.func).bind_partial(*called.args, **called.keywords)
     bound.apply_defaults()
     options = {
         option: value
         for option, value in bound.arguments.items()
         if option not in _NOT_OPTIONS and not isinstance(value, tuple)
     }
-    given = [f"--policy 'gpu_align.policies:{function.__name__}?{o}={v}'" for o, v in options.items()]
-    text = (inspect.getdoc(function) or "").replace("``", "`")
+    given = [f"--policy 'gpu_align.policies:{called.func.__name__}?{o}={v}'" for o, v in options.items()]
+    text = (inspect.getdoc(called.func) or "").replace("``", "`")
     source = re.search(r"\bSource:\s+(.+?)(?:\n\n|\Z)", text, re.DOTALL)
-    needs = "--tokenizer, or records that name one" if name in published.RECIPE_POLICIES else ""
-    if name in published.OPTIONAL_POLICIES and not published.suffix_decoding_available():
-        needs = "arctic-inference"
-    return PolicyInfo(
-        name=name,
-        summary=" ".join(text.partition("\n\n")[0].split()),
-        options=options,
-        given_as=given[0] if given else "",
-        source=" ".join(source[1].split()) if source else "",
-        needs=needs,
-    )
-
-
-def lines_of(info: PolicyInfo) -> list[str]:
-    """One policy in full, as lines of text."""
-    options = ", ".join(f"{name}={value!r}" for name, value in info.options.items())
-    told = {
-        "options": options or "none",
-        "given as": info.given_as,
-        "source": info.source,
-        "needs": info.needs,
+    return {
+        "summary": " ".join(text.partition("\n\n")[0].split()),
+        "options": options,
+        "given_as": given[0] if given else "",
+        "source": " ".join(source[1].split()) if source else "",
     }
-    lines = [f"  {what:9} {value}" for what, value in told.items() if value]
-    return [info.name, f"  {info.summary}", *lines]

@@ -33,11 +33,8 @@ def tokenizer_of(records: Sequence[Record]) -> str | None:
 def recipes_for(records: Sequence[Record], pack: str = SHIPPED_PACK) -> Recipes | None:
     """The recipes of a pack in the records' tokens; None where their tokenizer is not known.
 
-    A pack is tokenized once for each tokenizer, which takes a few seconds.
-
-    Args:
-        records: what is to be drafted.
-        pack: a file of `RecipePack.save`, ``"base"``: the one that comes with the library, or ``"off"``.
+    pack: a file of `RecipePack.save`, ``"base"``: the one that comes with the library, or ``"off"``. One is
+    tokenized once for each tokenizer, which takes a few seconds.
 
     Raises:
         PackError: the file is not a pack.

@@ -17,35 +17,21 @@ MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True)
 class Record:
-    """One known generation to replay: token ids in ``[0, 2**31)``."""
+    """One known generation to replay: token ids in ``[0, 2**31)``. Prompt and prediction may be empty."""
 
     id: str
-    #: Before the output; may be empty.
     prompt: list[int]
-    #: What the user expected; may be empty.
     prediction: list[int]
-    #: What the model writes; at least one token.
     output: list[int]
     #: That the ids belong to, where it is known.
     tokenizer: str | None = None
 
 
 def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:
-    """Read a whole file of records, ``PAIRS.jsonl`` or ``PAIRS.jsonl.gz`` (told by its first two bytes).
-
-    Each line is one JSON object; empty lines are skipped, unknown fields and a byte order mark ignored::
-
-        {"id": str or int,
-         "prediction": [ids]   or "prediction_text": str,
-         "output": [ids]       or "output_text": str,
-         "prompt": [ids]?      or "prompt_text": str?,
-         "tokenizer": str?}
-
-    Text is encoded without special tokens, its line ends normalised to LF, by the record's `tokenizer`, or
-    else by the one given here.
+    """Read a whole file of records, ``PAIRS.jsonl`` or ``PAIRS.jsonl.gz``; docs/simulator.md has its fields.
 
     Args:
-        path: the file.
+        path: the file; its first two bytes tell whether it is gzipped.
         tokenizer: ``"tekken"``, or what transformers can load; for records that name none.
 
     Raises:
@@ -126,8 +112,7 @@ def records_of_files(before: Path, after: Path, tokenizer: str) -> list[Record]:
     Raises:
         EditError: a file is not UTF-8 text, or `after` is empty.
         OSError: a file cannot be read.
-        ValueError: the tokenizer cannot be loaded.
-        MissingExtraError: the tokenizer's package is not installed.
+        ValueError, MissingExtraError: as `load_tokenizer`.
     """
     old, new = _text_of(before), _text_of(after)
     if not new:
@@ -149,8 +134,7 @@ def records_of_git(
 
     Raises:
         EditError: Git is missing or refuses the range, or the range changes no text file.
-        ValueError: the tokenizer cannot be loaded.
-        MissingExtraError: the tokenizer's package is not installed.
+        ValueError, MissingExtraError: as `load_tokenizer`.
     """
     found = git_edits("--git", repo, revisions, MAX_FILE_BYTES, _decoded, tuple(suffixes))
     edits = list(itertools.islice(found, 100 if limit is None else limit))

@@ -1,22 +1,49 @@
-"""Replay: a known output plays the model, and a policy drafts for it."""
+"""Deterministic replay of known outputs: how good a drafter is, measured without a GPU and without a model.
+
+The known output stands for the model. In each step a policy drafts, the matching prefix is accepted, and one token
+of the output follows; `PredictorLoop.follow` is the loop. `gpu_align.simulate` hands on the names of `__all__`.
+"""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import __version__
 from ...predictors.base import TokenPredictor
 from ...predictors.loop import PredictorLoop, VerifiedStep
-from ..html import Origin
-from .records import Record
+from .. import html
+from ..inputs import EditError, RecordError
+from .policies import (
+    NO_PACK,
+    SWEEP,
+    import_policy,
+    make_policies,
+    policy_names,
+    recipes_for,
+    runnable_policy_names,
+    setting_name,
+    tokenizer_of,
+)
+from .records import Record, read_records, records_of_files, records_of_git
+from .tokenizers import load_tokenizer, token_texts
 
 if TYPE_CHECKING:
     from typing import Self
+
+__all__ = [
+    "NO_PACK", "SWEEP", "EditError", "PairResult", "PolicyResult", "Record", "RecordError", "import_policy",
+    "load_tokenizer", "make_policies", "policy_names", "read_records", "recipes_for", "records_of_files",
+    "records_of_git", "replay", "runnable_policy_names", "setting_name", "simulate", "to_html", "to_json",
+    "token_texts", "tokenizer_of",
+]  # fmt: skip
 
 
 @dataclass
@@ -48,10 +75,9 @@ class PairResult:
     @classmethod
     def begin(cls, record: Record, draft_in_prefill: bool = False) -> Self:
         """Before the first step that verifies: the prefill has given a token, unless it verifies drafts, too."""
-        length = len(record.output)
-        origins = np.full(length, Origin.GENERATED, dtype=np.uint8)
-        step_of = np.zeros(length, dtype=np.int32)
-        return cls(record.id, length, int(not draft_in_prefill), 0, 0, [], origins, step_of)
+        length, steps = len(record.output), int(not draft_in_prefill)
+        origins, step_of = np.full(length, html.Origin.GENERATED, np.uint8), np.zeros(length, np.int32)
+        return cls(record.id, length, steps, 0, 0, [], origins, step_of)
 
     def count(self, step: VerifiedStep) -> None:
         """Take the next step."""
@@ -61,7 +87,7 @@ class PairResult:
         self.accepted += accepted
         self.rejected += wrong
         self.propose_ns.append(step.ns)
-        origin = Origin.ACCEPTED if step.source is None else step.source
+        origin = html.Origin.ACCEPTED if step.source is None else step.source
         self.origins[step.start : step.start + accepted] = origin
         if step.source is not None and wrong:
             self.rejected_from[step.source] += wrong
@@ -70,31 +96,11 @@ class PairResult:
 def replay(
     policy: TokenPredictor, record: Record, num_draft_tokens: int, draft_in_prefill: bool = False
 ) -> PairResult:
-    """Run one policy over one record; `PredictorLoop.follow` is the loop.
-
-    ::
-
-        policy.update_input_tokens(prompt + prediction)
-        policy.reset(prompt, options)                      # K and the prediction are in the options
-        if draft_in_prefill: position, steps = 0, 0        # the prefill verifies drafts like any step
-        else:                position, steps = 1, 1        # the prefill yields output[0] and no more
-                             policy.push_tokens(output[:1])
-        while position < L:
-            draft = policy.predict_tokens()[: min(K, L - position)]    # past the end, nothing is verified
-            n = length of the longest common prefix of draft and output[position:]
-            accepted += n
-            rejected += len(draft) - n
-            position += n, and one more for the model's own token if position + n < L
-            steps += 1
-            policy.push_tokens(the tokens of this step)
-
-    So ``accepted + (steps that added a token) == L``, and a perfect prediction takes
-    ``1 + ceil((L - 1) / (K + 1))`` steps, or ``ceil(L / (K + 1))`` with `draft_in_prefill`. The policy
-    gets copies: it cannot see a token that is not generated yet.
+    """Run one policy over one record. docs/simulator.md has the loop, and what a perfect prediction takes.
 
     Args:
         policy: the drafter; it is reset. An error of it is raised: a figure without its drafts would mislead.
-        record: what to replay.
+        record: what to replay. The policy gets copies: it cannot see a token that is not generated yet.
         num_draft_tokens: K, at least 1.
         draft_in_prefill: let the prefill step verify drafts, as a hosted service can.
 
@@ -146,20 +152,16 @@ class PolicyResult:
         return float(np.median(times)) / 1e3 if times else None
 
 
-#: Called as ``progress(policy_name, tokens_just_replayed)`` after each record.
-Progress = Callable[[str, int], None]
-
-
 def simulate(
     records: Sequence[Record],
     policies: Sequence[TokenPredictor],
     num_draft_tokens: int,
     draft_in_prefill: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[str, int], object] | None = None,
 ) -> list[PolicyResult]:
     """`replay` every record with every policy, in this order; one `PolicyResult` a policy.
 
-    `progress` is told after each record.
+    progress: told the policy's name and the tokens just replayed, after each record.
     """
     results = []
     for policy in policies:
@@ -171,3 +173,91 @@ def simulate(
                 progress(name, len(record.output))
         results.append(PolicyResult(name, pairs))
     return results
+
+
+#: A page shows the outputs of further policies as long as all of them have no more tokens than this: browsers
+#: open a page of a few megabytes at once.
+MAX_PAGE_TOKENS = 400_000
+
+TABLE_HEADER = ("policy", "tokens", "steps", "tokens/step", "accepted", "rejected", "rej/acc", "µs/draft")
+
+
+def to_json(
+    results: Sequence[PolicyResult], num_draft_tokens: int, about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The results as the JSON object of docs/simulator.md; `about` is what the caller knows beside them."""
+    counts = ("output_tokens", "steps", "accepted", "rejected")
+    figures = (*counts, "tokens_per_step", "rejected_per_accepted", "propose_us_median")
+    policies = {}
+    for result in results:
+        pairs = [{name: getattr(pair, name) for name in ("id", *counts)} for pair in result.pairs]
+        policies[result.name] = {**{name: getattr(result, name) for name in figures}, "pairs": pairs}
+    return {
+        "version": __version__,
+        **(about or {}),
+        "num_draft_tokens": num_draft_tokens,
+        "policies": policies,
+    }
+
+
+def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
+    """One row a policy, cells as text, in the order of `TABLE_HEADER`."""
+    return [
+        (
+            r.name, f"{r.output_tokens:,}", f"{r.steps:,}", f"{r.tokens_per_step:.2f}", f"{r.accepted:,}",
+            f"{r.rejected:,}", _or_dash(r.rejected_per_accepted, ".2f"), _or_dash(r.propose_us_median, ",.0f"),
+        )
+        for r in results
+    ]  # fmt: skip
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def to_html(records: Sequence[Record], results: Sequence[PolicyResult], num_draft_tokens: int) -> str:
+    """A page with the table, and each record's output coloured by where its tokens came from.
+
+    Records with a tokenizer show text, the others token ids. `gpu_align` is first; the others follow in their
+    order as long as there is room (`MAX_PAGE_TOKENS`).
+    """
+    # The sort is stable; behind our name there may be settings.
+    ordered = sorted(results, key=lambda result: result.name.split(" ")[0] != "gpu_align")
+    used = list(itertools.accumulate(result.output_tokens for result in ordered))
+    num_shown = max(1, bisect.bisect_right(used, MAX_PAGE_TOKENS))
+    shown, left_out = ordered[:num_shown], [result.name for result in ordered[num_shown:]]
+    present = {int(origin) for result in shown for pair in result.pairs for origin in np.unique(pair.origins)}
+    parts = [
+        html.note(
+            f"{len(records):,} known outputs replayed with up to {num_draft_tokens} draft tokens a step. "
+            "A step is one forward pass of the model; rej/acc is the number of rejected draft tokens for "
+            "each accepted one."
+        ),
+        html.table(TABLE_HEADER, table_rows(results)),
+        html.heading("Where each token came from"),
+        html.legend(present),
+    ]
+    if left_out:
+        parts.append(html.note(f"Not shown, to keep the page small: {', '.join(left_out)}."))
+    for index, record in enumerate(records):
+        texts = [f"{token} " for token in record.output]
+        if record.tokenizer is not None:
+            texts = token_texts(load_tokenizer(record.tokenizer), record.output)
+        pairs = [result.pairs[index] for result in shown]
+        outputs = [html.tokens(texts, pair.origins.tolist(), pair.step_of.tolist()) for pair in pairs]
+        if len(shown) > 1:
+            outputs = [
+                html.details(result.name, _pair_note(pair), output, opened=result is shown[0])
+                for result, pair, output in zip(shown, pairs, outputs, strict=True)
+            ]
+        note = f"{shown[0].name}: {_pair_note(pairs[0])}"
+        parts.append(html.details(record.id, note, "\n".join(outputs)))
+    return html.page("gpu-align simulate", parts)
+
+
+def _pair_note(pair: PairResult) -> str:
+    return (
+        f"{pair.output_tokens:,} tokens in {pair.steps:,} steps "
+        f"({pair.output_tokens / pair.steps:.1f} a step), "
+        f"{pair.accepted:,} accepted, {pair.rejected:,} rejected"
+    )
