@@ -598,7 +598,7 @@ class Drafter:
         # Pinned memory is kept by powers of two. PyTorch sorts few keys by one kernel and many by another, and
         # there are keys of 16 and of 32 bits.
         most = min(self.max_prediction_len, self._arena.num_tokens)
-        sizes = {min(2 << i, most) for i in range(most.bit_length() if self._backend == "triton" else 1)}
+        sizes = {min(1 << i, most) for i in range(most.bit_length() + 1 if self._backend == "triton" else 1)}
         for num_tokens in () if self._arena.stats().num_predictions else sorted(sizes):
             store_prediction(
                 self._state, 0, np.zeros(num_tokens, dtype=np.int32), self._backend

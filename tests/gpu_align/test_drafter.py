@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import gpu_align
-from gpu_align import drafter
-from tests.gpu_align.engine import Engine, same, snapshot
+from tests.gpu_align.engine import Engine
 from tests.gpu_align.step_harness import BACKENDS, distinct
 
 
@@ -112,33 +111,6 @@ def test_version_matches_the_package():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["version"] == gpu_align.__version__
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_warming_up_changes_no_slot_and_holds_no_prediction(backend):
-    cold, warm = (Engine(backend, N=600, max_prediction_tokens=256) for _ in range(2))
-    slots, stats = snapshot(warm.drafter)[3:], warm.drafter.prediction_stats
-    warm.drafter.warm_up(warm.token_ids, warm.total_len)
-    assert all(torch.equal(*pair) for pair in zip(slots, snapshot(warm.drafter)[3:], strict=True))
-    assert warm.drafter.prediction_stats == stats
-    for engine in (cold, warm):
-        engine.add(0, distinct(60), [900, 901], distinct(3))
-    assert warm.propose([0]) == cold.propose([0])
-    # With requests under way, too.
-    before = snapshot(warm.drafter)
-    warm.drafter.warm_up(warm.token_ids, warm.total_len)
-    assert same(before, warm.drafter)
-
-
-def test_warming_up_runs_budgets_of_every_size(monkeypatch):
-    engine, sizes = Engine("reference"), []
-    monkeypatch.setattr(drafter, "limit_drafts_inplace", lambda draft, *_: sizes.append(len(draft.length)))
-    started = []
-    monkeypatch.setattr(engine.drafter._preparation, "start", lambda *args: started.append(args[-1]))
-    engine.drafter.warm_up(engine.token_ids, engine.total_len)
-    assert (sizes, started) == ([], [[0]])
-    engine.drafter.warm_up(engine.token_ids, engine.total_len, budget=True)
-    assert sizes == [1, 2, 4]
 
 
 def test_inference_mode_may_come_and_go():

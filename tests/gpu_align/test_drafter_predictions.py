@@ -195,16 +195,6 @@ class TestWhatAddWrites:
                 call()
             assert (launched, operations.names) == ([(set_slot_kernel, None)], [])
 
-    def test_warming_up_loads_every_kernel_of_an_add(self, launched):
-        engine = Engine("triton", N=131_072)
-        engine.drafter.warm_up(engine.token_ids, engine.total_len)
-        of_an_index = [
-            (kernel, dtype)
-            for kernel in (index_keys_kernel, index_kernel)
-            for dtype in (torch.int16, torch.int32)
-        ]
-        assert set(launched) == {*of_an_index, (set_slot_kernel, None)}
-
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_the_caller_may_change_its_tokens(self, backend):
         engine, tokens = Engine(backend), np.array(distinct(60), dtype=np.int32)
