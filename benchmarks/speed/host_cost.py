@@ -58,7 +58,8 @@ class NoDevice:
 
     utils = NoUtils()
 
-    def __init__(self) -> None:
+    def __init__(self, target: GPUTarget = TARGET, number: int = 0) -> None:
+        self.target, self.number = target, number
         self.launches: list[tuple[Any, ...]] = []
         self.listens = True
 
@@ -70,13 +71,13 @@ class NoDevice:
         return launch
 
     def get_current_device(self) -> int:
-        return 0
+        return self.number
 
     def get_current_stream(self, _: int) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return TARGET
+        return self.target
 
 
 def microseconds(call: Callable[[], object], repeats: int = 2000, rounds: int = 10) -> float:

@@ -14,13 +14,15 @@ faults were found. Exit code 1: something was found, or a planted fault was not.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
@@ -32,20 +34,11 @@ from benchmarks import tables
 from benchmarks.speed import static_check
 from benchmarks.speed.racing import Findings, RacingMachine, where
 from benchmarks.speed.sass import Instruction, Program, disassemble
-from benchmarks.speed.sass_warp import STACK, Memory
+from benchmarks.speed.sass_warp import STACK, Memory, width_of
 
 #: Target → where a kernel's arguments begin in constant bank 0, where the stack pointer stands in it, and where
 #: shared memory begins.
 TARGETS = {"sm_80": (0x160, 0x28, 0), "sm_90": (0x210, 0x28, 0x400), "sm_100": (0x380, 0x37C, 0x400)}
-#: Wrong cases after which a run does not look for more.
-MOST_WRONG = 20
-_TYPES = {
-    torch.int8: "*i8",
-    torch.int16: "*i16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.float32: "*fp32",
-}
 #: Shares of a run's time; those that are not here have one.
 WEIGHTS = {"step": 8}
 
@@ -56,13 +49,15 @@ class Code:
 
     label: str
     program: Program
+    #: Those of the kernel that are in constant bank 0.
+    arguments: list[str]
     shared: int
     num_warps: int
-    findings: Findings = field(default_factory=Findings)
+    findings: Findings
 
 
 class Emulator:
-    """Compiles kernels for a target and runs their launches.
+    """Lets Triton compile kernels for a target, as for a launch, and runs what it made.
 
     Args:
         target: a key of `TARGETS`.
@@ -71,40 +66,36 @@ class Emulator:
 
     def __init__(self, target: str, seed: int) -> None:
         self.target, self.rng = target, random.Random(seed)
-        self.codes: dict[Any, Code] = {}
+        self.codes: dict[str, Code] = {}
         #: Name of the kernel that was launched last.
         self.last = ""
 
     def launch(self, kernel: Any, grid: tuple[int, ...], args: Any, by_name: dict[str, Any]) -> None:
-        num_warps, registers = by_name.pop("num_warps", 4), by_name.pop("maxnreg", 0)
-        given = {**dict(zip(kernel.arg_names, args, strict=False)), **by_name}
-        source = _source_of(kernel, given)
         self.last = kernel.fn.__name__
-        key = self.last, repr(source), num_warps, registers
-        if key not in self.codes:
-            self.codes[key] = self._compile(kernel, source, num_warps, registers)
-        code = self.codes[key]
-        arguments = {name: given[name] for name in kernel.arg_names if source[0][name] != "constexpr"}
+        compiled = kernel.warmup(*args, grid=grid, **by_name)
+        if compiled.hash not in self.codes:
+            self.codes[compiled.hash] = self._code_of(kernel, compiled)
         if 0 not in grid:
-            self._run(code, arguments, (*grid, 1)[:2])
+            given = {**dict(zip(kernel.arg_names, args, strict=False)), **by_name}
+            self._run(self.codes[compiled.hash], given, (*grid, 1)[:2])
 
-    def _compile(self, kernel: Any, source: Any, num_warps: int, registers: int) -> Code:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
+    def _code_of(self, kernel: Any, compiled: Any) -> Code:
+        names, constants = kernel.arg_names, compiled.src.constants
+        sizes = [f"{names[i]} {value}" for (i,), value in constants.items() if names[i].isupper()]
+        arguments = [name for name, kind in compiled.src.signature.items() if kind != "constexpr"]
+        code, made = disassemble(compiled.asm["cubin"]), compiled.metadata
+        return Code(
+            ", ".join([kernel.fn.__name__, *sizes]),
+            code,
+            arguments,
+            made.shared,
+            made.num_warps,
+            Findings(code),
+        )
 
-        signature, constants, attrs = source
-        options = {"num_warps": num_warps, **({"maxnreg": registers} if registers else {})}
-        target = GPUTarget(*static_check.TARGETS[self.target])
-        done = triton.compile(ASTSource(kernel, signature, constants, attrs), target=target, options=options)
-        sizes = [
-            f"{name} {value}" for name, value in constants.items() if name.isupper() and value is not None
-        ]
-        label = f"{kernel.fn.__name__}, {', '.join(sizes)}"
-        return Code(label, disassemble(done.asm["cubin"]), done.metadata.shared, num_warps)
-
-    def _run(self, code: Code, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
-        tensors = [arg for arg in arguments.values() if isinstance(arg, torch.Tensor)]
+    def _run(self, code: Code, given: dict[str, Any], grid: tuple[int, int]) -> None:
+        arguments = [given[name] for name in code.arguments]
+        tensors = [arg for arg in arguments if isinstance(arg, torch.Tensor)]
         # Views share their memory: a storage is laid out once.
         storages = {t.untyped_storage().data_ptr(): _bytes_of(t) for t in tensors}
         memory = Memory(list(storages.values()))
@@ -112,7 +103,7 @@ class Emulator:
         start, stack, shared_start = TARGETS[self.target]
         bank = bytearray(4096)
         bank[stack : stack + 4] = STACK.to_bytes(4, "little")
-        for arg in arguments.values():
+        for arg in arguments:
             value, size = arg, 4
             if isinstance(arg, torch.Tensor):
                 pointer = arg.untyped_storage().data_ptr()
@@ -132,25 +123,6 @@ def _bytes_of(t: torch.Tensor) -> Any:
     return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy()
 
 
-def _source_of(kernel: Any, given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
-    """``(signature, constants, attrs)`` as Triton's own launcher makes them."""
-    signature, constants, attrs = {}, {}, {}
-    for i, p in enumerate(kernel.params):
-        value = given[p.name]
-        if p.is_constexpr or value is None or (not p.do_not_specialize and _is_one(value)):
-            signature[p.name], constants[p.name] = "constexpr", value
-            continue
-        signature[p.name] = _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-        number = value.data_ptr() if isinstance(value, torch.Tensor) else int(value)
-        if not p.do_not_specialize and not p.do_not_specialize_on_alignment and number % 16 == 0:
-            attrs[(i,)] = [["tt.divisibility", 16]]
-    return signature, constants, attrs
-
-
-def _is_one(value: Any) -> bool:
-    return isinstance(value, int) and value == 1
-
-
 class EmulatedKernel:
     """In the place of a ``@triton.jit`` function."""
 
@@ -165,8 +137,13 @@ class EmulatedKernel:
 @contextmanager
 def in_place_of_triton(emulator: Emulator) -> Iterator[None]:
     """Every launch of a kernel goes to `emulator`, on CPU tensors."""
+    from triton.runtime import driver
+
+    from benchmarks.speed.host_cost import NoDevice
     from gpu_align.ops import lcs
 
+    # Triton keeps what it compiled by the number of a device.
+    driver.set_active(NoDevice(static_check.target_of(emulator.target), list(TARGETS).index(emulator.target)))
     kernels = static_check.find_kernels()
     # The backend "triton" takes CPU tensors where Triton interprets. Kernels are compiled ones by now.
     with patch.dict(os.environ, TRITON_INTERPRET="1"), patch.object(lcs, "_INTERPRETER_REQUESTS", 1):
@@ -186,11 +163,11 @@ def _module(name: str) -> Any:
 # Cases: each raises AssertionError where anything differs.
 
 
-def steps(rng: random.Random, K: int) -> None:
+def steps(rng: random.Random, K: int, has_shapes: bool) -> None:
     """Batches of requests that arrive, leave, are preempted and repeat each other: drafts and all state."""
     from tests.gpu_align.step_batch import StepBatch
 
-    batch = StepBatch.draw(rng, K=K)
+    batch = StepBatch.draw(rng, K=K, capacity=rng.choice([0, 0, 2500]), has_shapes=has_shapes)
     for _ in range(rng.randint(1, 6)):
         for row in batch.random_step():
             assert not row.wrong, row.wrong
@@ -217,7 +194,7 @@ def scans(rng: random.Random) -> None:
 def indices(rng: random.Random, bits: int) -> None:
     from tests.gpu_align.ops.test_suffix_index import check_index
 
-    size = rng.choice([1, 2, 255, 257, 1025, 2500])
+    size = rng.choice([1, 2, 255, 257, 1025, 2500, rng.randint(1, 3000)])
     check_index(
         [rng.choice([3, 3, rng.randrange(131_072), -5, 2**31 - 1]) for _ in range(size)], bits, "triton"
     )
@@ -226,7 +203,7 @@ def indices(rng: random.Random, bits: int) -> None:
 def budgets(rng: random.Random, least_b: int, least_k: int) -> None:
     """Of sizes for which one variant is compiled: up to a power of two of requests, below one of drafts."""
     B, K = rng.randint(least_b, 2 * least_b - 2), rng.randint(least_k, 2 * least_k - 1)
-    from tests.gpu_align.ops.test_draft_budget import drafts, expected, limit
+    from tests.gpu_align.ops.test_draft_budget import VOCAB, drafts, expected, limit
 
     rows = [
         sorted(
@@ -235,12 +212,23 @@ def budgets(rng: random.Random, least_b: int, least_k: int) -> None:
         for _ in range(B)
     ]
     budget = rng.choice([0, 1, B, B * K // 3, B * K])
-    assert limit(drafts(rows, "cpu", K=K), budget, "triton").length.tolist() == expected(rows, budget)
+    made = drafts(rows, "cpu", K=K)
+    draft, last_tokens, total, _ = made
+    last_tokens.view(-1)[:] = torch.tensor(rng.choices([-1, 0, 5, VOCAB - 1, VOCAB], k=last_tokens.numel()))
+    total[:] = torch.tensor(rng.choices(range(8), k=len(total)))
+    behind = torch.arange(K) >= draft.length[:, None]  # are padded with the last token before
+    padding = torch.where(total > 0, last_tokens[range(B + 1), total.clamp(1, 5) - 1], 0)
+    draft.token_ids.copy_(
+        draft.token_ids.where(~behind, padding.where((padding >= 0) & (padding < VOCAB), 0)[:B, None])
+    )
+    found, same = (limit(deepcopy(made), budget, backend) for backend in ("triton", "reference"))
+    assert found.length.tolist() == expected(rows, budget)
+    assert all(map(torch.equal, found, same)), f"expected {same}, found {found}"
 
 
 #: Name → its cases.
 CASES: dict[str, list[Callable[[random.Random], None]]] = {
-    "step": [lambda rng, K=K: steps(rng, K) for K in (16, 64, 256)],
+    "step": [lambda rng, K=K, s=s: steps(rng, K, s) for K in (16, 64, 256) for s in (False, True)],
     "lcs": [
         lambda rng, m=m, n=n, w=w: lcs_of(rng, m, n, w)
         for m, n, w in ((9, 65, None), (12, 200, 2), (40, 1000, 8), (30, 5000, 128))
@@ -282,22 +270,24 @@ class Outcome(NamedTuple):
 
 
 def run_cases(
-    emulator: Emulator, names: Collection[str], rounds: int, seed: int, seconds: float = float("inf")
-) -> Outcome:
-    """Every case `rounds` times, or twice at least until its share of `seconds` is over."""
-    wrong = {}
+    emulator: Emulator, names: Collection[str], rounds: int, seed: int, seconds: float = float("inf"),
+    most_wrong: int = 20,
+) -> Outcome:  # fmt: skip
+    """Every case `rounds` times, or twice at least until its share of `seconds` of the processor is over."""
+    wrong: dict[str, str] = {}
     variants = [(name, i) for name in names for i in range(len(CASES[name]))]
     with in_place_of_triton(emulator):
         for name, i in variants:
             share = WEIGHTS.get(name, 1) / len(CASES[name]) / sum(WEIGHTS.get(n, 1) for n in names)
-            end = time.monotonic() + share * seconds
+            end = time.process_time() + share * seconds
             for turn in range(rounds):
                 of = f"{seed} {name} {i} {turn}"
                 try:
                     CASES[name][i](random.Random(of))
                 except (AssertionError, IndexError, NotImplementedError, RuntimeError) as error:
                     wrong[of] = f"{emulator.last}: {type(error).__name__}: {str(error)[:500]}"
-                if turn and (time.monotonic() > end or len(wrong) >= MOST_WRONG):
+                found = len(wrong) + any(code.findings.races for code in emulator.codes.values())
+                if found >= most_wrong or (turn and time.process_time() > end):
                     break
     return _outcome(emulator, wrong)
 
@@ -313,14 +303,14 @@ def _outcome(emulator: Emulator, wrong: dict[str, str]) -> Outcome:
         differences = sum(text.startswith(f"{kernel}:") for text in wrong.values())
         row = Row(
             kernel, 1, found.programs, found.instructions, differences, len(found.races), found.same_value,
-            len(set(own) & set(found.reached)), len(own),
+            sum(found.reached[i] > 0 for i in own), len(own),
         )  # fmt: skip
         before = rows.get(kernel, Row(kernel, *[0] * 8))
         rows[kernel] = Row(kernel, *map(sum, zip(before[1:], row[1:], strict=True)))._replace(
             differences=row.differences
         )
         races.update(found.races)
-        unreached.update(where(code.program.code[i]) for i in own if i not in found.reached)
+        unreached.update(where(code.program.code[i]) for i in own if not found.reached[i])
     return Outcome(wrong, sorted(rows.values()), races, unreached)
 
 
@@ -331,52 +321,63 @@ def _is_padding(ins: Instruction) -> bool:
 
 # Planted faults.
 
+FAULTS = BARRIER, ATOMIC, BOUND, ADDRESS = (
+    "barrier left out", "atomic is a store", "bound moved by one", "address off by one",
+)  # fmt: skip
 
-def plants(program: Program, rng: random.Random, comparisons: int) -> Iterator[tuple[str, Program]]:
-    """Programs with a fault each: every barrier left out, every atomic a store, some comparisons moved by one."""
-    code = program.code
+
+def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, str, Program]]:
+    """``(kind, where, program)`` with a fault where the code was run: `most` of the last two kinds."""
     turned = {"GE": "GT", "GT": "GE", "LT": "LE", "LE": "LT"}
-    bounds = [i for i, ins in enumerate(code) if ins.name == "ISETP" and ins.modifiers[0] in turned]
-    for i, ins in enumerate(code):
+    faults: dict[str, dict[int, dict[str, Any]]] = {kind: {} for kind in FAULTS}
+    for i, ins in enumerate(code.program.code):
+        if not code.findings.reached[i]:
+            continue
         if ins.name == "BAR":
-            yield f"barrier left out: {where(ins)}", _with(program, i, name="NOP")
+            faults[BARRIER][i] = {"name": "NOP"}
         elif ins.name in ("RED", "REDG"):
-            yield f"atomic is a store: {where(ins)}", _with(program, i, name="STG")
-    for i in sorted(rng.sample(bounds, min(comparisons, len(bounds)))):
-        ins = code[i]
-        moved = (turned[ins.modifiers[0]], *ins.modifiers[1:])
-        yield f"bound moved by one: {where(ins)}", _with(program, i, modifiers=moved)
+            faults[ATOMIC][i] = {"name": "STG"}
+        elif ins.name == "ISETP" and ins.modifiers[0] in turned:
+            faults[BOUND][i] = {"modifiers": (turned[ins.modifiers[0]], *ins.modifiers[1:])}
+        elif ins.name in ("LDG", "STG", "LDS", "STS"):
+            further = None, "", width_of(ins)
+            operands = (replace(o, terms=(*o.terms, further)) if o.kind == "M" else o for o in ins.operands)
+            faults[ADDRESS][i] = {"operands": tuple(operands)}
+    for kind, of in faults.items():
+        chosen = of if kind in (BARRIER, ATOMIC) else rng.sample(sorted(of), min(most, len(of)))
+        for i in sorted(chosen):
+            changed = list(code.program.code)
+            changed[i] = replace(changed[i], **of[i])
+            yield kind, where(changed[i]), Program(changed, code.program.labels)
 
 
-def _with(program: Program, i: int, **changes: Any) -> Program:
-    code = list(program.code)
-    code[i] = replace(code[i], **changes)
-    return Program(code, program.labels)
+#: Rounds of a case in which a planted fault may show; 8 of those that are not here.
+ROUNDS = {"step": 5, "lcs": 3}
 
 
 class Planted(NamedTuple):
     """A fault, and what was reported: empty where nothing was."""
 
     kernel: str
-    fault: str
+    kind: str
+    where: str
     reported: str
 
 
-def plant_faults(
-    target: str, name: str, case: int, rounds: int, seed: int, comparisons: int
-) -> Iterator[Planted]:
-    """Every fault of `plants` in every kernel that a case launches with more than one warp or an atomic."""
+def plant_faults(target: str, name: str, case: int, seed: int, most: int) -> Iterator[Planted]:
+    """Every fault of `plants` in every kernel that a case launches; each has `ROUNDS` rounds to show."""
     with patch.dict(CASES, {name: [CASES[name][case]]}):
         sound = Emulator(target, seed)
-        run_cases(sound, [name], rounds, seed)
+        if wrong := run_cases(sound, [name], ROUNDS.get(name, 8), seed).wrong:
+            raise RuntimeError(f"expected no faults before one is planted, found {wrong}")
         for key, code in sound.codes.items():
-            for fault, program in plants(code.program, random.Random(seed), comparisons):
+            for kind, at, program in plants(code, random.Random(seed), most):
                 broken = Emulator(target, seed)
-                broken.codes = {k: replace(c, findings=Findings()) for k, c in sound.codes.items()}
+                broken.codes = {k: replace(c, findings=Findings(c.program)) for k, c in sound.codes.items()}
                 broken.codes[key] = replace(broken.codes[key], program=program)
-                found = run_cases(broken, [name], rounds, seed)
+                found = run_cases(broken, [name], ROUNDS.get(name, 8), seed, most_wrong=1)
                 reported = [*(" ← ".join(race) for race in found.races), *found.wrong.values()]
-                yield Planted(code.label, fault, reported[0] if reported else "")
+                yield Planted(code.label, kind, at, reported[0] if reported else "")
 
 
 # Command line.
@@ -390,7 +391,9 @@ def main(
     seconds: Annotated[float, typer.Option(help="for each target, compiling included")] = 600.0,
     seed: Annotated[int, typer.Option(help="of cases and schedules")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="few cases, sm_90")] = False,
-    plant: Annotated[int | None, typer.Option(help="plant faults instead: with so many moved bounds")] = None,
+    plant: Annotated[
+        int | None, typer.Option(help="plant faults instead: so many bounds and addresses")
+    ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="add the rows to this file")] = None,
 ) -> None:
     """Execute the machine code of every kernel beside its reference, in random order, and look for races."""
@@ -401,20 +404,15 @@ def main(
     targets = static_check.chosen_targets(target or (["sm_90"] if quick else None), TARGETS, False)
     names = only or list(CASES)
     if quick:
-        CASES["lcs"], CASES["step"] = CASES["lcs"][:2], CASES["step"][::2]
-    version, is_wrong, rows = triton.__version__, False, {}
+        CASES["lcs"], CASES["step"] = CASES["lcs"][:2], CASES["step"][::5]
+    version, is_wrong = triton.__version__, False
+    rows: dict[str, dict[str, Any]] = {}
     for chosen in targets:
         if plant is not None:
-            verdicts: Counter[str] = Counter()
-            for name, case in [(of, i) for of in names for i in range(len(CASES[of]))]:
-                for found in plant_faults(chosen, name, case, 3, seed, plant):
-                    verdict = "found" if found.reported else "MISSED"
-                    verdicts[verdict] += 1
-                    typer.echo(f"{verdict}: {found.kernel}: {found.fault}: {found.reported[:160]}")
-            typer.echo(f"{chosen}: {verdicts['found']} of {verdicts.total()} planted faults found")
+            rows[chosen] = _plant(chosen, names, seed, plant)
             continue
         outcome = run_cases(Emulator(chosen, seed), names, 2 if quick else 1_000_000, seed, seconds)
-        rows[chosen] = outcome.rows
+        rows[chosen] = {row.kernel: row._asdict() for row in outcome.rows}
         typer.echo(f"triton {version}, {chosen}\n\n{markdown(outcome.rows)}\n")
         for of, text in outcome.wrong.items():
             typer.echo(f"{of}: {text}", err=True)
@@ -427,10 +425,29 @@ def main(
             )
         is_wrong = is_wrong or bool(outcome.wrong or outcome.races)
     if json_path is not None:
-        found = {t: {r.kernel: r._asdict() for r in of} for t, of in rows.items()}
-        static_check.write(version, {**(static_check.stored(version, json_path) or {}), **found}, json_path)
+        stored = json.loads(json_path.read_text(encoding="utf-8")) if json_path.exists() else {}
+        of = stored.setdefault("triton" if plant is None else "planted", {})
+        of[version] = {**of.get(version, {}), **rows}
+        json_path.write_text(tables.as_json(stored, depth=4), encoding="utf-8")
     if is_wrong:
         raise typer.Exit(1)
+
+
+def _plant(target: str, names: Collection[str], seed: int, most: int) -> dict[str, Any]:
+    """``kernel, kind`` → how many faults there were, how many were found, and where the others are."""
+    rows: dict[str, Any] = {}
+    for name, case in [(of, i) for of in names for i in range(len(CASES[of]))]:
+        for found in plant_faults(target, name, case, seed, most):
+            of = f"{found.kernel.partition(',')[0]}, {found.kind}"
+            row = rows.setdefault(of, {"planted": 0, "found": 0, "missed": []})
+            row["planted"] += 1
+            row["found"] += bool(found.reported)
+            row["missed"] += [] if found.reported else [found.where]
+            verdict = "found" if found.reported else "MISSED"
+            typer.echo(f"{verdict}: {found.kernel}: {found.kind}: {found.where}: {found.reported[:160]}")
+    planted, number = (sum(row[key] for row in rows.values()) for key in ("planted", "found"))
+    typer.echo(f"{target}: {number} of {planted} planted faults found")
+    return rows
 
 
 def markdown(rows: list[Row]) -> str:

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.sass import ALL, OPERATIONS, Array, Instruction, Program
+from benchmarks.speed.sass import ALL, OPERATIONS, Array, Instruction, Program, Registers
 from benchmarks.speed.sass_warp import (
     CONTROL_FLOW,
+    ENDED,
     LOAD_STORE,
     Latencies,
     Machine,
@@ -35,8 +36,8 @@ from benchmarks.speed.sass_warp import (
 #: Threads of the largest program: thread numbers of program i begin at i times as many.
 THREADS = 1024
 NEVER = 0
-#: Of one warp.
-MOST_INSTRUCTIONS = 1_000_000
+#: Branches of one warp.
+MOST_BRANCHES = 1_000_000
 LOAD, STORE, ATOMIC = "load", "store", "atomic"
 #: Who else has read a byte since it was written.
 ONE_LANE, ONE_WARP, ONE_PROGRAM, PROGRAMS = range(4)
@@ -52,7 +53,7 @@ class Accesses:
         self.store, self.store_epoch, self.store_turn, self.store_pc = (zeros() for _ in range(4))
         self.is_atomic, self.value = zeros(np.bool_), zeros(np.uint8)
         self.load, self.load_epoch, self.load_turn, self.load_pc = (zeros() for _ in range(4))
-        self.readers = zeros(np.int8)
+        self.readers, self.last = zeros(np.int8), zeros()
 
 
 class Findings:
@@ -61,18 +62,18 @@ class Findings:
     Attributes:
         races: (what, earlier instruction, later instruction) → bytes.
         same_value: bytes to which two threads stored the same value without an order.
-        reached: index of an instruction → how often it ran.
+        reached: how often each instruction ran, or decided that a branch is not taken.
         programs: that ran.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
         self.races: Counter[tuple[str, str, str]] = Counter()
         self.same_value = self.programs = 0
-        self.reached: Counter[int] = Counter()
+        self.reached = [0] * len(program.code)
 
     @property
     def instructions(self) -> int:
-        return sum(self.reached.values())
+        return sum(self.reached)
 
 
 def where(ins: Instruction) -> str:
@@ -95,39 +96,38 @@ class RacingWarp(Warp):
         self.local[:] = garbage.integers(0, 2**32, self.local.shape, np.uint32)
         self.ur[:255] = garbage.integers(0, 2**32, (255, 1), np.uint32)
         self.p[:7], self.up[:7] = garbage.random((7, 32)) < 0.5, garbage.random((7, 1)) < 0.5
-        self.i_warp, self.turn, self.pc, self.left = i_warp, 0, 0, MOST_INSTRUCTIONS
+        self.i_warp, self.turn, self.pc, self.left = i_warp, 0, 0, MOST_BRANCHES
 
     def run(self) -> Iterator[str]:  # type: ignore[override]
         code, labels = self.machine.program.code, self.machine.program.labels
-        reached = self.machine.findings.reached
-        pc = 0
-        while True:
-            if not self.mask.any():
-                if (found := self._next_path()) is None:
-                    return
-                pc, self.mask = found
-            ins = code[pc]
+        reached, operations = self.machine.findings.reached, self.machine.operations
+        pc, is_whole = self._resume(0), True
+        while pc != ENDED:
+            ins, operation = code[pc], operations[pc]
             mask = self.mask if ins.guard is None else self.mask & self.predicate(ins.guard)
-            if (self.mask | self.exited).all():
-                self.turn += 1
-            if mask.any():
-                reached[pc] += 1
+            self.turn += is_whole
+            is_run = ins.guard is None or mask.any()
+            reached[pc] += is_run or ins.name in CONTROL_FLOW
+            if operation is not None:
+                if is_run:
+                    operation(self, ins, mask)
+                pc += 1
+            elif ins.name in LOAD_STORE:
+                if is_run:
+                    yield ins.name
+                    self.pc = pc
+                    self._access(ins, mask)
+                pc += 1
+            else:
+                if ins.name == "BAR":
+                    if not is_whole:
+                        self.machine.found("a barrier that a part of a warp reaches", pc, pc, 1)
+                    yield ins.name
                 self.left -= 1
                 if not self.left:
                     raise RuntimeError("expected a program that ends")
-                if ins.name in LOAD_STORE:
-                    yield ins.name
-                    self.pc = pc
-                    self.access(ins, np.broadcast_to(mask, (32,)), 0)
-                elif ins.name in OPERATIONS:
-                    OPERATIONS[ins.name](self, ins, mask)
-                elif ins.name not in CONTROL_FLOW:
-                    raise NotImplementedError(ins.text)
-            if ins.name == "BAR":
-                if not (self.mask | self.exited).all():
-                    self.machine.found("a barrier that a part of a warp reaches", pc, pc, 1)
-                yield ins.name
-            pc = self._branch(ins, mask, pc, labels)
+                pc = self._resume(self._branch(ins, mask, pc, labels))
+                is_whole = bool((self.mask | self.exited).all())
 
     def _branch(self, ins: Instruction, mask: Array, pc: int, labels: dict[str, int]) -> int:
         before = len(self.paths)
@@ -141,12 +141,11 @@ class RacingWarp(Warp):
             return after
         return target
 
-    def access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
-        name, machine = ins.name, self.machine
+    def _access(self, ins: Instruction, mask: Array) -> None:
+        name, machine, addresses = ins.name, self.machine, self.addresses(ins)
         if name in ("LDL", "STL"):
-            return super().access(ins, mask, start)
-        memory = next(o for o in ins.operands if o.kind == "M")
-        addresses = self._addresses(memory)
+            self.transfer(ins, mask, addresses)
+            return
         if name in ("LDSM", "STSM"):
             number, width = int(ins.modifiers[-1]) if ins.modifiers[-1].isdigit() else 1, 4
             lanes = np.tile(ALL, number)
@@ -163,11 +162,11 @@ class RacingWarp(Warp):
             end = machine.shared_start + machine.shared_size
             if (offsets < machine.shared_start).any() or (offsets + width > end).any():
                 raise IndexError(f"{ins.text}: outside of the {machine.shared_size} bytes of shared memory")
+        self.transfer(ins, mask, addresses)
         kind = ATOMIC if name.startswith(("ATOM", "RED")) else LOAD if name.startswith("LD") else STORE
         self._note(
             kind, on, (offsets[:, None] + np.arange(width)).reshape(-1), np.repeat(lanes, width), values
         )
-        return super().access(ins, mask, start)
 
     def _stored(self, ins: Instruction, width: int) -> Array:
         """[32, width] bytes that a store writes."""
@@ -228,25 +227,34 @@ class RacingWarp(Warp):
         before, readers = on.load[at], on.readers[at]
         is_own = (before - 1) // THREADS == machine.first_thread // THREADS
         is_now = is_own & (on.load_epoch[at] == epoch)
-        same_warp = (before - 1) // 32 == (threads - 1) // 32
-        now = np.where(is_now & ~same_warp, ONE_PROGRAM, np.where(is_now, readers, ONE_LANE))
-        now = np.where(
-            is_now & same_warp & (on.load_turn[at] == turn) & (before != threads),
-            np.maximum(now, ONE_WARP),
-            now,
-        )
-        now = np.where((before != NEVER) & ~is_own | (readers == PROGRAMS), PROGRAMS, now)
-        order = np.argsort(at, kind="stable")
-        together = at[order][1:] == at[order][:-1]
-        shared = np.zeros(len(at), bool)
-        shared[order[1:]] |= together
-        shared[order[:-1]] |= together
-        on.readers[at] = np.where(shared, np.maximum(now, ONE_WARP), now)
+        now = np.where(is_now, readers, ONE_LANE)
+        if is_now.any():
+            same_warp = (before - 1) // 32 == (threads - 1) // 32
+            now[is_now & ~same_warp] = ONE_PROGRAM
+            together = is_now & same_warp & (on.load_turn[at] == turn) & (before != threads)
+            now[together] = np.maximum(now[together], ONE_WARP)
+        now[(before != NEVER) & ~is_own | (readers == PROGRAMS)] = PROGRAMS
+        on.readers[at] = now
+        on.last[at] = np.arange(len(at))  # of several lanes at a byte one stays
+        several = on.last[at] != np.arange(len(at))
+        on.readers[at[several]] = np.maximum(on.readers[at[several]], ONE_WARP)
         on.load[at], on.load_epoch[at], on.load_turn[at], on.load_pc[at] = threads, epoch, turn, self.pc
 
     def _tell(self, what: str, bad: Array, earlier: Array) -> None:
         for pc in np.unique(earlier[bad]):
             self.machine.found(what, int(pc), self.pc, int((earlier[bad] == pc).sum()))
+
+
+def _operations_of(program: Program) -> list[Callable[[Registers, Instruction, Array], None] | None]:
+    found = []
+    for ins in program.code:
+        is_moving = ins.name in LOAD_STORE or ins.name in CONTROL_FLOW or ins.name == "BAR"
+        found.append(None if is_moving else OPERATIONS.get(ins.name, _unknown))
+    return found
+
+
+def _unknown(w: Registers, ins: Instruction, mask: Array) -> None:
+    raise NotImplementedError(ins.text)
 
 
 class RacingMachine(Machine):
@@ -265,6 +273,8 @@ class RacingMachine(Machine):
         super().__init__(program, memory, constants, num_warps, Latencies())
         self.shared_start, self.shared_size, self.findings = shared_start, shared_size, findings
         self.rng = random.Random(seed)
+        #: By instruction; None of those that change the course of a warp, or its memory.
+        self.operations = _operations_of(program)
         self.globally, self.in_shared = Accesses(len(memory.bytes)), Accesses(0)
         self.first_thread = self.epoch = 0
 

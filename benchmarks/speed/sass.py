@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,14 +52,14 @@ class Registers:
             found = self.r[o.number]
         elif o.kind == "UR":
             found = self.ur[o.number]
-        elif o.kind == "I":
-            found = np.array([o.number], np.uint32)
+        elif o.kind in ("I", "F"):
+            found = o.immediate
         elif o.kind == "C":
             found = np.frombuffer(self.constants, np.uint32, 1, o.number)
-        elif o.kind == "F":
-            found = np.array([float(o.text)], np.float32).view(np.uint32)
         else:
             raise NotImplementedError(f"operand {o.text}")
+        if o.is_plain:
+            return found
         if o.absolute:
             found = np.abs(found.view(np.int32)).view(np.uint32)
         if o.negative:
@@ -87,8 +87,7 @@ class Registers:
             return
         file = {"R": self.r, "UR": self.ur, "P": self.p, "UP": self.up}[o.kind]
         if o.kind in ("UR", "UP"):
-            if mask.any():
-                file[o.number + offset] = value[np.argmax(mask) if len(value) > 1 else 0]
+            file[o.number + offset] = value[np.argmax(mask) if len(value) > 1 else 0]
         else:
             np.copyto(file[o.number + offset], value, where=mask, casting="unsafe")
 
@@ -140,6 +139,16 @@ class Operand:
     absolute: bool = False
     inverted: bool = False
     terms: tuple[tuple[Operand | None, str, int], ...] = ()
+
+    @cached_property
+    def immediate(self) -> Array:
+        """Of kinds I and F, [1] uint32."""
+        value = self.number if self.kind == "I" else np.float32(self.text).view(np.uint32)
+        return np.array([value], np.uint32)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        return not (self.negative or self.absolute or self.inverted)
 
 
 @dataclass(frozen=True)
@@ -448,14 +457,18 @@ def _shift_add(w: Registers, ins: Instruction, mask: Array) -> None:
 
 def _permute(w: Registers, ins: Instruction, mask: Array) -> None:
     d, a, s, c = ins.operands
-    both, chosen = w.value(a).astype(np.uint64) | w.value(c).astype(np.uint64) << np.uint64(32), w.value(s)
-    result = np.zeros(1, np.uint64)
+    both = [w.value(o).view(np.uint8).reshape(-1, 4)[:, i] for o in (a, c) for i in range(4)]
+    result = np.empty((32, 4), np.uint8)
     for i in range(4):
-        pick = (chosen >> np.uint32(4 * i)).astype(np.uint64)
-        byte = both >> (pick & np.uint64(7)) * np.uint64(8) & np.uint64(255)
-        byte = np.where(pick & np.uint64(8), (byte >> np.uint64(7)) * np.uint64(255), byte)
-        result = result | byte << np.uint64(8 * i)
-    w.write(d, _low(result), mask)
+        pick = w.value(s) >> np.uint32(4 * i) & np.uint32(15)
+        if s.kind == "I":
+            chosen, is_sign = both[int(pick[0]) & 7], bool(pick[0] & 8)
+        else:
+            chosen, is_sign = np.choose(pick & 7, both), pick & 8 > 0
+        result[:, i] = (
+            np.where(is_sign, (chosen >> np.uint8(7)) * np.uint8(255), chosen) if np.any(is_sign) else chosen
+        )
+    w.write(d, result.view(np.uint32)[:, 0], mask)
 
 
 def _extend(w: Registers, ins: Instruction, mask: Array) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.sass import ALL, NONE, OPERATIONS, Array, Instruction, Operand, Program, Registers
+from benchmarks.speed.sass import ALL, NONE, OPERATIONS, Array, Instruction, Program, Registers
 
 LOAD_STORE = {"LDG", "STG", "LDS", "STS", "LDL", "STL", "LDSM", "STSM", "REDG", "RED", "ATOMG", "ATOMS"}
 CONTROL_FLOW = {"BRA", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "CALL", "RET", "YIELD"}
 STACK = 4096
 SHARED = 1 << 18
+#: In place of an instruction's index: the warp is at its end.
+ENDED = -1
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
@@ -75,6 +77,7 @@ class Memory:
             self.offsets.append(end)
             self.ranges.append((end, end + array.nbytes))
             end += -(-array.nbytes // 256) * 256 + 256
+        self.starts, self.stops = np.array(self.ranges).T
         self.bytes = np.zeros(end, np.uint8)
         self.arrays = [
             self.bytes[start:stop].view(a.dtype).reshape(a.shape)
@@ -88,10 +91,8 @@ class Memory:
 
     def check(self, offsets: Array, width: int, text: str) -> None:
         """Raise IndexError where an access lies outside all arrays."""
-        starts = np.array([start for start, _ in self.ranges])
-        stops = np.array([stop for _, stop in self.ranges])
-        i = np.maximum(np.searchsorted(starts, offsets, side="right") - 1, 0)
-        bad = (offsets < starts[i]) | (offsets + width > stops[i])
+        i = np.maximum(np.searchsorted(self.starts, offsets, side="right") - 1, 0)
+        bad = (offsets < self.starts[i]) | (offsets + width > self.stops[i])
         if bad.any():
             raise IndexError(f"{text}: outside of every tensor, at {hex(int(offsets[bad][0]))}")
 
@@ -148,7 +149,9 @@ class Warp(Registers):
         self.meeting: dict[str, int] = {}
         self.arrived: dict[str, tuple[int, Array]] = {}
 
-    def _addresses(self, o: Operand) -> Array:
+    def addresses(self, ins: Instruction) -> Array:
+        """Of a load or store, [32] int64."""
+        o = next(o for o in ins.operands if o.kind == "M")
         address = np.zeros(1, np.uint64)
         is_wide = "desc" in o.text or ".64" in o.text  # sm_80 writes [R2.64+UR4], sm_90 desc[UR4][R2.64]
         for register, suffix, immediate in o.terms:
@@ -161,43 +164,25 @@ class Warp(Registers):
                 address = address + self.value(register).astype(np.uint64) * np.uint64(scale)
         if not is_wide:
             address = address & np.uint64(0xFFFFFFFF)
-        return np.broadcast_to(address.view(np.int64), (32,))
+        address = address.view(np.int64)
+        return address if len(address) == 32 else np.broadcast_to(address, (32,))
 
     def access(self, ins: Instruction, mask: Array, start: int) -> tuple[int, int]:
         """A load or store: its latency, and cycles on the pipe."""
         costs, name = self.costs, ins.name
-        memory = next(o for o in ins.operands if o.kind == "M")
-        addresses = self._addresses(memory)
+        addresses = self.addresses(ins)
+        offsets, width = self.transfer(ins, mask, addresses), width_of(ins)
         if name in ("LDSM", "STSM"):
-            self._matrix(ins, addresses)
             return costs.shared_wide, 2 * costs.half_rate
-        width = width_of(ins)
         if name in ("LDL", "STL"):
-            rows = addresses // 4
-            for i in range(max(width // 4, 1)):
-                if name == "LDL":
-                    self.write(ins.operands[0], self.local[rows + i, ALL], mask, i)
-                else:
-                    self.local[rows[mask] + i, ALL[mask]] = self.r[ins.operands[1].number + i][mask]
             return costs.l1, costs.half_rate
-        in_global = is_global(ins)
-        block = self.machine.memory.bytes if in_global else self.machine.shared
-        offsets = addresses - (Memory.BASE if in_global else 0)
-        if in_global:
-            self.machine.memory.check(offsets[mask], width, ins.text)
-        if (offsets[mask] % width).any():
-            raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
-        if name.startswith(("ATOM", "RED")):
-            self._atomic(ins, mask, block, offsets)
-        else:
-            self._copy(ins, mask, block, offsets, width)
-        if not in_global:
-            words = np.unique(offsets[mask][:, None] // 4 + np.arange(max(width // 4, 1)))
+        if not is_global(ins):
+            words = np.unique(offsets[:, None] // 4 + np.arange(max(width // 4, 1)))
             turns = max(Counter((words % 32).tolist()).values())  # a bank gives one word a turn
             latency = costs.shared_wide if width > 8 else costs.shared
             extra = max(turns - max(width // 4, 1), 0)
             return latency + costs.further_line * extra, costs.half_rate * turns
-        sectors, lines = np.unique(offsets[mask] // 32), len(np.unique(offsets[mask] // 128))
+        sectors, lines = np.unique(offsets // 32), len(np.unique(offsets // 128))
         extra = costs.further_line * (lines - 1)
         known = self.machine.sectors
         if name == "LDG":
@@ -207,6 +192,34 @@ class Warp(Registers):
             for s in sectors:
                 known.pop(int(s), None)
         return costs.first, costs.half_rate + extra
+
+    def transfer(self, ins: Instruction, mask: Array, addresses: Array) -> Array:
+        """Load or store. Returns the offsets of the lanes of `mask` in the memory or stack."""
+        name, width = ins.name, width_of(ins)
+        if name in ("LDSM", "STSM"):
+            self._matrix(ins, addresses)
+            return addresses
+        if name in ("LDL", "STL"):
+            rows = addresses // 4
+            for i in range(max(width // 4, 1)):
+                if name == "LDL":
+                    self.write(ins.operands[0], self.local[rows + i, ALL], mask, i)
+                else:
+                    self.local[rows[mask] + i, ALL[mask]] = self.r[ins.operands[1].number + i][mask]
+            return addresses[mask]
+        in_global = is_global(ins)
+        block = self.machine.memory.bytes if in_global else self.machine.shared
+        offsets = addresses - (Memory.BASE if in_global else 0)
+        used: Array = offsets[mask]
+        if in_global:
+            self.machine.memory.check(used, width, ins.text)
+        if (used % width).any():
+            raise IndexError(f"{ins.text}: an address that is not a multiple of {width}")
+        if name.startswith(("ATOM", "RED")):
+            self._atomic(ins, mask, block, offsets)
+        else:
+            self._copy(ins, mask, block, offsets, width)
+        return used
 
     def _copy(self, ins: Instruction, mask: Array, block: Array, offsets: Array, width: int) -> None:
         data = ins.operands[0] if ins.name.startswith("LD") else ins.operands[1]
@@ -252,10 +265,8 @@ class Warp(Registers):
         code, labels, trace = self.machine.program.code, self.machine.program.labels, self.machine.trace
         pc = 0
         while True:
-            if not self.mask.any():
-                if (found := self._next_path()) is None:
-                    return
-                pc, self.mask = found
+            if (pc := self._resume(pc)) == ENDED:
+                return
             ins = code[pc]
             mask = self.mask if ins.guard is None else self.mask & self.predicate(ins.guard)
             before = self.time
@@ -292,17 +303,22 @@ class Warp(Registers):
                 start, self.waited_for = self.boards[i]
         return start
 
-    def _next_path(self) -> tuple[int, Array] | None:
+    def _resume(self, pc: int) -> int:
+        """Where the warp goes on: at `pc`, or where others of its lanes are if none is left here."""
+        if self.mask.any():
+            return pc
         if self.paths:
-            return self.paths.pop()
-        for name, (pc, mask) in self.arrived.items():
+            pc, self.mask = self.paths.pop()
+            return pc
+        for name, (after, mask) in self.arrived.items():
             missing = self.barriers[name] & ~mask & ~self.exited
             if not missing.any() and mask.any():
                 del self.arrived[name]
-                return pc, mask
+                self.mask = mask
+                return after
         if not self.exited.all():
             raise RuntimeError("lanes that wait for each other")
-        return None
+        return ENDED
 
     def _branch(self, ins: Instruction, mask: Array, pc: int, labels: dict[str, int]) -> int:
         """Where the lanes of `self.mask` go on; those that go elsewhere are set aside."""

@@ -36,6 +36,13 @@ OPS = Path(__file__).parents[2] / "gpu_align" / "ops"
 Table = dict[str, dict[str, dict[str, Any]]]
 
 
+def target_of(name: str) -> Any:
+    """Triton's own, of a key of `TARGETS`."""
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget(*TARGETS[name])
+
+
 def find_kernels() -> dict[str, Any]:
     """``operation.name`` → the function, for every kernel of the library."""
     from triton.runtime import JITFunction
@@ -78,7 +85,6 @@ def measure(targets: list[str], only: str = "") -> Table:
 def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
     """What Triton makes of a kernel for a target, by one of `kernel_configs`."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from benchmarks.speed.kernel_configs import TYPES
@@ -96,7 +102,7 @@ def compile_kernel(kernel: Any, config: Any, target: str) -> Any:
     options = {"num_warps": config.warps}
     if config.max_registers and TARGETS[target][0] == "cuda":
         options["maxnreg"] = config.max_registers
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+    return triton.compile(source, target=target_of(target), options=options)
 
 
 def _compile(kernel: Any, config: Any, target: str) -> dict[str, Any]:

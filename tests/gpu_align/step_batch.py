@@ -306,7 +306,10 @@ class StepBatch:
     # What is drawn at random.
 
     @classmethod
-    def draw(cls, rng: random.Random, backends: Sequence[str] = BACKENDS, K: int = 0) -> StepBatch:
+    def draw(
+        cls, rng: random.Random, backends: Sequence[str] = BACKENDS, K: int = 0, capacity: int = 0,
+        has_shapes: bool = False,
+    ) -> StepBatch:  # fmt: skip
         """A batch of any settings, tables and recipes, with requests in half of its slots or more."""
         alphabet = rng.choice([2, 5, 8, 40, 500])
         K = K or rng.choice([1, 2, 7, 8, 16, 33, 64, 65, 128, 200, 256])
@@ -314,12 +317,15 @@ class StepBatch:
         vocab_size = max(alphabet - (rng.random() < 0.1), 2)
         kind, max_slots = rng.random(), rng.randint(2, 20)
         flat, drawn = flat_curves(SURVIVAL_ONE // 2, K), random_curves(rng.randrange(2**32), K)
+        known = Known.draw(rng, alphabet, vocab_size) if rng.random() < 0.7 else None
+        while has_shapes and not (known and known.shapes):
+            known = Known.draw(rng, alphabet, vocab_size)
         batch = cls(
             rng, backends=backends, K=K, vocab_size=vocab_size, alphabet=alphabet,
-            capacity=rng.choice([64, 100, 180, 300, 512]), max_slots=max_slots,
+            capacity=capacity or rng.choice([64, 100, 180, 300, 512]), max_slots=max_slots,
             longest=rng.choice([2, 40, 120, 300, 500]), config=config_of(rng),
             curves=None if kind < 0.5 else drawn if kind < 0.8 else flat,
-            known=Known.draw(rng, alphabet, vocab_size) if rng.random() < 0.7 else None,
+            known=known,
         )  # fmt: skip
         for slot in rng.sample(range(max_slots), rng.randint((max_slots + 1) // 2, max_slots)):
             batch.add(slot, batch.arriving())

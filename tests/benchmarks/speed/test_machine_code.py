@@ -28,9 +28,10 @@ def run(lines: list[str], grid: tuple[int, int] = (1, 1), num_warps: int = 2, se
     )
     memory = Memory([np.zeros(64, np.int32)])
     constants = bytes(0x160) + memory.address(0).to_bytes(8, "little")
-    findings = Findings()
+    program = parse(text)
+    findings = Findings(program)
     how = {"shared_start": 0, "shared_size": 256, "findings": findings, "seed": seed}
-    RacingMachine(parse(text), memory, constants, num_warps, **how).run_grid(grid)
+    RacingMachine(program, memory, constants, num_warps, **how).run_grid(grid)
     return findings
 
 
