@@ -290,71 +290,22 @@ def _get(url: str, what: str, accept: str = "*/*") -> bytes:
     raise RuntimeError(f"download of {what} failed: {message}")
 
 
-def releases_of(
-    text: str, *sorts: str, sdist: bool = False, most: int = 10_000, cut: bool = False
-) -> Releases:
-    """Of ``NAME VERSION…``."""
-    name, *versions = text.split(" ")
-    return Releases(name, tuple(versions), sorts, sdist, most, cut)
-
-
-def _of_wheel(text: str, *sorts: str, most: int = 25) -> Releases:
-    return releases_of(text, *(sorts or ("python", "document")), most=most)
-
-
-def _of_sdist(text: str, *sorts: str, most: int = 20) -> Releases:
-    return releases_of(text, *(sorts or _DOCUMENTS), sdist=True, most=most)
+def releases_in(name: str) -> tuple[Releases, ...]:
+    """The rows of releases.txt of this name: sorts, form, files of a sort, package, versions."""
+    rows = map(str.split, Path(__file__).with_name("releases.txt").read_text(encoding="utf-8").splitlines())
+    return tuple(
+        Releases(package, tuple(versions), tuple(sorts.split(",")), form != "wheel", int(most), form == "cut")
+        for row, sorts, form, most, package, *versions in rows
+        if row == name
+    )
 
 
 #: The packages whose ``.py`` files the published table of draft quality is about.
-FIVE = tuple(
-    releases_of(text, "python")
-    for text in (
-        "requests 2.28.2 2.32.3", "flask 2.2.5 3.0.3", "rich 13.3.5 13.9.4", "werkzeug 2.2.3 3.0.6",
-        "jinja2 3.0.3 3.1.6",
-    )
-)  # fmt: skip
-_DOCUMENTS = ("document", "config", "json")
-_TUNE = (
-    _of_wheel("click 8.0.4 8.1.7"),
-    _of_wheel("attrs 22.1.0 23.2.0"),
-    _of_wheel("urllib3 1.26.15 2.2.1"),
-    _of_wheel("packaging 21.3 24.0"),
-    _of_wheel("httpx 0.23.3 0.27.0"),
-    _of_wheel("starlette 0.27.0 0.37.2"),
-    _of_wheel("pydantic 2.0 2.7.0"),
-    _of_wheel("tqdm 4.62.0 4.66.4"),
-    # Neighbouring releases: few lines change.
-    _of_wheel("fastapi 0.109.0 0.110.0"),
-    _of_wheel("trio 0.24.0 0.25.0"),
-    _of_wheel("sqlfluff 2.3.0 3.0.0", most=20),
-    _of_wheel("textual 0.47.0 0.60.0", most=20),
-    _of_wheel("ansible-core 2.15.0 2.17.0", "python", "config", most=20),
-    _of_wheel("check-jsonschema 0.26.3 0.29.0", "json"),
-    _of_wheel("dbt-adapters 1.1.0 1.10.0", "sql"),
-    _of_sdist("click 8.0.4 8.1.7"),
-    _of_sdist("structlog 22.3.0 24.1.0"),
-    _of_sdist("celery 5.2.7 5.4.0"),
-)
-_TEST = (
-    *FIVE,
-    _of_wheel("anyio 3.7.1 4.4.0", most=10),
-    _of_wheel("marshmallow 3.19.0 3.21.3", most=10),
-    _of_wheel("typer 0.9.0 0.12.3", most=10),
-    _of_wheel("django 4.2 5.0", "python", most=10),
-    _of_wheel("jupyterlab 4.0.0 4.2.0", "json"),
-    _of_sdist("flask 2.2.5 3.0.3", most=12),
-    _of_sdist("werkzeug 2.2.3 3.0.6", most=12),
-    _of_sdist("jinja2 3.0.3 3.1.6", most=12),
-    _of_sdist("pytest 7.2.2 8.2.0", "python", *_DOCUMENTS, most=12),
-    _of_sdist("tox 4.4.0 4.15.0"),
-    _of_sdist("sqlglot 20.0.0 25.0.0", "sql"),
-)
-
+FIVE = releases_in("five")
 #: Name on the command line -> ``(split, releases)``.
 SETS: dict[str, list[tuple[str, Releases]]] = {
     "five": [("test", releases) for releases in FIVE],
-    "tune": [("tune", releases) for releases in _TUNE],
-    "test": [("test", releases) for releases in _TEST],
+    "tune": [("tune", releases) for releases in releases_in("tune")],
+    "test": [("test", releases) for releases in (*FIVE, *releases_in("test"))],
 }
 SETS["all"] = SETS["tune"] + SETS["test"]

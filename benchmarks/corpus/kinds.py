@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.corpus.files import NPM, SORTS, Edit, Fetch, Releases, fetch_all, hash_of, releases_of
+from benchmarks.corpus.files import NPM, SORTS, Edit, Fetch, Releases, fetch_all, hash_of, releases_in
 from benchmarks.corpus.model_like import badly_applied, model_output, wrong_lines
 
 #: The kinds, in the order in which they are shown. No Go and no Java: no package in use holds either twice.
@@ -33,8 +33,6 @@ NUM_MADE = {"tune": 60, "test": 20}
 MAX_LINE = 160
 #: Most characters of a text, and about as many as a part of a longer one has where `Releases.cut` says so.
 MAX_CHARACTERS, PART_CHARACTERS = 48_000, 12_000
-#: Texts of one package and kind that are looked at.
-MOST = 400
 
 
 class KindText(NamedTuple):
@@ -48,89 +46,8 @@ class KindText(NamedTuple):
     oldest: str | None
 
 
-def _releases(text: str, *kinds: str, sdist: bool = True, cut: bool = False) -> Releases:
-    return releases_of(text, *kinds, sdist=sdist, most=MOST, cut=cut)
-
-
-def _npm(text: str, *kinds: str) -> Releases:
-    return _releases(NPM + text, *kinds)
-
-
-_PAGES = ("document", "markup")
-#: Nothing of a package is in both splits, of these sets or of those in `sources`.
-RELEASES: dict[str, tuple[Releases, ...]] = {
-    "tune": (
-        _releases("click 8.0.4 8.1.7", "python", sdist=False),
-        _releases("attrs 22.1.0 23.2.0", "python", sdist=False),
-        _releases("urllib3 1.26.15 2.2.1", "python", sdist=False),
-        _releases("httpx 0.23.3 0.27.0", "python", sdist=False),
-        _releases("pydantic 2.0 2.7.0", "python", sdist=False),
-        _releases("fastapi 0.109.0 0.110.0", "python", sdist=False),
-        _releases("trio 0.24.0 0.25.0", "python", sdist=False),
-        _releases("textual 0.47.0 0.60.0", "python", "document", sdist=False),
-        _releases("ansible-core 2.15.0 2.17.0", "python", "markup", sdist=False),
-        _releases("check-jsonschema 0.26.3 0.29.0", "json", sdist=False),
-        _releases("dbt-adapters 1.1.0 1.10.0", "sql", sdist=False),
-        _releases("sqlfluff 2.3.0 3.0.0", "sql", "python", "markup", sdist=False),
-        _releases("click 8.0.4 8.1.7", *_PAGES),
-        _releases("structlog 22.3.0 24.1.0", *_PAGES),
-        _releases("celery 5.2.7 5.4.0", *_PAGES),
-        _releases("regex 2022.10.31 2023.12.25 2024.11.6", "c", cut=True),
-        _releases("pycryptodome 3.15.0 3.18.0 3.20.0", "c", "document"),
-        _releases("cffi 1.14.6 1.15.1 1.17.1", "c", cut=True),
-        _releases("cffi 1.14.6 1.15.1 1.17.1", "document"),
-        _releases("grpcio 1.51.3 1.60.1", "cpp", "document"),
-        _releases("rpds-py 0.10.6 0.13.2 0.18.1 0.22.3", "rust", *_PAGES, cut=True),
-        _releases("watchfiles 0.18.1 0.20.0 0.21.0 0.24.0", "rust", *_PAGES),
-        _npm("lodash 4.16.6 4.17.15 4.17.21", "javascript"),
-        _npm("mocha 9.2.2 10.2.0 10.7.3", "javascript", "json", "markup"),
-        _npm("jest 28.1.3 29.7.0", "json"),
-        _npm("knex 1.0.7 2.4.2 3.1.0", "javascript", "typescript", "json", "document"),
-        _npm("d3 6.7.0 7.8.5", "json", "document"),
-        _npm("prettier 2.8.8 3.0.0 3.3.3", "json", "document"),
-        _npm("rollup 2.79.1 3.29.4 4.9.6", "javascript", "typescript", "json"),
-        _npm("yargs 16.2.0 17.6.2 17.7.2", "javascript", "json", "document"),
-        _npm("pino 7.11.0 8.11.0 8.19.0 9.3.2", "javascript", "typescript", "json", "document"),
-        _npm("ws 7.5.9 8.8.1 8.13.0 8.17.0", "javascript", "json"),
-        _npm("graphql 15.8.0 16.6.0 16.8.1", "javascript", "typescript", "json"),
-        _npm("@types/node 16.18.23 18.15.11 20.11.5", "typescript"),
-        _npm("vue 3.2.47 3.3.4 3.4.21", "typescript", "json"),
-        _npm("bootstrap 4.6.2 5.2.3 5.3.2", "javascript", "markup", "json"),
-    ),
-    "test": (
-        _releases("requests 2.28.2 2.32.3", "python", sdist=False),
-        _releases("rich 13.3.5 13.9.4", "python", sdist=False),
-        _releases("anyio 3.7.1 4.4.0", "python", sdist=False),
-        _releases("marshmallow 3.19.0 3.21.3", "python", sdist=False),
-        _releases("typer 0.9.0 0.12.3", "python", sdist=False),
-        _releases("django 4.2 5.0", "python", "javascript", "markup", sdist=False),
-        _releases("jupyterlab 4.0.0 4.2.0", "json", sdist=False),
-        _releases("jupyterlab 4.0.0 4.2.0", "typescript", "document"),
-        _releases("flask 2.2.5 3.0.3", *_PAGES),
-        _releases("werkzeug 2.2.3 3.0.6", *_PAGES),
-        _releases("pytest 7.2.2 8.2.0", *_PAGES),
-        _releases("tox 4.4.0 4.15.0", *_PAGES),
-        _releases("sqlglot 20.0.0 25.0.0", "sql"),
-        _releases("msgpack 1.0.4 1.0.5 1.0.8", "c"),
-        _releases("protobuf 4.21.12 4.25.3 5.27.0", "c"),
-        _releases("greenlet 1.1.3 2.0.2 3.0.3", "cpp", "document"),
-        _releases("pybind11 2.9.2 2.11.1 2.13.6", "cpp"),
-        _releases("jiter 0.4.2 0.6.1 0.8.2", "rust", *_PAGES),
-        _releases("nh3 0.2.14 0.2.17 0.2.20", "rust", "markup"),
-        _npm("react 17.0.2 18.2.0 18.3.1", "javascript", "json"),
-        _npm("chai 4.3.7 4.4.1 5.1.1", "javascript", "json", "document"),
-        _npm("sequelize 6.21.6 6.31.1 6.37.3", "javascript", "typescript", "json"),
-        _npm("three 0.150.1 0.152.2 0.160.0", "javascript", "json", "document"),
-        _npm("winston 3.8.2 3.10.0 3.13.0", "javascript", "typescript", "json", "document"),
-        _npm("inquirer 8.2.5 9.1.4 9.2.15", "javascript", "json", "document"),
-        _npm("redis 4.0.6 4.6.5 4.6.13", "javascript", "json", "document"),
-        _npm("pg 8.7.3 8.9.0 8.11.3", "javascript", "json"),
-        _npm("svelte 3.59.2 4.2.0 4.2.18", "javascript", "typescript", "json", "document"),
-        _npm("chart.js 3.9.1 4.3.0 4.4.4", "typescript", "json", "document"),
-        _npm("typescript 4.9.5 5.1.6 5.4.5", "typescript", "json", "document"),
-        _npm("@angular/core 14.2.12 15.2.9 16.2.12", "javascript", "typescript", "json"),
-    ),
-}
+#: Nothing of a package is in both splits, of these sets or of those in `files.SETS`.
+RELEASES = {split: releases_in(f"kinds-{split}") for split in ("tune", "test")}
 
 
 def kind_texts(split: str, cache: Path, fetch: Fetch) -> dict[str, list[KindText]]:

@@ -49,15 +49,14 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         print(f"note: {missing}", file=sys.stderr)
     results = measure(options.quick)
-    for block in page.BLOCKS:
+    for block in (*page.BLOCKS.values(), *page.MORE):
         print(f"{block(results)}\n")
     try:
         if options.json is not None:
             options.json.write_text(tables.as_json(results), encoding="utf-8")
         if options.write:
             page.RESULTS.write_text(tables.as_json(results), encoding="utf-8")
-            for path in page.PAGES:
-                path.write_text(page.filled(path, results), encoding="utf-8")
+            tables.fill_file(page.PAGE, page.BLOCKS, results)
             pictures.draw_all(results)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)

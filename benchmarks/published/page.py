@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
+from benchmarks.tables import DOCS, ratio, table
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "published.json"
+RESULTS = tables.RESULTS / "published.json"
 Results = dict[str, Any]
 
 _RULES = {
@@ -38,7 +37,7 @@ _RIGHT = (100, 90, 70, 50, 30, 0)
 
 def tasks_table(results: Results) -> str:
     """OpenAI's letter tasks, accepted and rejected, by every rule."""
-    rows = _head("accepted/rejected", "published", *_RULES.values())
+    rows = []
     agree = dict.fromkeys(_RULES, 0)
     for task in results["openai"]["tasks"]:
         cells = []
@@ -46,47 +45,33 @@ def tasks_table(results: Results) -> str:
             same = task["here"][rule] == task["published"]
             agree[rule] += same
             cells.append(f"**{_pair(task['here'][rule])}**" if same else _pair(task["here"][rule]))
-        rows.append(_row(task["name"], _pair(task["published"]), *cells))
-    total = len(results["openai"]["tasks"])
-    rows.append(_row("tasks that agree", "", *(f"{count} of {total}" for count in agree.values())))
-    return "\n".join(rows)
+        rows.append([task["name"], _pair(task["published"]), *cells])
+    rows.append(["tasks that agree", "", *(f"{count} of {len(rows)}" for count in agree.values())])
+    return table(["accepted/rejected", "published", *_RULES.values()], rows)
 
 
 def bifurcations_table(results: Results) -> str:
     """The most rejections over all positions, by what the edit is."""
     found = results["openai"]["bifurcations"]
-    says = {
-        "for good": "the output leaves the draft for good",
-        "added": "one token added to the draft",
-        "missing": "one token missing from the draft",
-        "replaced": "one token replaced",
-    }
-    rows = _head(f"most rejections over {found['size']} positions", "published", "here")
-    return "\n".join(
-        rows + [_row(says[name], "≤ 16", str(max(row))) for name, row in found["rejected"].items()]
-    )
+    rows = ([f"the draft's token: {name}", "≤ 16", max(row)] for name, row in found["rejected"].items())
+    return table([f"most rejections over {found['size']} positions", "published", "here"], rows)
 
 
 def insertions_table(results: Results) -> str:
     """The heat map at a few lengths: ranges over all positions."""
     found = results["openai"]["insertions"]
-    columns = {
-        "accepted": "accepted",
-        "rejected": "rejected",
-        "steps": "steps, OpenAI's rule",
-        "our_steps": "steps, `gpu_align`",
-    }
-    rows = _head("tokens inserted", *columns.values())
-    shown = [n for n in (0, 2, 10, 20, 40) if n in found["lengths"]]
-    for length in shown:
-        at = found["lengths"].index(length)
-        rows.append(_row(str(length), *(_range(found[name][at]) for name in columns)))
-    return "\n".join(rows)
+    names = ("accepted", "rejected", "steps", "our_steps")
+    rows = []
+    for length in (0, 2, 10, 20, 40):
+        if length in found["lengths"]:
+            at = found["lengths"].index(length)
+            rows.append([length, *(_range(found[name][at]) for name in names)])
+    return table(["tokens inserted", *names[:2], "steps, OpenAI's rule", "steps, `gpu_align`"], rows)
 
 
 def edits_table(results: Results) -> str:
     """Cascade's edits: tokens a step, acceptance and rejections here, with the published speed and acceptance."""
-    rows = _head("task", *_DRAFTERS.values())
+    rows = []
     for task in results["cascade"]["tasks"]:
         tokens = task["output_tokens"]
         sizes = (
@@ -95,27 +80,28 @@ def edits_table(results: Results) -> str:
         cells = []
         for drafter in _DRAFTERS:
             run = task["here"][drafter]
-            cell = f"{tokens / run['steps']:.2f} ({_percent(run['accepted'] / tokens)}; {_per_accepted(run)})"
+            wrong = ratio(run["rejected"], run["accepted"])
+            cell = f"{tokens / run['steps']:.2f} ({_percent(run['accepted'] / tokens)}; {wrong})"
             if drafter in task["published"]:
                 speed, accepted = task["published"][drafter]
                 cell += f"; published {speed:.2f}× ({_percent(accepted)}: {1 / (1 - accepted):.2f})"
             cells.append(cell)
-        rows.append(_row(f"{task['task']}: {sizes}", *cells))
-    return "\n".join(rows)
+        rows.append([f"{task['task']}: {sizes}", *cells])
+    return table(["task", *_DRAFTERS.values()], rows)
 
 
 def linear_table(results: Results) -> str:
     """What Cascade says about half-right and right predictions, and steps here."""
     curve = results["cascade"]["curve"]
-    rows = _head("time with the prediction, of the time without", "published", *_DRAFTERS.values())
-    for right, says in ((100, "nearly 0"), (50, "about half")):
-        for layout, where in (("scattered", "scattered"), ("block", "in one block")):
-            if right == 100 and layout == "block":
-                continue
-            name = f"{right} % of the lines right" + ("" if right == 100 else f", the others {where}")
-            cells = [_percent(1 / _speed(curve, layout, drafter, right)) for drafter in _DRAFTERS]
-            rows.append(_row(name, says, *cells))
-    return "\n".join(rows)
+    rows = []
+    for right, layout, where, says in (
+        (100, "scattered", "", "nearly 0"),
+        (50, "scattered", ", the others scattered", "about half"),
+        (50, "block", ", the others in one block", "about half"),
+    ):
+        cells = [_percent(1 / _speed(curve, layout, drafter, right)) for drafter in _DRAFTERS]
+        rows.append([f"{right} % of the lines right{where}", says, *cells])
+    return table(["time with the prediction, of the time without", "published", *_DRAFTERS.values()], rows)
 
 
 def curve_table(results: Results) -> str:
@@ -124,14 +110,13 @@ def curve_table(results: Results) -> str:
     levels = [right for right in _RIGHT if 100 - right in curve["changed"]]
     parts = []
     for layout, says in (("scattered", "Changed lines scattered"), ("block", "Changed lines in one block")):
-        rows = _head(
-            f"{says}: tokens a step", *(f"{right} % right" for right in levels), "rejected per accepted, 50 %"
-        )
+        rows = []
+        heads = [f"{says}: tokens a step", *(f"{right} % right" for right in levels)]
         for policy, runs in curve["layouts"][layout]["runs"].items():
             half = runs[curve["changed"].index(50)]
             speeds = (f"{_speed(curve, layout, policy, right):.2f}" for right in levels)
-            rows.append(_row(f"`{policy}`", *speeds, _per_accepted(half)))
-        parts.append("\n".join(rows))
+            rows.append([f"`{policy}`", *speeds, ratio(half["rejected"], half["accepted"])])
+        parts.append(table([*heads, "rejected per accepted, 50 %"], rows))
     return "\n\n".join(parts)
 
 
@@ -139,50 +124,31 @@ def lookup_table(results: Results) -> str:
     """Validated and refuted tokens of node-llama-cpp's input lookup, and tokens a step."""
     tasks = results["node_llama_cpp"]["tasks"]
     labels = (f"{_LOOKUP_TASKS[task]}, {found['output_tokens']:,} tokens" for task, found in tasks.items())
-    rows = _head("validated / refuted, tokens a step", *labels)
+    rows = []
     for name, says in _PREDICTORS.items():
         runs = [(found["output_tokens"], found["runs"][name]) for found in tasks.values()]
         cells = [f"{r['validated']:,} / {r['refuted']:,}, {tokens / r['steps']:.2f}" for tokens, r in runs]
-        rows.append(_row(says, *cells))
-    return "\n".join(rows)
+        rows.append([says, *cells])
+    return table(["validated / refuted, tokens a step", *labels], rows)
 
 
-#: Page → its blocks by name.
-PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
-    ROOT / "docs" / "published.md": {
-        "letters": tasks_table,
-        "insertions": insertions_table,
-        "edits": edits_table,
-        "linear": linear_table,
-        "lookup": lookup_table,
-    },
+PAGE = DOCS / "published.md"
+#: The blocks of the page by name.
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "letters": tasks_table,
+    "insertions": insertions_table,
+    "edits": edits_table,
+    "linear": linear_table,
+    "lookup": lookup_table,
 }
-#: What the command prints. Of two tables the page has the pictures.
-BLOCKS = [*(block for blocks in PAGES.values() for block in blocks.values()), bifurcations_table, curve_table]
-
-
-def filled(page: Path, results: Results) -> str:
-    """The text of one of `PAGES` with its blocks made anew; as `tables.fill`."""
-    return tables.fill(page.read_text(encoding="utf-8"), PAGES[page], results)
+#: What the command prints, too; the page has the pictures.
+MORE = (bifurcations_table, curve_table)
 
 
 def _speed(curve: dict[str, Any], layout: str, policy: str, right: int) -> float:
     """Tokens a step where this percentage of the lines is right."""
     at, found = curve["changed"].index(100 - right), curve["layouts"][layout]
     return float(found["output_tokens"][at] / found["runs"][policy][at]["steps"])
-
-
-def _per_accepted(run: dict[str, int]) -> str:
-    return f"{run['rejected'] / run['accepted']:.2f}" if run["accepted"] else "–"
-
-
-def _head(*cells: str) -> list[str]:
-    """The head of a table whose columns but the first are numbers."""
-    return [_row(*cells), "|---|" + "--:|" * (len(cells) - 1)]
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _pair(counts: Sequence[int]) -> str:

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 import gpu_align
+from benchmarks.processes import dealt
 from gpu_align.predictors import PredictedOutputTokenPredictor, PredictorOptions
 from gpu_align.predictors.base import count_accepted
 from gpu_align.simulate import Record
@@ -105,13 +104,7 @@ def record_trace(
     if not usable:
         raise ValueError("records: expected one with two output tokens or more, found none")
     traced = partial(_rows, num_draft_tokens=num_draft_tokens, recipes=recipes, config=config)
-    if jobs == 1:
-        rows = traced(usable)
-    else:
-        num_parts = 4 * jobs
-        with get_context("spawn").Pool(jobs) as pool:
-            parts = pool.map(traced, [usable[i::num_parts] for i in range(num_parts)], chunksize=1)
-        rows = [parts[i % num_parts][i // num_parts] for i in range(len(usable))]
+    rows = dealt(traced, usable, jobs)
     start = np.concatenate([[0], np.cumsum([len(length) for length, _, _ in rows])]).astype(np.int64)
     return Trace(start, *(np.concatenate(columns) for columns in zip(*rows, strict=True)))
 
@@ -123,7 +116,6 @@ def _rows(
     config: gpu_align.DrafterConfig | None,
 ) -> list[tuple[npt.NDArray[np.int16], npt.NDArray[np.int16], npt.NDArray[np.uint16]]]:
     """``(length, matched, survival)`` of each record."""
-    torch.set_num_threads(1)
     found = []
     for record in records:
         num_output = len(record.output)

@@ -139,23 +139,16 @@ def test_lookup_counts_validated_and_refuted_tokens() -> None:
     assert lookup.run(predictor, [5, 6, 7, 8], [5, 6, 7]) == {"steps": 3, "validated": 1, "refuted": 0}
 
 
-def test_the_pages_are_made_from_the_results() -> None:
-    for path in page.PAGES:
-        text = path.read_text(encoding="utf-8")
-        assert page.filled(path, STORED) == text
-        for picture in re.findall(r"\]\((img/[^)]+)\)", text):
-            assert (path.parent / picture).is_file()
+def test_the_page_is_made_from_the_results() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert tables.fill(text, page.BLOCKS, STORED) == text
     assert tables.as_json(STORED) == page.RESULTS.read_text(encoding="utf-8")
 
 
 def test_the_pictures_have_no_background(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = pictures.draw_all(STORED, tmp_path)
-    shown = [
-        name
-        for path in page.PAGES
-        for name in re.findall(r"\]\(img/([^)]+)\)", path.read_text(encoding="utf-8"))
-    ]
+    shown = re.findall(r"\]\(img/([^)]+)\)", page.PAGE.read_text(encoding="utf-8"))
     assert sorted(path.name for path in drawn) == sorted(shown)
     for path in drawn:
         root = ElementTree.parse(path).getroot()
@@ -164,20 +157,12 @@ def test_the_pictures_have_no_background(tmp_path: Path) -> None:
         assert "fill: none" in background.attrib["style"] or "opacity: 0" in background.attrib["style"]
 
 
-def test_a_page_without_markers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = tmp_path / "page.md"
-    empty.write_text("# nothing", encoding="utf-8")
-    monkeypatch.setitem(page.PAGES, empty, {"letters": page.tasks_table})
-    with pytest.raises(ValueError, match="letters:begin"):
-        page.filled(empty, STORED)
-
-
 def test_the_command_reduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "published.json"
     assert main(["--quick", "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     found = json.loads(out.read_text(encoding="utf-8"))
-    for block in page.BLOCKS:
+    for block in (*page.BLOCKS.values(), *page.MORE):
         assert block(found) in printed
     # What the reduced run has in common with the stored one.
     assert found["openai"]["tasks"] == STORED["openai"]["tasks"]
