@@ -319,52 +319,10 @@ class Misses:
     def __len__(self) -> int:
         return len(self.counts)
 
-    @property
-    def num_refuted(self) -> int:
-        """Tokens that were refuted."""
-        return sum(count for miss, count in self.counts.items() if miss.said != miss.expected)
-
-    def refuted(
-        self,
-        context_tokens: Sequence[int],
-        shape_items: Sequence[int],
-        expected: int,
-        said: int,
-        count: int = 1,
-        *,
-        start_tokens: Sequence[int] = (),
-        start_items: Sequence[int] = (),
-        first: int = -1,
-    ) -> None:
-        """Count that behind this context `expected` was drafted and `said` was written.
-
-        Args:
-            context_tokens: the tokens before it, in reading order; the last 8 count.
-            shape_items: `shape_of_output` of them, the newest first; may be empty.
-            expected, said: token ids.
-            count: how often.
-            start_tokens, start_items, first: the same contexts at the beginning of the draft and its first token,
-                where this token is not the first: from there a run must know enough to end before it.
-        """
-        literals = (() if self.shapes_only else _last(tokens) for tokens in (context_tokens, start_tokens))
-        shapes = (_last(items[::-1]) for items in (shape_items, start_items))
-        (literal, literal_start), (shape, shape_start) = literals, shapes
-        miss = Miss(literal, shape, int(expected), int(said), literal_start, shape_start, int(first))
-        self.count(miss, count)
-
-    def accepted(
-        self, context_tokens: Sequence[int], shape_items: Sequence[int], token: int, count: int = 1
-    ) -> None:
-        """Count that behind this context a recipe's token was accepted."""
-        self.refuted(context_tokens, shape_items, token, token, count)
-
-    def add(self, other: Misses) -> None:
-        """Count what the other one has, too."""
-        for miss, count in other.counts.items():
-            self.count(miss, count)
-
-    def count(self, miss: Miss, count: int) -> bool:
+    def count(self, miss: Miss, count: int = 1) -> bool:
         """Count it so often. Returns whether it is held."""
+        if self.shapes_only:
+            miss = miss._replace(literal=(), literal_start=())
         if count < 1 or not (miss.literal or miss.shape):
             return False
         if miss not in self.counts and len(self.counts) >= MAX_MISSES:
@@ -426,27 +384,17 @@ def count_misses(
     end, output = len(tokens), min(num_output, len(tokens))
     tokens += [int(token) for token in draft[:accepted]]
 
-    def context(k: int) -> tuple[list[int], list[int]]:
-        """The tokens before draft token k, and their shape."""
+    def contexts(k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The last tokens before draft token k, and their shape."""
         behind = tokens[: end + k]
-        return behind, [] if shape_of is None else shape_of_output(behind[end - output :], shape_of)
+        shape = [] if shape_of is None else shape_of_output(behind[end - output :], shape_of)
+        return tuple(behind[-MAX_CONTEXT:]), tuple(shape[::-1])
 
     for k in range(accepted if accepted_count else 0):
-        misses.accepted(*context(k), tokens[end + k], accepted_count)
+        misses.count(Miss(*contexts(k), tokens[end + k], tokens[end + k]), accepted_count)
     if accepted < checked:
-        start_tokens, start_items = context(0) if accepted else ([], [])
-        misses.refuted(
-            *context(accepted),
-            int(draft[accepted]),
-            int(wrote[accepted]),
-            start_tokens=start_tokens,
-            start_items=start_items,
-            first=int(draft[0]) if accepted else -1,
-        )
-
-
-def _last(items: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(item) for item in items[-MAX_CONTEXT:])
+        start = (*contexts(0), int(draft[0])) if accepted else ()
+        misses.count(Miss(*contexts(accepted), int(draft[accepted]), int(wrote[accepted]), *start))
 
 
 def read_file(path: Path, *kinds: str) -> Any:

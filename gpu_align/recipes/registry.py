@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ class Listed:
     version: int  # from 1; a task's largest one is taken where none is asked for
     file: str  # in the registry's folder
     content_hash: str
-    coverage: float | None = None  # the share of output tokens that it drafted in a report, if one was made
 
 
 class Registry:
@@ -85,11 +84,8 @@ class Registry:
             )
         return pack.task or stem(path), pack
 
-    def add(self, pack_path: Path | str, coverage: float | None = None) -> Listed:
-        """Put a pack into the folder, as the next version of its task, and into the index.
-
-        One that the index has under this task already gets no further version; a coverage that is given is noted.
-        """
+    def add(self, pack_path: Path | str) -> Listed:
+        """Put a pack into the folder, as the next version of its task, and into the index, unless that has it."""
         path = Path(pack_path)
         pack = RecipePack.load(path)
         named, wanted = _split(stem(path))
@@ -97,19 +93,17 @@ class Registry:
         if not _NAME.fullmatch(task):
             raise PackError(f"task: expected letters, digits and any of _ . + -, found {shown(task)}")
         same = (p for p in self.packs if (p.task, p.content_hash) == (task, pack.content_hash))
-        listed = next(same, None)
-        if listed is None:
-            taken = {p.version for p in self.packs if p.task == task}
-            if not wanted or wanted in taken or path.parent != self.folder:
-                wanted = max(taken, default=0) + 1
-            file = path.name
-            if path.parent.resolve() != self.folder.resolve():
-                file = f"{task}@{wanted}{next((e for e in _ENDINGS if path.name.endswith(e)), '.json')}"
-                shutil.copyfile(path, self.folder / file)
-            listed = Listed(task, wanted, file, pack.content_hash)
-        if coverage is not None:
-            listed = replace(listed, coverage=coverage)
-        self.packs = [p for p in self.packs if (p.task, p.version) != (task, listed.version)] + [listed]
+        if listed := next(same, None):
+            return listed
+        taken = {p.version for p in self.packs if p.task == task}
+        if not wanted or wanted in taken or path.parent != self.folder:
+            wanted = max(taken, default=0) + 1
+        file = path.name
+        if path.parent.resolve() != self.folder.resolve():
+            file = f"{task}@{wanted}{next((e for e in _ENDINGS if path.name.endswith(e)), '.json')}"
+            shutil.copyfile(path, self.folder / file)
+        listed = Listed(task, wanted, file, pack.content_hash)
+        self.packs.append(listed)
         self._save()
         return listed
 
@@ -202,13 +196,12 @@ def _read_index(path: Path) -> list[Listed]:
 
 def _listed(entry: Any) -> Listed:
     found: Any = entry if type(entry) is dict else {}
-    task, version, file, content_hash, coverage = (found.get(field.name) for field in fields(Listed))
+    task, version, file, content_hash = (found.get(field.name) for field in fields(Listed))
     is_pack = (
         type(task) is str and _NAME.fullmatch(task) and type(version) is int and 1 <= version < 10**9
         and type(file) is str and file == Path(file).name and file not in ("", ".", "..")
         and type(content_hash) is str
-        and (coverage is None or (type(coverage) in (int, float) and 0 <= coverage <= 1))
     )  # fmt: skip
     if not is_pack:
         raise PackError(f"expected a task, a version, a file's name and a content hash, found {shown(entry)}")
-    return Listed(task, version, file, content_hash, coverage)
+    return Listed(task, version, file, content_hash)

@@ -17,6 +17,7 @@ from vllm_fakes import FakeEngine, config, sampling, v1_alone
 from gpu_align import Recipes, Source
 from gpu_align.ops.constants import SHAPE_WINDOW
 from gpu_align.recipes import Misses
+from gpu_align.recipes.pack import Miss
 from vllm_integration.config.settings import Settings
 from vllm_integration.wire.request import KEY, Prediction
 from vllm_integration.worker import miss_log, request_drafter
@@ -150,7 +151,7 @@ def test_what_is_new_is_appended_a_few_at_a_time(
 
     def write(tokens: range, said: int) -> bytes:
         for token in tokens:
-            log._new.refuted([token], [], 11, said)
+            log._new.count(Miss((token,), (), 11, said))
         log.run(log._write)
         return path.read_bytes()
 
@@ -162,7 +163,7 @@ def test_what_is_new_is_appended_a_few_at_a_time(
     path.write_bytes(path.read_bytes() + b"[[1],[],11,9")  # what a killed worker leaves behind
     found = Misses.load(path)
     assert found.counts == log._misses.counts
-    assert (len(found), found.num_refuted) == (503, 506)
+    assert (len(found), found.counts.total()) == (503, 506)
     # Written whole: where somebody has cleared the directory, and before a reader would refuse it for its length.
     path.unlink()
     whole = write(range(1), 97)

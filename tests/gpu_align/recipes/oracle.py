@@ -15,6 +15,11 @@ from gpu_align.ops.constants import (
     SHAPE_STRING,
     SHAPE_WINDOW,
 )
+from gpu_align.recipes import Misses
+
+
+def num_refuted(misses: Misses) -> int:
+    return sum(count for miss, count in misses.counts.items() if miss.said != miss.expected)
 
 
 class Words:

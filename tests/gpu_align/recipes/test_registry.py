@@ -29,10 +29,10 @@ def test_versions(folder: Path, tmp_path: Path) -> None:
         pack("triage", token).save(tmp_path / f"{token}.json.gz")
     registry = Registry(folder)
     assert registry.add(tmp_path / "1.json.gz").version == 1
-    assert registry.add(tmp_path / "2.json.gz", coverage=0.8).version == 2
-    assert registry.add(tmp_path / "1.json.gz", coverage=0.5).version == 1  # the same again
+    assert registry.add(tmp_path / "2.json.gz").version == 2
+    assert registry.add(tmp_path / "1.json.gz").version == 1  # the same again
     again = Registry(folder)
-    assert [(p.version, p.coverage) for p in again.packs] == [(1, 0.5), (2, 0.8)]
+    assert [p.version for p in again.packs] == [1, 2]
     assert again.resolve("triage") == again.resolve("triage@2") == folder / "triage@2.json.gz"
     assert again.resolve("triage@1") == folder / "triage@1.json.gz"
     assert again.resolve(str(tmp_path / "3.json.gz")) == tmp_path / "3.json.gz"
@@ -84,10 +84,10 @@ def test_an_index_that_is_none(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"task": 1}, {"task": "a/b"}, {"version": 0}, {"version": "1"}, {"file": "../x.json"}, {"file": "/etc/x"},
-     {"file": ".."}, {"content_hash": None}, {"coverage": 2}, {"coverage": "a"}],
+     {"file": ".."}, {"content_hash": None}],
 )  # fmt: skip
 def test_an_entry_that_is_none(folder: Path, change: dict[str, Any]) -> None:
-    entry = {"task": "a", "version": 1, "file": "a.json", "content_hash": "sha256:0", "coverage": None}
+    entry = {"task": "a", "version": 1, "file": "a.json", "content_hash": "sha256:0"}
     (folder / INDEX).write_text(json.dumps({"format": 1, "packs": [entry | change]}))
     with pytest.raises(PackError, match="expected a task, a version"):
         Registry(folder)
