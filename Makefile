@@ -92,7 +92,7 @@ bench-ablation: $(VENV)/.dev  ## the drafter without each of its mechanisms: doc
 
 serving-model: $(VENV)/.dev  ## which drafts to verify at which batch, on paper; fails if the default loses
 	@mkdir -p .cache
-	@$(BIN)/python -m benchmarks.serving --page docs/tuning.md --page docs/developer/serving-rules.md
+	@$(BIN)/python -m benchmarks.serving --write
 
 static-check: $(VENV)/.dev  ## registers, stack, shared memory and loads of every kernel, without a GPU
 	@$(BIN)/python -m benchmarks.speed.static_check

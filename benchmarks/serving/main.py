@@ -26,10 +26,10 @@ import typer
 import gpu_align
 from benchmarks.corpus import build as corpus
 from benchmarks.serving import page as tables
-from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Rule, Worth
+from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, Plugin, Rule, Worth
 from benchmarks.serving.step_cost import StepCost, paper_costs, read_measured
 from benchmarks.serving.trace import Trace, record_trace, sample, unrelated
-from benchmarks.tables import RESULTS, as_json
+from benchmarks.tables import RESULTS, as_json, fill_file
 from gpu_align.simulate import read_records, recipes_for
 
 BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
@@ -69,8 +69,7 @@ def rules(num_draft_tokens: int) -> list[Rule]:
     grid = [Budget(fill=f, sure=s) for f in (64, 128, 256) for s in (2.0, 0.9, 0.8, 0.7, 0.5)]
     plain = [Budget(floor=d) for d in (4, 16, 64, 256, 1024, 4096)]
     return [
-        NoDrafts(),
-        *(FixedK(k) for k in (4, 16, 32) if k <= num_draft_tokens),
+        *(FixedK(k) for k in (0, 4, 16, 32) if k <= num_draft_tokens),
         Lengths(),
         *plain,
         *grid,
@@ -169,7 +168,7 @@ def _speedups(
 ) -> list[list[float]]:
     """[setup][batch] speed-ups of one rule under one mix."""
     trace = _trace(folder, mix.trace)
-    paid = 0.0 if isinstance(rule, NoDrafts) else drafter_ms
+    paid = 0.0 if rule == FixedK(0) else drafter_ms
     by_batch = []
     for batch in batches:
         run = simulate(trace, copy.deepcopy(rule), batch, mix.every, warm_up=getattr(rule, "warm_up", 0))
@@ -267,7 +266,6 @@ DraftTokens = Annotated[int, typer.Option(help="K", min=1)]
 DrafterUs = Annotated[float, typer.Option(help="what a step of the drafter costs, µs", min=0)]
 Json = Annotated[Path, typer.Option("--json", help="results")]
 Jobs = Annotated[int, typer.Option(help="processes", min=1)]
-Paths = list[Path] | None
 
 
 def main(
@@ -277,9 +275,11 @@ def main(
     max_tokens: MaxTokens = 30_000,
     num_draft_tokens: DraftTokens = 32,
     drafter_us: DrafterUs = 15.0,
-    curve: Annotated[Paths, typer.Option(help="measured step times instead of paper ones")] = None,
+    curve: Annotated[
+        list[Path] | None, typer.Option(help="measured step times instead of paper ones")
+    ] = None,
     json_path: Json = RESULTS / "serving.json",
-    page: Annotated[Paths, typer.Option(help="page whose tables are filled; once for each page")] = None,
+    write: Annotated[bool, typer.Option(help="fill the tables of the pages")] = False,
     jobs: Jobs = 2,
 ) -> None:
     """Throughput of drafting rules on paper, from real edits and step-time curves."""
@@ -313,9 +313,9 @@ def main(
     json_path.write_text(as_json(results), encoding="utf-8")
     typer.echo(tables.text(results))
     typer.echo(f"wrote {json_path}")
-    if page:
-        tables.fill_files(page, results)
-        typer.echo(f"filled {', '.join(map(str, page))}")
+    for path, blocks in tables.PAGES.items() if write else ():
+        fill_file(path, blocks, results)
+        typer.echo(f"filled {path}")
     for line in losses(table):
         typer.echo(f"error: {line}", err=True)
     if losses(table):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,31 +128,15 @@ def assumptions(results: Results) -> str:
     )
 
 
-#: Marker → the block that stands there.
-BLOCKS: dict[str, Callable[[Results], str]] = {
-    "gains": gains,
-    "edit": one_setup,
-    "budgets": budgets,
-    "assumptions": assumptions,
+#: Page → its blocks by name.
+PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
+    tables.DOCS / "tuning.md": {"gains": gains},
+    tables.DOCS / "developer" / "serving-rules.md": {
+        "edit": one_setup,
+        "budgets": budgets,
+        "assumptions": assumptions,
+    },
 }
-
-
-def fill(pages: Sequence[str], results: Results) -> list[str]:
-    """`pages` with each block between its markers, on one of them; as `tables.fill`."""
-    filled = list(pages)
-    for name, block in BLOCKS.items():
-        places = [i for i, page in enumerate(filled) if f"<!-- {name}:begin -->" in page]
-        if len(places) != 1:
-            raise ValueError(f"page: expected <!-- {name}:begin --> on one page, found it on {len(places)}")
-        filled[places[0]] = tables.fill(filled[places[0]], {name: block}, results)
-    return filled
-
-
-def fill_files(paths: Sequence[Path], results: Results) -> None:
-    """The same for files. None is written if a block has no place."""
-    filled = fill([path.read_text(encoding="utf-8") for path in paths], results)
-    for path, text in zip(paths, filled, strict=True):
-        path.write_text(text, encoding="utf-8")
 
 
 def text(results: Results) -> str:

@@ -47,24 +47,14 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class NoDrafts:
-    """Every request gets one token a step."""
-
-    name: str = "none"
-
-    def grant(self, batch: Batch) -> Ints:
-        return np.zeros(len(batch.length), dtype=np.int64)
-
-
-@dataclass(frozen=True)
 class FixedK:
-    """K slots for every request, prediction or not: what vLLM schedules on its own."""
+    """K slots for every request, prediction or not: what vLLM schedules on its own; with 0 there are no drafts."""
 
     k: int
 
     @property
     def name(self) -> str:
-        return f"fixed {self.k}"
+        return f"fixed {self.k}" if self.k else "none"
 
     def grant(self, batch: Batch) -> Ints:
         return np.full(len(batch.length), self.k, dtype=np.int64)

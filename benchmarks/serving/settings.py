@@ -72,7 +72,7 @@ def main(
     num_draft_tokens: DraftTokens = 32,
     drafter_us: DrafterUs = 15.0,
     json_path: Json = tables.RESULTS / "serving_settings.json",
-    page: Annotated[Path | None, typer.Option(help="page whose table is filled")] = None,
+    write: Annotated[bool, typer.Option(help="fill the table of the page")] = False,
     jobs: Jobs = 2,
 ) -> None:
     """Throughput of the drafter's settings on paper, over all kinds of text."""
@@ -88,8 +88,8 @@ def main(
         typer.echo(f"{name}: {results[name]}")
     found = {"records": len(records), "num_draft_tokens": num_draft_tokens, "settings": results}
     json_path.write_text(tables.as_json(found), encoding="utf-8")
-    if page:
-        tables.fill_file(page, {"settings": table}, results)
+    if write:
+        tables.fill_file(tables.DOCS / "developer" / "serving-rules.md", {"settings": table}, results)
 
 
 if __name__ == "__main__":

@@ -45,15 +45,6 @@ class Trace:
     matched: npt.NDArray[np.int16]
     survival: npt.NDArray[np.uint16]
 
-    def __post_init__(self) -> None:
-        positions = len(self.length)
-        if not len(self.matched) == len(self.survival) == positions:
-            raise ValueError(f"matched, survival: expected {positions} rows, as length has")
-        if [self.start[0], self.start[-1]] != [0, positions] or (np.diff(self.start) < 1).any():
-            raise ValueError(f"start: expected numbers that rise from 0 to {positions}, found {self.start}")
-        if (self.matched > self.length).any() or (self.length > self.num_draft_tokens).any():
-            raise ValueError(f"matched, length: expected matched <= length <= {self.num_draft_tokens}")
-
     @property
     def num_draft_tokens(self) -> int:
         """K."""

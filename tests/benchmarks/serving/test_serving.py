@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +16,14 @@ from benchmarks.serving import main as serving
 from benchmarks.serving import page as tables
 from benchmarks.serving import settings
 from benchmarks.serving.main import MIXES, Run, losses, recommend, simulate
-from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, NoDrafts, Plugin, Worth
+from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, Plugin, Worth
 from benchmarks.serving.step_cost import GPUS, MODELS, Measured, Roofline, paper_costs, read_measured
 from benchmarks.serving.trace import ONE, Trace, record_trace, sample, unrelated
+from benchmarks.tables import fill, read
 from gpu_align.simulate import Record, make_policies, replay
 from vllm_integration.config.settings import FILL_TOKENS, SURE
 from vllm_integration.scheduler.draft_budget import likeliest
 
-ROOT = Path(__file__).parents[3]
 K = 4
 
 
@@ -86,11 +88,7 @@ class TestTrace:
         with pytest.raises(ValueError, match=r"'matched', 'start', 'survival'"):
             Trace.load(tmp_path / "other.npz")
 
-    def test_what_does_not_fit_together_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="matched <= length <= 4"):
-            make_trace([1], [2])
-        with pytest.raises(ValueError, match="from 0 to 2"):
-            Trace(np.array([0, 1]), *(np.zeros(2, np.int16),) * 2, np.zeros((2, K), np.uint16))
+    def test_a_record_without_a_step_is_refused(self) -> None:
         with pytest.raises(ValueError, match="two output tokens"):
             record_trace([Record("a", [], [1], [1])], K)
 
@@ -175,7 +173,7 @@ class TestRules:
 
 class TestSimulation:
     def test_without_drafts_a_step_is_a_token_a_request(self) -> None:
-        run = simulate(make_trace([4] * 9, [4] * 9), NoDrafts(), batch=5)
+        run = simulate(make_trace([4] * 9, [4] * 9), FixedK(0), batch=5)
         assert (run.verified == 5).all()
         assert (run.produced == 5).all()
         cost = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 500)
@@ -213,7 +211,7 @@ class TestSimulation:
         with pytest.raises(ValueError, match="expected 0 to 4 slots"):
             simulate(make_trace([4], [4]), FixedK(5), batch=1)
         with pytest.raises(ValueError, match="batch: expected 1 or more, found 0"):
-            simulate(make_trace([4], [4]), NoDrafts(), batch=0)
+            simulate(make_trace([4], [4]), FixedK(0), batch=0)
 
 
 class TestStepCost:
@@ -289,20 +287,20 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         curve.write_text(json.dumps({"name": "mine", "points": points}))
 
     cost(1)
-    page, second, out = (tmp_path / name for name in ("page.md", "second.md", "out.json"))
-    first, *others = (f"<!-- {name}:begin -->\nstale text\n<!-- {name}:end -->\n" for name in tables.BLOCKS)
-    page.write_text(first)
-    second.write_text("".join(others))
+    out, pages = tmp_path / "out.json", {}
+    for path, blocks in tables.PAGES.items():
+        pages[tmp_path / path.name] = blocks
+        marks = (f"<!-- {name}:begin -->\nstale text\n<!-- {name}:end -->\n" for name in blocks)
+        (tmp_path / path.name).write_text("".join(marks))
+    monkeypatch.setattr(tables, "PAGES", pages)
     rules = [FixedK(4), Lengths(), Budget(floor=4), Budget(fill=64, sure=0.8)]
     monkeypatch.setattr(serving, "BATCHES", (1, 8))
     monkeypatch.setattr(serving, "rules", lambda k: [*rules, Plugin(k, 1)])
     app = Typer()
     app.command()(serving.main)
     files = {"corpus": corpus, "traces": tmp_path / "t", "json": out, "curve": curve}
-    args = [f"--{name}={path}" for name, path in files.items()] + [
-        f"--page={path}" for path in (page, second)
-    ]
-    args += ["--jobs=1", "--num-draft-tokens=8", "--drafter-us=0"]
+    args = [f"--{name}={path}" for name, path in files.items()]
+    args += ["--write", "--jobs=1", "--num-draft-tokens=8", "--drafter-us=0"]
     done = CliRunner().invoke(app, args)
     assert done.exit_code == 0, done.output
     results = json.loads(out.read_text())
@@ -313,7 +311,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for row in results["rules"].values():
         assert set(row) == {mix.name for mix in MIXES}
         assert all(len(mix["shown"]["mine"]) == 2 for mix in row.values())
-    filled = page.read_text() + second.read_text()
+    filled = "".join(path.read_text() for path in pages)
     assert "stale text" not in filled
     assert "| `lengths` |" in filled
     assert CliRunner().invoke(app, ["--keep-traces", "--traces", str(tmp_path / "none")]).exit_code == 2
@@ -325,35 +323,23 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(out.read_text()) != results
 
 
-class TestPage:
-    def results(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads((ROOT / "benchmarks/results/serving.json").read_text())
-        return found
+RESULTS = read("serving")
 
-    def test_the_page_shows_the_stored_results(self) -> None:
-        pages = [
-            (ROOT / "docs" / name).read_text(encoding="utf-8")
-            for name in ("tuning.md", "developer/serving-rules.md")
-        ]
-        assert tables.fill(pages, self.results()) == pages, "run: make serving-model"
 
-    def test_the_recommended_budget_never_loses(self) -> None:
-        results = self.results()
-        name = results["recommended"]["rule"]  # type: ignore[index]
-        assert min(results["rules"][name]["unrelated"]["worst"]) >= serving.NEVER_BELOW  # type: ignore[index]
+@pytest.mark.parametrize(
+    ("path", "blocks"), tables.PAGES.items(), ids=lambda value: getattr(value, "name", "")
+)
+def test_the_pages_show_the_stored_results(path: Path, blocks: dict[str, Callable[[Any], str]]) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert fill(text, blocks, RESULTS) == text, "run: make serving-model"
 
-    def test_the_plugin_never_loses_by_default(self) -> None:
-        """At any batch on any setup, synchronously and told late."""
-        table = self.results()["rules"]
-        assert {"plugin", "plugin, late by 1", "plugin, late by 2"} <= set(table)  # type: ignore[arg-type]
-        assert losses(table) == []  # type: ignore[arg-type]
 
-    def test_a_page_without_a_place_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="gains:begin"):
-            tables.fill(["nothing"], self.results())
-        twice = "<!-- gains:begin -->\n<!-- gains:end -->\n"
-        with pytest.raises(ValueError, match="gains:begin"):
-            tables.fill([twice, twice], self.results())
+def test_neither_the_recommended_budget_nor_the_plugin_loses() -> None:
+    """At any batch on any setup; the plugin synchronously and told late, even where every draft is rejected."""
+    table = RESULTS["rules"]
+    assert min(table[RESULTS["recommended"]["rule"]]["unrelated"]["worst"]) >= serving.NEVER_BELOW
+    assert {"plugin", "plugin, late by 1", "plugin, late by 2"} <= set(table)
+    assert losses(table) == []
 
 
 def trace_of(matched: int) -> Trace:
