@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.quality.cases import Resumption, least_steps
 from benchmarks.quality.replays import Reliability
-from benchmarks.quality.runs import BOUNDS, Counts, Entry, Run
+from benchmarks.quality.runs import BOUNDS, Counts, Run
 from gpu_align.tools.simulate.policies import OURS
 from gpu_align.tools.simulate.replay import PairResult
 
@@ -131,18 +131,12 @@ def peer_checks(counts: Mapping[Run, Counts], bounds: Iterable[str] = BOUNDS) ->
 
 def five_checks(counts: Mapping[Run, Counts]) -> list[Check]:
     """The tokens a step that the five packages have to reach."""
-    ours = our_curve(counts, K)
-    checks = []
-    for target in TARGETS:
-        reached = height(ours, target.rejected_per_accepted)
-        checks.append(
-            Check(
-                f"five packages, at most {target.rejected_per_accepted:.2f} rejected per accepted",
-                "none" if reached is None else f"{reached:.2f} tokens a step",
-                f"{target.tokens_per_step:.1f}",
-                reached is not None and reached >= target.tokens_per_step,
-            )
-        )
+    ours, checks = our_curve(counts, K), []
+    for most, wanted in TARGETS:
+        reached = height(ours, most)
+        name = f"five packages, at most {most:.2f} rejected per accepted"
+        value = "none" if reached is None else f"{reached:.2f} tokens a step"
+        checks.append(Check(name, value, f"{wanted:.1f}", reached is not None and reached >= wanted))
     return checks
 
 
@@ -168,43 +162,31 @@ def one_line_checks(pairs: Sequence[PairResult], clairvoyant: Sequence[PairResul
         within = sum(a <= MAX_STEPS_ABOVE for a in above)
         mean = sum(above) / max(len(above), 1)
         value = f"{within} of {len(above)} edits, mean {mean:.2f}, most {max(above, default=0)}"
-        wanted = f"all at most {MAX_STEPS_ABOVE}"
-        rows.append(
-            Check(f"one-line edit in 1,000 tokens: steps {name}", value, wanted, 0 < len(above) == within)
-        )
+        name, holds = f"one-line edit in 1,000 tokens: steps {name}", 0 < len(above) == within
+        rows.append(Check(name, value, f"all at most {MAX_STEPS_ABOVE}", holds))
     return rows
 
 
 def unrelated_checks(unrelated: Counts, without: Counts) -> list[Check]:
     """What a prediction costs that has nothing to do with the output."""
     share = unrelated.rejected_from_prediction / max(unrelated.output_tokens, 1)
+    few, fewer = (
+        unrelated.records > 0 and share <= MAX_UNRELATED_REJECTED,
+        0 < unrelated.steps <= without.steps,
+    )
+    wanted, steps = f"at most {MAX_UNRELATED_REJECTED}", f"{unrelated.steps:,} : {without.steps:,}"
     return [
-        Check(
-            "unrelated prediction: rejected drafts from it per output token",
-            f"{share:.4f}",
-            f"at most {MAX_UNRELATED_REJECTED}",
-            unrelated.records > 0 and share <= MAX_UNRELATED_REJECTED,
-        ),
-        Check(
-            "unrelated prediction: steps, beside none at all",
-            f"{unrelated.steps:,} : {without.steps:,}",
-            "no more",
-            0 < unrelated.steps <= without.steps,
-        ),
+        Check("unrelated prediction: rejected drafts from it per output token", f"{share:.4f}", wanted, few),
+        Check("unrelated prediction: steps, beside none at all", steps, "no more", fewer),
     ]
 
 
-def resumption_checks(seen: Resumption) -> list[Check]:
+def resumption_check(seen: Resumption) -> Check:
     """Whether drafting goes on as soon as two tokens match again."""
-    drafted = seen.drafted / max(seen.edits, 1)
-    right = seen.right / max(seen.edits, 1)
+    drafted, right = (count / max(seen.edits, 1) for count in (seen.drafted, seen.right))
     value = f"{drafted:.1%} of {seen.edits:,} edits; {right:.1%} with the right token first"
-    wanted = f"{MIN_RESUMED_SHARE:.0%} draft"
-    return [
-        Check(
-            "after an edit, first step with two matching tokens", value, wanted, drafted >= MIN_RESUMED_SHARE
-        )
-    ]
+    wanted, holds = f"{MIN_RESUMED_SHARE:.0%} draft", drafted >= MIN_RESUMED_SHARE
+    return Check("after an edit, first step with two matching tokens", value, wanted, holds)
 
 
 def reliability_check(reliability: Reliability) -> Check:
@@ -213,8 +195,3 @@ def reliability_check(reliability: Reliability) -> Check:
     drafts = int(reliability.drafts.sum())
     value, passed = f"{gap:.3f} ({drafts:,} drafts)", drafts > 0 and gap <= MAX_GAP
     return Check("confidence: worst |accepted - promised| of a decile", value, f"at most {MAX_GAP}", passed)
-
-
-def of_kind(pairs: Mapping[int, PairResult], entries: Sequence[Entry], kind: str) -> list[PairResult]:
-    """Results of the entries of one kind, in their order."""
-    return [pairs[index] for index, entry in enumerate(entries) if entry.kind == kind and index in pairs]

@@ -8,6 +8,7 @@ import tokenize
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,17 @@ _FREE |= {
 }
 
 
-def structural_bytes(text: str) -> BoolArray:
-    """[bytes]: False for the bytes of names, numbers, strings and comments; True for all else.
+def structural_tokens(text: str, token_bytes: Sequence[bytes]) -> BoolArray:
+    """[tokens]: whether a token of `text` has no byte of a name, number, string or comment.
 
     Keywords are structure; ``self`` is a name. A text that is not Python has no structure.
+    Example: of ``def f(x):`` in the tokens ``def``, `` f``, ``(x``, ``):`` the first and the last are structural.
     """
     lines = text.splitlines(keepends=True)
     begins = np.cumsum([0, *(len(line.encode()) for line in lines)])
+    ends = np.cumsum([0, *map(len, token_bytes)])
+    if ends[-1] != begins[-1]:
+        raise ValueError(f"token_bytes: expected {begins[-1]} bytes, found {ends[-1]}")
     structural = np.ones(int(begins[-1]), dtype=np.bool_)
 
     def place(row: int, column: int) -> int:
@@ -55,25 +60,7 @@ def structural_bytes(text: str) -> BoolArray:
                 structural[place(*token.start) : place(*token.end)] = False
     except (tokenize.TokenError, SyntaxError):
         structural[:] = False
-    return structural
-
-
-def structural_tokens(text: str, token_bytes: Sequence[bytes]) -> BoolArray:
-    """[tokens]: whether all bytes of a token are structure; `token_bytes` are those of `text`, in order.
-
-    Example: of ``def f(x):`` in the tokens ``def``, `` f``, ``(x``, ``):`` the first and the last are.
-    """
-    structural = structural_bytes(text)
-    ends = np.cumsum([len(piece) for piece in token_bytes])
-    if len(ends) and ends[-1] != len(structural):
-        raise ValueError(f"token_bytes: expected {len(structural)} bytes, found {ends[-1]}")
-    return np.array(
-        [
-            bool(structural[end - len(piece) : end].all())
-            for piece, end in zip(token_bytes, ends, strict=True)
-        ],
-        dtype=np.bool_,
-    )
+    return np.array([structural[a:b].all() for a, b in pairwise(ends)], dtype=np.bool_)
 
 
 def merged(pack: RecipePack, outputs: Sequence[Output]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_verdicts_fail_on_nothing_at_all() -> None:
     assert not checks.perfect_check([]).passed
     assert not any(row.passed for row in checks.one_line_checks([], []))
     assert not any(row.passed for row in checks.unrelated_checks(Counts(), Counts()))
-    assert not checks.resumption_checks(Resumption())[0].passed
+    assert not checks.resumption_check(Resumption()).passed
     assert not checks.reliability_check(Reliability()).passed
     assert not any(row.passed for row in checks.five_checks({}))
 

@@ -46,7 +46,6 @@ from benchmarks.recipes.runs import (
     merged,
     ours,
     records_of,
-    structural_bytes,
     structural_tokens,
     token_texts,
 )
@@ -99,7 +98,7 @@ def test_forms_take_learning_and_testing_from_different_packages() -> None:
     [("if x:\n    return 1\n", "x1"), ("def f(a, *b): pass\n", "fab"), ("y = 'no'  # why\n", "y'no'# why")],
 )
 def test_structure_is_what_is_no_name_number_string_or_comment(text: str, free: str) -> None:
-    structural = structural_bytes(text)
+    structural = structural_tokens(text, [c.encode() for c in text])
     found = "".join(c for c, s in zip(text, structural.tolist(), strict=True) if not s)
     assert found == free
 
