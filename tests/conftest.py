@@ -28,7 +28,6 @@ ENGINES = {
     "campaign-server": ["test_a_program_on_small_counts"],
     "server": [
         "test_usage_server",
-        "test_vllm_server",
         "test_vllm_request_endpoints",
         "test_vllm_request_clients",
     ],

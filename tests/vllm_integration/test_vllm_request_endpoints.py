@@ -62,6 +62,18 @@ def test_a_prediction_changes_the_usage_and_not_the_answer(server: Server, path:
     assert told[0][0][0] >= N - 4  # four steps, and each adds a token of its own
 
 
+def test_an_empty_prediction_is_none_and_the_request_log_shows_none(server: Server) -> None:
+    (plain,) = ask(server, CHAT, {})
+    for nothing in ({"prediction": None}, content(""), content([])):
+        (answer,) = ask(server, CHAT, nothing)
+        assert (answer.texts, answer.accepted_rejected) == (plain.texts, (-1, -1))
+        assert not list(server.logs.glob(f"{answer.id}-*"))
+    (answer,) = ask(server, CHAT, content(plain.texts[0].replace(" ", "\r\n")))
+    (line,) = [line for line in server.output.read_text().splitlines() if f"request {answer.id}:" in line]
+    assert f"Prediction({N} tokens)" in line
+    assert plain.texts[0].split()[3] not in line
+
+
 def test_what_openai_forbids_is_allowed(server: Server) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     for more in (

@@ -1,4 +1,4 @@
-"""60 odd texts as predictions: five tokenizers, and a server with a byte-level one."""
+"""60 odd texts as predictions: four tokenizers, and a server with a byte-level one."""
 
 from __future__ import annotations
 
@@ -121,29 +121,3 @@ def test_a_server_answers_the_same_with_each_text(byte_server: Server) -> None:
             accepted += read_steps(byte_server.logs, f"{answer['id']}-")["usage"]["accepted"]
         assert accepted > 5 * len(TEXTS)
     assert "is served without its prediction" not in byte_server.output.read_text()
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"colour": {"enum": ["red", "green"]}, "large": {"type": "boolean"}},
-    "required": ["colour", "large"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("prediction", ['{"colour": "green", "large": true}', "neither JSON nor English"])
-def test_structured_output_with_a_prediction(byte_server: Server, prediction: str) -> None:
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "which?"}],
-        "temperature": 0,
-        "max_tokens": 60,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}},
-    }
-    url = f"{byte_server.url}/v1/chat/completions"
-    plain = httpx.post(url, json=body, timeout=120).json()["choices"][0]["message"]["content"]
-    hinted = httpx.post(
-        url, json={**body, "prediction": {"type": "content", "content": prediction}}, timeout=120
-    )
-    assert hinted.status_code == 200, hinted.text
-    assert hinted.json()["choices"][0]["message"]["content"] == plain
