@@ -101,13 +101,9 @@ def test_wrapping_twice_wraps_once(engine_module: Callable[[], ModuleType], call
 @pytest.mark.parametrize(
     ("index", "change", "state"),
     [
-        (0, {"attribute": "Runner.gone"}, "missing"),
-        (0, {"attribute": "Gone.update"}, "missing"),
         (0, {"module": "no_such_module_of_vllm"}, "missing"),
-        (0, {"parameters": ("self", "scheduler_output")}, "changed"),
         (0, {"parameters": ("self", "output", "extra", "more")}, "changed"),
-        (3, {"parameters": ()}, "changed"),
-        (4, {"attribute": "Runner.rows"}, "missing"),
+        (3, {"parameters": ()}, "changed"),  # `a` is needed, too
     ],
 )
 @pytest.mark.usefixtures("calls", "strict")

@@ -26,7 +26,7 @@ _LONGEST_ID, _LONGEST_MESSAGE = 100, 400
 def shown_id(req_id: object) -> str:
     """A request id for a log line, which a client may have chosen: what does not print becomes escapes,
     backslashes are doubled, and what is longer than 100 characters ends in "…" and its length."""
-    return _one_line(str(req_id).replace("\\", "\\\\"), _LONGEST_ID)
+    return shown_reason(str(req_id).replace("\\", "\\\\"), _LONGEST_ID)
 
 
 def shown_error(error: BaseException) -> str:
@@ -35,15 +35,12 @@ def shown_error(error: BaseException) -> str:
         message = str(error)
     except Exception:  # a __str__ of somebody else's
         message = ""
-    return f"{type(error).__name__}: {_one_line(message, _LONGEST_MESSAGE)}"
+    return f"{type(error).__name__}: {shown_reason(message)}"
 
 
 def shown_reason(reason: object, longest: int = _LONGEST_MESSAGE) -> str:
     """The message of an error without its type, or what stands for one, in the same way."""
-    return _one_line(str(reason), longest)
-
-
-def _one_line(text: str, longest: int) -> str:
+    text = str(reason)
     head = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")
         for c in text[:longest]
@@ -70,31 +67,23 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _pending:
-            return None
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is self or find_spec is None:
-                continue
-            spec: importlib.machinery.ModuleSpec | None = find_spec(fullname, path, target)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        for finder in others if fullname in _pending else ():
+            spec = finder.find_spec(fullname, path, target)
             if spec is not None:
-                if spec.loader is not None:
-                    _run_callbacks_after(spec.loader, fullname)
+                loader: Any = spec.loader
+                if loader is not None:  # it serves this one import
+                    loader.exec_module = functools.partial(_run_callbacks_after, loader.exec_module, fullname)
                 return spec
         return None
 
 
-def _run_callbacks_after(loader: Any, fullname: str) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        with _finder_lock:
-            callbacks = _pending.pop(fullname, [])
-        for callback in callbacks:
-            callback()
-
-    loader.exec_module = exec_module  # this loader serves this one import
+def _run_callbacks_after(execute: Callable[[ModuleType], None], fullname: str, module: ModuleType) -> None:
+    execute(module)
+    with _finder_lock:
+        callbacks = _pending.pop(fullname, [])
+    for callback in callbacks:
+        callback()
 
 
 _finder_lock = threading.RLock()
@@ -182,15 +171,12 @@ class Guard:
             raise error
         if ending := [each for each in _each(serves) if each not in self.ended]:
             self.ended.update(ending)
-            self.end(" and ".join(ending), error)
+            logger.error("gpu_align %s %s: %s", " and ".join(ending), self._told, shown_error(error))
+            self._then()
 
     def raises(self, error: Exception) -> bool:
         """Whether going on would be wrong."""
         return strict() and not isinstance(error, self._spared)
-
-    def end(self, what: str, error: Exception) -> None:
-        logger.error("gpu_align %s %s: %s", what, self._told, shown_error(error))
-        self._then()
 
 
 def _each(serves: str | tuple[str, ...]) -> tuple[str, ...]:

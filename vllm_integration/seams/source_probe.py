@@ -51,10 +51,6 @@ class Sources:
             self._trees[module] = None if text is None else ast.parse(text)
         return self._trees[module]
 
-    def modules(self) -> list[str]:
-        """Every module that has been looked for."""
-        return sorted(self._trees)
-
     def find(self, module: str, name: str, imports_left: int = _MAX_IMPORTS) -> _Found | None:
         """Where a name of a module is defined; imports are followed as far as there are sources."""
         tree = self.tree(module)
@@ -162,18 +158,11 @@ def _method(bases: list[_Found], name: str) -> _Function | None:
 def _sets(node: ast.stmt, name: str) -> bool:
     """Whether a class declares the attribute, or any of its methods sets it on something."""
     for member in _body(node):
-        if name in _assigned(member):
+        if name in _assigned(member) or (isinstance(member, _Function) and member.name == name):
             return True
-        if isinstance(member, _Function):
-            if member.name == name:
+        for inner in ast.walk(member) if isinstance(member, _Function) else ():
+            if isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store):
                 return True
-            for inner in ast.walk(member):
-                if (
-                    isinstance(inner, ast.Attribute)
-                    and inner.attr == name
-                    and isinstance(inner.ctx, ast.Store)
-                ):
-                    return True
     return False
 
 
@@ -210,21 +199,6 @@ def installed_root() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
-def unpack(wheel: Path, directory: Path) -> Path:
-    """The Python files of a wheel, in `directory`."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(directory, [name for name in archive.namelist() if name.endswith(".py")])
-    return directory
-
-
-def _fetch(version: str, directory: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download"]
-    subprocess.run(
-        [*pip, "--no-deps", "--only-binary=:all:", "--dest", str(directory), f"vllm=={version}"], check=True
-    )
-    return next(directory.glob("vllm-*.whl"))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the state of every seam; 0 when all are found."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -237,8 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(given[0])
         if not path.is_dir():
-            wheel = path if path.suffix == ".whl" else _fetch(given[0], Path(scratch))
-            path = unpack(wheel, Path(scratch) / "unpacked")
+            if path.suffix != ".whl":
+                pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download"]
+                wheels = ["--no-deps", "--only-binary=:all:", "--dest", scratch]
+                subprocess.run([*pip, *wheels, f"vllm=={path}"], check=True)
+                path = next(Path(scratch).glob("vllm-*.whl"))
+            wheel, path = path, Path(scratch) / "unpacked"
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(path, [name for name in archive.namelist() if name.endswith(".py")])
         statuses = probe_sources(path)
     for status in statuses:
         place = f"{status.seam.module}.{status.seam.attribute}"

@@ -111,8 +111,7 @@ _ROWS = """
 # The engine's configuration.
 config vllm.config.vllm:VllmConfig
   wrap _get_v2_model_runner_unsupported_features(self) V2 refuses custom drafter classes; ours has a V2 part
-  wrap _validate_adaptive_verification(self) \
-      where vLLM cannot trim drafts by confidence, our draft slots do without
+  wrap _validate_adaptive_verification(self) where vLLM cannot trim drafts, our slots do without
   wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler
   field use_v2_model_runner which model runner the engine gets
 config vllm.config.vllm
@@ -127,27 +126,22 @@ inputs vllm.renderers.base:BaseRenderer
   call tokenize_prompt(self,prompt,params) tokenise as vLLM does
 inputs vllm.renderers
   call TokenizeParams(max_total_tokens) no special tokens, cut at the capacity
-chat vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat
-  wrap create_chat_completion(self,request,raw_request) read and validate the `prediction` field
+chat completions responses vllm.entrypoints.generate.base.serving:GenerateBaseServing
   call create_error_response(message,err_type,status_code,param) HTTP 400 with the field
   field renderer the tokenizer
   field engine_client whether the engine drafts from predictions
+chat vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat
+  wrap create_chat_completion(self,request,raw_request) read and validate the `prediction` field
 chat vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest
   field vllm_xargs becomes SamplingParams.extra_args
 chat vllm.renderers.base:BaseRenderer
   call tokenize_prompt_async(self,prompt,params) tokenise off the event loop
 completions vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion
   wrap create_completion(self,request,raw_request) read and validate the `prediction` field
-  call create_error_response(message,err_type,status_code,param) HTTP 400 with the field
-  field renderer the tokenizer
-  field engine_client whether the engine drafts from predictions
 completions vllm.entrypoints.openai.completion.protocol:CompletionRequest
   field vllm_xargs becomes SamplingParams.extra_args
 responses vllm.entrypoints.openai.responses.serving:OpenAIServingResponses
   wrap create_responses(self,request,raw_request) read and validate the `prediction` field
-  call create_error_response(message,err_type,status_code,param) HTTP 400 with the field
-  field renderer the tokenizer
-  field engine_client whether the engine drafts from predictions
 responses vllm.entrypoints.openai.responses.protocol:ResponsesRequest
   field vllm_xargs becomes SamplingParams.extra_args
 batch vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch
@@ -158,12 +152,10 @@ messages vllm.entrypoints.anthropic.protocol:AnthropicMessagesRequest
   field vllm_xargs the chat request has the same
 messages vllm.entrypoints.anthropic.serving:AnthropicServingMessages
   wrap create_messages(self,request,raw_request) the `prediction` field, which vLLM's model of the request drops
-  call create_chat_completion(self,request,raw_request) \
-      vLLM makes a chat request of it, which gets the prediction
+  call create_chat_completion(self,request,raw_request) the chat request that gets the prediction
   field engine_client whether the engine drafts from predictions
 app vllm.entrypoints.launchers.app
-  wrap init_entrypoints_middleware(args,app,supported_tasks) \
-      a body too long to be parsed on the event loop is refused before it is; the route of the status
+  wrap init_entrypoints_middleware(args,app,supported_tasks) the check of bodies; the route of the status
 app vllm.entrypoints.serve.exception_handling.handlers.validation
   global logger a traceback there can end with the request's body: not with a prediction in it
 status vllm.entrypoints.serve.middleware.authenticate
@@ -173,8 +165,7 @@ status vllm.entrypoints.serve.middleware.authenticate:AuthenticationMiddleware
 
 # What vLLM prints of a step that has failed.
 dump vllm.logging_utils.dump_input
-  wrap _dump_engine_exception(config,scheduler_output,scheduler_stats) \
-      draft tokens and predictions are printed as their number
+  wrap _dump_engine_exception(config,scheduler_output,scheduler_stats) drafts are printed as their number
 dump vllm.v1.core.sched.output:SchedulerOutput
   field scheduled_spec_decode_tokens draft tokens of a step
   field scheduled_new_reqs new requests
@@ -185,8 +176,7 @@ dump vllm.v1.core.sched.output:NewRequestData
 usage vllm.v1.engine.output_processor:OutputProcessor
   wrap __init__(self) a front end starts: its metrics begin at 0
   wrap add_request(self,request) engine request → HTTP request
-  wrap process_outputs(self,engine_core_outputs) \
-      read what came with a step's outputs, and how much of it a stop string kept
+  wrap process_outputs(self,engine_core_outputs) what came with outputs, and what a stop string kept
   wrap abort_requests(self,request_ids) forget aborted requests
   field request_states which requests are still open
 usage vllm.v1.engine:EngineCoreOutput
@@ -211,8 +201,7 @@ usage_v1 vllm.v1.outputs:ModelRunnerOutput
 usage_v1 v2 vllm.v1.core.sched.scheduler:Scheduler
   implement add_request(self,request) predictions print as their size, and know who may share them
   implement update_from_output(self,scheduler_output,model_runner_output) count what a step verified
-  implement _update_request_with_output(self,request,new_token_ids) \
-      enter the tokens of a request's last step in the prefix cache
+  implement _update_request_with_output(self,request,new_token_ids) the last step enters the prefix cache
   field kv_cache_manager the prefix cache
   field requests request id → request
   field running the requests of the next step
@@ -230,14 +219,11 @@ usage_v1 v2 vllm.config.scheduler:SchedulerConfig
 
 # Drafting on the V1 model runner.
 v1 vllm.v1.worker.gpu_model_runner:GPUModelRunner
-  wrap _update_states(self,scheduler_output) \
-      which requests arrived, finished or left the batch; runs even when nothing is scheduled
-  wrap _input_fits_in_drafter(self,common_attn_metadata) \
-      near max_model_len vLLM replaces the whole batch's drafts by zeros; ours end in time
+  wrap _update_states(self,scheduler_output) who arrived, finished or left; runs also when nothing is scheduled
+  wrap _input_fits_in_drafter(self,common_attn_metadata) near max_model_len vLLM zeroes all drafts
   field drafter find our proposer on a runner
   field input_batch the rows of the batch
-  wrap _sample(self,logits,spec_decode_metadata) \
-      the sampler of drafts, which also samples steps without any, does not answer logprob_token_ids
+  wrap _sample(self,logits,spec_decode_metadata) that of drafts leaves out logprob_token_ids
 v1 vllm.v1.worker.gpu_input_batch:InputBatch
   field req_ids row → request
   field req_id_to_index request → row
@@ -250,10 +236,8 @@ v1 vllm.v1.core.sched.output:NewRequestData
   field req_id id of a new request
   field sampling_params extra_args, limits
 v1 vllm.v1.sample.rejection_sampler
-  wrap apply_sampling_constraints(logits,cu_num_draft_tokens,sampling_metadata) \
-      fails on a step without drafts in which a request has top_k
-  wrap expand_batch_to_tokens(x,cu_num_tokens,num_tokens,replace_from,replace_to) \
-      on the CPU the temperature, top_k and top_p of drafts are uninitialised
+  wrap apply_sampling_constraints(logits,cu_num_draft_tokens,sampling_metadata) fails on top_k without drafts
+  wrap expand_batch_to_tokens(x,cu_num_tokens,num_tokens,replace_from,replace_to) uninitialised on the CPU
 v1 vllm.v1.worker.gpu_model_runner
   wrap build_logitsprocs(vllm_config,device,is_pin_memory,is_pooling_model,custom_logitsprocs) \
       with any drafter vLLM leaves out those of min_p and logit_bias
@@ -263,8 +247,7 @@ v1 vllm.v1.sample.logits_processor
 v1 vllm.v1.sample.logits_processor.state:LogitsProcessors
   field all those that vLLM has made
 v1 vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
-  wrap apply_to_logits(self,logits,predict_bonus_token,spec_token_ids) \
-      in a step of the ordinary sampler it forces the end of one request's thinking on another
+  wrap apply_to_logits(self,logits,predict_bonus_token,spec_token_ids) it ends the thinking of another request
   field in_spec_mode whether it counts rows by drafts
 draft_limit vllm.v1.sample.rejection_sampler
   global MAX_SPEC_LEN drafts of a request in one step; with more the V1 sampler ends the engine
@@ -316,8 +299,7 @@ v2 vllm.v1.request:Request
   field num_output_tokens no drafts past the end
   field resumable `max_tokens` of such a request may fall
 v2 vllm.v1.outputs:AsyncModelRunnerOutput
-  implement get_output(self) \
-      vLLM asks for a step's output when the device has sampled: then the draft lengths are there, too
+  implement get_output(self) the device has sampled: the draft lengths are there, too
 
 # Which CUDA graphs are captured.
 graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
@@ -333,13 +315,11 @@ graphs vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager
   field varlen_decode whether graphs take lengths that vary
   field ubatch_runner whether a step is cut into microbatches
 graphs vllm.v1.worker.gpu.attn_utils
-  call get_varlen_cudagraph_unsupported_backend(attn_groups,vllm_config,max_query_len) \
-      an attention backend whose graphs take one length
+  call get_varlen_cudagraph_unsupported_backend(attn_groups,vllm_config,max_query_len) its graphs take one length
 
 # vLLM's adaptive verification.
 adaptive vllm.v1.attention.selector
-  wrap _cached_get_attn_backend(backend,attn_selector_config) \
-      attention backends that cannot trim drafts on the device are refused here
+  wrap _cached_get_attn_backend(backend,attn_selector_config) refuses backends that cannot trim
 adaptive vllm.v1.attention.selector:AttentionSelectorConfig
   field use_adaptive_verification choose a backend without
 adaptive vllm.v1.worker.gpu.model_runner
