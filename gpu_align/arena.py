@@ -92,22 +92,18 @@ class PredictionArena:
         arena.release(extent)
 
     A prediction gets ``ceil(len / page)`` consecutive pages: the lowest run of free pages that is long enough.
-    Equal predictions with equal sharing keys share their pages. With different keys they have nothing in common:
-    neither the result nor the work of a call tells what is held under other keys. When the last request lets go
-    of a prediction it stays, for a request that was preempted and comes back; if no free run is long enough, such
-    unused predictions are dropped, the one released longest ago first, until one is. A prediction is refused only
-    if dropping all of them would not make room, and then none is dropped. Pages in use are never moved: see
-    `tokens_for_all`.
+    Equal predictions with equal sharing keys share their pages; neither the result nor the work of a call tells
+    what is held under other keys. A prediction that no request uses any more stays, for one that comes back; if
+    no free run is long enough, such ones are dropped, the one released longest ago first, until one is. One is
+    refused only if dropping all of them would not make room, and then none is dropped. Pages in use are never
+    moved: see `tokens_for_all`.
 
-    Predictions are found by their tokens and the sharing key: 4 bytes a token on the host for what the arena
-    holds. (A cryptographic digest would save that memory and takes 3 to 8 times as long.) Placement depends on
-    the sequence of calls alone, so ranks that are told the same do the same. Whether a prediction was there
-    before shows in `Extent.base` and `Extent.fresh` only, and what is drafted must depend on neither.
+    Predictions are found by their tokens and the sharing key: 4 bytes a token on the host. (A digest would save
+    that and takes 3 to 8 times as long.) Placement depends on the sequence of calls alone, so ranks that are told
+    the same do the same. What is drafted must depend on neither `Extent.base` nor `Extent.fresh`.
 
     One CUDA stream: a step launched before `release` may still be reading pages that the next `acquire` hands
-    out, and the upload goes behind it. Whoever uploads on another stream has to make it wait.
-
-    `acquire` is linear in the tokens, for their hash, and in the number of predictions held. Not thread-safe.
+    out, and the upload goes behind it. `acquire` is linear in the tokens and in the pages. Not thread-safe.
 
     Args:
         num_tokens: of the buffer, at least one page; the attribute `num_tokens` is rounded up to whole pages.
@@ -181,8 +177,7 @@ class PredictionArena:
     def has_room(
         self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None, without: Iterable[Extent] = ()
     ) -> bool:
-        """Whether `acquire` would find or make a place for these tokens, which may be none, once the extents of
-        `without` are released."""
+        """Whether `acquire` would find or make a place for these tokens once `without` is released."""
         if not tokens.size or (tokens.tobytes(), sharing_key) in self._entries:
             return True
         room, users = self._not_in_use.copy(), Counter(self._entry_of(extent) for extent in without)
@@ -192,8 +187,7 @@ class PredictionArena:
         return b"\1" * -(-tokens.size // self.page) in room
 
     def release(self, extent: Extent) -> None:
-        """The request is done with its extent, or ValueError. The last user's prediction stays until its room
-        is needed."""
+        """The request is done with its extent, or ValueError. The prediction stays until its room is needed."""
         entry = self._entry_of(extent)
         del self._extents[extent]
         if entry is None:
@@ -216,7 +210,7 @@ class PredictionArena:
         self._drop(entry)
 
     def stats(self) -> ArenaStats:
-        """Count what is held now and what was done so far. Constant time."""
+        """Constant time."""
         held, used = self._held_pages * self.page, self._used_pages * self.page
         return ArenaStats(
             used, held - used, self.num_tokens - held, len(self._entries), self._reused, self._evicted,

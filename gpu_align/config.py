@@ -20,9 +20,7 @@ class DrafterConfig:
     `length_factor` and `min_survival` move along the same trade-off, more tokens a verification step against
     more rejected drafts, and work best together.
 
-    Raises:
-        TypeError: a setting of another type.
-        ValueError: a setting outside its domain.
+    TypeError, ValueError: a setting of another type, or outside its domain.
     """
 
     #: Most drafts for each token of matched suffix, and as many before any; ``>= 0``, a multiple of 0.25.
@@ -45,12 +43,7 @@ class DrafterConfig:
 
     @classmethod
     def tuned(cls, path: Path | str) -> DrafterConfig:
-        """The settings that ``gpu-align tune`` found best, with its table.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is no table, or one that was changed, or has settings that there are not.
-        """
+        """The settings that ``gpu-align tune`` found best, with its table. ValueError: it is none."""
         settings = read_table(Path(path)).get("settings", {})
         names = "length_factor", "min_survival", "min_survival_recipe"
         if unknown := [str(name) for name in settings if name not in names]:

@@ -93,14 +93,14 @@ class Preparation:
     """Steps of single slots, whose drafts nobody reads; on CUDA they run on a stream of their own.
 
     A draft does not depend on how tokens were split over steps, so a step may run early. It then finds the context
-    in the index and the output aligned. make: a step that writes to the `Draft` that it is given.
+    in the index and the output aligned. make: gives a step that writes to its `out`.
     """
 
     def __init__(
-        self, make: Callable[[Draft], StepCall], max_slots: int, num_draft_tokens: int, device: torch.device
+        self, make: Callable[..., StepCall], max_slots: int, num_draft_tokens: int, device: torch.device
     ) -> None:
         self._device = device
-        self._step = make(allocate_draft(max_slots, num_draft_tokens, device))
+        self._step = make(out=allocate_draft(max_slots, num_draft_tokens, device))
         self._slots = torch.zeros(max_slots, dtype=torch.int64, device=device)
         self._total_len = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self._num_sampled = torch.ones(max_slots, dtype=torch.int32, device=device)
@@ -185,21 +185,15 @@ class CapturedStep:
     """
 
     def __init__(
-        self,
-        drafter: Drafter,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
-        budget: int | torch.Tensor | None = None,
+        self, drafter: Drafter, *inputs: torch.Tensor, budget: int | torch.Tensor | None = None
     ) -> None:
+        token_ids, total_len, slots, num_sampled = inputs
         self._drafter = drafter
-        self._propose = partial(drafter.propose, token_ids, total_len, slots, num_sampled, budget=budget)
+        self._propose = partial(drafter.propose, *inputs, budget=budget)
         self._graph: torch.cuda.CUDAGraph | None = None
         # Nothing sampled: the kernel is compiled and runs once, and leaves every slot as it is.
-        self.draft = drafter.propose(
-            token_ids, total_len, slots, torch.zeros_like(num_sampled), budget=budget
-        )
+        idle = torch.zeros_like(num_sampled)
+        self.draft = drafter.propose(token_ids, total_len, slots, idle, budget=budget)
         if drafter.device.type == "cuda":
             torch.cuda.current_stream(drafter.device).synchronize()
             self._graph = torch.cuda.CUDAGraph()
@@ -255,10 +249,8 @@ class Drafter:
     8 bytes a token of `max_context_len` (the index of its context) and 1.1 KB; about 400 bytes a recipe. On the
     host: 4 bytes a token of the predictions that are held.
 
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: a size below 1 or above what the kernel can count, a device that is not there, or a backend
-            that cannot run on it.
+    TypeError, ValueError: an argument of another type, a size below 1 or above what the kernel can count, a device
+    that is not there, or a backend that cannot run on it.
     """
 
     @torch.inference_mode(False)  # tensors of that mode cannot be written to outside of it
@@ -313,8 +305,11 @@ class Drafter:
         self._drafts: dict[int, Draft] = {}
         self._settings = self.config.step_settings(vocab_size)
         self._backend = resolve_backend(backend, self._state.prediction_tokens)
-        self._step = self._make_step(self._draft)
-        self._preparation = Preparation(self._make_step, max_slots, num_draft_tokens, self.device)
+        make = partial(
+            make_step, self._backend, self._state, self._tables, self._recipes, settings=self._settings
+        )
+        self._step = make(out=self._draft)
+        self._preparation = Preparation(make, max_slots, num_draft_tokens, self.device)
         weakref.finalize(self, self._preparation.finish).atexit = False  # then nobody gets its memory
         #: Of `propose` with a budget: scratch, [max_slots, K], and an int's place.
         self._survival = torch.zeros_like(self._draft.token_ids, dtype=torch.int32)
@@ -325,9 +320,6 @@ class Drafter:
         names = "max_slots", "max_context_len", "max_prediction_len", "num_draft_tokens", "vocab_size"
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in names)
         return f"Drafter({sizes}, device={str(self.device)!r})"
-
-    def _make_step(self, out: Draft) -> StepCall:
-        return make_step(self._backend, self._state, self._tables, self._recipes, out, self._settings)
 
     @on_its_device
     def add(
@@ -363,15 +355,10 @@ class Drafter:
             own context alone (`prediction_stats` counts these).
 
         On CUDA the prediction is copied once, asynchronously on the current stream, from pinned memory, and
-        indexed there; the host waits for neither. One that is held already with the same `sharing_key` is shared:
-        `add` then takes less time. Held with another key, it is uploaded and indexed as if it were not there.
+        indexed there; the host waits for neither. One that is held already with the same `sharing_key` is shared,
+        which takes less time; with another key it is uploaded and indexed as if it were not there.
 
-        Raises:
-            TypeError: an argument is no integer, the prediction holds something else than integers, or
-                `sharing_key` is not hashable.
-            ValueError: an argument outside its domain, a tensor that is not on the CPU, or no such pack.
-
-        After an error in an argument the slot is as it was.
+        TypeError, ValueError: an argument of another type or outside its domain. The slot is then as it was.
         """
         slot = self._check_slot(slot)
         prompt_len = check_int("prompt_len", prompt_len, 0, self.max_context_len)
@@ -464,11 +451,8 @@ class Drafter:
         """Give `slot` to a request of another drafter, with what was known of it: no token is aligned again.
 
         The drafts are those that `add` and its tokens would bring, too. Arguments, result and errors as those of
-        `add`; the row in `token_ids` holds the same tokens as that of the other drafter did.
-
-        Raises:
-            ValueError: the index of a context has another size here, as `max_context_len` is another; or a pack
-                that the request uses is not there.
+        `add`; the row in `token_ids` holds the same tokens as that of the other drafter did. ValueError: another
+        `max_context_len` here, or a pack that the request uses is not there.
         """
         if not isinstance(snapshot, SlotSnapshot):
             raise TypeError(f"snapshot: expected a SlotSnapshot, found {type(snapshot).__name__}")
@@ -538,11 +522,17 @@ class Drafter:
         that is there twice with num_sampled > 0 no draft means anything until its next `add`; with a slot outside
         its domain memory outside of the drafter's is read and written.
 
-        Raises:
-            TypeError: an argument is no tensor or has another dtype.
-            ValueError: a shape, device or layout differs from the above; on the CPU also a value.
+        TypeError, ValueError: an argument differs from the above; of values only on the CPU.
         """
-        batch_size = self._check_step(token_ids, total_len, slots, num_sampled)
+        self._check_rows(token_ids, total_len)
+        check_tensor("slots", slots, dtype=torch.int64, shape=(None,), device=self.device)
+        batch_size = slots.shape[0]
+        check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
+        if batch_size > self.max_slots:
+            raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
+        if self.device.type == "cpu" and isinstance(self._step, StepLaunch):
+            # Under Triton's interpreter; the reference looks itself.
+            check_batch(self.max_slots, self.max_context_len, total_len, slots, num_sampled)
         self._preparation.join()
         self._step(token_ids, total_len, slots, num_sampled)
         if batch_size not in self._drafts:
@@ -575,8 +565,7 @@ class Drafter:
         otherwise. The host does not wait. Until then keep `token_ids`, and do not change what is in the rows of
         these slots before their `total_len`; you may append tokens. On the CPU it runs at once.
 
-        Raises:
-            TypeError, ValueError: as in `propose`, or a slot that is there twice.
+        TypeError, ValueError: as in `propose`, or a slot that is there twice.
         """
         chosen = [self._check_slot(slot) for slot in slots]
         if twice := [slot for slot in set(chosen) if chosen.count(slot) > 1]:
@@ -632,30 +621,10 @@ class Drafter:
 
         On the CPU there is no graph, and a replay is a call of `propose`.
         """
-        self._check_step(token_ids, total_len, slots, num_sampled)
-        return CapturedStep(self, token_ids, total_len, slots, num_sampled, budget)
+        return CapturedStep(self, token_ids, total_len, slots, num_sampled, budget=budget)
 
     def _check_slot(self, slot: int) -> int:
         return check_int("slot", slot, 0, self.max_slots - 1, f"0 <= slot < {self.max_slots}")
-
-    def _check_step(
-        self,
-        token_ids: torch.Tensor,
-        total_len: torch.Tensor,
-        slots: torch.Tensor,
-        num_sampled: torch.Tensor,
-    ) -> int:
-        """Check what the operations cannot know: the sizes promised at construction. Returns B."""
-        self._check_rows(token_ids, total_len)
-        check_tensor("slots", slots, dtype=torch.int64, shape=(None,), device=self.device)
-        batch_size = slots.shape[0]
-        check_tensor("num_sampled", num_sampled, dtype=torch.int32, shape=(batch_size,), device=self.device)
-        if batch_size > self.max_slots:
-            raise ValueError(f"slots: expected at most {self.max_slots}, found {batch_size}")
-        if self.device.type == "cpu" and isinstance(self._step, StepLaunch):
-            # Under Triton's interpreter; the reference looks itself.
-            check_batch(self.max_slots, self.max_context_len, total_len, slots, num_sampled)
-        return batch_size
 
     def _check_rows(self, token_ids: torch.Tensor, total_len: torch.Tensor) -> None:
         size = self.max_slots, self.max_context_len

@@ -38,8 +38,7 @@ class MemoryStats:
 
 
 class Recalled(NamedTuple):
-    """What `ResponseMemory.recall_for` chose: the answers, one behind the other; whether their requests were
-    like this one."""
+    """What `ResponseMemory.recall_for` chose: answers in a row; whether to requests like this one."""
 
     token_ids: TokenIds
     related: bool
@@ -62,19 +61,12 @@ class ResponseMemory:
         found = memory.recall_for(tenant, prompt, drafter.max_prediction_len)
         drafter.add(slot, found.token_ids, len(prompt), memory=True, related=found.related)
 
-    What is recalled is a text to draft from, chosen once, when the request begins. With the same memory a request
-    gets the same drafts, and what other requests finish meanwhile changes none of them.
+    What is recalled is a text to draft from, chosen once, when the request begins. No answer is ever recalled for
+    another tenant. An answer that a tenant gave before is held once, as its newest. All methods take time in
+    proportion to the tokens that they are given or give; `recall_for` also compares the prompt with those of the
+    latest `MOST_COMPARED` answers, in constant time each. Not thread-safe.
 
-    No answer is ever recalled for another tenant. An answer that a tenant gave before is held once, as its newest.
-    All methods take time in proportion to the tokens that they are given or give; `recall_for` also compares the
-    prompt with those of the latest `MOST_COMPARED` answers, in constant time each. Not thread-safe.
-
-    Args:
-        max_tokens: of all answers together, at least 1: 4 bytes each on the host.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: below 1.
+    max_tokens: of all answers together, at least 1: 4 bytes each on the host. TypeError, ValueError otherwise.
     """
 
     def __init__(self, max_tokens: int) -> None:

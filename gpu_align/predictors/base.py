@@ -106,16 +106,14 @@ class TokenPredictor(ABC):
         return predictor
 
     def update_input_tokens(self, tokens: Sequence[int]) -> None:
-        """Before `reset`: take the tokens that the output may be copied from, the prompt, then the prediction."""
+        """Before `reset`: take what the output may be copied from, the prompt, then the prediction."""
         self._check_disposed()
         self.input_tokens = list(tokens)
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
         """Forget the sequence and begin another; state_tokens: token ids of the prompt, which may be empty.
 
-        Raises:
-            VocabularyError: the predictor's tokens are not those of ``options``.
-            DisposedError: after `dispose`.
+        VocabularyError: the predictor's tokens are not those of ``options``.
         """
         self._check_disposed()
         self.state_tokens = list(state_tokens)
@@ -132,9 +130,6 @@ class TokenPredictor(ABC):
 
         A predictor may start predicting in the background here and return what is there. It then waits only
         until there are `min_prediction_tokens`, or until it knows that there will not be.
-
-        Raises:
-            DisposedError: after `dispose`.
         """
 
     def stop(self, until_predictions_exhausted: bool = False) -> None:  # noqa: B027 (optional)
@@ -169,12 +164,7 @@ class FirstOf(TokenPredictor):
 
     A draft is never a mixture of two. All of them see all tokens, so that any of them can draft the next step.
 
-    Args:
-        predictors: at least one, each of them once.
-
-    Raises:
-        TypeError: one of them is no `TokenPredictor`.
-        ValueError: there is none.
+    predictors: at least one, each of them once. TypeError for anything else, ValueError for none.
     """
 
     def __init__(self, *predictors: TokenPredictor) -> None:

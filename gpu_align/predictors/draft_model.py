@@ -27,9 +27,6 @@ class BackgroundTokenPredictor(TokenPredictor):
         max_prediction_tokens: how far ahead to predict; ``>= 1``.
         background: False uses no thread: `predict_tokens` predicts up to `max_prediction_tokens`, and drafts do
             not depend on timing.
-
-    Raises:
-        ValueError: a count outside its domain.
     """
 
     def __init__(
@@ -57,12 +54,9 @@ class BackgroundTokenPredictor(TokenPredictor):
 
     @abstractmethod
     def continue_from(self, tokens: list[int]) -> Iterator[int]:
-        """Yield the tokens that are expected behind `tokens`, for as long as it is worth it.
+        """Yield what is expected behind `tokens`, its own list of prompt, output and what was predicted.
 
         Called by one thread at a time. The iterator is closed when its tokens are no longer wanted.
-
-        Args:
-            tokens: prompt and output so far, and what was predicted behind them. Its own list.
         """
 
     def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:

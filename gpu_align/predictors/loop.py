@@ -81,9 +81,8 @@ class VerifiedStep(NamedTuple):
     start: int
     end: int
     draft: Sequence[int]  # the tokens that it verified, none of them behind the end of the output
-    accepted: (
-        int  # how many of them the output has; one more is the model's own, unless the output ends there
-    )
+    #: How many of them the output has; one more is the model's own, unless the output ends there.
+    accepted: int
     source: int | None = None  # of the draft, where the predictor tells it, as `confidence`
     confidence: Sequence[float] | None = None
     ns: int = 0  # what drafting took, `push_tokens` and `predict_tokens` together
@@ -120,13 +119,7 @@ class PredictorLoop:
         timeout: seconds that one call may take. Predictors of this package run on the caller's thread and are
             not timed, others on a thread of the loop. None never gives up, and uses no thread.
 
-    Attributes:
-        predictions: counts of the sequence.
-        failure: why there are no more drafts, or None.
-
-    Raises:
-        TypeError: `predictor` is no `TokenPredictor`.
-        ValueError: ``num_draft_tokens < 1``.
+    `predictions` counts the sequence; `failure` says why there are no more drafts, or is None.
     """
 
     def __init__(

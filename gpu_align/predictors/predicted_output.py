@@ -133,14 +133,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
 
 
 def encode_prediction(prediction: Any, tokenizer: Any = None) -> list[int]:
-    """Token ids of a prediction that is text, a tensor or a sequence of token ids.
-
-    Text is encoded without special tokens.
-
-    Raises:
-        TypeError: it is none of these.
-        ValueError: it is text, and there is no tokenizer; a tensor of more than one sequence.
-    """
+    """Token ids of a prediction that is text, encoded without special tokens, a tensor, or a sequence of them."""
     if isinstance(prediction, str):
         if tokenizer is None:
             raise ValueError("prediction: expected token ids, or a tokenizer for the text")

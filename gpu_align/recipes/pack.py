@@ -99,13 +99,7 @@ class RecipePack:
     def load(cls, path: Path | str | None = None) -> RecipePack:
         """Read a pack, plain or gzipped; None stands for the one that comes with the library.
 
-        A file is trusted with nothing: at most `MAX_BYTES` of it and of its text are read, whatever it says, and
-        a changed byte is refused.
-
-        Raises:
-            TypeError: no path.
-            PackError: the file is not a pack; the message says why.
-            OSError: the file cannot be read.
+        At most `MAX_BYTES` of the file and of its text are read. PackError says why it is none, or was changed.
         """
         if path is not None and not isinstance(path, (str, Path)):
             raise TypeError(f"path: expected a str or Path, found {type(path).__name__}")
@@ -224,21 +218,13 @@ class RecipePack:
             encode, token_texts: as in `tokenize`.
             agree: the share of the samples that must agree; above 0, at most 1.
             task: of the pack; if empty, the groups' tasks, joined by ``+``.
-            made_by: the command.
-            progress: called as ``progress(task, 1)`` after each group.
-
-        Raises:
-            ValueError: `agree` outside its domain.
+            made_by, progress: the command; called as ``progress(task, 1)`` after each group.
         """
         found = _tool("learn").observe(groups, encode, token_texts, agree, progress)
         return replace(found, task=task or found.task, made_by=made_by)  # type: ignore[no-any-return]
 
     def merge(self, *others: RecipePack | Misses) -> RecipePack:
-        """One pack of several, and of what was counted where their tokens were refuted; see `recipes/README.md`.
-
-        Raises:
-            PackError: token ids of different tokenizers.
-        """
+        """One pack of several, and of where their tokens were refuted; see `recipes/README.md`."""
         merged: RecipePack = _tool("merge").merge([self, *others])
         return merged
 
@@ -256,9 +242,7 @@ class RecipePack:
         """Replay outputs with this pack alone, and with a drafter that has the context as well.
 
         Args:
-            outputs: ``(task, prompt, output)`` each.
-            encode, token_texts: as in `tokenize`.
-            num_draft_tokens: K.
+            outputs: ``(task, prompt, output)`` each; encode, token_texts: as in `tokenize`; num_draft_tokens: K.
             misses: counts what was refuted and accepted with the pack alone.
             progress: called as ``progress(task, 1)`` after each output.
             draft_model: a `DraftModelTokenPredictor` to replay them with as well.
@@ -292,13 +276,10 @@ class Miss(NamedTuple):
 class Misses:
     """How often which recipe token was refuted, or accepted, behind which contexts.
 
-    Args:
+    Attributes:
         tokenizer: `fingerprint` of the tokenizer that the ids are of.
         shapes_only: hold no literal contexts, so that no text of a request is.
         made_by: the command.
-        counts: how often each was counted before.
-
-    Attributes:
         counts: how often each was counted.
         left_out: misses that were not held, because `MAX_MISSES` others are.
     """
@@ -344,12 +325,7 @@ class Misses:
 
     @classmethod
     def load(cls, path: Path | str) -> Misses:
-        """Read a file of misses.
-
-        Raises:
-            PackError: it is none; the message says why.
-            OSError: it cannot be read.
-        """
+        """Read a file of misses. PackError says why it is none."""
         misses: Misses = read_file(Path(path), "misses")
         return misses
 
@@ -368,11 +344,9 @@ def count_misses(
     Its first tokens are accepted, `accepted_count` times, up to the one that is refuted; no more are counted.
 
     Args:
-        misses: counts it.
         before: the tokens before the draft, prompt and output; the last `SHAPE_WINDOW` + 1 of them are enough.
         num_output: how many of the output's tokens are before the draft.
-        draft: what was drafted.
-        wrote: what the model wrote from there on: the accepted tokens and its own.
+        draft, wrote: what was drafted, and what the model wrote from there on, accepted tokens and its own.
         shape_of: [V], `Recipes.shape_of`; None where there are no shapes.
         accepted_count: 0 leaves accepted tokens out. To count one draft in n, give n for it and 0 for the others.
 
@@ -597,25 +571,21 @@ def items_of(name: str, context: Any, is_shape: int, least: int) -> tuple[int, .
 
 
 def list_of(data: dict[str, Any], name: str) -> list[Any]:
-    """A field that is a list."""
     expect(type(data.get(name)) is list, name, "a list", data.get(name))
     return data[name]  # type: ignore[no-any-return]
 
 
 def text_of(data: dict[str, Any], name: str) -> str:
-    """A field that is a text."""
     expect(is_text(data.get(name)), name, "a text", data.get(name))
     return str(data[name])
 
 
 def count_of(name: str, number: Any, least: int = 1) -> int:
-    """A count."""
     expect(type(number) is int and least <= number <= MAX_COUNT, name, "a count", number)
     return int(number)
 
 
 def is_token(found: Any, least: int = 0) -> bool:
-    """Whether it is a token id."""
     return type(found) is int and least <= found < MAX_TOKEN
 
 

@@ -30,12 +30,7 @@ class Listed:
 
 
 class Registry:
-    """The packs of a folder, by the index that is in it.
-
-    Raises:
-        PackError: the index is none; the message says why.
-        OSError: the folder cannot be read.
-    """
+    """The packs of a folder, by the index that is in it. PackError says why that is none."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -46,11 +41,7 @@ class Registry:
             self.packs = _read_index(self.folder / INDEX)
 
     def find(self, name: str) -> Listed:
-        """The pack ``task@version``, or the latest ``task``.
-
-        Raises:
-            PackError: there is none.
-        """
+        """The pack ``task@version``, or the latest ``task``; PackError if there is none."""
         task, version = _split(name)
         found = [pack for pack in self.packs if pack.task == task and version in (None, pack.version)]
         if not found:
@@ -61,20 +52,12 @@ class Registry:
         return max(found, key=lambda pack: pack.version)
 
     def resolve(self, name: str) -> Path:
-        """The file of ``task@version``, of the latest ``task``, or of a path, which is returned as it is.
-
-        Raises:
-            PackError: neither the index nor the disk has it.
-        """
+        """The file of ``task@version``, of the latest ``task``, or of a path, which is returned as it is."""
         is_task = any(pack.task == name.partition("@")[0] for pack in self.packs)
         return Path(name) if not is_task and Path(name).is_file() else self.folder / self.find(name).file
 
     def load(self, name: str) -> tuple[str, RecipePack]:
-        """A pack and what it is called: its task, or the stem of its file.
-
-        Raises:
-            PackError: it is not there, is no pack, or is not the one that the index names.
-        """
+        """A pack and what it is called: its task, or the stem of its file; PackError if it is another."""
         path = self.resolve(name)
         pack = RecipePack.load(path)
         listed = [entry for entry in self.packs if self.folder / entry.file == path]
@@ -141,12 +124,8 @@ def resolve_packs(spec: str, registry: Path | str | None = None) -> dict[str, Re
         spec: ``off``, or separated by commas: ``base``, names in the registry with or without ``@version``, paths.
         registry: a folder with an index; None where there is none.
 
-    Returns:
-        Name → pack, in this order: ``base``, a pack's task, or the stem of its file.
-
-    Raises:
-        PackError: a pack that is not there, is none, or has the name of another one.
-        OSError: a file or the folder cannot be read.
+    Returns name → pack, in this order: ``base``, a pack's task, or the stem of its file. PackError: a pack that is
+    not there, is none, or has the name of another one.
     """
     found: dict[str, RecipePack] = {}
     index = None if registry is None else Registry(registry)
