@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -156,6 +157,24 @@ def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None
     assert tokens.write_contents is None  # vLLM's sign for "not in host memory"
     assert (tokens.gpu.shape, tokens.gpu.dtype) == ((ROWS, WIDTH), torch.int32)
     assert tokens.gpu.device.type == DEVICE.type
+
+
+def test_the_hosts_table_of_tokens_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch keeps pinned memory that is freed until it is asked to let go, when nothing refers to it any more."""
+    from vllm_integration.worker import speculator as module
+
+    states = SimpleNamespace(all_token_ids=DenseTensor((ROWS, WIDTH), torch.int32, torch.device("cpu")))
+    pinned = weakref.ref(states.all_token_ids.gpu)
+    given_back: list[bool] = []
+    monkeypatch.setattr(module, "StagedWriteTensor", lambda shape, **_: SimpleNamespace(shape=shape))
+    monkeypatch.setattr(
+        torch.accelerator.memory, "empty_host_cache", lambda: given_back.append(pinned() is None)
+    )
+    module._make_dense(states, torch.device("cuda"))
+    assert (states.all_token_ids.shape, given_back) == ((ROWS, WIDTH), [True])
+    monkeypatch.delattr(torch.accelerator.memory, "empty_host_cache")  # PyTorch before 2.13
+    states.all_token_ids.gpu = torch.zeros(ROWS, WIDTH)
+    module._make_dense(states, torch.device("cuda"))
 
 
 def test_each_row_drafts_from_its_own_prediction(speculator: Any) -> None:

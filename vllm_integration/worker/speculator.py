@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -199,9 +200,12 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 def _make_dense(req_states: Any, device: torch.device) -> None:
     """Put the runner's tokens into device memory, as vLLM does for its own n-gram drafter only: host memory
     that the device can read would go over the bus every step. Nothing has been written to, or refers to, the
-    tensor yet."""
+    tensor yet; its pinned memory, which PyTorch would keep (4 bytes a token of every row), goes back."""
     shape = tuple(req_states.all_token_ids.gpu.shape)
     req_states.all_token_ids = StagedWriteTensor(shape, dtype=torch.int32, device=device)
+    if device.type == "cuda":
+        with suppress(AttributeError):  # of an older PyTorch
+            torch.accelerator.memory.empty_host_cache()
 
 
 def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> PredictedOutputsSpeculator:
