@@ -1,135 +1,164 @@
-"""Which requests get draft slots, and how many: the policy."""
+"""Which requests get draft slots, and how many: the policy, against its docstring in plain Python."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from vllm_fakes import report_of, request_of
 
+from vllm_integration.scheduler import draft_budget as rule
 from vllm_integration.scheduler.draft_budget import FEW, DraftBudget, DraftedRequests
 
 K = 16
 
 
-class Budget:
-    """A draft budget, and the requests that it is for. Without credits: test_vllm_credit.py is about these."""
+class Oracle:
+    """The docstring of `DraftBudget`, a request at a time. levels: request → the last report about it, in units of
+    1/255; made: the number of that report."""
 
-    def __init__(self, max_slots: int = 1000, *, everybody: bool = False, **settings: Any) -> None:
-        self.requests = DraftedRequests(everybody, K)
-        self.budget = DraftBudget(self.requests, K, max_slots, learns=False, **settings)
+    def __init__(self, K: int, max_slots: int, free_tokens: int, sure: int, late: int, learns: bool) -> None:
+        self.K, self.max_slots, self.free_tokens, self.learns = K, max_slots, free_tokens, learns
+        self.thresholds = {True: sure, False: late}
+        self.levels: dict[str, list[int]] = {}
+        self.made: dict[str, int] = {}
+        self.credit: dict[str, float] = {}
+        self.reports = 0
 
-    def report(self, drafts: dict[str, tuple[float, ...]], age: int = 0) -> None:
-        self.requests.rows_of(list(drafts), [request_of(name) for name in drafts])
-        self.requests.take(report_of(drafts, age=age))
+    def take(self, drafts: dict[str, list[int]], age: int) -> None:
+        self.reports += 1
+        self.levels |= drafts
+        self.made |= dict.fromkeys(drafts, self.reports - age)
 
-    def grant(self, requests: list[Any], **step: Any) -> dict[str, int]:
-        slots = self.budget.grant(requests, **step)
-        return {request.request_id: n for request, n in zip(requests, slots, strict=True)}
+    def promised(self, levels: list[int], slots: int) -> float:
+        return max(sum(levels[:slots]) / 255, rule.LEAST * slots)
 
+    def likeliest(self, rows: dict[str, list[int]], count: int) -> dict[str, int]:
+        """Ties are served in batch order."""
+        places = [
+            (-level, i, k) for i, row in enumerate(rows.values()) for k, level in enumerate(row) if level
+        ]
+        chosen = [i for _, i, _ in sorted(places)[: max(0, count)]]
+        return {name: chosen.count(i) for i, name in enumerate(rows)}
 
-def test_without_a_prediction_no_slots() -> None:
-    requests = [request_of("a"), request_of("b", predicted=False)]
-    assert Budget().grant(requests, exact=True) == {"a": K, "b": 0}
-    assert Budget(everybody=True).grant(requests, exact=True) == {"a": K, "b": K}
-    assert Budget().grant([], exact=True) == {}
+    def grant(self, requests: list[Any], exact: bool, size: int) -> dict[str, int]:
+        rows, always = {}, {}
+        for request in requests:
+            name = request.request_id
+            row, always[name] = [255] * self.K, 0
+            if request.sampling_params.extra_args is None:
+                row = []
+            elif name in self.levels:
+                fresh = exact and self.made[name] == self.reports
+                row = self.levels[name] + [1] * (0 if fresh else FEW)
+            row = row[: max(0, min(self.K, request.max_tokens - request.num_output_tokens - 1))]
+            if name in self.levels:
+                sure = [level >= self.thresholds[fresh] for level in row[: len(self.levels[name])]]
+                always[name] = sum(sure)
+            if self.learns and request.sampling_params.extra_args:
+                share = rule.REFILL_OF_FREE * max(0, self.free_tokens - size) / size
+                credit = self.credit.get(name, rule.START) + min(rule.REFILL + share, 1)
+                self.credit[name] = credit
+                covers = range(self.K, -1, -1)
+                row_of_k = row + [0] * self.K
+                most = next(n for n in covers if self.promised(row_of_k, n) <= credit + 1e-6)
+                if credit < self.K:
+                    always[name] = min(always[name], most)
+                if credit < rule.START:
+                    row = row[:most]
+                if credit < 1:
+                    row, always[name] = [], 0
+            rows[name] = row
+        slots = self.likeliest(rows, self.free_tokens - size)
+        slots = {name: max(count, always[name]) for name, count in slots.items()}
+        if sum(slots.values()) > self.max_slots:
+            slots = self.likeliest(
+                {name: rows[name][:count] for name, count in slots.items()}, self.max_slots
+            )
+        for name, count in slots.items():
+            if self.learns and name in self.credit:
+                paid = self.promised(rows[name], count) if name in self.levels else 0.0
+                self.credit[name] = min(max(self.credit[name] - paid, 0), 2 * self.K)
+        return slots
 
-
-def test_params_of_a_pooling_request_are_none() -> None:
-    request = request_of("a")
-    request.sampling_params = None
-    assert Budget().grant([request], exact=True) == {"a": 0}
-
-
-def test_a_step_is_filled_with_the_likeliest_and_sure_drafts_come_on_top() -> None:
-    reports = {"a": (0.95, 0.91, 0.4), "b": (0.8, 0.5, 0.1), "c": ()}
-    requests = [request_of(name) for name in "abc"]
-    for fill, expected in (
-        (0, [2, 0, 0]),
-        (3, [2, 0, 0]),
-        (5, [2, 0, 0]),
-        (6, [2, 1, 0]),
-        (7, [2, 2, 0]),
-        (8, [3, 2, 0]),
-        (9, [3, 3, 0]),
-        (128, [3, 3, 0]),
-    ):
-        slots = Budget(free_tokens=fill, always_verify=0.9)
-        slots.report(reports)
-        assert list(slots.grant(requests, exact=True).values()) == expected, fill
-    # Others of the step take room, too.
-    slots = Budget(free_tokens=8, always_verify=0.9)
-    slots.report(reports)
-    assert list(slots.grant(requests, exact=True, batch_size=5).values()) == [2, 1, 0]
-    assert list(slots.grant(requests, exact=True, batch_size=500).values()) == [2, 0, 0]
-
-
-@pytest.mark.parametrize(("sure", "expected"), [(0, 4), (0.002, 4), (0.5, 2), (0.51, 1), (1, 1)])
-def test_the_least_survival_of_a_sure_draft(sure: float, expected: int) -> None:
-    slots = Budget(free_tokens=0, always_verify=sure, always_verify_late=sure)
-    for age in (0, 1):
-        slots.report({"a": (1.0, 0.502, 0.2, 0.0001)}, age)
-        assert slots.grant([request_of("a")], exact=True) == {"a": expected}
-
-
-def test_an_older_report_has_to_be_surer_and_leaves_room_where_there_is_some() -> None:
-    draft = (0.95, 0.91, 0.4)
-    for exact, age, fill, expected in (
-        (True, 0, 0, 2),  # 0.9 is sure
-        (True, 1, 0, 1),  # 0.92
-        (False, 0, 0, 1),
-        (False, 0, 3, 2),
-        (False, 0, 128, 3 + FEW),
-        (True, 2, 128, 3 + FEW),
-        (True, 0, 128, 3),
-    ):
-        slots = Budget(free_tokens=fill)
-        slots.report({"a": draft}, age)
-        assert slots.grant([request_of("a")], exact=exact) == {"a": expected}, (exact, age, fill)
+    def settle(self, name: str, accepted: int) -> None:
+        if name in self.credit:
+            self.credit[name] = min(self.credit[name] + rule.EARNED * accepted, 2 * self.K)
 
 
-def test_a_report_that_another_step_has_followed_is_not_about_the_step_to_come() -> None:
-    slots = Budget(free_tokens=0)
-    slots.report({"a": (0.95, 0.91)})
-    assert slots.grant([request_of("a")], exact=True) == {"a": 2}
-    slots.report({})
-    assert slots.grant([request_of("a")], exact=True) == {"a": 1}
+def drafts_of(rng: random.Random, names: list[str], K: int) -> dict[str, list[int]]:
+    """Levels that never rise; many of them equal."""
+    drafts = {}
+    for name in rng.sample(names, rng.randrange(len(names) + 1)):
+        least = rng.choice([1, 1, 200, 255])
+        levels = (rng.randint(least, 255) for _ in range(rng.choice([0, 1, K // 2, K])))
+        drafts[name] = sorted(levels, reverse=True)
+    return drafts
 
 
-def test_requests_before_their_first_report_fill_the_step_and_no_more() -> None:
-    requests = [request_of(str(i)) for i in range(1024)]
-    assert sum(Budget(100_000).grant(requests, exact=True).values()) == 0
-    granted = Budget(100_000).grant(requests[:64], exact=True)
-    assert list(granted.values()) == [K] * 4 + [0] * 60
-    assert list(Budget(100_000).grant(requests[:2], exact=False).values()) == [K, K]
-    # They come before drafts that are known, but take nothing from sure ones.
-    slots = Budget(free_tokens=2 + K)
-    slots.report({"0": (0.99, 0.98, 0.5)})
-    assert slots.grant(requests[:2], exact=True) == {"0": 2, "1": K}
+@pytest.mark.parametrize("seed", range(60))
+def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
+    """Requests come and go, reports are late or missing, outputs near their ends; plain requests stay plain."""
+    rng = random.Random(seed)
+    K = rng.choice([1, 4, 16, 256])
+    sure, late = (rng.choice([1, 128, 230, 255]) for _ in range(2))
+    max_slots, free = rng.choice([7, K + 1, 1000]), rng.choice([0, 8, 3 * K, 100_000])
+    oracle = Oracle(K, max_slots, free, sure, late, learns=rng.random() < 0.7)
+    requests = DraftedRequests(False, K)
+    budget = DraftBudget(
+        requests,
+        K,
+        max_slots,
+        free_tokens=free,
+        always_verify=sure / 255,
+        always_verify_late=late / 255,
+        learns=oracle.learns,
+    )
+    running = [request_of(str(i), predicted=i % 5 > 0, max_tokens=10**6) for i in range(8)]
+    for step in range(30):
+        if rng.random() < 0.2:  # one leaves, another one comes
+            gone = running.pop(rng.randrange(len(running))).request_id
+            requests.keep_only({request.request_id: request for request in running})
+            for known in (oracle.levels, oracle.made, oracle.credit):
+                known.pop(gone, None)
+            running.append(request_of(f"new{step}", max_tokens=rng.choice([1, 50, 300, 10**6])))
+        names = [request.request_id for request in running]
+        requests.rows_of(names, running)
+        drafts, age = drafts_of(rng, names, K), rng.choice([0, 0, 1])
+        survivals = {name: tuple((level + 0.5) / 255 for level in row) for name, row in drafts.items()}
+        requests.take(report_of(survivals, K=K, age=age))
+        plain = {request.request_id for request in running if not request.sampling_params.extra_args}
+        oracle.take({name: row for name, row in drafts.items() if name not in plain}, age)
+        batch = rng.sample(running, rng.randrange(1, len(running) + 1))
+        exact, size = rng.random() < 0.7, len(batch) + rng.choice([0, 0, 3])
+        slots = budget.grant(batch, exact=exact, batch_size=size)
+        assert dict(zip([r.request_id for r in batch], slots, strict=True)) == oracle.grant(
+            batch, exact, size
+        )
+        accepted = [rng.choice([0, count // 2, count]) for count in slots]
+        rows = requests.rows_of([request.request_id for request in batch])
+        budget.settle(rows, np.array(slots), np.array(accepted) + 1)
+        for request, count in zip(batch, accepted, strict=True):
+            oracle.settle(request.request_id, count)
+            request.num_output_tokens += count + 1
+        if oracle.learns:
+            held = requests.table["credit"][requests.rows_of(list(oracle.credit))]
+            assert held == pytest.approx(list(oracle.credit.values()), abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("written", "slots"), [(0, K), (82, K), (83, K), (84, 15), (98, 1), (99, 0), (120, 0)]
+    ("everybody", "params", "slots"), [(False, True, [K, 0]), (True, True, [K, K]), (False, False, [0, 0])]
 )
-def test_never_more_than_can_become_output(written: int, slots: int) -> None:
-    request = request_of("a", written=written)
-    assert Budget().grant([request], exact=True) == {"a": slots}
-    for share in (0.9, 0):
-        sure = Budget(free_tokens=0, always_verify=share, always_verify_late=share)
-        sure.report({"a": (0.99,) * K})
-        assert sure.grant([request], exact=True) == {"a": slots}
-        assert sure.grant([request], exact=False) == {"a": slots}
-
-
-def test_the_budget_goes_to_the_likeliest() -> None:
-    slots = Budget(20)
-    slots.report({"low": (0.2,) * 10, "high": (0.99,) * 10, "mid": (0.5,) * 10})
-    requests = [request_of(name) for name in ("low", "high", "mid", "new")]
-    assert slots.grant(requests, exact=True) == {"low": 0, "high": 4, "mid": 0, "new": K}
-    assert slots.grant(requests[:3], exact=True) == {"low": 0, "high": 10, "mid": 10}
-    assert slots.grant(requests[:1], exact=True) == {"low": 10}
+def test_without_a_prediction_no_slots(everybody: bool, params: bool, slots: list[int]) -> None:
+    """A pooling request has no parameters."""
+    running = [request_of("a"), request_of("b", predicted=False)]
+    for request in running if not params else []:
+        request.sampling_params = None
+    budget = DraftBudget(DraftedRequests(everybody, K), K, 1000)
+    assert budget.grant(running, exact=True) == slots
+    assert budget.grant([], exact=True) == []
 
 
 class Writing:
@@ -149,12 +178,13 @@ class Writing:
 @pytest.mark.parametrize("max_tokens", [1, K + 1, 500, 501])
 def test_the_last_drafts_are_those_that_can_become_output(tokens: int, max_tokens: int) -> None:
     """Though nobody looks at a request's output while its end is far away."""
-    slots, request = Budget(), Writing(max_tokens)
+    requests, request = DraftedRequests(False, K), Writing(max_tokens)
+    budget = DraftBudget(requests, K, 1000, learns=False)
     steps = far = 0
     while request.written < max_tokens:
-        slots.report({"a": (0.99,) * K})
-        granted = slots.grant([request], exact=True)
-        assert granted == {"a": min(K, max_tokens - request.written - 1)}
+        requests.rows_of(["a"], [request])
+        requests.take(report_of({"a": (0.99,) * K}))
+        assert budget.grant([request], exact=True) == [min(K, max_tokens - request.written - 1)]
         far += max_tokens - request.written > 200
         request.written += tokens
         steps += 1
@@ -163,63 +193,58 @@ def test_the_last_drafts_are_those_that_can_become_output(tokens: int, max_token
 
 def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
     """vLLM's streaming input: the next turn of the same request brings its own `max_tokens`."""
-    slots, request = Budget(), Writing(10_000, resumable=True)
-    slots.report({"a": (0.99,) * K})
-    assert slots.grant([request], exact=True) == {"a": K}
+    budget, request = DraftBudget(DraftedRequests(False, K), K, 1000), Writing(10_000, resumable=True)
+    assert budget.grant([request], exact=True) == [K]
     request.max_tokens = 4
-    assert slots.grant([request], exact=True) == {"a": 3}
-
-
-def test_ties_are_served_in_batch_order_and_the_budget_is_never_passed() -> None:
-    requests = [request_of(str(i)) for i in range(10)]
-    for budget in (1, 15, 16, 17, 100, 159, 160, 1000):
-        granted = Budget(budget, free_tokens=1000).grant(requests, exact=True)
-        assert list(granted) == [str(i) for i in range(10)]
-        assert sum(granted.values()) == min(budget, 160)
-        assert list(granted.values()) == sorted(granted.values(), reverse=True)
-
-
-def falling(levels: list[int]) -> tuple[float, ...]:
-    """Survivals that are reported as these levels, in order."""
-    return tuple((level + 0.5) / 255 for level in sorted(levels, reverse=True))
-
-
-@given(st.permutations(range(1, 61)), st.integers(0, 70), st.integers(0, 70), st.permutations(range(6)))
-def test_the_order_of_the_batch_does_not_matter_without_ties(
-    levels: list[int], fill: int, budget: int, order: list[int]
-) -> None:
-    """All levels of all requests differ, so that there is one right answer."""
-    reports = [(str(i), levels[10 * i : 10 * i + 10]) for i in range(6)]
-    answers = []
-    for batch in (reports, [reports[i] for i in order]):
-        slots = Budget(budget, free_tokens=fill, always_verify=50 / 255)
-        slots.report({name: falling(levels) for name, levels in batch})
-        answers.append(slots.grant([request_of(name) for name, _ in batch], exact=True))
-    assert answers[0] == answers[1]
-    # … and it is the likeliest ones of all: written out.
-    ranked = sorted(levels, reverse=True)
-    kept = set(ranked[: min(budget, max(11, max(0, fill - 6)))])
-    assert answers[0] == {name: sum(byte in kept for byte in draft) for name, draft in reports}
-
-
-def test_a_request_that_is_gone_is_forgotten() -> None:
-    slots = Budget()
-    slots.report({"a": (), "b": (0.5, 0.25)})
-    assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": 0, "b": 2}
-    slots.requests.keep_only({"b": object()})
-    assert slots.grant([request_of("a"), request_of("b")], exact=True) == {"a": K, "b": 2}
+    assert budget.grant([request], exact=True) == [3]
 
 
 def test_the_requests_of_a_step_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report that is in time names them by the very list that the step's output has."""
-    slots, requests = Budget(), [request_of("a"), request_of("b")]
-    report = report_of({"a": (0.5,), "b": (0.5, 0.25)})
+    requests, running = DraftedRequests(False, K), [request_of("a"), request_of("b")]
+    budget, report = DraftBudget(requests, K, 1000), report_of({"a": (0.5,), "b": (0.5, 0.25)})
     req_ids = report.drafts[0].req_ids
-    rows = slots.requests.rows_of(req_ids, requests)
+    rows = requests.rows_of(req_ids, running)
     with monkeypatch.context() as patch:
-        patch.setattr(slots.requests, "rows_of", lambda *_: pytest.fail("looked up again"))
-        slots.requests.take(report, req_ids, rows)
-    slots.requests.take(
-        report_of({"b": (0.5,), "a": ()}), req_ids, rows
-    )  # of other requests, or in another order
-    assert slots.grant(requests, exact=True) == {"a": 0, "b": 1}
+        patch.setattr(requests, "rows_of", lambda *_: pytest.fail("looked up again"))
+        requests.take(report, req_ids, rows)
+    requests.take(report_of({"b": (0.5,), "a": ()}), req_ids, rows)  # of others, or in another order
+    assert budget.grant(running, exact=True) == [0, 1]
+
+
+SURE = [0.999**k for k in range(1, K + 1)]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("survival", [SURE, [0.6, 0.3, 0.1], [0.02] * K], ids=["sure", "likely", "hardly"])
+@pytest.mark.parametrize("size", [1, 64, 200])
+def test_a_request_whose_drafts_are_all_rejected_soon_gets_no_more(
+    size: int, survival: list[float], late: int
+) -> None:
+    """An adversary that fools the drafter at every step: all of its slots are counted. late: 1 in asynchronous
+    scheduling. Then all are accepted, and it comes back as fast as it earns."""
+    requests, steps = DraftedRequests(False, K), 150
+    budget = DraftBudget(requests, K, 100_000)
+    running = [request_of(str(i), max_tokens=10**9) for i in range(size)]
+    rows = requests.rows_of([request.request_id for request in running], running)
+    under_way = [np.zeros(size, dtype=np.int64)] * late
+
+    def step(accepts: bool) -> int:
+        requests.take(report_of({request.request_id: survival for request in running}, age=late))
+        under_way.append(np.array(budget.grant(running, exact=not late)))
+        slots = under_way.pop(0)
+        budget.settle(rows, slots, slots * accepts + 1)
+        return int(under_way[-1].sum() if late else slots.sum())
+
+    slots = [step(False) for _ in range(steps)]
+    free = max(0, 128 - size)
+    refill = min(rule.REFILL + rule.REFILL_OF_FREE * free / size, 1)
+    # A new request's first drafts may pass its credit where there is room; in the worst case a slot costs LEAST.
+    assert sum(slots) <= size * (min(K, free) * (1 + late) + (rule.START + refill * steps) / rule.LEAST)
+    # And in a batch that leaves nothing free, the first four tokens are nearly all.
+    if not free:
+        assert sum(slots) <= size * (rule.START + refill * steps) / 0.9
+        assert sum(slots[20:]) <= size * (refill * steps + 1)
+    if survival is SURE:
+        assert any(step(True) for _ in range(int(2 / rule.REFILL)))
+        assert [step(True) for _ in range(12)][-1] == K * size

@@ -16,7 +16,7 @@ from vllm_integration.config import engine_config
 from vllm_integration.frontend.endpoints import engine_of_request, process_inputs
 from vllm_integration.seams import install
 from vllm_integration.seams.install import Guard, wrapped_by
-from vllm_integration.worker import sampling_v1
+from vllm_integration.worker import proposer_v1
 from vllm_integration.worker.proposer_v1 import PredictedOutputs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -155,7 +155,7 @@ def test_what_vllm_refuses_is_served_where_it_can_be(
 @pytest.fixture
 def build() -> Callable[..., Any]:
     processors = pytest.importorskip("vllm.v1.sample.logits_processor")
-    return wrapped_by(sampling_v1.build_processors)(processors.build_logitsprocs)
+    return wrapped_by(proposer_v1.build_processors)(processors.build_logitsprocs)
 
 
 def names(processors: Any) -> set[str]:
@@ -166,7 +166,7 @@ def test_v1_has_the_processors_of_an_engine_without_drafts(
     build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(sampling_v1.logger, "info", lambda line, *args: lines.append(line % args))
+    monkeypatch.setattr(proposer_v1.logger, "info", lambda line, *args: lines.append(line % args))
     all_of_them = {"MinTokensLogitsProcessor", "LogitBiasLogitsProcessor", "MinPLogitsProcessor"}
     device = torch.device("cpu")
     ours = build(engine_config_of(), device, False, False)
@@ -218,7 +218,7 @@ def served(drafts: int, *, mended: bool = True) -> list[list[int]]:
     state = pytest.importorskip("vllm.v1.sample.thinking_budget_state")
     Holder = state.ThinkingBudgetStateHolder
     original = getattr(Holder.apply_to_logits, "__wrapped__", Holder.apply_to_logits)
-    apply = wrapped_by(sampling_v1.apply_budget)(original) if mended else original
+    apply = wrapped_by(proposer_v1.apply_budget)(original) if mended else original
     reasoning = SimpleNamespace(
         reasoning_start_token_ids=[START],
         reasoning_end_token_ids=[END],

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 from vllm.v1.sample import rejection_sampler
 
 from vllm_integration.seams.install import wrapped_by
-from vllm_integration.worker import sampling_v1 as rejection
+from vllm_integration.worker import proposer_v1 as rejection
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     scheduler = object.__new__(getattr(pytest.importorskip("vllm_integration.scheduler.schedulers"), name))
     scheduler.vllm_config, scheduler.running = config(), list(running)
     scheduler.requests = {request.request_id: request for request in running}
-    scheduler.guard, scheduler._scored = compat.Guard("any more"), set()
+    scheduler.guard, scheduler._scored, scheduler.num_spec_tokens = compat.Guard("any more"), set(), K
     scheduler._use(Settings(fill_tokens=fill, max_draft_tokens=1000))
     scheduler.drafted_requests.rows_of(list(scheduler.requests), running)
     return scheduler
@@ -369,3 +369,35 @@ def test_a_scheduler_that_cannot_be_set_up_schedules_as_vllm_without_drafts(
     assert scheduler.running[0].spec_token_ids == []
     (line,) = plugin_log
     assert line.startswith("gpu_align counts no usage and schedules no drafts any more: AttributeError")
+
+
+def test_the_scheduler_learns_from_its_steps_while_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    sync = pytest.importorskip("vllm.v1.core.sched.scheduler")
+    monkeypatch.setattr(sync.Scheduler, "update_from_output", lambda *_: {})
+    monkeypatch.setattr(sync.Scheduler, "update_draft_token_ids", lambda *_: None)
+
+    def step(scheduler: Any, accepted: int) -> int:
+        """The slots after a step that verified those there are, and accepted so many."""
+        (request,) = scheduler.running
+        slots = request.spec_token_ids
+        plan = SimpleNamespace(
+            scheduled_spec_decode_tokens={"a": slots} if slots else {}, num_invalid_spec_tokens=None
+        )
+        tokens = [[5] * (min(len(slots), accepted) + 1)]
+        output = SimpleNamespace(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=tokens)
+        reports.attach(output, report_of({"a": [0.999**k for k in range(1, K + 1)]}))
+        scheduler.update_from_output(plan, output)
+        request.spec_token_ids = [-1] * K
+        scheduler.update_draft_token_ids(None)
+        return len(request.spec_token_ids)
+
+    follows, refuses = (scheduler_of("PredictedOutputsScheduler", running("a", []), fill=0) for _ in "ab")
+    for scheduler in (follows, refuses):
+        scheduler.running[0].num_tokens = 10
+    assert [step(follows, K) for _ in range(6)][-1] == K
+    assert [step(refuses, 0) for _ in range(6)][1:] == [0] * 5
+    monkeypatch.setattr(refuses.ledger, "begin", lambda *_: 1 / 0)
+    assert step(refuses, 0) == K
+    assert len(plugin_log) == 1

@@ -160,7 +160,7 @@ def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None
 
 
 def test_the_hosts_table_of_tokens_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch keeps pinned memory that is freed until it is asked to let go, when nothing refers to it any more."""
+    """PyTorch keeps pinned memory that is freed, until it is asked to let go when nothing refers to it."""
     from vllm_integration.worker import speculator as module
 
     states = SimpleNamespace(all_token_ids=DenseTensor((ROWS, WIDTH), torch.int32, torch.device("cpu")))

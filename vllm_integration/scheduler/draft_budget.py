@@ -27,13 +27,6 @@ LEAST = 0.2
 REFILL, REFILL_OF_FREE = 0.001, 0.0125
 
 
-def refilled(credit: Floats, free_slots: int, batch_size: int) -> Floats:
-    """[B] ``credit + REFILL + REFILL_OF_FREE * free_slots / batch_size``, at most 1 more: at the beginning of
-    a step."""
-    share = REFILL_OF_FREE * max(free_slots, 0) / max(batch_size, 1)
-    return np.asarray(credit + np.float32(min(REFILL + share, 1.0)), dtype=np.float32)
-
-
 def covered(survival: Levels, credit: Floats) -> Ints:
     """[B] the largest k of each request with ``promised(survival, k) <= credit``.
 
@@ -71,17 +64,14 @@ Rows = npt.NDArray[np.int64]
 class DraftedRequests:
     """One row of `table` for each request that is drafted for; row 0 stands for all others, and stays blank.
 
-    draft_without_prediction: whether requests without a prediction are drafted for.
-    num_draft_tokens: K; 0 where nobody schedules by survival (V1).
+    draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K; 0 on V1.
 
-    | field | | meaning |
-    |---|---|---|
-    | drafts | [DEPTH, 3] int32 | `POSITION`, `LENGTH`, `SOURCE` of the last, newest first; position −1: none |
-    | made | | number of the report that the newest draft comes with if it is not late; `NEVER`: no report yet |
-    | survival | [K] uint8 | of the newest draft; all `CERTAIN` before the first report |
-    | far_until | | until this many reports a whole draft can become output, whatever the request samples |
-    | credit | | what its drafts may still promise in vain, see `credit` |
-    | refused | | index of `REFUSALS`; 0 when the front end knows of it |
+        drafts     [DEPTH, 3] POSITION, LENGTH, SOURCE of the last, newest first; position −1: none
+        made       number of the report that the newest draft comes with if it is not late; NEVER: none yet
+        survival   [K] of the newest draft; all CERTAIN before the first report
+        far_until  until this many reports a whole draft can become output, whatever the request samples
+        credit     what its drafts may still promise in vain
+        refused    index of REFUSALS; 0 when the front end knows of it
 
     `reports` counts reports: a draft is as new as can be where `made == reports`.
     """
@@ -114,11 +104,8 @@ class DraftedRequests:
             return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
 
     def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Rows | None = None) -> None:
-        """Take in what came with a step's output, once a step, be it nothing; requests without a row are left out.
-
-        req_ids, rows: the requests of the step and their rows, if somebody has looked them up: the drafts of that
-        very step come with the same list.
-        """
+        """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
+        somebody has looked them up: the drafts of that very step come with the same list."""
         self.reports += 1
         self.off |= report.off
         table = self.table
@@ -126,12 +113,7 @@ class DraftedRequests:
             at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)
             known = table.take(at)
             known["drafts"][:, 1:] = known["drafts"][:, :-1]
-            for field, column in (
-                (POSITION, drafts.position),
-                (LENGTH, drafts.length),
-                (SOURCE, drafts.source),
-            ):
-                known["drafts"][:, 0, field] = column
+            known["drafts"][:, 0] = np.stack([drafts.position, drafts.length, drafts.source], axis=1)
             known["survival"] = drafts.survival
             known["made"] = self.reports - drafts.age
             table.put(at, known)
@@ -181,10 +163,10 @@ FEW = 4
 class DraftBudget:
     """How many draft slots each request gets in its next step.
 
-    num_draft_tokens: K. max_slots: the most slots of a whole batch. free_tokens: tokens of a step up to which
-    drafts count as free. always_verify, always_verify_late: the survival (`wire.reports.survival_levels`)
-    from which a draft is verified in any batch, by reports about the step to come and by older ones. learns:
-    whether what was accepted of a request corrects what it gets (`credit`); `settle` has to be called then.
+    max_slots: of a whole batch. free_tokens: tokens of a step up to which drafts count as free. always_verify,
+    always_verify_late: the survival (`wire.reports.survival_levels`) from which a draft is verified in any batch,
+    by reports about the step to come and by older ones. learns: whether what was accepted corrects what a request
+    gets; `settle` has to be called then.
 
     A request has a row of K survivals::
 
@@ -228,9 +210,8 @@ class DraftBudget:
         )
 
     def grant(self, requests: Sequence[Any], *, exact: bool, batch_size: int | None = None) -> list[int]:
-        """Slots of every request given, in their order. exact: a draft made by the last step is what the step
-        to come verifies. batch_size: requests of that step, where they are more than those that may get
-        slots."""
+        """Slots of every request. exact: what the last step drafted is what the step to come verifies. batch_size:
+        requests of that step, where they are more than these."""
         if not requests:
             return []
         rows = self._requests.rows_of([request.request_id for request in requests], requests)
@@ -251,7 +232,8 @@ class DraftBudget:
         size = len(requests) if batch_size is None else batch_size
         free_slots = self._free_tokens - size
         if self.learns:
-            credit = refilled(known["credit"], free_slots, size)
+            share = REFILL_OF_FREE * max(free_slots, 0) / size
+            credit = known["credit"] + np.float32(min(REFILL + share, 1.0))
             self._keep_to(credit, survival, always)
         slots = np.maximum(likeliest(survival.T, free_slots), always)
         if int(slots.sum()) > self._max_slots:

@@ -49,11 +49,8 @@ def _without_predictions(scheduler_output: Any) -> Any:
 
 
 class Recall:
-    """The answers that finished requests leave behind, by tenant. `extra_args={"memory": False}` keeps a
-    request out.
-
-    max_tokens: of all answers; the oldest go first. most: tokens that one request gets.
-    """
+    """The answers that finished requests leave behind, by tenant; `extra_args={"memory": False}` keeps one out.
+    max_tokens: of all answers; the oldest go first. most: tokens that one request gets."""
 
     def __init__(self, max_tokens: int, most: int) -> None:
         self._memory = ResponseMemory(max_tokens)
@@ -101,11 +98,12 @@ _ALL = (_USAGE, _DRAFTS)
 
 
 class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed for us
-    """vLLM's scheduler with our ledger, for the V1 runner: its drafts are lists and need no slots."""
+    """vLLM's scheduler with our ledger; as it is for the V1 runner, whose drafts are lists and need no slots."""
 
     num_spec_tokens: int  # vLLM's
-    #: Whether vLLM may pad a request with placeholders for drafts.
+    #: Whether vLLM may pad a request with placeholders for drafts, which the budget then cuts.
     _pads = False
+    draft_budget: DraftBudget | None = None
     #: Whether vLLM enters a step's tokens in the prefix cache when the step ends.
     _caches_each_step = False
     #: The memory of earlier answers, where there is one.
@@ -125,9 +123,26 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             most = settings.prediction_capacity(int(self.vllm_config.model_config.max_model_len))
             self._recall = Recall(settings.memory_tokens, most)
 
-    def _use(self, settings: Settings, num_draft_tokens: int = 0) -> None:
+    def _use(self, settings: Settings) -> None:
+        """The budget of a batch is `GPU_ALIGN_MAX_DRAFT_TOKENS`, or half of what a step may hold: the other half
+        stays for prefills and for everybody's next token."""
+        num_draft_tokens = 0
+        if self._pads:
+            num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens)
         self.ledger = VerificationLedger(self.drafted_requests)
+        if not num_draft_tokens:
+            return
+        half = max(1, self.vllm_config.scheduler_config.max_num_batched_tokens // 2)
+        self.draft_budget = DraftBudget(
+            self.drafted_requests,
+            num_draft_tokens,
+            half if settings.max_draft_tokens is None else settings.max_draft_tokens,
+            free_tokens=settings.fill_tokens,
+            always_verify=SURE if settings.sure is None else settings.sure,
+            always_verify_late=SURE_LATE if settings.sure is None else settings.sure,
+            learns=settings.sure != 0,  # 0: every draft is verified, whatever becomes of it
+        )
 
     def add_request(self, request: Any) -> None:
         if getattr(request.sampling_params, "logprob_token_ids", None):
@@ -155,10 +170,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if self._scored:
             for request in self.running:
                 request.spec_token_ids = []
-        if not self._scored and self._pads:
-            return super().schedule(*args, **kwargs)
         placeholders: int = self.num_spec_tokens
-        self.num_spec_tokens = 0
+        if self._scored or not self._pads:
+            self.num_spec_tokens = 0
         try:
             return super().schedule(*args, **kwargs)
         finally:
@@ -166,11 +180,12 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report = self.guard.run(_ALL, reports.take, model_runner_output) or DraftReport()
-        begun = self.guard.run(_USAGE, self._begin_step, scheduler_output, model_runner_output, report)
+        step = scheduler_output, model_runner_output, report.trimmed
+        begun = self.guard.run(_USAGE, lambda: self.ledger.begin(self.requests, *step))
         self.guard.run(_ALL, self._take, report, begun)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self.guard.run(_USAGE, self._settle, begun, outputs)
-        self.guard.run(_ALL, self._forget)
+        self.guard.run(_ALL, lambda: self.ledger.forget(self.drafted_requests.keep_only(self.requests)))
         return outputs
 
     def _update_request_with_output(
@@ -188,57 +203,27 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         return updated
 
     def _cache_tokens(self, request: Any) -> None:
-        """Enter the tokens of a request's last step in the prefix cache, but for the last one, which has no
-        keys. With synchronous scheduling vLLM enters a step's tokens when it plans the next step: never those
-        of the last one, which with drafts can be whole blocks."""
+        """Enter a request's last step in the prefix cache, but for its last token, which has no keys: synchronous
+        scheduling enters a step when it plans the next one, so never the last, with drafts whole blocks."""
         self.kv_cache_manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens - 1))
-
-    def _begin_step(self, scheduler_output: Any, output: Any, report: DraftReport) -> Any:
-        return self.ledger.begin(self.requests, scheduler_output, output, report.trimmed)
 
     def _take(self, report: DraftReport, begun: Any) -> None:
         known = () if begun is None else (begun.req_ids, begun.columns[0])
         self.drafted_requests.take(report, *known)
-
-    def _settle(self, begun: Any, outputs: Any) -> None:
-        self.drafted_requests.off |= self.guard.has_ended(_DRAFTS)
-        self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
-
-    def _forget(self) -> None:
-        self.ledger.forget(self.drafted_requests.keep_only(self.requests))
-
-
-class _WithDraftBudget(PredictedOutputsV1Scheduler):
-    """Adds the budget, for the V2 runner."""
-
-    _pads = True
-
-    def _use(self, settings: Settings, num_draft_tokens: int = 0) -> None:
-        """The budget of a batch is `GPU_ALIGN_MAX_DRAFT_TOKENS`, or half of what a step may hold: the other half
-        stays for prefills and for everybody's next token."""
-        num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
-        super()._use(settings, num_draft_tokens)
-        half = max(1, self.vllm_config.scheduler_config.max_num_batched_tokens // 2)
-        self.draft_budget = DraftBudget(
-            self.drafted_requests,
-            num_draft_tokens,
-            half if settings.max_draft_tokens is None else settings.max_draft_tokens,
-            free_tokens=settings.fill_tokens,
-            always_verify=SURE if settings.sure is None else settings.sure,
-            always_verify_late=SURE_LATE if settings.sure is None else settings.sure,
-            learns=settings.sure != 0,  # 0: every draft is verified, whatever becomes of it
-        )
-
-    def _take(self, report: DraftReport, begun: Any) -> None:
-        super()._take(report, begun)
+        if self.draft_budget is None:
+            return
         if begun is None:  # nobody counts what is accepted any more
             self.draft_budget.learns = False
         else:
             rows, _, slots, sampled = begun.columns
             self.draft_budget.settle(rows, slots, sampled)
 
+    def _settle(self, begun: Any, outputs: Any) -> None:
+        self.drafted_requests.off |= self.guard.has_ended(_DRAFTS)
+        self.ledger.settle(begun, [output for client in outputs.values() for output in client.outputs])
+
     def _cut(self, *, exact: bool) -> None:
-        """Cut the placeholders of all running requests to their slots; none where nobody drafts any more."""
+        """Cut the placeholders of running requests to their slots; to none where nobody drafts any more."""
         if not self.guard.run(_DRAFTS, self._cut_to_slots, exact):
             for request in self.running:
                 if request.spec_token_ids:
@@ -246,7 +231,7 @@ class _WithDraftBudget(PredictedOutputsV1Scheduler):
 
     def _cut_to_slots(self, exact: bool) -> bool:
         """False where the worker drafts no more."""
-        if self.drafted_requests.off:
+        if self.drafted_requests.off or self.draft_budget is None:
             return False
         requests = [request for request in self.running if request.spec_token_ids]
         slots = self.draft_budget.grant(requests, exact=exact, batch_size=len(self.running))
@@ -256,19 +241,21 @@ class _WithDraftBudget(PredictedOutputsV1Scheduler):
         return True
 
 
-class PredictedOutputsScheduler(_WithDraftBudget):
-    """vLLM's scheduler; after each step a request's draft placeholders are cut to its slots."""
+class PredictedOutputsScheduler(PredictedOutputsV1Scheduler):
+    """For the V2 runner: after each step a request's draft placeholders are cut to its slots."""
+
+    _pads = True
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)
         self._cut(exact=True)
 
 
-class PredictedOutputsAsyncScheduler(_WithDraftBudget, AsyncScheduler):  # type: ignore[misc]  # as above
+class PredictedOutputsAsyncScheduler(PredictedOutputsV1Scheduler, AsyncScheduler):  # type: ignore[misc]  # as above
     """The same for asynchronous scheduling, which plans a step before the one before it has ended: the last thing
     before it does, when one more report is there than when vLLM sets the placeholders."""
 
-    _caches_each_step = True
+    _pads = _caches_each_step = True
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._cut(exact=False)

@@ -19,8 +19,7 @@ Ints = npt.NDArray[np.int64]
 class Begun(NamedTuple):
     """A step that has run, before vLLM has looked for the end of each output.
 
-    place: [R] row in the table of requests → place in `columns`, of the requests that are drafted for and sampled
-    tokens; −1 for all others.
+    place: [R] row in the table of requests → place in `columns`; −1 where nothing was drafted for or sampled.
     columns: [4, B] row, tokens before the step, draft slots, tokens sampled.
     """
 
@@ -53,7 +52,6 @@ class VerificationLedger:
     def begin(
         self, requests: Mapping[str, Any], scheduler_output: Any, output: Any, trimmed: Mapping[str, int]
     ) -> Begun:
-        """Note the step before vLLM appends the sampled tokens to its requests, and may cut them."""
         req_ids, size = output.req_ids, len(output.req_ids)
         rows = self._requests.rows_of(req_ids, map(requests.get, req_ids))
         sampled = _lengths(output.sampled_token_ids or repeat((), size), size)
@@ -73,7 +71,7 @@ class VerificationLedger:
         return Begun(req_ids, place, np.array([rows, positions, slots, sampled]))
 
     def settle(self, begun: Begun, outputs: Sequence[Any]) -> None:
-        """Attach to vLLM's `EngineCoreOutput`s what is now known about their requests."""
+        """Attach to `EngineCoreOutput`s what is now known about their requests."""
         places = begun.place[self._requests.rows_of([output.request_id for output in outputs])]
         if places.min(initial=0) < 0:
             outputs, places = list(compress(outputs, (places >= 0).tolist())), places[places >= 0]

@@ -93,7 +93,7 @@ GROUPS: dict[str, Group] = {
     "status": Group("caller"),
     "usage": Group("usage", "vllm.v1.engine.output_processor", ("vllm_integration.frontend.usage",)),
     "dump": Group("dump", "vllm.logging_utils.dump_input", ("vllm_integration.scheduler.schedulers",)),
-    "v1": Group("plugin", "", ("vllm_integration.worker.proposer_v1", "vllm_integration.worker.sampling_v1")),
+    "v1": Group("plugin", "", ("vllm_integration.worker.proposer_v1",)),
     "usage_v1": Group("usage", "", ("vllm_integration.worker.request_drafter",)),
     "v2_start": Group("plugin", "vllm.v1.worker.gpu.model_runner", ("vllm_integration.plugin",)),
     "v2": Group(

@@ -1,8 +1,5 @@
-"""What a worker tells the scheduler about its drafts, and how it travels: on vLLM's `ModelRunnerOutput`.
-
-vLLM brings the output of a step from the worker to the scheduler, in one process as an object and between
-processes pickled. A report is one more attribute of it, made of numpy arrays and plain values.
-"""
+"""What a worker tells the scheduler about its drafts: one more attribute of vLLM's `ModelRunnerOutput`, which goes
+from the one to the other as an object, between processes pickled."""
 
 from __future__ import annotations
 
@@ -21,12 +18,11 @@ Ints = npt.NDArray[np.integer[Any]]
 
 
 class StepDrafts(NamedTuple):
-    """The drafts that one step of a worker made; entry b of each field belongs to request `req_ids[b]`.
+    """The drafts that one step of a worker made for B requests.
 
-    req_ids: B, each request once. age: steps of the worker since then.
-    position: [B] tokens of the request when its draft was made, prompt and output. length: [B] drafts.
-    source: [B] values of `gpu_align.Source`, 0 where the length is 0.
-    survival: [B, K] uint8, see `survival_levels`; [B, 0] on V1, which does not schedule by it.
+    age: steps of the worker since then. position: [B] tokens of the request when its draft was made.
+    length: [B] drafts. source: [B] values of `gpu_align.Source`, 0 where the length is 0.
+    survival: [B, K] see `survival_levels`; [B, 0] on V1, which does not schedule by it.
     """
 
     req_ids: Sequence[str]
@@ -38,13 +34,9 @@ class StepDrafts(NamedTuple):
 
 
 class DraftReport(NamedTuple):
-    """What the output of one step carries besides vLLM's own.
-
-    drafts: those whose copies have arrived on the host, the oldest first.
-    trimmed: request → draft slots that this very step verified, where the device trims them.
-    refused: request → why its prediction is not used, or is cut: one of `REFUSALS`.
-    off: the worker drafts no more.
-    """
+    """drafts: those whose copies have arrived on the host, the oldest first. trimmed: request → draft slots that
+    this very step verified, where the device trims them. refused: request → one of `REFUSALS`. off: the worker
+    drafts no more."""
 
     drafts: Sequence[StepDrafts] = ()
     trimmed: Mapping[str, int] = {}
@@ -59,10 +51,7 @@ def attach(model_runner_output: Any, report: DraftReport) -> None:
 
 
 def take(model_runner_output: Any) -> DraftReport:
-    """Take the report off an output; an empty one when there is none.
-
-    It does not stay there: vLLM uses one and the same object for all its empty outputs.
-    """
+    """Take the report, or an empty one, off an output: vLLM has one object for all its empty ones."""
     report: DraftReport | None = getattr(model_runner_output, ATTRIBUTE, None)
     if report is None:
         return DraftReport()
@@ -71,11 +60,8 @@ def take(model_runner_output: Any) -> DraftReport:
 
 
 def survival_levels(survival: npt.NDArray[np.floating[Any]], length: Ints) -> npt.NDArray[np.uint8]:
-    """Survival as a byte a draft: [B, K] in units of 1/255, rounded down but at least 1; 0 beyond `length`.
-
-    The survival of a draft is the drafter's estimate that it and all drafts before it are accepted: the product
-    of the confidences so far. survival: [B, K], 0 to 1, no row rises. length: [B], 0 ≤ length ≤ K.
-    """
+    """[B, K] in units of 1/255, rounded down but at least 1; 0 beyond `length`. survival: [B, K] the product of
+    the confidences so far, the estimate that a draft and all before it are accepted. length: [B], at most K."""
     levels: npt.NDArray[np.uint8] = np.maximum(survival * 255, 1).astype(np.uint8)
     levels[np.arange(levels.shape[1]) >= np.asarray(length)[:, None]] = 0
     return levels

@@ -1,7 +1,5 @@
-"""How a prediction travels: one value under one key of `SamplingParams.extra_args`.
-
-vLLM copies `extra_args` to the engine core as MessagePack, which makes a dict of the value, and from there to the
-workers; our schedulers put the type back in between. Its `repr` shows its size and never its content, because
+"""How a prediction travels: one value under one key of `SamplingParams.extra_args`. vLLM's MessagePack makes a
+dict of it, our schedulers put the type back. Its `repr` shows its size and never its content, because
 `--enable-log-requests` and vLLM's crash dump print `SamplingParams`.
 """
 
@@ -47,8 +45,7 @@ class Prediction:
     memory: False where the request takes no part in the memory of earlier answers, else None.
     kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
 
-    A plain dataclass on purpose: vLLM's MessagePack encoder takes dataclasses (and refuses subclasses of
-    `bytes`); on the other side of the process boundary it is a dict of the fields.
+    A plain dataclass on purpose: vLLM's MessagePack encoder takes these (and refuses subclasses of `bytes`).
     """
 
     token_ids: bytes | None = None
@@ -72,11 +69,7 @@ class Prediction:
 
 
 class RequestContent(NamedTuple):
-    """What a request is drafted from besides its context, decoded: a worker does it once.
-
-    token_ids: int32 [N], N may be 0. recipes: names of the packs whose recipes it uses; None: of all.
-    sharing_key: see `Prediction`.
-    """
+    """What a request is drafted from besides its context: a `Prediction`, decoded once by a worker."""
 
     token_ids: TokenIds = np.zeros(0, np.int32)
     kind: TextKind = TextKind.PREDICTION
@@ -199,9 +192,8 @@ _TYPES = {"http_request_id": str, "sharing_key": bytes, "memory": bool, "kind": 
 def read(value: object) -> Prediction:
     """Whatever arrived under `KEY`, as a `Prediction` with exactly one of `token_ids` and `text` set.
 
-    Taken: a `Prediction`, the dict it becomes between processes, a sequence of token ids (also how a
-    client sends one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` for anything else, in
-    words that a log may show: no text and no id is repeated.
+    Taken: a `Prediction`, the dict it becomes between processes, a sequence of token ids (also how a client sends
+    one through `vllm_xargs`), a string. Raises `TypeError`/`ValueError` that repeat no text and no id.
     """
     if isinstance(value, (Prediction, Mapping)):
         fields = dict(vars(value) if isinstance(value, Prediction) else value)
@@ -237,8 +229,7 @@ def brought_by(sampling_params: Any) -> Prediction | None:
 
 
 def with_extra_args(sampling_params: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of vLLM's `SamplingParams` whose `extra_args` have these values; None takes a key away. In an engine
-    without processes the caller holds the others."""
+    """A copy of `SamplingParams` whose `extra_args` have these values; None takes a key away."""
     given = sampling_params.extra_args or {}
     changed = copy.copy(sampling_params)
     kept = {name: value for name, value in given.items() if name not in changes}
@@ -249,8 +240,7 @@ def with_extra_args(sampling_params: Any, changes: Mapping[str, Any]) -> Any:
 
 def put_back(request: Any) -> None:
     """Give a vLLM `Request` (or `NewRequestData`) its prediction as a `Prediction` again, which prints as its size
-    and carries who may share its memory: the requests of one `cache_salt`. What is none becomes one that `read`
-    refuses: its content is in no place where it could be printed."""
+    and carries who may share its memory. What is none becomes one that `read` refuses: nothing can print it."""
     value = (getattr(request.sampling_params, "extra_args", None) or {}).get(KEY)
     if value is None:
         return

@@ -1,8 +1,5 @@
-"""What one verification step of one request verified, and how it travels: in `EngineCoreOutput.trace_headers`.
-
-The steps of a whole batch are columns of numbers on both sides. On the way each output of the engine carries a
-short text of its own, so that it reaches whichever front end the request came from.
-"""
+"""What each verification step verified, and how it travels: in `EngineCoreOutput.trace_headers`, a text an output,
+so that it reaches whichever front end the request came from. On both sides a batch is columns of numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-#: Key in `EngineCoreOutput.trace_headers`, vLLM's one open mapping from the engine to the front end. The front
-#: end takes it out again before vLLM's tracing reads the headers.
+#: Key in that mapping; the front end takes it out again before vLLM's tracing reads the headers.
 HEADER = "x-gpu-align-steps"
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -56,10 +52,9 @@ class Messages(NamedTuple):
 def count_verified(slots: Counts, length: Counts, sampled: Counts, kept: Counts) -> tuple[Counts, Counts]:
     """How many drafts a step verified, and how many of those were accepted; of numbers or of whole columns.
 
-    slots: draft slots of the step, without those that a grammar ruled out or that the device trimmed.
-    length: of the draft made at the request's tokens before the step. Slots beyond it hold padding that nobody
-    proposed. sampled: tokens that came out. kept: those of them that are output; fewer where the output ends
-    within them.
+    slots: without those that a grammar ruled out or that the device trimmed. length: of the draft made at the
+    request's tokens before the step; slots beyond it hold padding. sampled: tokens that came out. kept: those of
+    them that are output.
     """
     verified = np.minimum(slots, length)
     return verified, np.minimum(np.minimum(sampled - 1, verified), kept)

@@ -1,12 +1,11 @@
-"""The drafter of vLLM's V1 model runner: `--speculative-config` names this class.
-
-V1 keeps its tokens on the host and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here.
-V1 tells a custom class neither which requests its rows are nor when they end; the wrapped
-`_update_states` does.
+"""The drafter of vLLM's V1 model runner: `--speculative-config` names this class. V1 keeps its tokens on the host
+and takes drafts as lists, so `gpu_align.Drafter` runs on the CPU here. Which requests its rows are and when they
+end V1 tells a custom class not; the wrapped `_update_states` does.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,12 +16,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..config.in_use import drafts_predictions
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, watch
 from ..wire.reports import DraftReport, StepDrafts, attach
 from ..wire.request import RequestContent
 from .request_drafter import DRAFTING, RequestDrafter, ours
 from .requests import StopRule, stop_rule, take_refusals
-from .sampling_v1 import without_drafts
+
+logger = logging.getLogger("vllm.gpu_align")
+
+
+def without_drafts(sampling_params: Any) -> bool:
+    """Whether drafts of a request with these parameters would not be verified by its own distribution."""
+    return (
+        bool(sampling_params.logit_bias)
+        or sampling_params.min_p > 0
+        or sampling_params.thinking_token_budget is not None
+    )
 
 
 @dataclass
@@ -36,11 +46,8 @@ class _Request:
 
 
 class PredictedOutputsProposer(RequestDrafter):
-    """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker.
-
-    Memory: one int32 row of `max_model_len` a slot, touched only as far as requests reach. When a vLLM seam
-    is missing it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`).
-    """
+    """Drafts from each request's prediction, its own context and recipes; made by vLLM, once a worker. When a vLLM
+    seam is missing it proposes nothing (or raises, with `GPU_ALIGN_STRICT=1`)."""
 
     def __init__(self, vllm_config: Any) -> None:
         watch()  # harmless again; vLLM may have been told to load other plugins only
@@ -75,13 +82,8 @@ class PredictedOutputsProposer(RequestDrafter):
         token_ids_cpu: npt.NDArray[np.int32],
         **kwargs: Any,
     ) -> list[list[int]]:
-        """One list of at most K drafts a row; empty for a row without prediction, with parameters that V1
-        does not apply to drafts, or still prefilling.
-
-        sampled_token_ids: what each row sampled this step, accepted drafts first; [] while prefilling.
-        num_tokens_no_spec: [≥ rows] tokens of each row, those just sampled included.
-        token_ids_cpu: [≥ rows, max_model_len] the tokens themselves.
-        """
+        """At most K drafts a row. sampled_token_ids: of each row in this step, accepted drafts first; [] while
+        prefilling. num_tokens_no_spec: [≥ rows] tokens of each, these included. token_ids_cpu: [≥ rows, …]."""
         drafts: list[list[int]] | None = None
         if self._batch is not None:
             drafts = self.run(self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
@@ -94,8 +96,7 @@ class PredictedOutputsProposer(RequestDrafter):
 
     @guarded
     def observe(self, runner: Any, scheduler_output: Any) -> None:
-        """What `_update_states` has just made of the scheduler's output: called once a step, before the
-        forward pass, and also when nothing is scheduled."""
+        """What `_update_states` has just made of the scheduler's output: once a step, also when it is empty."""
         self._batch = runner.input_batch
         self._scheduled = scheduler_output.scheduled_spec_decode_tokens
         self._finish(scheduler_output.finished_req_ids)
@@ -235,3 +236,94 @@ def input_fits_in_drafter(
     verify K zeros."""
     fits = original(self, common_attn_metadata, *args, **kwargs)
     return bool(fits) if ours(self) is None else common_attn_metadata is not None
+
+
+# What V1 (vLLM 0.32) does with sampling parameters beside any drafter, mended. It leaves out the processors of
+# `min_p` and `logit_bias`, which its rejection sampler does not give to drafts. The last token of each request
+# goes through the ordinary sampler, with all of them: a request that gets no drafts is served as without a drafter.
+
+
+@seam("v1.apply_to_logits")
+def apply_budget(
+    original: Callable[..., Any],
+    self: Any,
+    logits: Any,
+    predict_bonus_token: bool,
+    spec_token_ids: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`ThinkingBudgetStateHolder.apply_to_logits`, which counts rows of logits by drafts and looks for the ends of
+    thinking in what is written. Where the ordinary sampler samples a step, there is one row a request."""
+    spec_mode = self.in_spec_mode
+    self.in_spec_mode = spec_mode and (predict_bonus_token or any(spec_token_ids or ()))
+    try:
+        return original(self, logits, predict_bonus_token, spec_token_ids, *args, **kwargs)
+    finally:
+        self.in_spec_mode = spec_mode
+
+
+@seam("v1.build_logitsprocs")
+def build_processors(
+    original: Callable[..., Any],
+    vllm_config: Any,
+    device: Any,
+    is_pin_memory: bool,
+    is_pooling_model: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`build_logitsprocs` as the V1 runner imported it: all that are built in. The original refuses others."""
+    made = original(vllm_config, device, is_pin_memory, is_pooling_model, *args, **kwargs)
+    if is_pooling_model or not drafts_predictions(vllm_config, even_if_off=True):
+        return made
+    from vllm.v1.sample import logits_processor
+
+    known = list(made.all)
+    added = [
+        processor(vllm_config, device, is_pin_memory)
+        for processor in logits_processor.BUILTIN_LOGITS_PROCESSORS
+        if not any(isinstance(each, processor) for each in known)
+    ]
+    logger.info("gpu_align: requests with min_p or logit_bias are served, without drafts")
+    return logits_processor.LogitsProcessors([*known, *added])
+
+
+@seam("v1._sample")
+def sample(
+    original: Callable[..., Any], self: Any, logits: Any, spec_decode_metadata: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """`GPUModelRunner._sample`: `logprob_token_ids` are answered by the ordinary sampler only. Our scheduler plans
+    no drafts beside them, so that it can sample the step."""
+    if (
+        spec_decode_metadata is not None
+        and self.input_batch.sampling_metadata.logprob_token_ids
+        and not any(spec_decode_metadata.num_draft_tokens)
+    ):
+        spec_decode_metadata = None
+    return original(self, logits, spec_decode_metadata, *args, **kwargs)
+
+
+@seam("v1.apply_sampling_constraints")
+def constraints(original: Callable[..., Any], logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`apply_sampling_constraints` of [num_drafts, V] logits: of none, these. The original takes the largest
+    `top_k` of the drafts, of which there is none, and the engine ends."""
+    return original(logits, *args, **kwargs) if len(logits) else logits
+
+
+@seam("v1.expand_batch_to_tokens")
+def expand(
+    original: Callable[..., Any],
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> Any:
+    """`expand_batch_to_tokens`: x[i], or `replace_to` where that is `replace_from`, as many times as request i has
+    drafts, which end at cu_num_tokens[i]. On the CPU the original returns memory that nobody wrote to."""
+    if x.device.type != "cpu":
+        return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = x.masked_fill(x == replace_from, replace_to)
+    return values.repeat_interleave(counts, output_size=num_tokens)

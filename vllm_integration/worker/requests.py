@@ -48,12 +48,9 @@ def open_request(
 ) -> wire.RequestContent | None:
     """What a request is drafted from, at most `capacity` tokens; None where nothing is drafted for it.
 
-    even_without: whether a request is drafted for that brings nothing at all.
-
-    A malformed prediction (wrong type, an id outside `vocab_size`, text that no front end tokenised) is
-    dropped, with a warning that shows nothing of it; a longer one is cut. Both are counted in `refused`. A
-    name that is not among `packs`, which the front end could not know, means all of them, and costs one
-    WARNING.
+    A malformed prediction (wrong type, an id outside `vocab_size`, text that no front end tokenised) is dropped,
+    with a warning that shows nothing of it; a longer one is cut. A name that is not among `packs` means all of
+    them, and costs one WARNING. even_without: whether a request is drafted for that brings nothing at all.
     """
     value = (getattr(sampling_params, "extra_args", None) or {}).get(wire.KEY)
     if value is None:

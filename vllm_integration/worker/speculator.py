@@ -1,7 +1,5 @@
-"""The drafter of vLLM's V2 model runner: drafts are made and stay on the device.
-
-vLLM's V2 runner keeps every request in a row of `req_states`; its row numbers are the drafter's slots, its
-tensors the drafter's arguments. Nothing is translated, and nothing is copied, on the way in or out.
+"""The drafter of vLLM's V2 model runner: drafts are made and stay on the device. The rows of the runner's
+`req_states` are the drafter's slots, its tensors the drafter's arguments: nothing is translated or copied.
 """
 
 from __future__ import annotations
@@ -148,13 +146,10 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         **kwargs: Any,
     ) -> torch.Tensor:
         """int64 [num_reqs, K] in batch order, always valid token ids. Called after the sampled tokens are in
-        `req_states`; waits for nothing and copies nothing to the host (unless `GPU_ALIGN_DEBUG_DIR` asks for
-        a log of every step, or `GPU_ALIGN_RECIPE_MISSES` for counts).
+        `req_states`; waits for nothing (but for the step log, with `GPU_ALIGN_DEBUG_DIR`).
 
-        input_batch: read: `num_reqs`, `idx_mapping` [num_reqs] (batch position → row) and its host copy.
-        num_sampled: [num_reqs] int32; 0 = still prefilling.
-        dummy_run: vLLM runs the step without requests, to warm up or to keep ranks together: the kernels
-            run (and compile), no state changes.
+        num_sampled: [num_reqs] int32; 0 = still prefilling. dummy_run: vLLM runs the step without requests, to
+        warm up or to keep ranks together: the kernels run (and compile), no state changes.
         """
         num_reqs = int(input_batch.num_reqs)
         drafts: torch.Tensor | None = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run)

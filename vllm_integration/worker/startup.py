@@ -91,45 +91,35 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
     if model_config.skip_tokenizer_init:
         _go_without(settings.recipes, "the engine has no tokenizer")
         return None
-    try:
+    made: dict[str, Recipes] = {}
+    told: list[str] = []
+    with _or_without(settings.recipes):  # a tokenizer may bring code of its own
         from vllm.tokenizers import cached_tokenizer_from_config
 
         tokenizer = cached_tokenizer_from_config(model_config)
         vocab_size = int(model_config.get_vocab_size())
-    except Exception as error:  # a tokenizer may bring code of its own
-        _go_without(settings.recipes, shown_error(error))
-        return None
-    made: dict[str, Recipes] = {}
-    told: list[str] = []
-    for entry in settings.packs:
-        try:
-            name, recipes, content_hash = _recipes_of(entry, settings, tokenizer, vocab_size)
-            if name in made:
-                raise PackError(f"another pack is called {name!r} too")
-            if not len(recipes):
-                raise PackError(
-                    "this tokenizer cuts texts at other places than words, or does not know the words"
-                )
-        except Exception as error:  # of the pack, or of the tokenizer
-            _go_without(entry, shown_error(error))
-            continue
-        made[name] = recipes
-        told.append(f"{name} {len(recipes):,} {content_hash[:_HASH]}")
-    if not made:
-        return None
-    try:
-        joined = Recipes.join(made)
-    except Exception as error:
-        _go_without(settings.recipes, shown_error(error))
-        return None
-    logger.info(
-        "gpu_align drafts from %d recipes (GPU_ALIGN_RECIPES=%s), made in %.1f s: %s",
-        len(joined),
-        settings.recipes,
-        time.perf_counter() - started,
-        shown_reason("; ".join(told)),
-    )
-    return joined
+        for entry in settings.packs:
+            with _or_without(entry):
+                name, recipes, content_hash = _recipes_of(entry, settings, tokenizer, vocab_size)
+                if name in made:
+                    raise PackError(f"another pack is called {name!r} too")
+                if not len(recipes):
+                    raise PackError(
+                        "this tokenizer cuts texts at other places than words, or does not know the words"
+                    )
+                made[name] = recipes
+                told.append(f"{name} {len(recipes):,} {content_hash[:_HASH]}")
+        if made:
+            joined = Recipes.join(made)
+            logger.info(
+                "gpu_align drafts from %d recipes (GPU_ALIGN_RECIPES=%s), made in %.1f s: %s",
+                len(joined),
+                settings.recipes,
+                time.perf_counter() - started,
+                shown_reason("; ".join(told)),
+            )
+            return joined
+    return None
 
 
 def _recipes_of(entry: str, settings: Settings, tokenizer: Any, vocab_size: int) -> tuple[str, Recipes, str]:
@@ -216,6 +206,14 @@ def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]],
 
 def _go_without(what: str, reason: str) -> None:
     logger.warning("gpu_align drafts without recipes (GPU_ALIGN_RECIPES=%s): %s", what, reason)
+
+
+@contextmanager
+def _or_without(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        _go_without(what, shown_error(error))
 
 
 #: Seconds after which it is said.
