@@ -34,9 +34,9 @@ def config() -> Any:
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, (128, 0.9, 0.92, 1024)),
-        ({"GPU_ALIGN_SURE": "0.5", "GPU_ALIGN_FILL_TOKENS": "0"}, (0, 0.5, 0.5, 1024)),
-        ({"GPU_ALIGN_SURE": "0", "GPU_ALIGN_MAX_DRAFT_TOKENS": "7"}, (128, 0.0, 0.0, 7)),
+        ({}, (128, 0.9, 0.92, True, 1024)),
+        ({"GPU_ALIGN_SURE": "0.5", "GPU_ALIGN_FILL_TOKENS": "0"}, (0, 0.5, 0.5, True, 1024)),
+        ({"GPU_ALIGN_SURE": "0", "GPU_ALIGN_MAX_DRAFT_TOKENS": "7"}, (128, 0.0, 0.0, False, 7)),
     ],
 )
 def test_the_schedulers_go_by_the_settings(
@@ -46,7 +46,7 @@ def test_the_schedulers_go_by_the_settings(
     made: list[tuple[Any, ...]] = []
 
     def make(_: Any, k: int, max_slots: int, **more: float) -> None:
-        made.append((k, more["free_tokens"], more["always_verify"], more["always_verify_late"], max_slots))
+        made.append((k, *more.values(), max_slots))
 
     for name in ("SURE", "FILL_TOKENS", "MAX_DRAFT_TOKENS"):
         monkeypatch.delenv(f"GPU_ALIGN_{name}", raising=False)

@@ -240,7 +240,7 @@ def input_fits_in_drafter(
 
 # What V1 (vLLM 0.32) does with sampling parameters beside any drafter, mended. It leaves out the processors of
 # `min_p` and `logit_bias`, which its rejection sampler does not give to drafts. The last token of each request
-# goes through the ordinary sampler, with all of them: a request that gets no drafts is served as without a drafter.
+# goes through the ordinary sampler, with all of them: a request without drafts is served as without a drafter.
 
 
 @seam("v1.apply_to_logits")
