@@ -17,8 +17,7 @@ import torch
 from benchmarks.speed.device_time import time_device, time_graph
 from benchmarks.speed.ngram_time import Tensors, vllm_v2
 from benchmarks.speed.workload import NUM_DRAFT_TOKENS, STATES, Steps, Texts, make_texts, spread
-from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, StaticText
-from gpu_align.tools.policies.base import Policy
+from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, Policy, StaticText
 
 SIZES = [(batch, size) for size in (1024, 4096, 32_768) for batch in (1, 64, 256, 1024)]
 needs_numba = pytest.mark.skipif(

@@ -37,11 +37,11 @@ from gpu_align.policies import (
 )
 from gpu_align.predictors import DisposedError, PredictorOptions
 from gpu_align.simulate import Record
-from gpu_align.tools.policies.static_text import GUESSED_LINE_LENGTH, Aligner, last_match_difflib
+from gpu_align.tools.policies import GUESSED_LINE_LENGTH, Aligner, last_match_difflib
 from gpu_align.tools.simulate.policies import our_drafter
 
 pytest.importorskip("rapidfuzz")
-from gpu_align.tools.policies.static_text import last_match_rapidfuzz
+from gpu_align.tools.policies import last_match_rapidfuzz
 
 Ids = list[int]
 #: Prompt, prediction, output so far → draft, however long.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from gpu_align import DrafterConfig
+from gpu_align.policies import Policy
 from gpu_align.simulate import SWEEP, Record, make_policies, replay, setting_name, simulate
+from gpu_align.tools import policies as lookup
 from gpu_align.tools.html import Origin
-from gpu_align.tools.policies import lookup
-from gpu_align.tools.policies.base import Policy
 
 
 class Scripted(Policy):

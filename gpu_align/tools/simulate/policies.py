@@ -14,9 +14,7 @@ from ...ops.recipe_lookup import Recipes
 from ...predictors.base import PredictorOptions, TokenPredictor
 from ...predictors.predicted_output import PredictedOutputTokenPredictor
 from ...recipes.pack import RecipePack
-from ..policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
-from ..policies.lookup import suffix_decoding_available
-from ..policies.static_text import StaticText
+from ..policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES, StaticText, suffix_decoding_available
 from .records import Record
 from .tokenizers import line_ending_ids, load_tokenizer
 

@@ -1,0 +1,829 @@
+"""Single-sequence drafters that others published, as baselines for the simulator.
+
+``POLICIES`` maps the name on the command line to a factory that takes no argument, ``OPTIONAL_POLICIES`` those
+that need a package which the core does not, and ``RECIPE_POLICIES`` those whose factory takes the recipes to draft
+from. Policies run on plain Python lists and never import torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import MissingExtraError
+from ..predictors.base import PredictorOptions, TokenPredictor, check_count, count_accepted
+from ..predictors.input_lookup import InputLookupTokenPredictor
+
+if TYPE_CHECKING:
+    from ..ops.recipe_lookup import Recipes
+
+__all__ = [
+    "OPTIONAL_POLICIES", "POLICIES", "RECIPE_POLICIES", "Cursor", "EarlierResponses", "InputLookup", "Myers",
+    "OpenAI", "Policy", "PromptLookup", "RecipeLookup", "StaticText", "SuffixDecoding", "guess_line_end",
+    "line_end_test", "prompt_lookup_transformers", "prompt_lookup_vllm", "prompt_lookup_vllm_v2",
+    "suffix_decoding_available",
+]  # fmt: skip
+
+
+class Policy(TokenPredictor):
+    """A published drafter: a `TokenPredictor` over plain lists, which may also be run by itself::
+
+        policy.start(prompt, prediction, num_draft_tokens)
+        while not finished:
+            draft = policy.propose()          # at most num_draft_tokens token ids, may be empty
+            tokens = verify(draft)            # accepted prefix of the draft, then one token of the model
+            policy.extend(tokens)             # 1 <= len(tokens) <= len(draft) + 1
+
+    `reset`, `predict_tokens` and `push_tokens` call these three. A subclass writes them, or `_begin`, `_draft` and
+    `_advance`, which find what was given in `_prompt`, `_prediction` and `_output`.
+
+    Errors: ``TypeError`` for what is no sequence of integers, ``ValueError`` for a negative token id,
+    ``num_draft_tokens < 1``, an empty ``extend`` or a draft of more than K, ``RuntimeError`` before `start`.
+    """
+
+    _num_draft_tokens = 0
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name or self.name
+
+    def start(self, prompt: Sequence[int], prediction: Sequence[int], num_draft_tokens: int) -> None:
+        """Forget everything and begin a new sequence. num_draft_tokens: K, at least 1."""
+        self._prompt = check_tokens("prompt", prompt)
+        self._prediction = check_tokens("prediction", prediction)
+        self._num_draft_tokens = check_count("num_draft_tokens", num_draft_tokens)
+        self._output: list[int] = []
+        self._begin()
+
+    def propose(self) -> list[int]:
+        """Draft 0 to K token ids for the next step, the prefill if nothing was taken yet. Changes no state."""
+        self._check_started()
+        return self._draft()[: self._num_draft_tokens]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take the tokens that one verification step produced, in order."""
+        self._check_started()
+        checked = check_tokens("tokens", tokens)
+        if not checked:
+            raise ValueError("tokens: expected at least one token id, got an empty sequence")
+        self._output.extend(checked)
+        self._advance(checked)
+
+    def reset(self, state_tokens: Sequence[int], options: PredictorOptions) -> None:
+        super().reset(state_tokens, options)
+        self.start(list(state_tokens), list(options.prediction), options.num_draft_tokens)
+
+    def predict_tokens(self) -> list[int]:
+        self._check_disposed()
+        draft, most = self.propose(), self.options.num_draft_tokens
+        if (found := len(draft)) > most:
+            raise ValueError(f"policy {self.name!r}: expected at most {most} draft tokens, found {found}")
+        return draft
+
+    def push_tokens(self, tokens: Sequence[int]) -> None:
+        super().push_tokens(tokens)
+        self.extend(list(tokens))
+
+    def _check_started(self) -> None:
+        if self._num_draft_tokens == 0:
+            raise RuntimeError(f"policy {self.name!r}: start() must be called before propose() and extend()")
+
+    def _begin(self) -> None:
+        """Reset the state; prompt, prediction and K are set, the output is empty."""
+
+    def _draft(self) -> list[int]:
+        """Draft tokens in order; `propose` cuts them to K."""
+        raise NotImplementedError
+
+    def _advance(self, tokens: list[int]) -> None:
+        """Take one step's tokens; `self._output` ends in them already."""
+
+
+class CursorPolicy(Policy):
+    """Drafts ``prediction[cursor : cursor + K]``, or nothing while `_cursor`, which `_advance` moves, is None."""
+
+    _cursor: int | None
+
+    def _begin(self) -> None:
+        self._cursor = 0
+
+    def _draft(self) -> list[int]:
+        if self._cursor is None:
+            return []
+        return self._prediction[self._cursor : self._cursor + self._num_draft_tokens]
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Move the cursor behind `tokens` where they are what the prediction has there, else lose it."""
+        if self._cursor is not None:
+            end = self._cursor + len(tokens)
+            self._cursor = end if self._prediction[self._cursor : end] == tokens else None
+
+
+def check_tokens(name: str, tokens: Sequence[int]) -> list[int]:
+    """A list of plain ints, or an error that names the argument and the first bad element."""
+    if isinstance(tokens, str | bytes):
+        raise TypeError(f"{name}: expected a sequence of token ids, got {type(tokens).__name__}")
+    try:
+        checked = list(map(operator.index, tokens))
+    except TypeError:
+        found = type(tokens).__name__
+        if isinstance(tokens, Sequence):
+            bad = next((token for token in tokens if not hasattr(token, "__index__")), None)
+            found = f"an element of type {type(bad).__name__}"
+        raise TypeError(f"{name}: expected a sequence of token ids, got {found}") from None
+    if checked and min(checked) < 0:
+        at = next(i for i, token in enumerate(checked) if token < 0)
+        raise ValueError(f"{name}: expected token ids >= 0, got {checked[at]} at index {at}")
+    return checked
+
+
+class Cursor(CursorPolicy):
+    """The simplest predicted output: one cursor, no realignment.
+
+    ::
+
+        cursor = 0
+        each step:  draft = prediction[cursor : cursor + K]
+                    cursor += 1 for each new token that equals prediction[cursor]
+                    at the first that does not: stop drafting for the rest of the sequence
+
+    A token beyond the end of the prediction counts as a mismatch. O(1) a token.
+
+    Source: this is the floor that every published scheme improves on; vLLM's pull request 23450 ("Add
+    Predicted Outputs API", 2025) and a static draft without realignment behave like it.
+    """
+
+    name = "cursor"
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._follow(tokens)
+
+
+Aligner = Literal["auto", "rapidfuzz", "difflib"]
+
+#: Mean tokens a line that `guess_line_end` aims at: Python source in Tekken tokens has 10.0.
+GUESSED_LINE_LENGTH = 10
+
+
+class StaticText(CursorPolicy):
+    """Follow the prediction; when diverged, align whole lines each time a line is completed.
+
+    A line is a run of tokens up to and including one for which ``ends_line`` is true. ::
+
+        cursor = 0
+        each step:
+            if the new tokens are prediction[cursor : cursor + n]: cursor += n
+            else: diverged, until an attempt succeeds
+            if diverged and a line was completed since the last attempt:
+                align all completed output lines with the lines of the prediction
+                if the last completed line is matched, to prediction line i,
+                and the tokens since then are a prefix of line i + 1 without its line end:
+                    cursor = that position in line i + 1
+            draft = prediction[cursor : cursor + K] unless diverged
+
+    Args:
+        ends_line: says of a token id whether its text contains a newline, see `line_end_test`; asked once
+            for each distinct token. ``None``, when no tokenizer is known, stands for `guess_line_end`.
+        aligner: ``"rapidfuzz"`` (longest common subsequence of lines), ``"difflib"`` (longest matching
+            blocks) or ``"auto"``: RapidFuzz where it is installed. The attribute is the one in use.
+
+    Cost: O(1) a token while aligned. An attempt costs O(P·L / 64) with RapidFuzz for P prediction and L
+    output lines, O(P·L) or worse with difflib.
+
+    Source: https://github.com/cascade-tech-ai/vllmx, ``vllm/v1/spec_decode/static_text_proposer.py``; its
+    switch between CR/LF and LF predictions is left out because token ids do not say which is which.
+    """
+
+    def __init__(
+        self,
+        ends_line: Callable[[int], bool] | None = None,
+        aligner: Aligner = "auto",
+        name: str = "static_text",
+    ) -> None:
+        super().__init__(name)
+        if ends_line is not None and not callable(ends_line):
+            raise TypeError(f"ends_line: expected a callable or None, got {type(ends_line).__name__}")
+        if aligner not in ("auto", "rapidfuzz", "difflib"):
+            raise ValueError(f"aligner: expected 'auto', 'rapidfuzz' or 'difflib', got {aligner!r}")
+        installed = importlib.util.find_spec("rapidfuzz") is not None
+        if aligner == "rapidfuzz" and not installed:
+            raise ImportError('aligner="rapidfuzz" needs RapidFuzz: pip install rapidfuzz')
+        self.aligner = "rapidfuzz" if installed and aligner != "difflib" else "difflib"
+        self._align = last_match_rapidfuzz if self.aligner == "rapidfuzz" else last_match_difflib
+        self._is_line_end = functools.cache(guess_line_end if ends_line is None else ends_line)
+
+    def _begin(self) -> None:
+        super()._begin()
+        # A small int for each distinct line: both aligners then compare lines exactly, and fast.
+        self._line_ids: dict[tuple[int, ...], int] = {}
+        self._lines: list[list[int]] = [[]]
+        self._line_starts = [0]
+        for position, token in enumerate(self._prediction):
+            self._lines[-1].append(token)
+            if self._is_line_end(token):
+                self._lines.append([])
+                self._line_starts.append(position + 1)
+        self._predicted_ids = [self._line_id(line) for line in self._lines]
+        self._completed_ids: list[int] = []
+        self._current: list[int] = []
+        self._may_attempt = False
+
+    def _line_id(self, line: list[int]) -> int:
+        return self._line_ids.setdefault(tuple(line), len(self._line_ids))
+
+    def _advance(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self._current.append(token)
+            if self._is_line_end(token):
+                self._completed_ids.append(self._line_id(self._current))
+                self._current = []
+                self._may_attempt = True
+        self._follow(tokens)
+        if self._cursor is None and self._completed_ids and self._may_attempt:
+            self._cursor = self._attempt()
+            self._may_attempt = False
+
+    def _attempt(self) -> int | None:
+        line = self._align(self._predicted_ids, self._completed_ids)
+        if line is None or line + 1 >= len(self._lines):
+            return None
+        following = self._lines[line + 1]
+        body = following[:-1] if following and self._is_line_end(following[-1]) else following
+        if body[: len(self._current)] != self._current:
+            return None
+        return self._line_starts[line + 1] + len(self._current)
+
+
+def line_end_test(token_bytes: Callable[[int], bytes]) -> Callable[[int], bool]:
+    """The `StaticText` argument ``ends_line`` for a tokenizer: do a token's bytes contain a newline anywhere?"""
+    return lambda token: b"\n" in token_bytes(token)
+
+
+def guess_line_end(token: int) -> bool:
+    """Stands in for `line_end_test`: one token id in `GUESSED_LINE_LENGTH` ends a "line", by Knuth's hash.
+
+    Equal stretches of prediction and output are then cut alike, which is all that the alignment needs.
+    """
+    return ((token * 2654435761) & 0xFFFFFFFF) * GUESSED_LINE_LENGTH < 1 << 32
+
+
+def last_match_rapidfuzz(predicted: list[int], completed: list[int]) -> int | None:
+    """The prediction line that a longest common subsequence matches to the last completed line, or None."""
+    from rapidfuzz.distance import LCSseq
+
+    for tag, _, predicted_end, _, completed_end in LCSseq.opcodes(predicted, completed).as_list():
+        if tag == "equal" and completed_end == len(completed):
+            return int(predicted_end) - 1
+    return None
+
+
+def last_match_difflib(predicted: list[int], completed: list[int]) -> int | None:
+    """The same question to difflib, whose blocks are the longest first and not always an LCS."""
+    matcher = difflib.SequenceMatcher(None, predicted, completed, autojunk=False)
+    for block in matcher.get_matching_blocks():
+        if block.size and block.b + block.size == len(completed):
+            return block.a + block.size - 1
+    return None
+
+
+class OpenAI(Policy):
+    """Short lookahead, and a long wait after each divergence.
+
+    ::
+
+        aligned:   draft = prediction[cursor : cursor + min(lookahead, K)]
+        diverged:  draft nothing until the last `resume_after` output tokens, all of them generated after
+                   the token that diverged, occur in the prediction; cursor = where that occurrence ends,
+                   and drafts begin `resume_delay` tokens later
+
+    Several occurrences: the first that ends after the cursor's position at the divergence, else the last before.
+
+    Args:
+        lookahead: most tokens drafted a step; one divergence rejects at most so many.
+        resume_after: matching tokens needed to draft again. Published are about 32, and counts that 35 gives; see
+            docs/published.md.
+        resume_delay: tokens that then still pass without a draft, each of which must continue the match.
+
+    Attributes:
+        accepted, rejected: of the drafted tokens since `start`. Those that the model adds are in neither.
+
+    Cost: O(1) a token while aligned; O(resume_after) while diverged, after indexing the prediction once.
+
+    Source: https://vamvas.ch/openai-predicted-outputs (lookahead, resumption and the 58-token example).
+    """
+
+    def __init__(
+        self, lookahead: int = 16, resume_after: int = 32, resume_delay: int = 0, name: str = "openai"
+    ) -> None:
+        super().__init__(name)
+        self._lookahead = check_count("lookahead", lookahead)
+        self._resume_after = check_count("resume_after", resume_after)
+        self._resume_delay = check_count("resume_delay", resume_delay, minimum=0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.accepted = self.rejected = 0
+        self._cursor = 0
+        self._aligned = True
+        self._delay = 0  # tokens that have to pass before the next draft
+        self._since_divergence = 0
+        self._window_ends: dict[tuple[int, ...], list[int]] | None = None
+        self._offered: list[int] = []
+
+    def _draft(self) -> list[int]:
+        draft: list[int] = []
+        if self._aligned and not self._delay:
+            length = min(self._lookahead, self._num_draft_tokens)
+            draft = self._prediction[self._cursor : self._cursor + length]
+        self._offered = draft  # for the counters only; no draft depends on it
+        return list(draft)
+
+    def _advance(self, tokens: list[int]) -> None:
+        matched = count_accepted(self._offered, tokens)
+        self.accepted += matched
+        self.rejected += len(self._offered) - matched
+        self._offered = []
+        for position in range(len(self._output) - len(tokens), len(self._output)):
+            self._pass(position)
+
+    def _pass(self, position: int) -> None:
+        """Move past the output token at `position`."""
+        if self._aligned:
+            if self._prediction[self._cursor : self._cursor + 1] == [self._output[position]]:
+                self._cursor += 1
+                self._delay = max(0, self._delay - 1)
+            else:
+                self._aligned = False
+                self._since_divergence = 0
+            return
+        self._since_divergence += 1
+        if self._since_divergence < self._resume_after:
+            return
+        ends = self._ends_of(self._output[position + 1 - self._resume_after : position + 1])
+        if ends:
+            self._cursor = next((end for end in ends if end > self._cursor), ends[-1])
+            self._aligned = True
+            self._delay = self._resume_delay
+
+    def _ends_of(self, window: list[int]) -> list[int]:
+        """Ascending positions of the prediction right after each occurrence of ``window``."""
+        if self._window_ends is None:
+            self._window_ends = {}
+            for end in range(self._resume_after, len(self._prediction) + 1):
+                key = tuple(self._prediction[end - self._resume_after : end])
+                self._window_ends.setdefault(key, []).append(end)
+        return self._window_ends.get(tuple(window), [])
+
+
+_Int = npt.NDArray[np.int64]
+#: Stands for "no path reaches this diagonal"; far enough from overflow to be incremented.
+_UNREACHED = np.int64(-(1 << 40))
+
+
+class MyersFrontier:
+    """Furthest-reaching paths between a fixed sequence and one that grows.
+
+    With ``a`` the fixed sequence, ``b`` the tokens given so far and ``dist`` the number of insertions and
+    deletions that turn one sequence into another (a substitution costs 2)::
+
+        edits == min(dist(a[:x], b) for x in range(len(a) + 1))
+        ends() == [x for x in range(len(a) + 1) if dist(a[:x], b) == edits]
+
+    Only the last layer of paths is kept: no path of an earlier one had come to the end of ``b``. All appends
+    together take O((len(a) + len(b)) · edits) comparisons and O(edits) memory.
+
+    Source: E. W. Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1 (1986).
+    """
+
+    def __init__(self, a: list[int]) -> None:
+        self._a: _Int = np.asarray(a, dtype=np.int64)
+        self._b: _Int = np.empty(64, dtype=np.int64)
+        self._length = 0
+        self.edits = 0
+        # [edits + 1] furthest x on diagonals k = x - y in -edits, -edits + 2, …, edits.
+        self._furthest: _Int = np.zeros(1, dtype=np.int64)
+
+    def append(self, tokens: list[int]) -> None:
+        """Grow ``b``; the result does not depend on how its tokens are grouped into calls."""
+        grown = self._length + len(tokens)
+        if grown > len(self._b):
+            self._b = np.concatenate([self._b, np.empty(max(grown, len(self._b)), dtype=np.int64)])
+        self._b[self._length : grown] = tokens
+        self._length = grown
+        self._slide()
+        while not len(self.ends()):
+            # One more edit: from k - 1 by skipping a token of a, from k + 1 by inserting one of b.
+            deleted = np.concatenate([[_UNREACHED], self._furthest + 1])
+            inserted = np.concatenate([self._furthest, [_UNREACHED]])
+            deleted[deleted > len(self._a)] = _UNREACHED
+            self.edits += 1
+            self._furthest = np.maximum(deleted, inserted)
+            self._slide()
+
+    def ends(self) -> _Int:
+        """Ascending x at which a shortest script that uses up all of ``b`` ends."""
+        x = self._furthest
+        ends: _Int = x[(x >= 0) & (x - self._diagonals() == self._length)]
+        return ends
+
+    def _diagonals(self) -> _Int:
+        return np.arange(-self.edits, self.edits + 1, 2, dtype=np.int64)
+
+    def _slide(self) -> None:
+        """Move every path along its diagonal while the tokens are equal."""
+        k = self._diagonals()
+        moving = np.flatnonzero(self._furthest >= 0)
+        while len(moving):
+            x = self._furthest[moving]
+            y = x - k[moving]
+            inside = (x < len(self._a)) & (y < self._length)
+            moving, x, y = moving[inside], x[inside], y[inside]
+            moving = moving[self._a[x] == self._b[y]]
+            self._furthest[moving] += 1
+
+
+class Myers(CursorPolicy):
+    """Cursor at the end of the shortest edit script from the prediction to the output so far.
+
+    ::
+
+        d      = min over x of dist(prediction[:x], output)        # insertions + deletions
+        cursor = the largest x with dist(prediction[:x], output) == d
+                 and prediction[x - 1] == output[-1]               # the script ends in a match
+        draft  = prediction[cursor : cursor + K], or nothing if there is no such x
+
+    Before any output the cursor is 0. Coming back after an insertion or a substitution needs one matching token,
+    after a deletion of L tokens about L: only then is the jump cheaper than calling all of them inserted.
+
+    Cost: see `MyersFrontier`. An unrelated output of 8,000 tokens takes about a second in all.
+
+    Source: https://cascadetech.ai/blog/vllm-predicted-outputs ("we use the Myers diff algorithm to
+    realign") and the token-level prototype in https://github.com/cascade-tech-ai/vllmx
+    (``cascade/src/smart_prediction/algorithms/myers_streaming.py``), which goes on to longer scripts when
+    no shortest one ends in a match; see ``docs/developer/policies.md`` for the differences.
+    """
+
+    name = "myers"
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._frontier = MyersFrontier(self._prediction)
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._frontier.append(tokens)
+        last = tokens[-1]
+        ends = (int(x) for x in self._frontier.ends()[::-1])
+        self._cursor = next((x for x in ends if x > 0 and self._prediction[x - 1] == last), None)
+
+
+Tie = Literal["latest", "earliest"]
+
+
+class PromptLookup(Policy):
+    """N-gram lookup over prompt, prediction and output as one text.
+
+    ::
+
+        text = prompt + prediction + output
+        for n in pattern_max, …, pattern_min:
+            ends = [e for e in range(n, len(text) - prediction_min + 1) if text[e - n : e] == text[-n:]]
+            if ends:
+                e = max(ends) if tie == "latest" else min(ends)
+                return text[e : e + min(prediction_max, K)]
+        return []
+
+    An occurrence may overlap the pattern, and a draft may run from the prediction on into the output. All
+    limits are at least 1; ``prediction_max=None`` leaves that of a draft to K.
+
+    Cost: ``pattern_max - pattern_min + 1`` dictionary entries a token, whatever the length of the text.
+
+    Source: A. Saxena, "Prompt Lookup Decoding", https://github.com/apoorvumang/prompt-lookup-decoding.
+    """
+
+    def __init__(
+        self,
+        pattern_min: int = 2,
+        pattern_max: int = 5,
+        prediction_min: int = 1,
+        prediction_max: int | None = None,
+        tie: Tie = "latest",
+        name: str = "prompt_lookup",
+    ) -> None:
+        super().__init__(name)
+        self._pattern_min = check_count("pattern_min", pattern_min)
+        self._pattern_max = check_count("pattern_max", pattern_max, self._pattern_min)
+        self._prediction_min = check_count("prediction_min", prediction_min)
+        longest = sys.maxsize if prediction_max is None else prediction_max
+        self._prediction_max = check_count("prediction_max", longest, self._prediction_min)
+        if tie not in ("latest", "earliest"):
+            raise ValueError(f"tie: expected 'latest' or 'earliest', got {tie!r}")
+        self._keep_first = tie == "earliest"
+
+    def _begin(self) -> None:
+        self._text: list[int] = []
+        self._indexed = 0
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._advance(self._prompt + self._prediction)
+
+    def _advance(self, tokens: list[int]) -> None:
+        text, ends = self._text, self._ends
+        text.extend(tokens)
+        # An n-gram enters the index once enough tokens follow it; so the pattern never finds itself.
+        while self._indexed + 1 + self._prediction_min <= len(text):
+            self._indexed += 1
+            end = self._indexed
+            for n in range(self._pattern_min, min(self._pattern_max, end) + 1):
+                key = tuple(text[end - n : end])
+                if not (self._keep_first and key in ends):
+                    ends[key] = end
+
+    def _draft(self) -> list[int]:
+        text = self._text
+        length = min(self._num_draft_tokens, self._prediction_max)
+        for n in range(min(self._pattern_max, len(text)), self._pattern_min - 1, -1):
+            end = self._ends.get(tuple(text[-n:]))
+            if end is not None:
+                return text[end : end + length]
+        return []
+
+
+def prompt_lookup_vllm(
+    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm"
+) -> PromptLookup:
+    """vLLM's ``ngram`` method on the V1 runner, with its defaults or another window.
+
+    ``prompt_lookup_min`` and ``prompt_lookup_max`` are both 5 when a user sets neither; the earliest of
+    several longest matches is taken. Source: ``vllm/v1/spec_decode/ngram_proposer.py`` and
+    ``vllm/config/speculative.py``, 0.32.0.
+    """
+    return PromptLookup(pattern_min, pattern_max, tie="earliest", name=name)
+
+
+def prompt_lookup_vllm_v2(
+    pattern_min: int = 5, pattern_max: int = 5, name: str = "prompt_lookup_vllm_v2"
+) -> PromptLookup:
+    """vLLM's ``ngram`` method on the V2 runner: as on V1, but the *latest* match is taken.
+
+    The kernel fills draft slots that it has nothing for with the last sampled token; those are not part of
+    this policy. Source: ``vllm/v1/worker/gpu/spec_decode/ngram``, 0.32.0.
+    """
+    return PromptLookup(pattern_min, pattern_max, tie="latest", name=name)
+
+
+def prompt_lookup_transformers() -> PromptLookup:
+    """``PromptLookupCandidateGenerator`` of transformers, with its defaults.
+
+    Patterns of 2 tokens, then 1; the earliest match; at most 10 draft tokens. Source:
+    ``transformers/generation/candidate_generator.py``, 5.x.
+    """
+    return PromptLookup(1, 2, prediction_max=10, tie="earliest", name="prompt_lookup_transformers")
+
+
+class InputLookup(Policy):
+    """Longest-suffix lookup in the input, and then along the match as long as it holds.
+
+    An `InputLookupTokenPredictor`, whose docstring has the rule: the input is ``prompt + prediction`` and never
+    grows, the state is the input followed by the output.
+
+    Args:
+        pattern_min: shortest suffix that counts as a match; ``>= 1``.
+        pattern_max: longest suffix that is told apart, ``None``: any. What runs in the original by default is 1.
+        prediction_min: fewest tokens a new match must be able to draft; ``>= 1``.
+        prediction_max: most tokens drafted a step; raised to ``pattern_min``, as in the original.
+
+    Source: https://github.com/withcatai/node-llama-cpp,
+    ``src/evaluator/LlamaContext/tokenPredictors/InputLookupTokenPredictor.ts``.
+    """
+
+    def __init__(
+        self,
+        pattern_min: int = 1,
+        pattern_max: int | None = 1,
+        prediction_min: int = 1,
+        prediction_max: int = 3,
+        name: str = "input_lookup_node_llama_cpp",
+    ) -> None:
+        super().__init__(name)
+        shortest = check_count("pattern_min", pattern_min)
+        longest = sys.maxsize if pattern_max is None else check_count("pattern_max", pattern_max, shortest)
+        self._lookup = InputLookupTokenPredictor((shortest, longest), (prediction_min, prediction_max))
+
+    def _begin(self) -> None:
+        text = self._prompt + self._prediction
+        self._lookup.update_input_tokens(text)
+        self._lookup.reset(text, self.options)
+
+    def _draft(self) -> list[int]:
+        return self._lookup.predict_tokens()
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._lookup.push_tokens(tokens)
+
+
+#: The id of the request that is being drafted for.
+_REQUEST = 0
+
+
+class SuffixDecoding(Policy):
+    """Drafts from a suffix tree over prompt, prediction and output; the tree is Arctic's own code.
+
+    ::
+
+        tree = all suffixes of (prompt + prediction + output), cut to max_tree_depth
+        for m in 1, 2, …:                                    # the last m tokens, as long as the tree has them
+            path(m) = from there on always the most frequent next token, while
+                      its estimated probability along the path is >= min_token_prob and
+                      len(path) < min(K, max_spec_factor * m)
+            score(m) = sum of the estimated probabilities along path(m)
+        return the path of highest score, the longer match where scores are equal
+
+    A tree of `EarlierResponses` of the same depth is asked as well where there is one, and the draft of higher
+    score is taken, the request's own where scores are equal. What is replayed does not enter it: a draft would
+    depend on what was replayed before.
+
+    Args:
+        max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1.
+        max_tree_depth: match and draft together are no longer; ``>= 1``. 24 in vLLM, 64 in Arctic's own code.
+        min_token_prob: vLLM's default is 0.1.
+
+    Raises:
+        MissingExtraError: arctic-inference cannot be imported.
+
+    Source: G. Oliaro et al., "SuffixDecoding", https://arxiv.org/abs/2411.04975; arctic-inference 0.3.0,
+    ``arctic_inference/suffix_decoding``; vLLM 0.32.0, ``vllm/v1/spec_decode/suffix_decoding.py``.
+    """
+
+    def __init__(
+        self,
+        max_spec_factor: float = 1.0,
+        max_tree_depth: int = 64,
+        min_token_prob: float = 0.1,
+        name: str = "suffix_decoding",
+        earlier: EarlierResponses | None = None,
+    ) -> None:
+        super().__init__(name)
+        if not max_spec_factor >= 0:
+            raise ValueError(f"max_spec_factor: expected a number >= 0, got {max_spec_factor}")
+        if not 0 <= min_token_prob <= 1:
+            raise ValueError(f"min_token_prob: expected 0 <= p <= 1, got {min_token_prob}")
+        self._max_spec_factor = float(max_spec_factor)
+        self._min_token_prob = float(min_token_prob)
+        self._max_tree_depth = check_count("max_tree_depth", max_tree_depth)
+        if earlier is not None and earlier.max_tree_depth != self._max_tree_depth:
+            raise ValueError(
+                f"earlier: expected a tree of depth {self._max_tree_depth}, got one of {earlier.max_tree_depth}"
+            )
+        self._earlier = earlier
+        self._cache = _cache(self._max_tree_depth)
+
+    def _begin(self) -> None:
+        for request in list(self._cache.active_requests):
+            self._cache.stop_request(request)
+        self._cache.start_request(_REQUEST, self._prompt + self._prediction)
+        self._tail = (self._prompt + self._prediction)[-self._max_tree_depth :]
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._cache.add_active_response(_REQUEST, tokens)
+        self._tail = (self._tail + tokens)[-self._max_tree_depth :]
+
+    def _draft(self) -> list[int]:
+        drafts = [
+            cache.speculate(
+                _REQUEST,
+                self._tail,
+                max_spec_tokens=self._num_draft_tokens,
+                max_spec_factor=self._max_spec_factor,
+                min_token_prob=self._min_token_prob,
+            )
+            for cache in (self._cache, *([] if self._earlier is None else [self._earlier.cache]))
+        ]
+        # Of equal scores, max takes the first.
+        return list(max(drafts, key=lambda draft: draft.score).token_ids)
+
+
+class EarlierResponses:
+    """Arctic's tree of earlier responses, filled once; any number of policies may share it."""
+
+    def __init__(self, responses: Iterable[Sequence[int]], max_tree_depth: int = 64) -> None:
+        self.max_tree_depth = max_tree_depth
+        self.cache = _cache(max_tree_depth, max_cached_requests=-1)
+        for number, tokens in enumerate(responses, start=_REQUEST + 1):
+            self.cache.start_request(number, [])
+            self.cache.add_active_response(number, list(tokens))
+            self.cache.stop_request(number)
+        # Whoever asks does so in the name of a request; this one has neither a prompt nor a response.
+        self.cache.start_request(_REQUEST, [])
+
+
+def suffix_decoding_available() -> bool:
+    """Whether arctic-inference's suffix decoding can be imported; nothing is imported to find out."""
+    try:
+        return importlib.util.find_spec("arctic_inference.suffix_decoding") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _cache(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
+    """A new ``SuffixDecodingCache``; without a tree of earlier responses if it is to keep none."""
+    try:
+        # By name: no type checker will find it, as it is a dependency of nothing.
+        module: Any = importlib.import_module("arctic_inference.suffix_decoding")
+    except ImportError as error:
+        # No extra has arctic-inference, because it would bring an engine of its own.
+        how = "In a checkout: python -m benchmarks.quality.build_suffix_peer, then PYTHONPATH=.cache/suffix_peer"
+        tree = "the suffix tree of arctic-inference"
+        raise MissingExtraError("the suffix_decoding policy", tree, how=how) from error
+    return module.SuffixDecodingCache(max_tree_depth, max_cached_requests=max_cached_requests)
+
+
+class RecipeLookup(Policy):
+    """A lookup table and nothing else: the prediction is not used.
+
+    ::
+
+        tokens = prompt + output
+        for n in longest context, …, 1:                  # the last n tokens
+            if tokens[-n:] has a recipe:
+                return its continuation, as far as survival >= min_survival
+
+    The longest context decides, also where its continuation is empty or not likely enough. min_survival: 0 to 1.
+
+    Cost: one dictionary probe for each length of a context, a step.
+
+    Source: "Recipe speculative decoding", https://kolm.ai/articles/speculative-decoding-recipes. Its packs are
+    collected from what a model writes and are not published; ours are learned from texts.
+    """
+
+    def __init__(self, recipes: Recipes, min_survival: float = 0.2, name: str = "recipe_pack") -> None:
+        super().__init__(name)
+        if not 0 <= min_survival <= 1:
+            raise ValueError(f"min_survival: expected 0 <= p <= 1, got {min_survival}")
+        lengths = (recipes.context >= 0).sum(axis=1)
+        likely = (recipes.token_ids >= 0) & (recipes.survival >= min_survival)
+        drafts = np.cumprod(likely, axis=1).sum(axis=1)
+        # The context in reading order -> what to draft.
+        self._continuations: dict[tuple[int, ...], list[int]] = {}
+        contexts, continuations = recipes.context.tolist(), recipes.token_ids.tolist()
+        for context, length, tokens, count in zip(contexts, lengths, continuations, drafts, strict=True):
+            self._continuations[tuple(context[length - 1 :: -1])] = tokens[:count]
+        self._lengths = sorted(set(lengths.tolist()), reverse=True)
+        self._longest = max(self._lengths, default=1)
+
+    def _begin(self) -> None:
+        self._tail = self._prompt[-self._longest :]
+
+    def _advance(self, tokens: list[int]) -> None:
+        self._tail = (self._tail + tokens)[-self._longest :]
+
+    def _draft(self) -> list[int]:
+        contexts = (tuple(self._tail[-length:]) for length in self._lengths)
+        found = next((context for context in contexts if context in self._continuations), None)
+        return [] if found is None else list(self._continuations[found])
+
+
+#: Command-line name -> a new policy with its published defaults.
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "cursor": Cursor,
+    "openai": OpenAI,
+    "static_text": StaticText,
+    "myers": Myers,
+    "prompt_lookup": PromptLookup,
+    "prompt_lookup_vllm": prompt_lookup_vllm,
+    "prompt_lookup_vllm_2_5": partial(prompt_lookup_vllm, 2, 5, "prompt_lookup_vllm_2_5"),
+    "prompt_lookup_vllm_1_3": partial(prompt_lookup_vllm, 1, 3, "prompt_lookup_vllm_1_3"),
+    "prompt_lookup_vllm_v2": prompt_lookup_vllm_v2,
+    "prompt_lookup_vllm_v2_1_3": partial(prompt_lookup_vllm_v2, 1, 3, "prompt_lookup_vllm_v2_1_3"),
+    "prompt_lookup_transformers": prompt_lookup_transformers,
+    "input_lookup_node_llama_cpp": InputLookup,
+}
+
+#: The name of suffix decoding -> its spec factor, and the depth of its tree. One of 128 holds a match of 64 tokens
+#: and a draft of as many; 24 is vLLM's default.
+_SUFFIX_DECODING = {
+    "suffix_decoding": (1, 64),
+    "suffix_decoding_2": (2, 64),
+    "suffix_decoding_4": (4, 64),
+    "suffix_decoding_16": (16, 64),
+    "suffix_decoding_deep": (1, 128),
+    "suffix_decoding_2_deep": (2, 128),
+    "suffix_decoding_4_deep": (4, 128),
+    "suffix_decoding_16_deep": (16, 128),
+    "suffix_decoding_vllm": (1.0, 24),
+}
+
+#: The same for policies that use another package; the error that they raise without it says how to get it.
+OPTIONAL_POLICIES: dict[str, Callable[[], Policy]] = {
+    name: partial(SuffixDecoding, *sizes, name=name) for name, sizes in _SUFFIX_DECODING.items()
+}
+
+#: The same for policies that draft from recipes, which are tokens of one tokenizer.
+RECIPE_POLICIES: dict[str, Callable[[Recipes], Policy]] = {"recipe_pack": RecipeLookup}
