@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -67,20 +68,20 @@ def tokens(texts: Sequence[str], origins: Sequence[int], steps: Sequence[int] | 
     for name, values in (("origins", origins), ("steps", steps)):
         if values is not None and len(values) != len(texts):
             raise ValueError(f"{name}: expected {len(texts)} values, one a token, found {len(values)}")
-    step_keys = steps if steps is not None else [0] * len(texts)
+    numbers = [0] * len(texts) if steps is None else [step + 1 for step in steps]
+
+    def shared(place: int) -> tuple[Origin, int]:
+        origin = Origin(int(origins[place]))
+        return origin, 0 if origin is Origin.GENERATED else numbers[place]
+
     parts = []
-    start = 0
-    for end in range(1, len(texts) + 1):
-        origin = Origin(int(origins[start]))
-        any_step = steps is None or origin is Origin.GENERATED
-        if end < len(texts) and origins[end] == origin and (any_step or step_keys[end] == step_keys[start]):
-            continue
-        title = ""
-        if steps is not None:
-            first, last = steps[start] + 1, steps[end - 1] + 1
-            title = f' title="{f"step {first}" if first == last else f"steps {first}–{last}"}"'
-        parts.append(f'<span class="o o{origin:d}"{title}>{text("".join(texts[start:end]))}</span>')
-        start = end
+    for (origin, _), places in itertools.groupby(range(len(texts)), shared):
+        start, *others = places
+        first, last = numbers[start], numbers[(others or [start])[-1]]
+        step = f"step {first}" if first == last else f"steps {first}–{last}"
+        title = f' title="{step}"' if steps is not None else ""
+        shown = text("".join(texts[start : start + 1 + len(others)]))
+        parts.append(f'<span class="o o{origin:d}"{title}>{shown}</span>')
     # A line feed right after <pre> would be dropped by the browser: this one is there to be dropped.
     return '<pre class="tokens">\n' + "".join(parts) + "</pre>"
 
@@ -126,13 +127,7 @@ def data(element_id: str, value: Any) -> str:
 
 
 def page(title: str, parts: Iterable[str], *, styles: Sequence[str] = (), scripts: Sequence[str] = ()) -> str:
-    """A whole document.
-
-    Args:
-        title: text.
-        parts: HTML from the functions above.
-        styles: further style sheets.
-        scripts: what runs once the page is there. No other script runs, and none can load anything.
+    """A whole document of HTML parts, with further style sheets; `scripts` and no others run once it is there.
 
     Raises:
         ValueError: a style sheet or script holds ``</``, which would end it.

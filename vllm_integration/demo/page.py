@@ -25,15 +25,9 @@ from . import task
 NONE, NGRAM, VERBATIM, EDITED, UNRELATED = ROWS = ("none", "n-gram", "verbatim", "edited", "unrelated")
 PREDICTED = (VERBATIM, EDITED, UNRELATED)
 HEADER = (
-    "prediction",
-    "verification steps",
-    "fewer",
-    "wall time",
-    "speed-up",
-    "accepted",
-    "rejected",
+    "prediction", "verification steps", "fewer", "wall time", "speed-up", "accepted", "rejected",
     "output identical",
-)
+)  # fmt: skip
 _ASSETS = Path(__file__).parent / "assets"
 
 #: What a row is called where there is little room, and where there is more.
@@ -50,30 +44,18 @@ _CHOICES = (EDITED, VERBATIM, UNRELATED)
 
 @dataclass
 class Row:
-    """One kind of prediction, measured in several rounds.
-
-    Attributes:
-        text: the output of the first round, as are all but `wall_s` and `identical`.
-        token_ids: its tokens, with the end token where there is one.
-        wall_s: seconds of each request, measured at the client.
-        steps: forward passes that produced tokens; the first is the prefill.
-        by_source: accepted and rejected drafts of each source that drafted.
-        identical: whether no output, of any round, differs from the one without a prediction.
-        prompt_token_ids: the prompt's tokens, as the server made them.
-        prediction: the text that was sent.
-        log: the engine's step log, where there is one.
-    """
+    """One kind of prediction, measured in several rounds: the first, but for `wall_s` and `identical`."""
 
     name: str
     text: str
-    token_ids: list[int]
-    wall_s: list[float]
-    steps: int
-    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
-    identical: bool = True
+    token_ids: list[int]  #: with the end token where there is one
+    wall_s: list[float]  #: seconds of each request, measured at the client
+    steps: int  #: forward passes that produced tokens; the first is the prefill
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)  #: accepted and rejected drafts
+    identical: bool = True  #: no output, of any round, differs from the one without a prediction
     prompt_token_ids: list[int] = field(default_factory=list)
     prediction: str | None = None
-    log: StepLog | None = None
+    log: StepLog | None = None  #: of the engine
 
     @property
     def seconds(self) -> float:
@@ -86,11 +68,7 @@ class Row:
 
 
 def rows_of(result: Result, steps_dir: Path, predictions: Mapping[str, Sequence[str]]) -> list[Row]:
-    """Return what `bench` has measured with these predictions, in the order of `ROWS`.
-
-    Raises:
-        BenchError: the engine has not logged the steps of a request with a prediction, or other tokens.
-    """
+    """Return what `bench` has measured with these predictions, in the order of `ROWS`; raises as `read_steps`."""
     rows = []
     for name in ROWS:
         samples = [sample for sample in result.samples if sample.turn.mode == name]
@@ -117,11 +95,7 @@ def rows_of(result: Result, steps_dir: Path, predictions: Mapping[str, Sequence[
 
 
 def read_steps(steps_dir: Path, answer: Answer, timeout_s: float = 10.0) -> StepLog:
-    """Return the step log of the request that was answered, waiting for it to be written.
-
-    Raises:
-        BenchError: there is none after `timeout_s`, or its tokens are not the answer's.
-    """
+    """Return the step log of an answer; BenchError: there is none after `timeout_s`, or it has other tokens."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for path in steps_dir.glob(f"{answer.id}-*.yaml"):
@@ -222,19 +196,33 @@ def terminal_table(rows: Sequence[Row]) -> Any:
 
 
 def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], num_draft_tokens: int) -> str:
-    """Return the page.
-
-    Args:
-        rows: the first is the one without a prediction; one is the row `EDITED`.
-        tokenizer: the served model's, to spell its tokens.
-        facts: paragraphs about the run.
-        num_draft_tokens: drafts a pass, at most.
-    """
+    """Return the page. rows: the first has no prediction; one is `EDITED`. facts: paragraphs about the run."""
     none = rows[0]
     edited = next(row for row in rows if row.name == EDITED)
     page, style, *scripts = (
         (_ASSETS / name).read_text(encoding="utf-8")
         for name in ("demo.html", "demo.css", "replay.js", "demo.js")
+    )
+    lanes = (
+        f'<li data-row="{row.name}"><span>{html.text(_LABELS[row.name][0])}</span>'
+        f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true"></svg>'
+        f"<span>{_passes(row)}</span></li>"
+        for row in rows
+    )
+    choices = (
+        f'<label><input type="radio" name="row" value="{name}"{" checked" if name == EDITED else ""}> '
+        f"{html.text(_LABELS[name][1].removeprefix('Prediction: '))}</label>"
+        for name in _CHOICES
+        if any(row.name == name for row in rows)
+    )
+    outputs = (
+        html.details(
+            _LABELS[row.name][1],
+            _passes(row),
+            html.tokens(token_texts(tokenizer, row.token_ids), *tokens_of(row)),
+        )
+        for row in rows
+        if row.name != NGRAM  # of n-gram drafts the server tells its counts, not its passes
     )
     body = Template(page).substitute(
         file=html.text(task.FILE_NAME),
@@ -246,16 +234,15 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
         edited_seconds=f"{edited.seconds:.2f}",
         faster=f"{none.seconds / edited.seconds:.1f}",
         identical="identical" if edited.identical else "DIFFERENT",
-        lanes="".join(map(_lane, rows)),
-        choices="".join(_choice(row) for name in _CHOICES for row in rows if row.name == name),
+        lanes="".join(lanes),
+        choices="".join(choices),
         legend=html.legend(origin for row in rows for origin in tokens_of(row)[0]),
         instructions="".join(f"<li>{html.text(line)}</li>" for line in task.INSTRUCTIONS),
         diff=_diff(task.ORIGINAL, none.text),
         table=html.table(HEADER, [cells(row, none) for row in rows]),
         notes="".join(f"<li><b>{row.name}</b>: {html.text(explain(row, none))}</li>" for row in rows),
         num_draft_tokens=num_draft_tokens,
-        # Of n-gram drafts the server tells its counts, not its passes.
-        outputs="".join(_output(row, tokenizer) for row in rows if row.name != NGRAM),
+        outputs="".join(outputs),
         facts="".join(map(html.note, facts)),
     )
     prompt = token_texts(tokenizer, none.prompt_token_ids)
@@ -264,24 +251,8 @@ def render(rows: Sequence[Row], tokenizer: TextTokenizer, facts: Sequence[str], 
     return html.page(title, [body, data], styles=[style], scripts=scripts)
 
 
-def _lane(row: Row) -> str:
-    return (
-        f'<li data-row="{row.name}"><span>{html.text(_LABELS[row.name][0])}</span>'
-        f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true"></svg>'
-        f"<span>{_passes(row)}</span></li>"
-    )
-
-
 def _passes(row: Row) -> str:
     return f"{row.steps} passes, {row.seconds:.2f} s"
-
-
-def _choice(row: Row) -> str:
-    checked = " checked" if row.name == EDITED else ""
-    return (
-        f'<label><input type="radio" name="row" value="{row.name}"{checked}> '
-        f"{html.text(_LABELS[row.name][1].removeprefix('Prediction: '))}</label>"
-    )
 
 
 def _diff(before: str, after: str) -> str:
@@ -292,19 +263,10 @@ def _diff(before: str, after: str) -> str:
     return "".join(f"<{tag}>{line}</{tag}>" for tag, line in tagged)
 
 
-def _output(row: Row, tokenizer: TextTokenizer) -> str:
-    content = html.tokens(token_texts(tokenizer, row.token_ids), *tokens_of(row))
-    return html.details(_LABELS[row.name][1], _passes(row), content)
-
-
 def _row_data(row: Row, tokenizer: TextTokenizer) -> dict[str, Any]:
     """What the page's script shows of a row."""
-    data: dict[str, Any] = {
-        "name": row.name,
-        "label": _LABELS[row.name][1],
-        "seconds": round(row.seconds, 6),
-        "numSteps": row.steps,
-    }
+    label, seconds = _LABELS[row.name][1], round(row.seconds, 6)
+    data: dict[str, Any] = {"name": row.name, "label": label, "seconds": seconds, "numSteps": row.steps}
     if row.name == NGRAM:
         return data
     data["output"] = token_texts(tokenizer, row.token_ids)

@@ -12,9 +12,9 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -52,24 +52,16 @@ POLL_S = 0.05
 
 @dataclass
 class Answer:
-    """One streamed answer.
+    """One streamed answer."""
 
-    Attributes:
-        text: the whole text, reasoning included.
-        output_tokens: as the server counts them, without billed rejections.
-        pieces: seconds since the piece before, or since the request was sent, and tokens of each piece.
-        accepted, rejected: prediction tokens as `usage` has them, None where it does not.
-        id: the server's name of the request.
-        token_ids, prompt_token_ids: where they were asked for.
-    """
-
-    text: str = ""
-    output_tokens: int = 0
+    text: str = ""  #: reasoning included
+    output_tokens: int = 0  #: as the server counts them, without billed rejections
+    #: seconds since the piece before, or since the request was sent, and tokens of each piece
     pieces: list[tuple[float, int]] = field(default_factory=list)
-    accepted: int | None = None
+    accepted: int | None = None  #: prediction tokens as `usage` has them
     rejected: int | None = None
-    id: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    id: str = ""  #: the server's name of the request
+    token_ids: list[int] = field(default_factory=list)  #: where they were asked for
     prompt_token_ids: list[int] = field(default_factory=list)
 
     def token_gaps_s(self) -> list[float]:
@@ -97,25 +89,18 @@ _COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens_total": "vllm_accepted",
     "gpu_align_steps_total": "plugin_steps",
 }
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of one moment, or what they counted between two; summed over engines and API servers.
+    """Counters of one moment, or what they counted between two; summed over engines and API servers."""
 
-    Attributes:
-        numbers: by the names of `_COUNTERS`; those that the server does not have are not there.
-        drafts: draft tokens that the plugin verified, by (source, verdict). vLLM counts draft tokens beyond an
-            answer's end, too.
-        has_plugin: whether the server has our plugin's counters.
-        info: labels of `gpu_align_info`, empty where there is none.
-    """
-
+    #: by the names of `_COUNTERS`; those that the server does not have are not there
     numbers: Counter[str] = field(default_factory=Counter)
+    #: by (source, verdict): what the plugin verified; vLLM counts draft tokens beyond an answer's end, too
     drafts: Counter[tuple[str, str]] = field(default_factory=Counter)
     has_plugin: bool = False
-    info: dict[str, str] = field(default_factory=dict)
+    info: dict[str, str] = field(default_factory=dict)  #: labels of `gpu_align_info`
 
     @classmethod
     def read(cls, text: str) -> Counts | None:
@@ -139,7 +124,9 @@ class Counts:
 
     def since(self, before: Counts) -> Counts:
         """Return what was counted after `before`."""
-        numbers, drafts = _less(self.numbers, before.numbers), _less(self.drafts, before.drafts)
+        numbers, drafts = self.numbers.copy(), self.drafts.copy()
+        numbers.subtract(before.numbers)
+        drafts.subtract(before.drafts)
         return Counts(numbers, drafts, self.has_plugin)
 
     @property
@@ -162,9 +149,8 @@ class Counts:
     def steps(self, pieces: int = 0) -> int:
         """Forward passes that produced tokens, a pass counted once for each request in it.
 
-        The plugin counts them for requests that get drafts. Other requests get one token a step. With vLLM's own
-        drafts this is the largest of three lower bounds: the output tokens less the accepted ones, of which some
-        may be beyond an answer's end; the steps with drafts and one prefill a request; and the pieces sent.
+        The plugin counts them for requests that get drafts; others get one token a step. With vLLM's own drafts
+        this is the largest of three lower bounds, see README.md.
         """
         numbers = self.numbers
         if self.has_plugin or not numbers["vllm_drafts"]:
@@ -183,20 +169,11 @@ class Counts:
         return sum(n for (_, found), n in self.drafts.items() if found == verdict)
 
 
-def _less(after: Counter[K], before: Counter[K]) -> Counter[K]:
-    return Counter({key: n - before[key] for key, n in after.items()})
-
-
 class Client:
     """One server and one model on it.
 
-    Args:
-        base_url: ends in ``/v1``.
-        api_key: sent as a bearer token; None: no header.
-        timeout_s: the longest wait for a piece of an answer.
-        fresh_prefix: whether each request gets a `cache_salt` of its own, so that vLLM's prefix cache does not
-            spare its prefill.
-        body: further fields of each request.
+    base_url: ends in ``/v1``. timeout_s: the longest wait for a piece of an answer. body: more fields of each
+    request. fresh_prefix: a `cache_salt` for each, so that vLLM's prefix cache does not spare its prefill.
     """
 
     def __init__(
@@ -262,8 +239,8 @@ class Client:
     async def counted(self, before: Counts, tokens: int) -> Counts | None:
         """Return what was counted since `before`, once all `tokens` output tokens are in it and nothing moves.
 
-        The counters of the last step may come a moment after its tokens. After `SETTLE_S` seconds, or `REST_S`
-        seconds after all tokens are in it, it returns what there is: other clients may keep a server busy.
+        After `SETTLE_S` seconds, or `REST_S` seconds after all tokens are in it, it returns what there is: other
+        clients may keep a server busy.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_S
@@ -420,23 +397,13 @@ Verdict = Literal["yes", "near-tie", "no"]
 _TOKENS_BACK = 3
 
 
-def first_difference(a: str, b: str) -> int:
-    """Return the index of the first character in which two different texts differ."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def is_near_tie(a: str, b: str, places: Sequence[Alternatives], margin: float) -> bool:
-    """Whether, where `a` and `b` part, a token of each was about equally likely.
+    """Whether, where two different answers to one request part, a token of each was about equally likely.
 
-    Args:
-        a, b: two different answers to one request.
-        places: the tokens of a third answer to it, with the likeliest alternatives.
-        margin: the largest difference of two log probabilities that counts as a tie.
-
-    Returns:
-        False also where it cannot be told, because the third answer leaves both before they part.
+    places: the tokens of a third answer, with the likeliest alternatives. margin: the largest difference of log
+    probabilities that counts as a tie. False also where the third answer leaves both before they part.
     """
-    at = first_difference(a, b)
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     written = "".join(place.text for place in places)
     before = [place for place in places if place.start <= at and written[: place.start] == a[: place.start]]
     return any(_tie_at(a, b, at, place, margin) for place in before[-_TOKENS_BACK:])

@@ -39,17 +39,14 @@ gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,8
 def bench_command(
     base_url: Annotated[str | None, option("URL", "a server with the plugin; ends in /v1")] = None,
     serve: Annotated[
-        str | None,
-        option("MODEL", "instead: start vLLM without drafts, with n-gram, with the plugin"),
+        str | None, option("MODEL", "instead: start vLLM without drafts, with n-gram, with the plugin")
     ] = None,
     model: Annotated[str | None, option("NAME", "needed where the server has several")] = None,
     dataset: Annotated[
-        Path | None,
-        option("PAIRS.jsonl", "edits: id, instruction, before, after; else a shipped set"),
+        Path | None, option("PAIRS.jsonl", "edits: id, instruction, before, after; else a shipped set")
     ] = None,
     from_git: Annotated[
-        tuple[str, str] | None,
-        option("REPO RANGE", "edits: the files that these commits modify"),
+        tuple[str, str] | None, option("REPO RANGE", "edits: the files that these commits modify")
     ] = None,
     before: Annotated[Path | None, option("FILE", "one edit: the text before it")] = None,
     after: Annotated[Path | None, option("FILE", "and after it")] = None,
@@ -57,23 +54,19 @@ def bench_command(
     pairs: Annotated[int, option("N", "most edits of --from-git", min=1)] = 16,
     concurrency: Annotated[str, option("N,N", "requests in flight")] = "1,8,32,128",
     modes: Annotated[
-        str | None,
-        option("M,M", "of none, prediction, unrelated, ngram [default: all that can run]"),
+        str | None, option("M,M", "of none, prediction, unrelated, ngram [default: all that can run]")
     ] = None,
     compare_url: Annotated[str | None, option("URL", "a server with vLLM's n-gram, for mode ngram")] = None,
     rounds: Annotated[int, option("N", "how often each combination is measured", min=1)] = 3,
     requests: Annotated[
-        int | None,
-        option("N", "a round [default: each edit once, two a stream at least]", min=1),
+        int | None, option("N", "a round [default: each edit once, two a stream at least]", min=1)
     ] = None,
     max_tokens: Annotated[int, option("N", "of an answer", min=1)] = 1024,
     prediction: Annotated[
-        str,
-        option("auto|before|output", "the text before the edit, or the first output with edits"),
+        str, option("auto|before|output", "the text before the edit, or the first output with edits")
     ] = "auto",
     num_draft_tokens: Annotated[
-        int,
-        option("K", "with --serve: a step", "--num-draft-tokens", "-k", min=1, max=128),
+        int, option("K", "with --serve: a step", "--num-draft-tokens", "-k", min=1, max=128)
     ] = 32,
     vllm_args: Annotated[str, option("ARGS", "with --serve: more options of vLLM's server")] = "",
     together: Annotated[
@@ -225,18 +218,9 @@ def measure_servers(
     result: Result,
     predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None,
 ) -> BaseException | None:
-    """Fill `result`, with a progress bar on stderr.
+    """Run a `Session`, with a progress bar on stderr; SIGINT, SIGTERM and SIGHUP stop what was started.
 
-    SIGINT, SIGTERM and SIGHUP stop what was started.
-
-    Args:
-        where, pairs, settings, result, predict: of a `Session`.
-
-    Returns:
-        What ended it: None, a BenchError, or a KeyboardInterrupt.
-
-    Raises:
-        BenchError: an option is wrong, so that nothing was measured.
+    Returns what ended it: None, a BenchError, or a KeyboardInterrupt. WrongOptionError: nothing was measured.
     """
     from .client import BenchError, WrongOptionError
     from .measure import Session

@@ -24,16 +24,13 @@ SHIPPED = "the shipped set"
 
 @dataclass(frozen=True)
 class Pair:
-    """One edit: what is asked for, the text before it, and the text after it where it is known.
-
-    `prompt` is the whole user message, for data that has one; else it is made of `instruction` and `before`.
-    """
+    """One edit: what is asked for, the text before it, and the text after it where it is known."""
 
     id: str
     instruction: str
     before: str
     after: str | None = None
-    prompt: str | None = None
+    prompt: str | None = None  #: the whole user message; None: made of `instruction` and `before`
 
     def messages(self) -> list[dict[str, str]]:
         """Return the chat request that asks for this edit."""
@@ -47,10 +44,7 @@ class Pair:
 def read_pairs(path: Path, source: str = "") -> list[Pair]:
     """Read ``{"id", "instruction", "before", "after"?, "prompt"?}``, one JSON object a line, plain or gzipped.
 
-    Empty lines are skipped, unknown fields ignored. Messages call the file `source`, or ``--dataset: PATH``.
-
-    Raises:
-        WrongOptionError: the file cannot be read, has no pair, or a line is none; names the line.
+    Messages of a WrongOptionError call the file `source`, or ``--dataset: PATH``, and name the line.
     """
     source = source or f"--dataset: {path}"
     pairs: list[Pair] = []
@@ -88,11 +82,7 @@ def shipped_pairs() -> list[Pair]:
 
 
 def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> Pair:
-    """Return one pair of two files.
-
-    Raises:
-        WrongOptionError: a file cannot be read or is no text, or both are the same.
-    """
+    """Return one pair of two files; WrongOptionError where one is no text, or both are the same."""
     old = _text_file(before, "--before")
     new = None if after is None else _text_file(after, "--after")
     if not old.strip():
@@ -101,14 +91,17 @@ def pair_of_files(before: Path, after: Path | None, instruction: str | None) -> 
         raise WrongOptionError(f"--after: {after} is equal to {before}: there is no edit")
     if instruction is None and new is None:
         raise WrongOptionError("--before without --after needs --instruction")
-    return Pair(before.name, instruction or _instruction_of(old, new or old), old, new)
+    if not instruction:  # the edit itself, as a diff
+        lines = old.splitlines(), (new or old).splitlines()
+        diff = "\n".join(difflib.unified_diff(*lines, "before", "after", n=1, lineterm=""))
+        instruction = f"Apply this diff to the text below.\n\n{diff}"
+    return Pair(before.name, instruction, old, new)
 
 
 def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
     """Return the modified text files of the commits in a range (see `git_edits`); the subject is the instruction.
 
-    Raises:
-        WrongOptionError: Git is missing or refuses the range, or the range has no modified text file.
+    Raises WrongOptionError as `git_edits` does, and where there is none.
     """
 
     def text_of(raw: bytes) -> str | None:
@@ -141,12 +134,6 @@ def _text_file(path: Path, option: str) -> str:
         raise WrongOptionError(f"{option}: {path}: expected UTF-8, found {found}") from error
 
 
-def _instruction_of(before: str, after: str) -> str:
-    """What to ask for when only the texts are known: the edit itself, as a diff."""
-    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", n=1, lineterm="")
-    return "Apply this diff to the text below.\n\n" + "\n".join(diff)
-
-
 Choice = Literal["auto", "before", "output"]
 #: With `auto` the text before the edit is the prediction if this share of the output's word pairs is in it.
 RESEMBLES = 0.5
@@ -168,15 +155,10 @@ _WORDS = re.findall(
 
 @dataclass(frozen=True)
 class SentPredictions:
-    """What each mode sends, and a sentence on where the predictions come from.
+    """What each mode sends, and a sentence on where the predictions come from."""
 
-    Attributes:
-        texts: mode → [P] one a pair; modes that send none are not there.
-        sources: [P] of `prediction`: ``"before"`` or ``"output"``.
-    """
-
-    texts: Mapping[str, Sequence[str]]
-    sources: Sequence[str]
+    texts: Mapping[str, Sequence[str]]  #: mode → [P] one a pair; modes that send none are not there
+    sources: Sequence[str]  #: [P] of `prediction`: ``"before"`` or ``"output"``
 
     def sentence(self) -> str:
         """Say where the predictions come from."""
@@ -195,8 +177,7 @@ class SentPredictions:
 def make_predictions(pairs: Sequence[Pair], outputs: Sequence[str], choice: Choice) -> SentPredictions:
     """Choose a prediction and a useless one of about its length for each pair and its output of the first run.
 
-    ``"before"``: the text before the edit; ``"output"``: the output with edits; ``"auto"``: the first where the
-    output resembles it, else the second.
+    ``"auto"``: the text before the edit where the output resembles it, else the output with edits.
     """
     useful, sources = [], []
     for pair, output in zip(pairs, outputs, strict=True):

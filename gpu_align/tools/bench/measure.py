@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..console import Advance
 from .client import (
     Alternatives,
     Answer,
@@ -30,29 +31,17 @@ MODES = ("none", "prediction", "unrelated", "ngram")
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """How to measure.
+    """How to measure."""
 
-    Attributes:
-        concurrency: requests in flight, a measurement each.
-        modes: in the order of tables, for instance a selection of `MODES`.
-        rounds: how often each combination is measured.
-        max_tokens: the most output tokens of a request.
-        requests: requests of one combination in one round; 0: the pairs once, and at least two each stream.
-        prediction: which predictions to send, see `make_predictions`.
-        tie_margin: the largest difference of two log probabilities that counts as a near tie.
-        timeout_s: the longest wait for a piece of an answer.
-        fresh_prefix: whether each request is prefilled anew.
-    """
-
-    concurrency: tuple[int, ...]
-    modes: tuple[str, ...]
-    rounds: int
-    max_tokens: int
-    requests: int = 0
-    prediction: Choice = "auto"
-    tie_margin: float = 0.25
-    timeout_s: float = 600.0
-    fresh_prefix: bool = True
+    concurrency: tuple[int, ...]  #: requests in flight, a measurement each
+    modes: tuple[str, ...]  #: in the order of tables, for instance a selection of `MODES`
+    rounds: int  #: how often each combination is measured
+    max_tokens: int  #: the most output tokens of a request
+    requests: int = 0  #: of one combination in one round; 0: the pairs once, and at least two each stream
+    prediction: Choice = "auto"  #: see `make_predictions`
+    tie_margin: float = 0.25  #: the largest difference of two log probabilities that counts as a near tie
+    timeout_s: float = 600.0  #: the longest wait for a piece of an answer
+    fresh_prefix: bool = True  #: each request is prefilled anew
 
     def requests_at(self, concurrency: int, pairs: int) -> int:
         """Return the number of requests of one turn."""
@@ -87,20 +76,15 @@ def turns(modes: Sequence[str], concurrency: Sequence[int], rounds: int) -> Iter
 
 @dataclass
 class Sample:
-    """What one turn has measured.
-
-    Attributes:
-        answers: (pair, answer) of each request.
-        seconds: wall time from the first request to the last answer.
-        counts: what `/metrics` counted meanwhile; None without one.
-        different: (pair, text) of each answer that is not the first run's.
-    """
+    """What one turn has measured."""
 
     turn: Turn
-    answers: list[tuple[int, Answer]] = field(default_factory=list)
-    seconds: float = 0.0
-    counts: Counts | None = None
-    different: list[tuple[int, str]] = field(default_factory=list)
+    answers: list[tuple[int, Answer]] = field(default_factory=list)  #: (pair, answer) of each request
+    seconds: float = 0.0  #: wall time from the first request to the last answer
+    counts: Counts | None = None  #: what `/metrics` counted meanwhile; None without one
+    different: list[tuple[int, str]] = field(
+        default_factory=list
+    )  #: (pair, text) that is not the first run's
 
     @property
     def output_tokens(self) -> int:
@@ -123,16 +107,12 @@ class Sample:
 class Result:
     """All that a run knows; a file and a page can be made of it at any moment."""
 
-    #: version, model, tokenizer, servers, settings, data
-    about: dict[str, Any] = field(default_factory=dict)
-    #: finished turns
-    samples: list[Sample] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)  #: version, model, tokenizer, servers, settings, data
+    samples: list[Sample] = field(default_factory=list)  #: finished turns
     #: of each different (pair, text), once it has been checked
     verdicts: dict[tuple[int, str], Verdict] = field(default_factory=dict)
-    #: sentences that a reader must know
-    notes: list[str] = field(default_factory=list)
-    #: whether all turns are there
-    complete: bool = False
+    notes: list[str] = field(default_factory=list)  #: sentences that a reader must know
+    complete: bool = False  #: whether all turns are there
 
     def note(self, text: str) -> None:
         """Add a sentence, once."""
@@ -214,8 +194,6 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     return {f"p{p}": round(float(np.percentile(seconds, p)) * 1000, 3) for p in (50, 90, 99)}
 
 
-#: Called with what is being done and the number of requests that are now finished.
-Advance = Callable[[str, int], None]
 T = TypeVar("T")
 
 FIRST_RUN_STREAMS = 8
@@ -229,9 +207,7 @@ class Session:
 
     Args:
         pairs: [P] the edits; those that the server refuses are left out in the first run.
-        settings: how to measure.
-        result: what is filled.
-        advance: the progress.
+        advance: told what is being done, and of requests as they are finished.
         predict: makes the predictions of the pairs and the outputs of the first run; None: `make_predictions`.
     """
 

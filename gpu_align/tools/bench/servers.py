@@ -32,6 +32,8 @@ POLL_S = 0.25
 #: Seconds to end in order: of a server that was healthy, and of one that was starting. While its engine starts,
 #: vLLM acts on no SIGTERM, and has nothing to lose.
 STOP_GRACE_S, START_GRACE_S = 20.0, 2.0
+#: The same where this process was killed.
+GUARD_GRACE_S = 5
 _TAIL_LINES = 25
 HOST = "127.0.0.1"
 
@@ -50,12 +52,9 @@ async def running(
     If this process itself is killed, a guard stops the group.
 
     Args:
-        command: what to run.
         url: where it answers; ``url + "/health"`` gives 200 when it is ready.
         log: the file its output goes to; overwritten.
-        env: its environment.
         tick: called with the seconds waited, about four times a second.
-        timeout_s: the longest wait.
 
     Raises:
         BenchError: it dies, or is not healthy in time; with the end of its log.
@@ -71,8 +70,10 @@ async def running(
         )
     guard, ready = None, False
     try:
+        # A line of input means that the group has been stopped in order, its end without one that nobody is left.
+        end = f"kill -s TERM -- -{process.pid} && sleep {GUARD_GRACE_S} && kill -s KILL -- -{process.pid}"
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(process.pid)],
+            ["sh", "-c", f"read -r _ || {{ {end}; }}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -113,7 +114,7 @@ def _stop(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | Non
         _signal(process.pid, signal.SIGKILL)  # workers that the leader left behind are still in its group
         process.wait()
         if guard is not None:
-            guard.communicate(b".")
+            guard.communicate(b"stopped\n")
 
 
 def _signal(group: int, number: signal.Signals) -> None:
@@ -128,17 +129,12 @@ def _tail(log: Path) -> str:
 
 
 class Kind(NamedTuple):
-    """A kind of vLLM server.
-
-    Attributes:
-        title: in words.
-        speculation: `--speculative-config` but for the number of draft tokens; None: no drafts.
-        modes: what is measured on it.
-    """
+    """A kind of vLLM server."""
 
     title: str
+    #: `--speculative-config` but for the number of draft tokens; None: no drafts
     speculation: Mapping[str, object] | None
-    modes: tuple[str, ...]
+    modes: tuple[str, ...]  #: what is measured on it
 
 
 NGRAM_DRAFTS: Mapping[str, object] = {"method": "ngram"}
@@ -169,11 +165,7 @@ def command_line(
     *,
     gpu: bool,
 ) -> list[str]:
-    """Return the command line of a vLLM server; `speculation` is that of a `Kind`.
-
-    Options of the user (`extra`) come last, so that they win. Without a GPU the server runs in float32 and
-    compiles nothing.
-    """
+    """Return the command line of a vLLM server; options of the user (`extra`) come last, so that they win."""
     options = ["--model", model, "--host", HOST, "--port", str(port)]
     if speculation is not None:
         config = {**speculation, "num_speculative_tokens": num_draft_tokens}
@@ -204,19 +196,12 @@ def environment(*, gpu: bool) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Attached:
-    """Servers that are there already.
+    """Servers that are there already."""
 
-    Attributes:
-        base_url: a server with our plugin, ends in ``/v1``.
-        compare_url: one with vLLM's n-gram drafts, for the mode `ngram`.
-        model: what to ask for; None: the only one that is served.
-        api_key: for both.
-    """
-
-    base_url: str
-    compare_url: str | None = None
-    model: str | None = None
-    api_key: str | None = None
+    base_url: str  #: of a server with our plugin; ends in ``/v1``
+    compare_url: str | None = None  #: of one with vLLM's n-gram drafts, for the mode `ngram`
+    model: str | None = None  #: None: the only one that is served
+    api_key: str | None = None  #: for both
 
     async def measure(self, session: Session) -> None:
         """Measure all modes interleaved.
@@ -253,29 +238,18 @@ class Attached:
 
 @dataclass(frozen=True)
 class Served:
-    """A model to serve by each kind of server in turn.
+    """A model to serve by each kind of server in turn."""
 
-    Attributes:
-        model: a name or a folder.
-        num_draft_tokens: the most draft tokens a step, of ours and of n-gram.
-        arguments: more options of vLLM's server.
-        together: whether all servers run at once, so that all modes can be interleaved.
-        kinds: the servers; those without a mode of the settings are left out.
-        env: more variables of their environment.
-        logs: a folder for their output; None: one that is deleted where no server fails.
-        body: further fields of each request.
-        timeout_s: the longest wait for a server to start; a model may have to be downloaded first.
-    """
-
-    model: str
+    model: str  #: a name or a folder
     num_draft_tokens: int
-    arguments: tuple[str, ...] = ()
-    together: bool = False
+    arguments: tuple[str, ...] = ()  #: more options of vLLM's server
+    together: bool = False  #: all servers run at once, so that all modes can be interleaved
+    #: those without a mode of the settings are left out
     kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
-    env: Mapping[str, str] = field(default_factory=dict)
-    logs: Path | None = None
-    body: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float = 3600.0
+    env: Mapping[str, str] = field(default_factory=dict)  #: more variables of their environment
+    logs: Path | None = None  #: a folder for their output; None: one that is deleted where no server fails
+    body: Mapping[str, Any] = field(default_factory=dict)  #: further fields of each request
+    timeout_s: float = 3600.0  #: for a server to start; a model may have to be downloaded first
 
     async def measure(self, session: Session) -> None:
         """Start a server, measure its modes, stop it; then the next one. Or all servers at once.

@@ -21,7 +21,6 @@ from gpu_align.tools.bench.client import (
     BenchError,
     Client,
     Counts,
-    first_difference,
     is_near_tie,
 )
 from gpu_align.tools.bench.data import (
@@ -242,10 +241,6 @@ ONE = [("The", {}), (" cat", {" dog": -0.6, " cow": -0.52}), (" sat", {})]
 def test_near_ties(a: str, b: str, tokens: list[tuple[str, dict[str, float]]], tie: bool) -> None:
     assert is_near_tie(a, b, places(*tokens), 0.25) is tie
     assert is_near_tie(b, a, places(*tokens), 0.25) is tie
-
-
-def test_where_texts_part() -> None:
-    assert [first_difference("abc", other) for other in ("xbc", "abx", "ab", "abcd")] == [0, 2, 2, 3]
 
 
 PLUGIN = """
