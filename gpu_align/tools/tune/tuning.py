@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from ...ops.constants import LENGTH_EDGES, MARGIN_EDGES, SURVIVAL_ONE
 from ...ops.draft import FORMAT, KNOTS, NUM_BINS, SHIPPED, IntArray, content_hash, fit_curves, read_survival
 from ...ops.recipe_lookup import Recipes, RecipeTable
 from ...recipes.pack import RecipePack
+from ..console import Advance
 from ..explain import recipe_table
 from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record, read_records
@@ -46,7 +47,7 @@ def files_of(places: Sequence[Path]) -> list[Path]:
 
 
 def read_traffic(
-    files: Iterable[Path], tokenizer: str | None = None, progress: Callable[[str, int], object] | None = None
+    files: Iterable[Path], tokenizer: str | None = None, progress: Advance | None = None
 ) -> tuple[list[Record], Counter[str]]:
     """The requests of step logs and files of pairs, and the reasons why others cannot be replayed, with how many.
 
@@ -91,16 +92,13 @@ def record_of(log: step_log.StepLog) -> Record | str:
 
 
 class Point(NamedTuple):
-    """What a table and its settings come to on some requests: output tokens, verification steps, draft tokens.
+    """What a table and its settings come to on some requests."""
 
-    gap: how far confidences are off: the mean of |accepted − promised| over the drafts, by bins of 0.05.
-    """
-
-    tokens: int
+    tokens: int  #: of the outputs
     steps: int
     accepted: int
     rejected: int
-    gap: float
+    gap: float  #: how far confidences are off: the mean of |accepted − promised| over the drafts, by bins of 0.05
 
     @property
     def tokens_per_step(self) -> float:
@@ -159,13 +157,8 @@ def make_table(
 ) -> dict[str, Any]:
     """What a file holds: counts of what looks alike, no texts and no tokens.
 
-    Args:
-        survival: [NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`.
-        calibration: [NUM_BINS].
-        seen: [NUM_CLASSES]: candidates that it was learned from.
-        num_records: requests.
-        made_by: a command.
-        settings: fields of `DrafterConfig` that go with it.
+    survival: [NUM_CLASSES, len(KNOTS)] in units of 1/`SURVIVAL_ONE`. calibration: [NUM_BINS]. seen: [NUM_CLASSES],
+    candidates that it was learned from. settings: fields of `DrafterConfig` that go with it.
     """
     table: dict[str, Any] = {
         "format": FORMAT,
@@ -177,21 +170,18 @@ def make_table(
         "unit": SURVIVAL_ONE,
         "seen": np.asarray(seen).astype(int).tolist(),
         "calibration": calibration,
+        **({"settings": dict(settings)} if settings else {}),
+        "survival": np.asarray(survival).astype(int).tolist(),
     }
-    if settings:
-        table["settings"] = dict(settings)
-    table["survival"] = np.asarray(survival).astype(int).tolist()
     return {"sha256": content_hash(table), **table}
 
 
 def write_table(table: Mapping[str, Any], path: Path) -> None:
     """Write one class a line: a new table reads as a diff."""
-    text = (
-        json.dumps(table, separators=(",", ":"))
-        .replace('"survival":[[', '"survival":[\n[')
-        .replace("],[", "],\n[")
-    )
-    path.write_text(text.replace("]]}", "]\n]}") + "\n", encoding="utf-8")
+    text = json.dumps(table, separators=(",", ":"))
+    for joint, broken in (('"survival":[[', '"survival":[\n['), ("],[", "],\n["), ("]]}", "]\n]}")):
+        text = text.replace(joint, broken)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 #: Parts of the requests, of which each is replayed with what the others taught.
@@ -314,8 +304,7 @@ class OwnPack:
 
     def calibrate(self, counted: npt.NDArray[np.float64]) -> None:
         """Take over how many drafts were accepted by what the counts promised, `counted` of all parts."""
-        offsets = (counted[1] + PACK_PRIOR * self._prior) / (counted[0] + PACK_PRIOR)
-        self.calibration = rising(offsets)
+        self.calibration = rising((counted[1] + PACK_PRIOR * self._prior) / (counted[0] + PACK_PRIOR))
 
 
 def _learn(texts: Sequence[tuple[str, str]]) -> RecipePack:
@@ -341,12 +330,8 @@ MAX_CHOICE_TOKENS = 120_000
 #: Of recipes, tried beside the default.
 MIN_SURVIVAL_RECIPE = 0.1
 
-#: Told what is being done, and of output tokens as they are replayed.
-Progress = Callable[[str, int], object]
 
-
-@dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """A table for `write_table`, the pack that goes with it if one was asked for, and the report on both."""
 
     table: dict[str, Any]
@@ -370,10 +355,8 @@ def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return [r for key, r in keyed if key not in held], [r for key, r in keyed if key in held]
 
 
-def tune(records: Sequence[Record], progress: Progress | None = None, tokens: Tokens | None = None) -> Tuned:
-    """Learn from three quarters of the requests, and report on the others; their order does not matter.
-
-    ::
+def tune(records: Sequence[Record], progress: Advance | None = None, tokens: Tokens | None = None) -> Tuned:
+    """Learn from three quarters of the requests, and report on the others; their order does not matter. ::
 
         repeat NUM_ROUNDS times: replay with the table so far; relearn(counts, the shipped table)
             calibrate the recipes    (if tokens)
@@ -381,13 +364,10 @@ def tune(records: Sequence[Record], progress: Progress | None = None, tokens: To
         the shipped survival stays if it does as well on parts that a table was not learned from
         calibrate the confidences on the settings' replay
 
-    With `tokens` each part of the requests is replayed with recipes that the other parts teach, and the shipped
-    ones behind them; what is held back, with those that all of them teach.
-
     Args:
         records: requests with a prediction and an output.
         progress: told of what is replayed; `replays` in all.
-        tokens: of the requests' tokenizer: learn a recipe pack, too. None: no recipes anywhere.
+        tokens: of the requests' tokenizer: learn a recipe pack, too, see `OwnPack`; None: no recipes anywhere.
 
     Raises:
         ValueError: fewer than `LEAST_REQUESTS`, or too little text for a pack.
@@ -404,13 +384,11 @@ def tune(records: Sequence[Record], progress: Progress | None = None, tokens: To
     width = max(len(r.prompt) + len(r.output) for r in records)
 
     def parts_now() -> list[Part]:
-        """The requests that are learned from in parts, with recipes of their own if there are any."""
         return [Part(part) for part in in_parts(learned)] if own is None else own.parts()
 
     def each(
         doing: str, parts: Sequence[Part], tables: Sequence[_Table], **settings: float
     ) -> list[ReplayCounts]:
-        """What each part shows with its table."""
         config = DrafterConfig(**settings)  # type: ignore[arg-type]
         return [
             observe(
@@ -456,7 +434,7 @@ def tune(records: Sequence[Record], progress: Progress | None = None, tokens: To
         low = {"min_survival_recipe": MIN_SURVIVAL_RECIPE}
         lower = _sum(each("choosing", parts, unseen, **_settings(choice.setting), **low))
         point = point_of(lower)
-        others = at_rejections([p for _, p in choice.front], point.rejected_per_accepted)
+        others = at_rejections(list(choice.front.values()), point.rejected_per_accepted)
         if others is not None and point.tokens_per_step > others:
             observed, more = lower, low
     calibration = calibrate(observed.drafts, shipped.calibration)
@@ -494,34 +472,30 @@ class _Table:
         return cls(fit_curves(knots, NUM_DRAFT_TOKENS), calibration)
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(NamedTuple):
     """Settings, and what they came to."""
 
     #: The settings that no other one beats in both, from few rejected drafts to many, and their points.
-    front: list[tuple[tuple[float, float], Point]]
+    front: dict[tuple[float, float], Point]
     setting: tuple[float, float]  #: the one that rejects as much as is allowed
+    reported: list[tuple[float, float]]  #: it and its neighbours
     observed: ReplayCounts  #: with it
     value: float  #: tokens a step at the rejections that are allowed
 
     @classmethod
     def of(cls, tried: Mapping[tuple[float, float], ReplayCounts], most: float) -> _Choice:
         """most: rejected drafts per accepted one."""
-        points = [(setting, point_of(observed)) for setting, observed in tried.items()]
-        front: list[tuple[tuple[float, float], Point]] = []
-        for setting, point in sorted(points, key=lambda p: (p[1].rejected_per_accepted, p[1].steps)):
-            if not front or point.steps < front[-1][1].steps:
-                front.append((setting, point))
-        allowed = [s for s, point in front if point.rejected_per_accepted <= most] or [front[0][0]]
-        value = at_rejections([point for _, point in front], most)
-        return cls(front, allowed[-1], tried[allowed[-1]], 0.0 if value is None else value)
-
-    @property
-    def reported(self) -> list[tuple[float, float]]:
-        """The setting and its neighbours."""
-        settings = [s for s, _ in self.front]
-        first = max(0, min(settings.index(self.setting) - 1, len(settings) - MAX_REPORTED))
-        return settings[first:][:MAX_REPORTED]
+        points = {setting: point_of(observed) for setting, observed in tried.items()}
+        front: dict[tuple[float, float], Point] = {}
+        for setting, point in sorted(points.items(), key=lambda p: (p[1].rejected_per_accepted, p[1].steps)):
+            if all(point.steps < other.steps for other in front.values()):
+                front[setting] = point
+        settings = list(front)
+        last = max(0, sum(point.rejected_per_accepted <= most for point in front.values()) - 1)
+        first = max(0, min(last - 1, len(settings) - MAX_REPORTED))
+        value = at_rejections(list(front.values()), most)
+        reported = settings[first:][:MAX_REPORTED]
+        return cls(front, settings[last], reported, tried[settings[last]], 0.0 if value is None else value)
 
 
 def _sum(found: Sequence[ReplayCounts]) -> ReplayCounts:
