@@ -156,7 +156,7 @@ class Cursor(CursorPolicy):
                     cursor += 1 for each new token that equals prediction[cursor]
                     at the first that does not: stop drafting for the rest of the sequence
 
-    A token beyond the end of the prediction counts as a mismatch. O(1) a token.
+    A token beyond the end of the prediction counts as a mismatch.
 
     Source: this is the floor that every published scheme improves on; vLLM's pull request 23450 ("Add
     Predicted Outputs API", 2025) and a static draft without realignment behave like it.
@@ -191,13 +191,10 @@ class StaticText(CursorPolicy):
             draft = prediction[cursor : cursor + K] unless diverged
 
     Args:
-        ends_line: says of a token id whether its text contains a newline, see `line_end_test`; asked once
-            for each distinct token. ``None``, when no tokenizer is known, stands for `guess_line_end`.
+        ends_line: says of a token id whether its text contains a newline, see `line_end_test`; None, when no
+            tokenizer is known, stands for `guess_line_end`.
         aligner: ``"rapidfuzz"`` (longest common subsequence of lines), ``"difflib"`` (longest matching
             blocks) or ``"auto"``: RapidFuzz where it is installed. The attribute is the one in use.
-
-    Cost: O(1) a token while aligned. An attempt costs O(P·L / 64) with RapidFuzz for P prediction and L
-    output lines, O(P·L) or worse with difflib.
 
     Source: https://github.com/cascade-tech-ai/vllmx, ``vllm/v1/spec_decode/static_text_proposer.py``; its
     switch between CR/LF and LF predictions is left out because token ids do not say which is which.
@@ -316,8 +313,6 @@ class OpenAI(Policy):
     Attributes:
         accepted, rejected: of the drafted tokens since `start`. Those that the model adds are in neither.
 
-    Cost: O(1) a token while aligned; O(resume_after) while diverged, after indexing the prediction once.
-
     Source: https://vamvas.ch/openai-predicted-outputs (lookahead, resumption and the 58-token example).
     """
 
@@ -398,8 +393,7 @@ class MyersFrontier:
         edits == min(dist(a[:x], b) for x in range(len(a) + 1))
         ends() == [x for x in range(len(a) + 1) if dist(a[:x], b) == edits]
 
-    Only the last layer of paths is kept: no path of an earlier one had come to the end of ``b``. All appends
-    together take O((len(a) + len(b)) · edits) comparisons and O(edits) memory.
+    All appends together take O((len(a) + len(b)) · edits) comparisons and O(edits) memory.
 
     Source: E. W. Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1 (1986).
     """
@@ -464,8 +458,6 @@ class Myers(CursorPolicy):
     Before any output the cursor is 0. Coming back after an insertion or a substitution needs one matching token,
     after a deletion of L tokens about L: only then is the jump cheaper than calling all of them inserted.
 
-    Cost: see `MyersFrontier`. An unrelated output of 8,000 tokens takes about a second in all.
-
     Source: https://cascadetech.ai/blog/vllm-predicted-outputs ("we use the Myers diff algorithm to
     realign") and the token-level prototype in https://github.com/cascade-tech-ai/vllmx
     (``cascade/src/smart_prediction/algorithms/myers_streaming.py``), which goes on to longer scripts when
@@ -503,8 +495,6 @@ class PromptLookup(Policy):
 
     An occurrence may overlap the pattern, and a draft may run from the prediction on into the output. All
     limits are at least 1; ``prediction_max=None`` leaves that of a draft to K.
-
-    Cost: ``pattern_max - pattern_min + 1`` dictionary entries a token, whatever the length of the text.
 
     Source: A. Saxena, "Prompt Lookup Decoding", https://github.com/apoorvumang/prompt-lookup-decoding.
     """
@@ -646,14 +636,11 @@ class SuffixDecoding(Policy):
             score(m) = sum of the estimated probabilities along path(m)
         return the path of highest score, the longer match where scores are equal
 
-    A tree of `EarlierResponses` of the same depth is asked as well where there is one, and the draft of higher
-    score is taken, the request's own where scores are equal. What is replayed does not enter it: a draft would
-    depend on what was replayed before.
-
     Args:
         max_spec_factor: drafts for each token of matched suffix; ``>= 0``. vLLM's default is 1.
         max_tree_depth: match and draft together are no longer; ``>= 1``. 24 in vLLM, 64 in Arctic's own code.
         min_token_prob: vLLM's default is 0.1.
+        earlier: another tree of the same depth; the draft of higher score is taken, the request's own if equal.
 
     Raises:
         MissingExtraError: arctic-inference cannot be imported.
@@ -735,13 +722,12 @@ def suffix_decoding_available() -> bool:
 def _cache(max_tree_depth: int, max_cached_requests: int = 0) -> Any:
     """A new ``SuffixDecodingCache``; without a tree of earlier responses if it is to keep none."""
     try:
-        # By name: no type checker will find it, as it is a dependency of nothing.
         module: Any = importlib.import_module("arctic_inference.suffix_decoding")
     except ImportError as error:
         # No extra has arctic-inference, because it would bring an engine of its own.
         how = "In a checkout: python -m benchmarks.quality.build_suffix_peer, then PYTHONPATH=.cache/suffix_peer"
-        tree = "the suffix tree of arctic-inference"
-        raise MissingExtraError("the suffix_decoding policy", tree, how=how) from error
+        what = "the suffix_decoding policy", "the suffix tree of arctic-inference"
+        raise MissingExtraError(*what, how=how) from error
     return module.SuffixDecodingCache(max_tree_depth, max_cached_requests=max_cached_requests)
 
 
@@ -756,8 +742,6 @@ class RecipeLookup(Policy):
                 return its continuation, as far as survival >= min_survival
 
     The longest context decides, also where its continuation is empty or not likely enough. min_survival: 0 to 1.
-
-    Cost: one dictionary probe for each length of a context, a step.
 
     Source: "Recipe speculative decoding", https://kolm.ai/articles/speculative-decoding-recipes. Its packs are
     collected from what a model writes and are not published; ours are learned from texts.

@@ -87,16 +87,6 @@ def test_chosen_policies_and_k(pairs: Path, tmp_path: Path) -> None:
     assert (cursor["steps"], cursor["accepted"], cursor["rejected"]) == (3 + 1 + 30, 26, 6)
 
 
-def test_a_malformed_line_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(lines(PAIRS[0], b"{"))
-    result = run("simulate", path, "--policy", "cursor", "--json", tmp_path / "o", "--html", tmp_path / "p")
-    assert result.exit_code == 2
-    assert "line 2: " in result.stderr
-    assert result.stdout == ""
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_the_page_shows_text_with_a_tokenizer(tmp_path: Path) -> None:
     pytest.importorskip("mistral_common")
     path, page = tmp_path / "p.jsonl", tmp_path / "o.html"
@@ -136,14 +126,6 @@ def test_a_missing_tokenizer_package_is_one_line(
     assert capsys.readouterr().err == (
         "error: tokenizer 'some/model' needs transformers: pip install \"gpu-align[transformers]\"\n"
     )
-
-
-def test_the_library_does_not_import_the_command_line() -> None:
-    code = "import sys, gpu_align; print([m for m in ('typer', 'rich', 'transformers') if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_command_line_starts_without_torch() -> None:

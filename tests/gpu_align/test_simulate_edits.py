@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from gpu_align.simulate import EditError, records_of_files, records_of_git
 from gpu_align.tools.simulate import tokenizers
+from tests.gpu_align.bench.test_bench_data import git
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +24,6 @@ def bytes_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
             return list(text.encode())
 
     monkeypatch.setattr("gpu_align.tools.simulate.records.load_tokenizer", lambda name: Bytes())
-
-
-def git(folder: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(folder), *who, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def commit(folder: Path, **files: bytes) -> str:

@@ -169,22 +169,6 @@ def test_every_cut_of_a_file_is_refused_or_a_whole_log(tmp_path: Path) -> None:
     assert refused > 0.7 * len(cuts)
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00")
-    same, bad = written(tmp_path, document()), tmp_path / "bad.yaml"
-    bad.write_text("just words")
-    for arguments, message in (
-        ([tmp_path / "none.yaml"], "No such file"),
-        ([tmp_path / "bin.yaml"], "expected UTF-8 text"),
-        ([bad], f"error: {bad}: format: expected"),
-        ([same, "--html", same], "is also the input"),
-    ):
-        result = run(*arguments)
-        assert result.exit_code == 2
-        assert message in result.output
-        assert "Traceback" not in result.output
-
-
 def step(
     new: int, source: str = "none", proposed: int = 0, verified: int = 0, accepted: int = 0, why: str = ""
 ) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -169,24 +170,21 @@ def make_policies(
 ) -> list[TokenPredictor]:
     """One policy for each of `names`, large enough for `records`; ours once for each of `settings`.
 
-    Where all records name the same tokenizer, ours drafts from recipes, too, and ``static_text``, which works on
-    lines, gets the tokens that end a line. Otherwise ours has no recipes, and its name says so, ``static_text``
-    guesses, and ``recipe_pack``, which drafts from recipes alone, cannot run.
+    Where not all records name the same tokenizer, ours has no recipes, and its name says so, ``static_text``,
+    which works on lines, guesses where they end, and ``recipe_pack``, which has recipes alone, cannot run.
 
     Args:
         names: each one of `policy_names`, or ``module:name?argument=value`` of a `TokenPredictor`.
-        records: what they are to draft for.
         num_draft_tokens: K, at least 1.
         settings: of our drafter: fields of `DrafterConfig`, like those of `SWEEP`.
-        recipes: as in `recipes_for`.
+        recipes: as in `recipes_for`, which also raises.
 
     Raises:
-        ValueError: a name is not one of these, nothing can be made of ``module:name``, or a policy needs recipes
-            and there are none.
-        PackError, OSError: as in `recipes_for`.
+        ValueError: a name is none, nothing can be made of ``module:name``, or a policy needs recipes and has none.
         MissingExtraError: a policy's package is not installed.
     """
     factories = {**POLICIES, **OPTIONAL_POLICIES}
+    tokenizer = tokenizer_of(records)
     policies: list[TokenPredictor] = []
     for name in names:
         known = recipes_for(records, recipes) if name in (OURS, *RECIPE_POLICIES) else None
@@ -197,7 +195,9 @@ def make_policies(
                 ours.reset([], PredictorOptions(num_draft_tokens))  # so that a bad setting is refused here
                 policies.append(ours)
         elif name == "static_text":
-            policies.append(StaticText(ends_line=_ends_line(records)))
+            ids = itertools.chain.from_iterable(text for r in records for text in (r.prediction, r.output))
+            ends = None if tokenizer is None else line_ending_ids(load_tokenizer(tokenizer), ids)
+            policies.append(StaticText(ends_line=None if ends is None else ends.__contains__))
         elif name in RECIPE_POLICIES:
             if known is None:
                 off = recipes == NO_PACK
@@ -211,12 +211,3 @@ def make_policies(
         else:
             raise ValueError(f"policy: expected one of {', '.join(policy_names())}, found {name!r}")
     return policies
-
-
-def _ends_line(records: Sequence[Record]) -> Callable[[int], bool] | None:
-    """Whether a token ends a line, if one tokenizer holds for all `records`, else None."""
-    name = tokenizer_of(records)
-    if name is None:
-        return None
-    ids = {token for record in records for text in (record.prediction, record.output) for token in text}
-    return line_ending_ids(load_tokenizer(name), ids).__contains__

@@ -15,6 +15,10 @@ from ...errors import MissingExtraError
 
 #: Seconds that the hub has to answer.
 _HUB_PATIENCE = 5
+#: GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others sit from U+0100 on.
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
+_BYTE_LEVEL |= {chr(0x100 + i): byte for i, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}))}
 
 
 class TextTokenizer(Protocol):
@@ -96,9 +100,8 @@ class TransformersTokenizer:
         if token is None:
             return b""
         if token_id not in self._special and self._byte_level:
-            table = _byte_level_table()
-            if all(character in table for character in token):
-                return bytes(table[character] for character in token)
+            if all(character in _BYTE_LEVEL for character in token):
+                return bytes(_BYTE_LEVEL[character] for character in token)
         elif token_id not in self._special:
             # SentencePiece: "▁" is a space, "<0x0A>" one byte.
             if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -136,16 +139,6 @@ def hub_is_out_of_reach() -> str:
     return failed[0] if failed else ""
 
 
-@lru_cache(maxsize=1)
-def _byte_level_table() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others sit from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
-    return table
-
-
 @lru_cache(maxsize=4)
 def load_tokenizer(name_or_path: str) -> TextTokenizer:
     """``"tekken"`` → `TekkenTokenizer`, anything else → `TransformersTokenizer`.
@@ -154,9 +147,7 @@ def load_tokenizer(name_or_path: str) -> TextTokenizer:
         MissingExtraError: the package that reads this tokenizer is not installed.
         ValueError: transformers cannot load `name_or_path`.
     """
-    if name_or_path == "tekken":
-        return TekkenTokenizer()
-    return TransformersTokenizer(name_or_path)
+    return TekkenTokenizer() if name_or_path == "tekken" else TransformersTokenizer(name_or_path)
 
 
 def token_texts(tokenizer: TextTokenizer, ids: Iterable[int]) -> list[str]:

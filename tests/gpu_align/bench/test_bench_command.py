@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -219,54 +217,6 @@ def test_a_server_that_fails_ends_the_run_and_keeps_what_was_measured(dataset: P
     assert "pair" in done.stderr
     assert "HTTP 500: engine core died" in done.stderr
     assert [len(run["rounds"]) for run in json.loads(out.read_text())["runs"]] == [1, 1, 1]
-
-
-HERE = "http://127.0.0.1:9/v1"
-#: After ``--base-url URL``, arguments and words of the one line.
-WRONG = {
-    f"--base-url {HERE} --serve m": "found both",
-    "--base-url http://localhost:8000": "expected a URL that ends in /v1",
-    "--base-url localhost/v1": "found 'localhost/v1'",
-    f"--base-url {HERE}": "no answer",
-    "--concurrency 0": "--concurrency: expected numbers from 1 to 4096 as in 1,8,32, found '0'",
-    "--concurrency 1,4097": "found '1,4097'",
-    "--concurrency 1,x": "found '1,x'",
-    "--modes none,fast": "expected some of none,prediction,unrelated,ngram, found 'fast'",
-    "--modes ,": "--modes: expected some of none,prediction,unrelated,ngram, found ','",
-    "--modes ngram": "ngram needs --compare-url",
-    f"--compare-url {HERE} --modes none": "is for the mode ngram",
-    "--compare-url http://x": "--compare-url: expected a URL that ends in /v1",
-    "--dataset missing.jsonl": "--dataset: missing.jsonl: No such file",
-    "--dataset a --before b": "found --dataset and --before",
-    "--after b": "--after: b needs --before",
-    "--before b": "--before: b: No such file",
-    "--from-git missing HEAD": "--from-git: cannot change to 'missing'",
-    "--prediction best": "--prediction: expected auto, before or output, found 'best'",
-    "--json missing/out.json": "--json: the folder missing does not exist",
-    "--json a --html a": "--html: a is also the file of --json",
-    "--vllm-args x": "--vllm-args: 'x' is for --serve",
-    "--together": "--together is for --serve",
-    "--max-tokens 0": "--max-tokens",
-    "--serve ' '": "--serve: expected a model's name or folder, found ' '",
-    f"--serve m --compare-url {HERE}": "--compare-url: ",
-    '--serve m --vllm-args "\'"': "--vllm-args: No closing quotation",
-}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"), [("", "found neither"), *WRONG.items()], ids=lambda words: words
-)
-def test_a_wrong_use_is_one_line(arguments: str, words: str) -> None:
-    if arguments and "--base-url" not in arguments and "--serve" not in arguments:
-        arguments = f"--base-url {HERE} {arguments}"
-    started = time.monotonic()
-    done = run(*shlex.split(arguments))
-    assert done.exit_code == (1 if words == "no answer" else 2), done.output
-    assert words in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert time.monotonic() - started < 10
-    assert isinstance(done.exception, SystemExit)
 
 
 def test_a_server_that_cannot_do_it_is_refused_before_the_run(dataset: Path) -> None:

@@ -40,12 +40,9 @@ from gpu_align.tools.bench.data import (
 GOOD = {"id": "a", "instruction": "rename x", "before": "x = 1\n", "after": "y = 1\n"}
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
-def test_pairs_are_read(tmp_path: Path, packed: bool, bom: bytes) -> None:
+def test_pairs_are_read(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
-    raw = bom + line() + b"\n\n" + line(after=None, id=7, more=1)
-    path.write_bytes(gzip.compress(raw) if packed else raw)
+    path.write_bytes(gzip.compress(line() + b"\n\n" + line(after=None, id=7, more=1)))
     first, second = read_pairs(path)
     assert (first.id, first.instruction, first.before, first.after) == tuple(GOOD.values())
     assert (second.id, second.after) == ("7", None)
@@ -66,25 +63,18 @@ def line(**changed: object) -> bytes:
     ("content", "words"),
     [
         (b"{", "line 3: expected one JSON object"),
-        (b"[1]", "line 3: expected a JSON object, found a list"),
         (line(id=None), 'line 3: field "id" is missing'),
-        (line(id=True), 'line 3: "id": expected a string or an integer, found true'),
         (line(before=None), 'line 3: field "before" is missing'),
         (line(before=" \n"), 'line 3: "before": expected a text, found an empty one'),
         (line(after=3), 'line 3: "after": expected a string, found the number 3'),
         (line(prompt=[]), 'line 3: "prompt": expected a string, found a list'),
         (line(), "line 3: \"id\": 'a' is also that of line 1"),
-        (b"[" * 100_000, "line 3: expected one JSON object, found brackets nested too deeply"),
-        (b"\xff", "line 3: expected UTF-8, found byte 0xff"),
         (None, "expected at least one pair, found none"),
-        (gzip.compress(line(), mtime=0)[:-4], "damaged gzip data"),
     ],
 )
 def test_a_bad_line_or_file_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "pairs.jsonl"
-    path.write_bytes(
-        b"" if content is None else content if content[:1] == b"\x1f" else line() + b"\n\n" + content
-    )
+    path.write_bytes(b"" if content is None else line() + b"\n\n" + content)
     with pytest.raises(BenchError) as error:
         read_pairs(path)
     assert str(error.value).startswith(f"--dataset: {path}: ")
@@ -100,9 +90,10 @@ def test_the_shipped_pairs_are_edits() -> None:
         assert resemblance(pair.after, pair.before) > 0.6, pair.id
 
 
-def git(repo: Path, *arguments: str) -> None:
+def git(repo: Path, *arguments: str) -> str:
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", "-C", str(repo), *who, *arguments], check=True, capture_output=True)
+    command = ["git", "-C", str(repo), *who, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

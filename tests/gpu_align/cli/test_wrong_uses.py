@@ -31,6 +31,7 @@ EACH = {
     "{tokenizer}": ("/no/such/folder", "''", "folder"),
     "{tekken}": ("--tokenizer tekken",),
     "{k}": ("0", "257", "many", "1.5"),
+    "{here}": ("--base-url http://127.0.0.1:9/v1",),
 }
 
 #: Command lines, and behind an arrow what the one line says.
@@ -48,7 +49,12 @@ WRONG: dict[str, str] = {
         pairs.jsonl --policy no_such_module:Class
         pairs.jsonl --policy json:nothing
         pairs.jsonl --policy json:loads
+        pairs.jsonl --policy recipe_pack → 'recipe_pack': drafts from recipes
         pairs.jsonl --policy recipe_pack --recipes off
+        pairs.jsonl {tekken} --policy recipe_pack --recipes off → they are off
+        pairs.jsonl --recipes words.jsonl → do not all name one tokenizer
+        pairs.jsonl {tekken} --recipes words.jsonl --policy gpu_align → expected JSON, plain or gzipped
+        pairs.jsonl {tekken} --recipes missing --policy gpu_align → No such file
         pairs.jsonl --length-factor -1 → --length-factor: expected
         pairs.jsonl --length-factor 0.3
         pairs.jsonl --length-factor inf
@@ -206,9 +212,11 @@ WRONG: dict[str, str] = {
 
         pairs.jsonl
         pairs.jsonl -o
-        pairs.jsonl -o out.yaml
-        pairs.jsonl -o out.json
-        pairs.jsonl missing.jsonl -o out.json
+        pairs.jsonl -o out.yaml → --out: expected a name that ends in .json
+        pairs.jsonl -o out.json → at least 8 requests
+        pairs.jsonl missing.jsonl -o out.json → missing.jsonl: no such file or folder
+        words.jsonl -o out.json → line 1: expected one JSON object
+        pairs.jsonl -o no/out.json → --out: the folder
         {file} -o out.json
         list.jsonl -o out.json
         text.jsonl -o out.json
@@ -232,11 +240,14 @@ WRONG: dict[str, str] = {
 
         loop
         deep.yaml
+        missing.yaml → No such file
+        binary.bin → expected UTF-8 text
+        words.jsonl → error: words.jsonl: format: expected
         {file}
         pairs.jsonl
         steps.yaml steps.yaml
         steps.yaml --html
-        steps.yaml --html steps.yaml
+        steps.yaml --html steps.yaml → is also the input
         steps.yaml --html {json}
         steps.yaml --html out --json out
         steps.yaml --json steps.yaml
@@ -274,6 +285,35 @@ WRONG: dict[str, str] = {
         --ngram --no-ngram nothing
         --json out.json
         --version
+    """,
+    "bench": """
+         → found neither
+        {here} --serve m → found both
+        --base-url http://localhost:8000 → expected a URL that ends in /v1
+        --base-url localhost/v1 → found 'localhost/v1'
+        {here} → no answer
+        {here} --concurrency 0 → --concurrency: expected numbers from 1 to 4096 as in 1,8,32, found '0'
+        {here} --concurrency 1,4097 → found '1,4097'
+        {here} --concurrency 1,x → found '1,x'
+        {here} --modes none,fast → expected some of none,prediction,unrelated,ngram, found 'fast'
+        {here} --modes , → --modes: expected some of none,prediction,unrelated,ngram, found ','
+        {here} --modes ngram → ngram needs --compare-url
+        {here} --compare-url http://127.0.0.1:9/v1 --modes none → is for the mode ngram
+        {here} --compare-url http://x → --compare-url: expected a URL that ends in /v1
+        {here} --dataset missing.jsonl → --dataset: missing.jsonl: No such file
+        {here} --dataset a --before b → found --dataset and --before
+        {here} --after b → --after: b needs --before
+        {here} --before b → --before: b: No such file
+        {here} --from-git missing HEAD → --from-git: cannot change to 'missing'
+        {here} --prediction best → --prediction: expected auto, before or output, found 'best'
+        {here} --json missing/out.json → --json: the folder missing does not exist
+        {here} --json a --html a → --html: a is also the file of --json
+        {here} --vllm-args x → --vllm-args: 'x' is for --serve
+        {here} --together → --together is for --serve
+        {here} --max-tokens 0 → --max-tokens
+        --serve ' ' → --serve: expected a model's name or folder, found ' '
+        --serve m --compare-url http://127.0.0.1:9/v1 → --compare-url:
+        --serve m --vllm-args "'" → --vllm-args: No closing quotation
     """,
     "doctor": """
         now

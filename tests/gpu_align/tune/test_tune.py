@@ -280,24 +280,3 @@ class TestCommand:
         ):
             assert words in done.output
         assert out.read_bytes() == table.read_bytes()
-
-    @pytest.mark.parametrize(
-        ("places", "out", "message"),
-        [
-            (["p.jsonl"], "t.yaml", "--out: expected a name that ends in .json"),
-            (["none"], "t.json", "none: no such file or folder"),
-            (["few.jsonl"], "t.json", "at least 8 requests"),
-            (["bad.jsonl"], "t.json", "line 1: expected one JSON object"),
-            (["p.jsonl"], "no/t.json", "--out: the folder"),
-        ],
-    )
-    def test_bad_input_is_one_line(self, places: list[str], out: str, message: str, tmp_path: Path) -> None:
-        write_pairs(tmp_path / "p.jsonl", requests())
-        write_pairs(tmp_path / "few.jsonl", requests(2))
-        (tmp_path / "bad.jsonl").write_text("nothing\n")
-        done = CliRunner().invoke(
-            app, ["tune", *(str(tmp_path / p) for p in places), "-o", str(tmp_path / out)]
-        )
-        assert done.exit_code == 2
-        assert message in done.output
-        assert not (tmp_path / out).exists()
