@@ -233,18 +233,21 @@ def entries() -> list[Entry]:
 
 
 def test_what_is_remembered() -> None:
-    cases = {case.name: case for case in (memory.next_version(entries()), memory.same_package(entries()))}
+    files = entries()
+    cases = {case.name: case for case in (memory.next_version(files), memory.written("same_package", files))}
     for entry, recalled in zip(entries(), cases["next_version"].recalled, strict=True):
         assert _holds(recalled.token_ids, entry.record.prediction)
     for entry, recalled in zip(entries(), cases["same_package"].recalled, strict=True):
         assert not _holds(recalled.token_ids, entry.record.output)
         assert recalled.related
     for alike in (False, True):
-        for entry, recalled in zip(entries(), memory.unrelated(entries(), alike).recalled, strict=True):
+        for entry, recalled in zip(
+            entries(), memory.written("unrelated", entries(), alike).recalled, strict=True
+        ):
             others = [e for e in entries() if e.package != entry.package]
             assert all(_holds(recalled.token_ids, other.record.output) for other in others)
             assert recalled.related == alike
-    for entry, recalled in zip(entries(), memory.all_packages(entries()).recalled, strict=True):
+    for entry, recalled in zip(entries(), memory.written("all_packages", entries()).recalled, strict=True):
         package = [e.record.output for e in entries() if e.package == entry.package]
         assert recalled.related
         assert recalled.token_ids.tolist() in package
