@@ -8,7 +8,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ from ..console import (
     check_outputs,
     counted,
     epilog,
+    option,
     print_table,
     progress_bar,
     refuse,
@@ -39,10 +39,7 @@ _SHIPPED = "base"
 
 
 def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
-    """Task, prompt and `field` of each line of JSON: ``samples``, a list of texts, or ``output``, a text.
-
-    Task and prompt may be left out. A file that cannot be read, or a line that is none, is refused.
-    """
+    """Task and prompt, which may be left out, and ``samples`` or ``output`` of each line of JSON."""
     from ...recipes.pack import is_text
 
     found = []
@@ -61,20 +58,33 @@ def read_lines(path: Path, field: str) -> list[tuple[str, str, Any]]:
     return found
 
 
-@dataclass
 class SourceTexts:
-    """The files that `find_texts` found, ``(source, path)``, every file once, and the counts of `read`.
+    """The files among `places` and in the folders among them, each place a source: ``(source, path)``, each once.
 
-    Attributes:
-        num_read, num_bytes, sources: of the files whose text was yielded.
-        skipped: counts of the other files by reason.
+    Of a folder, hidden files and folders are left out, links are not followed, and only names that end in one of
+    `suffixes` are taken, if there are any. A file in two places belongs to the first. FileNotFoundError: a place
+    is not there.
+
+    `num_read`, `num_bytes` and `sources` are of the files whose text `read` yielded, `skipped` counts the others.
     """
 
-    files: list[tuple[str, Path]]
-    num_read: int = 0
-    num_bytes: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    sources: set[str] = field(default_factory=set)
+    def __init__(self, places: Sequence[Path], suffixes: Sequence[str] = ()) -> None:
+        files: dict[Path, tuple[str, Path]] = {}
+        for place in places:
+            if not place.exists():
+                raise FileNotFoundError(f"{place}: no such file or folder")
+            found = [] if place.is_dir() else [place]
+            for parent, folders, names in os.walk(place):
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+                shown = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+                wanted = (path for path in shown if path.name.endswith(tuple(suffixes or [""])))
+                found += [path for path in wanted if path.is_file() and not path.is_symlink()]
+            for path in found:
+                files.setdefault(path.resolve(), (str(place.resolve()), path))
+        self.files = list(files.values())
+        self.num_read = self.num_bytes = 0
+        self.skipped: Counter[str] = Counter()
+        self.sources: set[str] = set()
 
     def read(self, told: Callable[[str, int], None]) -> Iterator[tuple[str, str]]:
         """``(source, text)`` of each file, line ends normalised to LF; `told` is called for each, text or not."""
@@ -100,35 +110,15 @@ class SourceTexts:
             yield source, text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def find_texts(places: Sequence[Path], suffixes: Sequence[str] = ()) -> SourceTexts:
-    """The files among `places` and in the folders among them, each place a source.
-
-    Of a folder, hidden files and folders are left out, links are not followed, and only names that end in one of
-    `suffixes` are taken, if there are any. A file in two places belongs to the first.
-
-    Raises:
-        FileNotFoundError: a place is not there.
-    """
-    files: dict[Path, tuple[str, Path]] = {}
-    for place in places:
-        if not place.exists():
-            raise FileNotFoundError(f"{place}: no such file or folder")
-        found = [] if place.is_dir() else [place]
-        for parent, folders, names in os.walk(place):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            shown = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
-            wanted = (path for path in shown if path.name.endswith(tuple(suffixes or [""])))
-            found += [path for path in wanted if path.is_file() and not path.is_symlink()]
-        for path in found:
-            files.setdefault(path.resolve(), (str(place.resolve()), path))
-    return SourceTexts(list(files.values()))
+def _argument(metavar: str, help_text: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help_text)
 
 
 recipes_app = typer.Typer(
     help="Recipe packs: what usually follows what.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-_Out = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.json[.gz]", help="for the pack")]
-_Pack = Annotated[Path, typer.Argument(metavar="PACK", help="a pack, or base")]
+_Out = Annotated[Path, option("OUT.json[.gz]", "for the pack", "--out", "-o")]
+_Pack = Annotated[Path, _argument("PACK", "a pack, or base")]
 _Tokenizer = Annotated[str, tokenizer_option("of the model")]
 
 
@@ -186,14 +176,12 @@ def _load(path: Path) -> RecipePack:
 
 @recipes_app.command("learn", epilog=epilog("recipes learn"))
 def learn_command(
-    out: Annotated[Path, typer.Argument(metavar="OUT.json[.gz]", help="for the pack")],
+    out: Annotated[Path, _argument("OUT.json[.gz]", "for the pack")],
     places: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE_OR_FOLDER...", help="texts to learn from; each place is one source"),
+        list[Path], _argument("FILE_OR_FOLDER...", "texts to learn from; each place is one source")
     ],
     suffix: Annotated[
-        list[str] | None,
-        typer.Option(metavar=".py", help="of folders, only files that end in this; repeatable"),
+        list[str] | None, option(".py", "of folders, only files that end in this; repeatable")
     ] = None,
 ) -> None:
     """Learn a recipe pack from texts of your own: what usually follows what."""
@@ -201,7 +189,7 @@ def learn_command(
 
     _check_pack("OUT", out, places)
     try:
-        texts = find_texts(places, suffix or [])
+        texts = SourceTexts(places, suffix or [])
     except FileNotFoundError as error:
         refuse(str(error))
 
@@ -219,15 +207,11 @@ def learn_command(
 
 @recipes_app.command("observe", epilog=epilog("recipes observe"))
 def observe_command(
-    samples: Annotated[
-        Path, typer.Argument(metavar="SAMPLES.jsonl[.gz]", help='lines of {"task", "prompt", "samples"}')
-    ],
+    samples: Annotated[Path, _argument("SAMPLES.jsonl[.gz]", 'lines of {"task", "prompt", "samples"}')],
     out: _Out,
     tokenizer: _Tokenizer,
-    agree: Annotated[
-        float, typer.Option(metavar="SHARE", help="of the samples of a prompt that must agree")
-    ] = 1.0,
-    task: Annotated[str, typer.Option(metavar="NAME", help="of the pack; else that of the samples")] = "",
+    agree: Annotated[float, option("SHARE", "of the samples of a prompt that must agree")] = 1.0,
+    task: Annotated[str, option("NAME", "of the pack; else that of the samples")] = "",
 ) -> None:
     """Learn a recipe pack from samples of a model: what all answers to a prompt agree on."""
     from ...recipes.pack import RecipePack
@@ -249,9 +233,7 @@ def observe_command(
 
 @recipes_app.command("merge", epilog=epilog("recipes merge"))
 def merge_command(
-    parts: Annotated[
-        list[Path], typer.Argument(metavar="PACK_OR_MISSES...", help="files; one a pack at least")
-    ],
+    parts: Annotated[list[Path], _argument("PACK_OR_MISSES...", "files; one a pack at least")],
     out: _Out,
     shapes_only: Annotated[
         bool, typer.Option("--shapes-only", help="leave out words and literal prefixes: a pack without texts")
@@ -276,23 +258,15 @@ def merge_command(
 @recipes_app.command("report", epilog=epilog("recipes report"))
 def report_command(
     pack: _Pack,
-    outputs: Annotated[
-        Path, typer.Argument(metavar="OUTPUTS.jsonl[.gz]", help='lines of {"task", "prompt", "output"}')
-    ],
+    outputs: Annotated[Path, _argument("OUTPUTS.jsonl[.gz]", 'lines of {"task", "prompt", "output"}')],
     tokenizer: _Tokenizer,
     json_out: JsonOut = None,
-    misses_out: Annotated[
-        Path | None, typer.Option("--misses", metavar="OUT", help="write what was refuted, for merge")
-    ] = None,
+    misses_out: Annotated[Path | None, option("OUT", "write what was refuted, for merge", "--misses")] = None,
     num_draft_tokens: Annotated[
-        int,
-        typer.Option(
-            "--num-draft-tokens", "-k", min=1, max=256, metavar="K", help="most draft tokens a step, 1 to 256"
-        ),
+        int, option("K", "most draft tokens a step, 1 to 256", "--num-draft-tokens", "-k", min=1, max=256)
     ] = 16,
     draft_model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="a model of transformers with these tokens, to compare with"),
+        str | None, option("MODEL", "a model of transformers with these tokens, to compare with")
     ] = None,
 ) -> None:
     """Replay a model's outputs with a pack: coverage, accuracy and tokens a step, by task."""
@@ -357,7 +331,7 @@ def _print_report(report: PackReport) -> None:
 @recipes_app.command("show", epilog=epilog("recipes show"))
 def show_command(
     pack: _Pack,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="entries to show")] = 20,
+    top: Annotated[int, option("N", "entries to show", min=0)] = 20,
     tokenizer: Annotated[str | None, tokenizer_option("to show token ids as text")] = None,
 ) -> None:
     """Show what is in a pack: what it was made of, and its most frequent entries."""
@@ -411,7 +385,7 @@ def _visible(text: str) -> str:
 
 @recipes_app.command("index", epilog=epilog("recipes index"))
 def index_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of packs")],
+    folder: Annotated[Path, _argument("DIR", "a folder of packs")],
 ) -> None:
     """Write the index of a folder of packs, from which a server takes them by name and version."""
     from ...recipes.registry import INDEX, Registry

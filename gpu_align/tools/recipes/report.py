@@ -32,21 +32,12 @@ PUBLISHED = {
 
 @dataclass
 class TaskReport:
-    """What recipes did on the outputs of a task.
+    """What recipes did on the outputs of a task."""
 
-    Attributes:
-        tokens: of the outputs.
-        drafted: recipe tokens that were verified, up to the first of a draft that was refuted.
-        accepted: those of them that the output has.
-        steps: forward passes, the prefill included.
-        other: accepted tokens that were not drafted by recipes.
-    """
-
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    steps: int = 0
-    other: int = 0
+    tokens: int = 0  # of the outputs
+    drafted: int = 0  # recipe tokens that were verified, up to the first of a draft that was refuted
+    accepted: int = 0  # those of them that the output has
+    steps: int = 0  # forward passes, the prefill included
 
     @property
     def coverage(self) -> float:
@@ -64,7 +55,6 @@ class TaskReport:
         return self.tokens / self.steps if self.steps else 0.0
 
     def as_json(self) -> dict[str, float]:
-        """The fields of the file."""
         names = ("tokens", "drafted", "accepted", "coverage", "accuracy", "tokens_per_step")
         return {name: getattr(self, name) for name in names}
 
@@ -132,7 +122,6 @@ def report(
             for step in loop.follow(record.output):
                 counts.steps += 1
                 if step.source != Source.RECIPE and drafter is not draft_model:
-                    counts.other += step.accepted
                     continue
                 counts.drafted += min(step.accepted + 1, len(step.draft))
                 counts.accepted += step.accepted

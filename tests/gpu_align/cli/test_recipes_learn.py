@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gpu_align import RecipePack
 from gpu_align.tools.cli import app
-from gpu_align.tools.recipes.command import find_texts
+from gpu_align.tools.recipes.command import SourceTexts
 
 TEXT = "alpha beta gamma delta\n"
 
@@ -32,7 +32,7 @@ def files(folder: Path, **contents: bytes | str) -> Path:
 
 
 def read(places: list[Path], suffixes: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    return [(Path(source).name, text) for source, text in find_texts(places, suffixes).read(lambda *_: None)]
+    return [(Path(source).name, text) for source, text in SourceTexts(places, suffixes).read(lambda *_: None)]
 
 
 def test_a_pack_of_ones_own(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_is_counted(tmp_path: Path) -> None:
-    texts = find_texts([files(tmp_path, a="1", b="2")])
+    texts = SourceTexts([files(tmp_path, a="1", b="2")])
     (tmp_path / "a").unlink()
     told: list[tuple[str, int]] = []
     assert [text for _, text in texts.read(lambda *one: told.append(one))] == ["2"]
