@@ -1,7 +1,6 @@
 """`PredictionArena`: rules one by one, and call by call against a list of pages with an owner each."""
 
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 import pytest
@@ -226,22 +225,6 @@ class ArenaMachine(RuleBasedStateMachine):
     def counts(self) -> None:
         stats = self.arena.stats()
         assert stats == self.model.stats()
-        assert stats.used_tokens + stats.cached_tokens + stats.free_tokens == self.arena.num_tokens
-
-    @invariant()
-    def different_predictions_do_not_overlap(self) -> None:
-        owner: dict[int, tuple[int, int]] = {}
-        for name, extent in self.held:
-            assert extent.base % P == 0
-            assert 0 <= extent.base <= extent.base + extent.capacity <= self.arena.num_tokens
-            for token in range(extent.base, extent.base + extent.capacity):
-                assert owner.setdefault(token, name) == name
-
-    @invariant()
-    def pages_that_are_kept_are_in_one_piece(self) -> None:
-        """Of the model: every prediction is one run, so that the comparison with it means something."""
-        runs = [name for name, _ in groupby(self.model.pages) if name is not None]
-        assert sorted(runs) == sorted(self.model.users)
 
 
 TestAgainstModel = ArenaMachine.TestCase

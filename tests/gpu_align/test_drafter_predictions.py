@@ -117,19 +117,6 @@ class TestPredictions:
             engine.drafter.add(1, prediction, 1, sharing_key={})
         assert engine.propose([1])[0] == first, "a refused add leaves the slot as it was"
 
-    def test_a_prediction_comes_back(self, backend):
-        """After a preemption, in another slot, and with more tokens than its prompt."""
-        prediction, output = distinct(90), [*distinct(30), 500, *distinct(5, 31)]
-        engine = Engine(backend)
-        engine.add(1, prediction, [900], output)
-        before = engine.propose([1])
-        engine.drafter.remove(1)
-        assert engine.drafter.prediction_stats.cached_tokens == PAGE
-        assert engine.propose([1])[0][1] == 0
-        assert engine.add(3, prediction, [900], output)
-        assert engine.drafter.prediction_stats.reused == 1
-        assert engine.propose([3]) == before
-
     def test_an_upload_that_fails_leaves_the_slot_vacant(self, backend, monkeypatch):
         engine = Engine(backend)
         engine.add(0, distinct(60), [], [0, 1])

@@ -68,62 +68,44 @@ def serve(requests: list[Any], **options: Any) -> Any:
     return engine
 
 
-def test_forty_edits_in_batches_of_eight(jobs: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-    with_drafts = [job.request(prediction=job.edited) for job in jobs]
-    without = [job.request(prediction=job.edited) for job in jobs]
-    passes: list[int] = []
-    model = trained("llama")
-    hook = model.register_forward_hook(lambda *_: passes.append(1))
-    try:
-        engine = serve(with_drafts)
-        assert len(passes) == engine.steps
-        plain = serve(without, drafts=False)
-    finally:
-        hook.remove()
-    for job, one, other in zip(jobs, with_drafts, without, strict=True):
-        assert one.output == job.expected
-        assert other.output == job.expected
-        assert other.accepted == other.rejected == 0
-        assert one.accepted > 0
-    assert 3 * engine.steps <= plain.steps
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 2
-    rate = engine.generated / engine.steps
-    assert printed[0] == f"{engine.generated} tokens in {engine.steps} steps: {rate:.2f} tokens a step"
-
-
-def test_requests_of_every_kind_in_one_batch(jobs: list[Job], after_pair: Any) -> None:
+def test_requests_of_every_kind_in_one_batch(
+    jobs: list[Job], after_pair: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Fails(TokenPredictor):
         def predict_tokens(self) -> list[int]:
             raise KeyError("x")
 
     kinds: list[dict[str, Any]] = [
-        {"prediction": "edited"},
-        {},
-        {"prediction": "edited", "predictor": after_pair.AfterPair},
-        {"prediction": "edited", "max_draft_len": 3},
-        {"prediction": "edited", "predictor": Fails},
-        {"prediction": "edited", "temperature": 0.9},
-        {"prediction": "edited", "max_draft_len": 0},
-    ]
-    requests = []
-    for i, job in enumerate(jobs):
-        kind = dict(kinds[i % len(kinds)])
-        if "prediction" in kind:
-            kind["prediction"] = job.edited
-        if "predictor" in kind:
-            kind["predictor"] = kind["predictor"]()
-        requests.append(job.request(**kind))
-    serve(requests)
-    accepted = [0] * len(kinds)
-    for i, (job, request) in enumerate(zip(jobs, requests, strict=True)):
-        assert len(request.output) == job.new
-        if not request.temperature:
-            assert request.output == job.expected, kinds[i % len(kinds)]
-        accepted[i % len(kinds)] += request.accepted
-    assert accepted[2] > 30  # the predictor of the docs
-    assert accepted[3] > 30
-    assert accepted[4] == accepted[6] == 0
+        {}, {"predictor": after_pair.AfterPair}, {"max_draft_len": 3}, {"predictor": Fails}, {"temperature": 0.9},
+        {"max_draft_len": 0},
+    ]  # fmt: skip
+    steps: dict[bool, int] = {}
+    for drafts in (True, False):
+        requests = []
+        for i, job in enumerate(jobs):
+            kind = dict(kinds[i % len(kinds)])
+            if "predictor" in kind:
+                kind["predictor"] = kind["predictor"]()
+            requests.append(job.request(prediction=job.edited, **kind))
+        passes: list[int] = []
+        hook = trained("llama").register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        try:
+            engine = serve(requests, drafts=drafts)
+        finally:
+            hook.remove()
+        accepted = [0] * len(kinds)
+        for i, (job, request) in enumerate(zip(jobs, requests, strict=True)):
+            assert len(request.output) == job.new
+            if not request.temperature:
+                assert request.output == job.expected, kinds[i % len(kinds)]
+            accepted[i % len(kinds)] += request.accepted
+        steps[drafts] = engine.steps
+        assert len(passes) == engine.steps
+        assert [count > 30 for count in accepted] == [drafts and kind in (0, 1, 2, 4) for kind in range(6)]
+        rate = engine.generated / engine.steps
+        line = f"{engine.generated} tokens in {engine.steps} steps: {rate:.2f} tokens a step"
+        assert capsys.readouterr().out.splitlines() == [line]
+    assert 1.5 * steps[True] < steps[False]
 
 
 def test_requests_come_and_go_and_end_early(jobs: list[Job]) -> None:

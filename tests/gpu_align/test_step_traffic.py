@@ -85,25 +85,3 @@ def test_shapes_are_looked_up_in_the_same_launch():
         assert launches == STEPS
         # Two times 32 tokens and their items; keys and packs of 32 buckets.
         assert 0 < total - literal <= STEPS * (4 * 32 * 4 + 2 * 32 * 32)
-
-
-def test_the_counter_counts():
-    """A request that starts over reads all its tokens: more bytes than a step that goes on."""
-    drafter = Drafter(
-        max_slots=1, max_context_len=512, max_prediction_len=300, num_draft_tokens=4, vocab_size=VOCAB,
-        device="cpu", backend="triton",
-    )  # fmt: skip
-    prediction = text_of(300)
-    drafter.add(0, prediction, prompt_len=0)
-    token_ids = torch.zeros((1, 512), dtype=torch.int32)
-    token_ids[0, :300] = torch.from_numpy(prediction.astype(np.int32))
-    slots, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
-    counts = []
-    for total in (250, 251):
-        with counted() as traffic:
-            drafter.propose(token_ids, torch.tensor([total], dtype=torch.int32), slots, one)
-        counts.append(traffic)
-    assert [c.launches for c in counts] == [1, 1]
-    assert counts[0].loaded > counts[1].loaded + 4 * 249
-    # All ends are entered, and the index of the context is cleared before.
-    assert counts[0].stored >= counts[1].stored + 4 * 249
