@@ -14,6 +14,8 @@ from . import constants
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: What keeps an entry from being compiled once for all processes, the latest reason; empty while nothing does.
+not_kept = ""
 #: Held while an entry is compiled: a thread that needs what another one compiles waits for it.
 _COMPILING = threading.Lock()
 
@@ -22,6 +24,7 @@ try:
     from numba.core.options import DefaultOptions
 except ImportError:
     COMPILED = False
+    not_kept = "Numba is not installed"
 else:
     # Asked for its `__dict__`, this object of Numba's compiler answers with a function of LLVM that is none. Who
     # looks through the objects of all modules, as vLLM does on the CPU when an engine starts, would stumble on it.
@@ -69,9 +72,11 @@ class Entry:
 
     def _compiled_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         signature = tuple(_with_any_strides(numba.typeof(arg)) for arg in args)
+        global not_kept
         try:
             return self._compile(signature, cache=True)
-        except Exception:  # no sources, no place to write, a full disk, a file cut short: do without
+        except Exception as error:  # no sources, no place to write, a full disk, a file cut short: do without
+            not_kept = type(error).__name__
             return self._compile(signature, cache=False)
 
     def _compile(self, signature: tuple[Any, ...], cache: bool) -> Callable[..., Any]:

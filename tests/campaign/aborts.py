@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,20 @@ from tests.campaign.sampling_oracle import Oracle
 
 K = 8
 #: A KV cache that three long requests overflow, and 48 tokens a step: longer prompts come in chunks.
-TIGHT = {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 48, "max_num_seqs": 8, "max_model_len": 256}
+TIGHT: dict[str, Any] = {
+    "num_gpu_blocks_override": 10,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 8,
+    "max_model_len": 256,
+}
+DRAFTED_FROM = {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "5000"}
 OF_V2: dict[str, Any] = {
     "asynchronous": True,
     "delay_counts": 1,
-    "environment": {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"},
+    "environment": {**DRAFTED_FROM, "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64"},
 }
+#: The control's, whose drafts must be the same at the end: no earlier answers.
+APART = {"memory": False}
 #: Phase → the most times that a request is found in it before it is aborted, how often it is wished for.
 PHASES = {
     "waiting": (3, 2),
@@ -75,6 +84,7 @@ class Aborts:
 
     def row(self, batch: int) -> Row:
         control = [self._texts.request() for _ in range(6)]
+        control = [(replace(request, extra=APART), output) for request, output in control]
         before = self._control(control)
         while self._tally.goes_on():
             self._batch(batch)
@@ -143,7 +153,14 @@ def run(c: Campaign) -> Iterator[Row]:
             # The server and V2 start while V1 is at work.
             server = pool.submit(stack.enter_context, disconnects(c, oracle, model, Path(directory)))
             v2 = V2Engine(model, Path(directory) / "V2", num_draft_tokens=K, **TIGHT, **OF_V2)
-            v1 = V2Engine(model, Path(directory) / "V1", num_draft_tokens=K, runner="V1", **TIGHT)
+            v1 = V2Engine(
+                model,
+                Path(directory) / "V1",
+                num_draft_tokens=K,
+                runner="V1",
+                environment=DRAFTED_FROM,
+                **TIGHT,
+            )
             with v1:
                 tally = c.tally("aborts in the engine, V1", 2000, 40)
                 # No last chunk runs between two steps.

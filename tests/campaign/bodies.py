@@ -49,6 +49,8 @@ FLAGS = ("--max-model-len", str(TOKENS), "--num-gpu-blocks-override", "64", "--d
 #: thousand at once that is too early on a busy machine.
 ENVIRONMENT = {
     "GPU_ALIGN_DEBUG_DIR": "",
+    "GPU_ALIGN_RECIPES": "base",
+    "GPU_ALIGN_MEMORY_TOKENS": "20000",
     "GPU_ALIGN_MAX_BODY_BYTES": str(BODY),
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",  # as in soak.py
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "600",

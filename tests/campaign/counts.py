@@ -76,7 +76,9 @@ def make(draw: random.Random, plain: Sequence[str], *, leaves: bool = False) -> 
     """A request with a prediction. plain: the answers to the questions 0, 1, … leaves: a stream without a stop
     string, which would make rejected of accepted tokens at an end that the client may see or not."""
     seed = draw.randrange(len(plain))
-    hint = draw.choice(list(variants(plain[seed], draw.randrange(2**30)).values()))
+    hint = draw.choice(
+        [*variants(plain[seed], draw.randrange(2**30)).values(), None]
+    )  # None: earlier answers
     kind = draw.choice(["chat", "chat", "n", "completions", "responses", *["stop"] * (not leaves)])
     streamed = leaves or draw.random() < 0.4
     more: dict[str, Any] = {"ignore_eos": True, **({"stream": True} if streamed else {})}
@@ -133,6 +135,8 @@ def check_usage(tally: Tally, asked: Asked, logs: list[dict[str, Any]]) -> list[
     of_hint = of_prediction(joined)
     # Rejected tokens are billed.
     written = asked.tokens * asked.choices + of_hint[1] if asked.answer.texts else None
+    if "prediction" not in asked.body:
+        of_hint = -1, -1
     expected = written, of_hint, details(joined)
     answer = asked.answer
     found = answer.written, answer.accepted_rejected, answer.details.get("gpu_align", {})
@@ -180,7 +184,11 @@ class Counts:
             self.kinds["streams"] += "stream" in asked.body
             self.kinds["stop strings"] += "stop" in asked.body
             self.kinds["with n = 2"] += "n" in asked.body
-        lengths = [mine[0]["prediction_tokens"] if mine else 0 for mine in logs]
+            self.kinds["without prediction"] += "prediction" not in asked.body
+        lengths = [
+            (mine[0]["prediction_tokens"] if mine else 0) if "prediction" in asked.body else None
+            for asked, mine in zip(requests, logs, strict=True)
+        ]
         expected = expected_samples(list(zip(lengths, steps, strict=True)))
         self.sums.update(expected)
         after.subtract(before)
@@ -231,7 +239,8 @@ class Counts:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and scrape(self.url)["vllm:num_requests_running"]:
             time.sleep(0.1)
-        asyncio.run(ask_all(self.url, [Asked(CHAT, chat(0, 2), 1)]))  # a step, which writes the logs
+        # A step, which writes the logs, of a request that nothing is drafted for.
+        asyncio.run(ask_all(self.url, [Asked(CHAT, chat(0, 2, vllm_xargs={"memory": 0}), 1)]))
         return [
             self.logs.of(asked.answer.id, asked.choices, seconds) if asked.answer.id else []
             for asked in requests
@@ -242,6 +251,7 @@ def run(c: Campaign) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = build(Path(folder) / "model")
         variables = {"GPU_ALIGN_USAGE_DETAILS": "1", "GPU_ALIGN_BILL_REJECTED": "1"}
+        variables |= {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "2000"}
         with serve(model, Path(folder), *FLAGS, environment=variables) as server:
             counts = Counts(c, server.url, Logs(server.logs))
             while counts.usage.goes_on() or counts.aborted.goes_on():

@@ -236,7 +236,8 @@ def disconnects(c: Campaign, oracle: Oracle, model: Path, directory: Path) -> It
     (folder / "sitecustomize.py").write_text(HOOK.format(directory=str(folder)))
     variables = {
         "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])]),
-        "GPU_ALIGN_RECIPES": "off",
+        "GPU_ALIGN_RECIPES": "base",
+        "GPU_ALIGN_MEMORY_TOKENS": "5000",
         "GPU_ALIGN_DEBUG_DIR": "",
     }
     with serve(model, folder, "--max-num-batched-tokens", "64", environment=variables) as running:

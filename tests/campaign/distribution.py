@@ -11,7 +11,8 @@ a distribution of its own. With the vocabulary in some order that does not depen
 is uniform in [0, 1) if `expected` is right, whatever came before. What the prediction has next comes first in that
 order, the others follow from the likeliest: a draft that is accepted too often fills the first bins. Chi-square
 over 20 bins of u, and over the first two tokens of each prompt as pairs, those with fewer than 5 expected in one
-bin. On V1 a request with min_p gets no drafts, and each of its tokens is a draw.
+bin. On V1 a request with min_p gets no drafts, and each of its tokens is a draw. The temperature of all draws
+together is estimated, too: one that is off by a tenth has to be told, also by the counts of `make test`.
 """
 
 from __future__ import annotations
@@ -33,23 +34,25 @@ from tiny_llama import build
 from v2_harness import VOCABULARY, Request, Run, V2Engine
 
 from tests.campaign.campaign import Campaign, Row, main
-from tests.campaign.sampling_oracle import Filters, Oracle, bins_of, pairs_of
+from tests.campaign.sampling_oracle import Filters, Oracle, bins_of, pairs_of, tilt_of
 
 PROMPT_LEN = 4
 #: What a request writes; little is drafted after the first words of an unrelated prediction.
-MAX_TOKENS = {"verbatim": 6, "edited": 6, "unrelated": 4}
+MAX_TOKENS = {"verbatim": 6, "edited": 6, "unrelated": 4, "memory": 6}
 #: Tokens of each prediction: more than a request writes.
 PREDICTED = 10
 K = 4
 SIZES = {"max_model_len": 64, "num_gpu_blocks_override": 300}
-OF_V1 = {"max_num_seqs": 128, "max_num_batched_tokens": 1024}
-OF_V2 = {"max_num_seqs": 32, "environment": {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "16"}}
+#: As a server has them, and earlier answers.
+DRAFTED_FROM = {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "2000"}
+OF_V1: dict[str, Any] = {"max_num_seqs": 128, "max_num_batched_tokens": 1024, "environment": DRAFTED_FROM}
+OF_V2 = {"max_num_seqs": 32, "environment": {**DRAFTED_FROM, "GPU_ALIGN_MAX_PREDICTION_TOKENS": "16"}}
 #: Of a cell.
 LEAST_DRAWS = 5000
 DRAWS = {"V1": 12_000, "V2": LEAST_DRAWS}
-QUICK_DRAWS = {"V1": 100, "V2": 30}
-#: Judged by this, what was drawn at 0.7 must fail: the tests can tell.
-WRONG = {"V1": 0.75, "V2": 0.8}
+QUICK_DRAWS = {"V1": 200, "V2": 30}
+#: A temperature is wrong if it is off by so many standard errors. A tenth has to be more, but in V2's quick run.
+MOST_ERRORS, ERRORS_OF_A_TENTH = 4, 5
 #: Of a cell in a batch.
 MOST_REQUESTS = 400
 
@@ -81,12 +84,15 @@ CELLS = {
         Cell(Filters(1.0, top_p=0.9), "unrelated"),
         Cell(Filters(1.0, top_k=3), "edited", True),
         Cell(Filters(1.0, top_k=8, top_p=0.95, min_p=0.02), "verbatim", True),
+        Cell(Filters(0.7), "memory"),
+        Cell(Filters(1.0, top_p=0.9), "memory", True),
     ],
     "V2": [
         Cell(Filters(0.7), "edited", True),
         Cell(Filters(1.0, top_p=0.8), "verbatim"),
         Cell(Filters(0.7, top_k=5), "verbatim"),
         Cell(Filters(1.0, min_p=0.05), "unrelated", True),
+        Cell(Filters(0.7), "memory"),
     ],
 }
 
@@ -136,15 +142,17 @@ class Prompts:
         assert self.chosen
 
     def request(self, cell: Cell, number: int, rng: random.Random) -> Request:
-        prompt, prediction = self.chosen[number % len(self.chosen)]
+        prompt, likely = self.chosen[number % len(self.chosen)]
+        prediction: list[int] | None = likely
         place = 1 + number % 3
         if cell.prediction == "edited":  # a word replaced, one more, or one left out
-            word = [[rng.choice(VOCABULARY)], [rng.choice(VOCABULARY), prediction[place]], []][
-                number // 3 % 3
-            ]
-            prediction = [*prediction[:place], *word, *prediction[place + 1 :]]
+            other = rng.choice(VOCABULARY)
+            word = [[other], [other, likely[place]], []][number // 3 % 3]
+            prediction = [*likely[:place], *word, *likely[place + 1 :]]
         elif cell.prediction == "unrelated":  # but for its first word, or nothing would be drafted
-            prediction = [prediction[0], *rng.choices(VOCABULARY, k=PREDICTED - 1)]
+            prediction = [likely[0], *rng.choices(VOCABULARY, k=PREDICTED - 1)]
+        elif cell.prediction == "memory":  # of what was answered before
+            prediction = None
         filters = cell.filters
         params: dict[str, Any] = {"temperature": filters.temperature, "top_p": filters.top_p}
         params |= {"top_k": filters.top_k, "min_p": filters.min_p}
@@ -172,12 +180,15 @@ class Draws:
 
 
 class Verdict(NamedTuple):
-    """p of the two tests, draws outside of what the filters leave, drafts accepted."""
+    """p of the two tests, draws outside of what the filters leave, draws that are what the prediction has next;
+    by how much the inverse temperature is off, as a factor, and the standard error of that."""
 
     bins: float
     pairs: float
     impossible: int
-    accepted: int
+    predicted: int
+    tilt: float
+    error: float
 
     def holds(self) -> bool:
         return min(self.bins, self.pairs) > LIMIT and not self.impossible
@@ -196,12 +207,14 @@ def judge(oracle: Oracle, filters: Filters, draws: Draws, seed: int) -> Verdict:
     pairs: defaultdict[tuple[int, ...], Counter[tuple[int, int]]] = defaultdict(Counter)
     for w in draws.written:
         pairs[tuple(w.request.prompt)][w.tokens[0], w.tokens[1]] += 1
-    return Verdict(bins, pairs_of(oracle, filters, pairs), impossible, int((tokens == first).sum()))
+    tilt = tilt_of(logits / filters.temperature, probs, tokens)
+    return Verdict(bins, pairs_of(oracle, filters, pairs), impossible, int((tokens == first).sum()), *tilt)
 
 
 def _next(written: Written) -> list[int]:
-    """What the prediction has next at each position: after its first place of the token before."""
-    prediction = written.request.prediction or []
+    """What the prediction has next at each position: after its first place of the token before. Without
+    one, a token that is never written."""
+    prediction = written.request.prediction or [0]
     after = dict(reversed(list(pairwise(prediction))))
     return [prediction[0], *(after.get(token, prediction[0]) for token in written.tokens[:-1])]
 
@@ -214,7 +227,7 @@ class Distribution:
     ) -> None:
         self._rng, self._oracle, self._runner, self._serve = c.rng, oracle, runner, serve
         self._prompts, self._cells = prompts, CELLS[runner]
-        self._draws = c.size(DRAWS[runner], QUICK_DRAWS[runner])
+        self._draws = c.count(DRAWS[runner], QUICK_DRAWS[runner])
         least, quick = LEAST_DRAWS * len(self._cells), QUICK_DRAWS[runner] * len(self._cells)
         self._tally = c.tally(f"sampled tokens have the model's distribution, {runner}", least, quick)
 
@@ -232,11 +245,16 @@ class Distribution:
             case = {"cell": str(cell), "first": verdict._asdict(), "then": again._asdict()}
             self._tally.check(again.holds(), case, count=draws.count)
         least = min(min(verdict.bins, verdict.pairs) for verdict in verdicts.values())
-        accepted = sum(verdict.accepted for verdict in verdicts.values())
+        predicted = sum(verdict.predicted for verdict in verdicts.values())
         told = f"{len(verdicts)} cells, smallest p {least:.2g} (limit {LIMIT:.1g}), {repeated} repeated"
-        told += f", {accepted / sum(draws.count for draws in found.values()):.0%} of drafts accepted"
-        wrong = WRONG[self._runner]
-        return self._tally.row(f"{told}; temperature {wrong} for 0.7: p {self._power(found, wrong):.0e}")
+        told += f", {predicted / sum(draws.count for draws in found.values()):.0%} as predicted"
+        weights = np.array([verdict.error**-2 for verdict in verdicts.values()])
+        tilt = float((weights * [verdict.tilt for verdict in verdicts.values()]).sum() / weights.sum())
+        error = float(weights.sum() ** -0.5)
+        enough = ERRORS_OF_A_TENTH * error < 0.1 or (self._tally.campaign.quick and self._runner == "V2")
+        right = abs(tilt) < MOST_ERRORS * error and enough
+        self._tally.check(right, {"inverse temperature off by": tilt, "standard error": error}, count=0)
+        return self._tally.row(f"{told}; 1 / temperature times {1 + tilt:.3f}, standard error {error:.3f}")
 
     def _draw(self, cells: Sequence[Cell], least: int) -> dict[Cell, Draws]:
         """At least so many draws of each cell. One request in eight is greedy, and no draw."""
@@ -256,15 +274,6 @@ class Distribution:
 
     def _judge(self, cell: Cell, draws: Draws) -> Verdict:
         return judge(self._oracle, cell.filters, draws, self._rng.getrandbits(31))
-
-    def _power(self, found: dict[Cell, Draws], wrong: float) -> float:
-        """Smallest p of the cells at temperature 0.7, judged by a wrong one, which has to be told."""
-        cells = [cell for cell in found if cell.filters == Filters(0.7)]
-        verdicts = [self._judge(cell._replace(filters=Filters(wrong)), found[cell]) for cell in cells]
-        least = min(min(verdict.bins, verdict.pairs) for verdict in verdicts)
-        if not self._tally.campaign.quick:
-            self._tally.check(least < LIMIT, {"wrong temperature": [v._asdict() for v in verdicts]}, count=0)
-        return least
 
 
 def run(c: Campaign) -> Iterator[Row]:

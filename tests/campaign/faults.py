@@ -1,9 +1,9 @@
 """Injected faults: each costs what the table of docs/developer/faults.md says, on both model runners.
 
-Requests with predictions are served twice by a real engine. The fault happens while the first batch is served, or
-when the engine starts. Their texts are compared with those of `transformers`; what goes on in the second batch,
-and the log of the whole run, with what the table promises. A server whose engine core is killed is compared with
-one that has no plugin.
+Requests with predictions, recipes and earlier answers are served twice by a real engine. The fault happens while
+the first batch is served, or when the engine starts. Their texts are compared with those of `transformers`; what
+goes on in the second batch, and the log of the whole run, with what the table promises. A server whose engine core
+is killed is compared with one that has no plugin.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import byte_llama
 from tiny_llama import build, greedy_by_transformers
 from v2_harness import Request, Run, V2Engine, edited, prompt_of
 
+from tests.campaign import injected
 from tests.campaign.campaign import Campaign, Row, Tally, main
 from tests.campaign.forked_server import ForkedServer, ask, is_whole, text_of
 
@@ -31,7 +33,7 @@ K, NUM_TOKENS = 4, 14
 INJECTED_CODE = Path(__file__).with_name("injected.py")
 KILL = "kill -9 of the engine core"
 #: Faults that a short run injects.
-QUICK = ("propose", "log, write", "corrupt recipe pack")
+QUICK = ("propose", "log, write", "remembering an answer", "corrupt recipe pack")
 RUNNERS = ("V1", "V2")
 
 OFF = r"ERROR .*gpu_align is off, vLLM serves without predicted outputs: .*injected fault"
@@ -41,6 +43,10 @@ NO_USAGE = r"ERROR .*gpu_align counts no usage any more: RuntimeError: injected 
 NEITHER = r"ERROR .*gpu_align counts no usage and schedules no drafts any more: RuntimeError: injected fault"
 INJECTED = "injected fault"
 NO_LOG = r"ERROR .*gpu_align writes no step logs any more .*"
+NO_MEMORY = r"ERROR .*gpu_align remembers no answers any more: RuntimeError: injected fault"
+NO_MISSES = r"ERROR .*gpu_align counts no recipe misses any more.*" + INJECTED
+ANEW = r"WARNING .*gpu_align's code on the host is compiled anew with each start: "
+PLAIN = r"WARNING .*gpu_align's code on the host is slow, in plain Python: Numba is not installed"
 NO_RECIPES = r"WARNING .*gpu_align drafts without recipes .*PackError"
 
 
@@ -83,11 +89,15 @@ FAULTS = (
     Fault("add", "gpu_align:Drafter.add", REFUSED, refused=1),
     Fault("remove", "gpu_align:Drafter.remove", OFF, call=2, **NO_DRAFTS),
     Fault("reading a prediction", f"{WORKER}.request_drafter:open_request", OFF, **NO_DRAFTS),
-    Fault("cut", f"{WORKER}.requests:RequestState.room", OFF, **NO_DRAFTS, runners=V1),
+    Fault("cut", f"{WORKER}.requests:StopRule.room", OFF, **NO_DRAFTS, runners=V1),
     Fault(
-        "cut", f"{SCHEDULER}.schedulers:_WithDraftBudget._cut_to_slots", NO_SLOTS, drafts=False, runners=V2
+        "cut",
+        f"{SCHEDULER}.schedulers:PredictedOutputsV1Scheduler._cut_to_slots",
+        NO_SLOTS,
+        drafts=False,
+        runners=V2,
     ),
-    Fault("grant", f"{WORKER}.requests:SlotTable.acquire", OFF, **NO_DRAFTS, runners=V1),
+    Fault("grant", f"{WORKER}.proposer_v1:PredictedOutputs._sync", OFF, **NO_DRAFTS, runners=V1),
     Fault("grant", f"{SCHEDULER}.draft_budget:DraftBudget.grant", NO_SLOTS, drafts=False, runners=V2),
     Fault("account, step begins", f"{LEDGER}.begin", NO_USAGE, usage=False),
     Fault("account, step ends", f"{LEDGER}.settle", NO_USAGE, usage=False),
@@ -95,13 +105,27 @@ FAULTS = (
     Fault("table of requests", f"{TABLE}.take", NEITHER, usage=False, drafts=False, runners=V2),
     Fault("report", f"{WORKER}.proposer_v1:PredictedOutputs.report", OFF, **NO_DRAFTS, runners=V1),
     Fault("report", f"{WORKER}.draft_reporter:DraftReporter.copy", OFF, **NO_DRAFTS, runners=V2),
-    Fault("log, record", f"{WORKER}.requests:RequestState.record", NO_LOG + INJECTED, logs=False),
+    Fault("log, record", f"{WORKER}.step_log:LoggedRequest.record", NO_LOG + INJECTED, logs=False),
     Fault("log, finish", f"{WORKER}.step_log:DebugLog._log_of", NO_LOG + INJECTED, logs=False),
     Fault("log, write", "gpu_align.step_log:dump", NO_LOG + INJECTED, call=2, logs=False),
     Fault("disk full", "", NO_LOG + "No space left on device", after="injected.fill_the_disk(2)", logs=False),
-    Fault("read-only home", before="injected.cache_numba_in({file!r} + '/numba')", environment=NO_HOME),
-    Fault("no Numba", before="injected.hide_numba()"),
-    Fault("corrupt Numba cache", before="injected.cache_numba_in({cache!r})"),
+    Fault("remembering an answer", f"{SCHEDULER}.schedulers:Recall.keep", NO_MEMORY),
+    Fault("giving an answer", f"{SCHEDULER}.schedulers:Recall.give", NO_MEMORY),
+    Fault(
+        "counting misses",
+        f"{WORKER}.miss_log:MissLog.take",
+        NO_MISSES,
+        environment=(("GPU_ALIGN_RECIPE_MISSES", "{file}-misses"),),
+    ),
+    Fault(
+        "read-only home and installation",
+        "",
+        ANEW,
+        environment=NO_HOME,
+        before="injected.cache_numba_in({file!r} + '/numba', alone=True)",
+    ),
+    Fault("no Numba", "", PLAIN, before="injected.hide_numba()"),
+    Fault("corrupt Numba cache", "", ANEW, before="injected.cache_numba_in({cache!r})"),
     Fault("corrupt recipe pack", "", NO_RECIPES, environment=(("GPU_ALIGN_RECIPES", "{file}"),)),
 )
 
@@ -111,8 +135,9 @@ class Bench:
 
     def __init__(self, c: Campaign, folder: Path) -> None:
         self.folder = folder
-        self.model = build(folder / "model")
-        self.greedy = greedy = greedy_by_transformers(self.model)
+        #: Whose tokens the recipes that come with the library can be told in.
+        self.model = byte_llama.build(folder / "bytes")
+        greedy = greedy_by_transformers(self.model)
         prompts = [prompt_of(c.rng.randrange(10**6)) for _ in range(6)]
         self.texts = [greedy(prompt, NUM_TOKENS) for prompt in prompts]
         #: Verbatim, with edits, foreign, and one request without.
@@ -154,7 +179,8 @@ class Bench:
             runner=runner,
             environment={
                 "GPU_ALIGN_STRICT": "0",
-                "GPU_ALIGN_RECIPES": "off",
+                "GPU_ALIGN_RECIPES": "base",
+                "GPU_ALIGN_MEMORY_TOKENS": "1000",
                 "GPU_ALIGN_MAX_PREDICTION_TOKENS": "64",
                 **{name: value.format(**names) for name, value in fault.environment},
             },
@@ -188,7 +214,8 @@ class Found:
         undrafted = [i for i in predicted[:4] if not any(drafts for _, drafts, _ in self.first.of(i))]
         kept = [answer["usage"] is not None for answer in self.second.answers]
         drafted = sum(answer["usage"]["drafted"] for answer in self.second.answers if answer["usage"])
-        have = [index in predicted for index in range(len(kept))]
+        every = len(bench.requests)  # with earlier answers and recipes each is drafted for
+        counted = kept if fault.drafts else [kept[index] for index in predicted]
         drafts = sum(drafts for step in self.second.steps for _, drafts, _ in step.values())
         checks = {
             "texts": self.first.outputs == self.second.outputs == bench.texts,
@@ -196,14 +223,17 @@ class Found:
             f"files {unread}": not unread,
             f"drafts {drafts}": bool(drafts) == fault.drafts and bool(self.second.accepted) == fault.drafts,
             f"refused {undrafted}": not fault.refused or len(undrafted) == fault.refused,
-            f"usage {kept}": kept == (have if fault.usage else [False] * len(kept)),
+            f"usage {kept}": set(counted) == {fault.usage},
             f"drafted {drafted}": bool(drafted) == (fault.drafts and fault.usage),
-            f"logs {len(self.logs_of_second)}": len(self.logs_of_second) == len(predicted) * fault.logs,
+            f"logs {len(self.logs_of_second)}": len(self.logs_of_second) == every * fault.logs,
         }
         return [name for name, holds in checks.items() if not holds]
 
 
 def run(c: Campaign) -> Iterator[Row]:
+    for fault in FAULTS:  # a short run injects few; all of them are somewhere
+        if fault.place:
+            injected.owner_of(fault.place)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(c, Path(folder))
         for runner in RUNNERS[: 1 if c.quick else None]:
@@ -227,11 +257,12 @@ def run(c: Campaign) -> Iterator[Row]:
 def _killed(bench: Bench, runner: str, *, plugin: bool) -> dict[str, Any]:
     """What becomes of a server whose engine core is killed while it serves six requests, after six others."""
     directory = Path(tempfile.mkdtemp(dir=bench.folder))
-    logs = directory / "steps"
-    questions = [ask(bench.greedy, prompt_of(seed), NUM_TOKENS) for seed in range(6)]
+    logs, model = directory / "steps", build(directory / "model")
+    greedy = greedy_by_transformers(model)
+    questions = [ask(greedy, prompt_of(seed), NUM_TOKENS) for seed in range(6)]
     long = [{**q.predicted(q.token_ids[::-1]), "max_tokens": 200} for q in questions]
     with (
-        ForkedServer(bench.model, directory, runner, logs, plugin=plugin) as server,
+        ForkedServer(model, directory, runner, logs, plugin=plugin) as server,
         ThreadPoolExecutor(6) as pool,
     ):
         answers = pool.map(lambda q: server.chat(q.predicted(q.token_ids)), questions)
@@ -248,7 +279,7 @@ def _killed(bench: Bench, runner: str, *, plugin: bool) -> dict[str, Any]:
     if plugin:
         files = sorted(logs.glob("*.yaml"))
         told["whole logs"] = [path.name for path in files if not is_whole(path)] == [] != files
-        with ForkedServer(bench.model, directory, runner, logs) as server:
+        with ForkedServer(model, directory, runner, logs) as server:
             status, answer = server.chat(questions[0].predicted(questions[0].token_ids))
             details = answer["usage"]["completion_tokens_details"] if status == 200 else {}
             told["after a restart"] = bool(details.get("accepted_prediction_tokens"))

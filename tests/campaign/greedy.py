@@ -21,6 +21,7 @@ from v2_harness import Request, Run, V2Engine
 from tests.campaign.campaign import Campaign, Row, main
 from tests.campaign.greedy_cases import WORDS, Probe, prompt_of
 from tests.campaign.greedy_stages import (
+    MIX,
     NEAR_TIE,
     Asked,
     Case,
@@ -43,31 +44,39 @@ Lookup = tuple[int, int]
 class Runner:
     """The rows of one model runner."""
 
-    def __init__(self, c: Campaign, name: str, requests: int, preemptions: int, lookups: int) -> None:
-        self.name = name
+    def __init__(self, c: Campaign, name: str, *at_least: tuple[int, int]) -> None:
+        """at_least: requests, preemptions, look-ups, slots, of a whole run and a quick one."""
         whats = (
             "greedy text equals the engine's without plugin", "preemptions met while the text stayed the same",
             "prefix-cache hits of a request with the plugin against without",
+            "slots while they draft: prompt length, text and its kind, whose it is",
         )  # fmt: skip
-        self.texts, self.preempted, self.lookups = (
-            c.tally(f"{what}, {name}", n, n)
-            for what, n in zip(whats, (requests, preemptions, lookups), strict=True)
+        self.texts, self.preempted, self.lookups, self.slots = (
+            c.tally(f"{what}, {name}", *sizes) for what, sizes in zip(whats, at_least, strict=True)
         )
         self.kinds: Counter[str] = Counter()
         self.features: Counter[str] = Counter()
         self.draft_tokens: set[int] = set()
         self.engines = self.accepted = self.near_ties = self.without = 0
         self.queries = self.hits = 0
+        self.sources: Counter[str] = Counter()
+        self.audited: Counter[str] = Counter()
 
     def rows(self) -> Iterator[Row]:
         ks = ", ".join(map(str, sorted(self.draft_tokens)))
         yield self.texts.row(
             f"K {ks}; engines: {self.engines}; {len(self.kinds)} kinds of predictions, {len(self.features)} "
-            f"features; {self.accepted:,} drafts accepted; {self.near_ties} near ties"
+            f"features; {self.accepted:,} drafts accepted, of {_told(self.sources)}; {self.near_ties} near ties"
         )
         yield self.preempted.row(f"{self.without:,} in the engines without plugin")
         share = self.hits / max(1, self.queries)
         yield self.lookups.row(f"{self.hits:,} of {self.queries:,} tokens found with it ({share:.0%})")
+        self.slots.check(bool(self.audited["texts of earlier answers"]), "no earlier answers", count=0)
+        yield self.slots.row(_told(self.audited))
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
 class StageRun:
@@ -105,7 +114,8 @@ class StageRun:
 
     def with_plugin(self, number: int, num_draft_tokens: int) -> None:
         runner, stage = self.runner, self.stage
-        with stage.engine(self.model, self.directory, num_draft_tokens) as engine:
+        mix = list(MIX)[number % len(MIX)]
+        with stage.engine(self.model, self.directory, num_draft_tokens, mix=mix) as engine:
             if "PredictedOutputs" not in engine.facts["scheduler"]:
                 raise RuntimeError(f"the plugin is off in {engine.facts}")
             if stage.cached:
@@ -113,6 +123,13 @@ class StageRun:
             asked = asked_of(self.cases, number * stage.per_engine, stage.per_engine, self.draw)
             run = serve(engine, [a.request for a in asked])
             parted = self._compare(asked, run, engine, num_draft_tokens)
+            audited = engine.audited()
+            case = {"stage": stage.name, "mix": mix, "wrong": audited["wrong"], "log": engine.warnings()[:9]}
+            runner.slots.check(not audited["wrong"], case, audited["slots"])
+            runner.audited.update(audited["kinds"])
+        for answer in run.answers:
+            by_source = (answer["usage"] or {}).get("by_source", {})
+            runner.sources.update({source: each["accepted"] for source, each in by_source.items()})
         runner.engines += 1
         runner.accepted += run.accepted
         runner.draft_tokens.add(num_draft_tokens)
@@ -207,15 +224,15 @@ def _ended(runner: Runner, stage: Stage, k: int | None, error: RuntimeError) -> 
 
 def run(c: Campaign) -> Iterator[Row]:
     sizes = {
-        "V1": (c.size(2400, 100), c.size(100, 5), c.size(300, 20)),
-        "V2": (c.size(600, 30), c.size(20, 1), c.size(100, 10)),
+        "V1": ((2400, 100), (100, 5), (300, 20), (20_000, 300)),
+        "V2": ((600, 30), (20, 1), (100, 10), (5_000, 100)),
     }
     with tempfile.TemporaryDirectory(prefix="greedy-") as made:
         directory = Path(made)
         model = build(directory / "model")
         for name, at_least in sizes.items():
             runner = Runner(c, name, *at_least)
-            for stage in stages(c.quick):
+            for stage in stages(c):
                 if stage.runner == name:
                     run_stage(stage, runner, model, directory, c.seed)
             yield from runner.rows()

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from v2_harness import Request, Run, V2Engine
 
+from tests.campaign.campaign import Campaign
 from tests.campaign.greedy_cases import FEATURES, KINDS, MAX_MODEL_LEN, Probe
+from tests.campaign.slot_audit import AUDIT
 
 Answer = dict[str, Any]
 #: Up to this lead of the likeliest token rounding may change which one is the likeliest.
@@ -53,15 +55,16 @@ class Stage:
         return bool(self.settings["enable_prefix_caching"])
 
     def engine(
-        self, model: Path, directory: Path, num_draft_tokens: int | None, runner: str = "", **changed: Any
-    ) -> V2Engine:
-        """To be used as a context manager. num_draft_tokens: None for the engine without the plugin."""
+        self, model: Path, directory: Path, num_draft_tokens: int | None, runner: str = "", mix: str = "",
+        **changed: Any,
+    ) -> V2Engine:  # fmt: skip
+        """Use as a context manager. num_draft_tokens: None for the engine without the plugin. mix: of `MIX`."""
         settings = {**self.settings, **changed}
         if num_draft_tokens is None:
             settings |= {"speculative_config": None, "environment": {"VLLM_PLUGINS": ""}}
             settings.pop("delay_counts", None)
-        else:  # without recipes, whose drafts would come before those of the prediction
-            settings["environment"] = {"GPU_ALIGN_RECIPES": "off"}
+        else:
+            settings |= {"environment": MIX[mix], "after": AUDIT}
         return V2Engine(
             model, directory / f"{self.name}-{num_draft_tokens}{runner}", runner=runner or self.runner,
             num_draft_tokens=num_draft_tokens or 0, **settings,
@@ -69,26 +72,33 @@ class Stage:
 
 
 ALL = (1, 7, 16, 64, 128)
+#: What is drafted from besides predictions, engine by engine in turn; "defaults": as a server that nobody set up.
+MIX = {
+    "recipes, earlier answers": {"GPU_ALIGN_RECIPES": "base", "GPU_ALIGN_MEMORY_TOKENS": "2000"},
+    "defaults": {"GPU_ALIGN_RECIPES": "base"},
+    "predictions alone": {"GPU_ALIGN_RECIPES": "off"},
+}
 
 
-def stages(quick: bool) -> list[Stage]:
+def stages(c: Campaign) -> list[Stage]:
     # Room for 1 + K: V2 pads a request whose prompt is cached but for one token to so many.
     wide = {**_CACHED, "max_num_batched_tokens": 136}
     late = {**wide, "asynchronous": True, "delay_counts": 1}
-    if quick:
+    if c.quick:
         both = {**_TIGHT, "enable_prefix_caching": True}
         return [
             Stage("V1-quick", "V1", (16,), both, 5, 120, 30),
             Stage("V2-quick", "V2", (7,), both, 2, 34),
         ]
+    pairs, half, fewer = c.count(340, 0), c.count(85, 0), c.count(68, 0)
     return [
-        Stage("V1-roomy", "V1", ALL, _ROOMY, 12, 340),
-        Stage("V1-cached", "V1", ALL, _CACHED, 12, 340),
-        Stage("V1-tight", "V1", (7, 64), _TIGHT, 12, 340, 40),
-        Stage("V2-roomy", "V2", ALL, _ROOMY, 6, 85),
-        Stage("V2-cached", "V2", ALL, wide, 6, 68),
-        Stage("V2-asynchronous", "V2", (7, 64), late, 6, 85),
-        Stage("V2-tight", "V2", (7,), _TIGHT, 6, 85, 40),
+        Stage("V1-roomy", "V1", ALL, _ROOMY, 12, pairs),
+        Stage("V1-cached", "V1", ALL, _CACHED, 12, pairs),
+        Stage("V1-tight", "V1", (7, 64), _TIGHT, 12, pairs, 40),
+        Stage("V2-roomy", "V2", ALL, _ROOMY, 6, half),
+        Stage("V2-cached", "V2", ALL, wide, 6, fewer),
+        Stage("V2-asynchronous", "V2", (7, 64), late, 6, half),
+        Stage("V2-tight", "V2", (7,), _TIGHT, 6, half, 40),
     ]
 
 
@@ -132,7 +142,10 @@ def asked_of(cases: Sequence[Case], begin: int, count: int, draw: random.Random)
         kind, feature = kinds[number % len(kinds)], features[number % len(features)]
         case = draw.choice([case for case in cases if case.feature == feature])
         prediction = KINDS[kind](case.request.prompt, case.answer["token_ids"], draw)
-        asked.append(Asked(kind, case, replace(case.request, prediction=prediction)))
+        chosen: Any = draw.choice(({}, {}, {"memory": False}, {"recipes": []}))
+        salt = draw.choice((None, "one", "other"))
+        request = replace(case.request, prediction=prediction, salt=salt, extra=chosen)
+        asked.append(Asked(kind, case, request))
     draw.shuffle(asked)
     requests = arriving([a.request for a in asked], draw)
     return [a._replace(request=request) for a, request in zip(asked, requests, strict=True)]

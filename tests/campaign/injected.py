@@ -8,13 +8,20 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def raise_at(place: str, call: int, message: str = "injected fault") -> None:
-    """`place`, "module:Class.name", raises a `RuntimeError` at its n-th call from now on, and at no other."""
+def owner_of(place: str) -> tuple[Any, str]:
+    """What has the attribute at `place`, "module:Class.name", and the attribute's name."""
     module, _, attribute = place.partition(":")
     owner: Any = importlib.import_module(module)
     *path, leaf = attribute.split(".")
     for part in path:
         owner = getattr(owner, part)
+    getattr(owner, leaf)
+    return owner, leaf
+
+
+def raise_at(place: str, call: int, message: str = "injected fault") -> None:
+    """`place`, "module:Class.name", raises a `RuntimeError` at its n-th call from now on, and at no other."""
+    owner, leaf = owner_of(place)
     original = getattr(owner, leaf)
     calls = 0
 
@@ -61,8 +68,8 @@ def hide_numba() -> None:
     sys.modules.update(hidden)
 
 
-def cache_numba_in(directory: str) -> None:
-    """What is compiled is looked for, and kept, there."""
+def cache_numba_in(directory: str, alone: bool = False) -> None:
+    """What is compiled is looked for, and kept, there; with `alone`, nowhere else, as beside the sources."""
     os.environ["NUMBA_CACHE_DIR"] = directory
     import numba
 
@@ -70,3 +77,7 @@ def cache_numba_in(directory: str) -> None:
 
     assert _jit.COMPILED
     numba.config.CACHE_DIR = directory
+    if alone:
+        from numba.core import caching
+
+        caching.CacheImpl._locator_classes = [caching._UserProvidedCacheLocator]

@@ -24,6 +24,8 @@ K, NUM_TOKENS = 4, 12
 NUM_QUESTIONS = 24
 #: Steps of the V2 runner, which the interpreter runs; the others are of V1.
 V2_STEPS = 400
+#: The words of this model are none of the recipes.
+DRAFTED_FROM = {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_MEMORY_TOKENS": "2000"}
 Greedy = Callable[[list[int], int], list[int]]
 
 
@@ -44,7 +46,7 @@ def _servers(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Iterator
     files = c.tally("two servers on one log directory: a whole log of each request", 600, 20)
     with ExitStack() as stack:
         made = [Path(tempfile.mkdtemp(dir=folder)) for _ in range(3)]
-        shared = {"GPU_ALIGN_DEBUG_DIR": str(logs), "GPU_ALIGN_STRICT": "0", "GPU_ALIGN_RECIPES": "off"}
+        shared = {"GPU_ALIGN_DEBUG_DIR": str(logs), "GPU_ALIGN_STRICT": "0", **DRAFTED_FROM}
         forked = stack.enter_context(ForkedServer(model, made[0], "V1", logs))
         spawned = stack.enter_context(serve(model, made[1], environment=shared))
         answers.check(forked.forks(), case="V1 was not forked", count=0)
@@ -115,7 +117,7 @@ def _ranks(c: Campaign, folder: Path, model: Path, greedy: Greedy) -> Row:
             continue
         directory = Path(tempfile.mkdtemp(dir=folder))
         is_v1 = runner == "V1"
-        environment = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", "GPU_ALIGN_RECIPES": "off"}
+        environment = {"GPU_ALIGN_MAX_PREDICTION_TOKENS": "64", **DRAFTED_FROM}
         before = f"fork_workers(); record_drafts({str(directory)!r})" if is_v1 else ""
         # Forked from a process that has imported torch, V2's would compile what they must not.
         with V2Engine(

@@ -50,13 +50,14 @@ def of_prediction(steps: Sequence[Step]) -> tuple[int, int]:
     return accepted, sum(step.verified for step in own) - accepted
 
 
-def expected_samples(requests: Sequence[tuple[int, list[list[Step]]]]) -> Counter[str]:
-    """What `/metrics` moves by. requests: tokens of the prediction, and the steps of each choice."""
+def expected_samples(requests: Sequence[tuple[int | None, list[list[Step]]]]) -> Counter[str]:
+    """What `/metrics` moves by. requests: tokens of the prediction, if any, and the steps of each choice."""
     found: Counter[str] = Counter()
     for length, choices in requests:
-        found[f"{OURS}requests_total"] += 1
-        found[f"{OURS}prediction_length_tokens_count"] += 1
-        found[f"{OURS}prediction_length_tokens_sum"] += length
+        if length is not None:
+            found[f"{OURS}requests_total"] += 1
+            found[f"{OURS}prediction_length_tokens_count"] += 1
+            found[f"{OURS}prediction_length_tokens_sum"] += length
         for steps in choices:
             found.update(samples_of_choice(steps))
             accepted, rejected = of_prediction(steps)

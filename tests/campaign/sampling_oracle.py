@@ -91,6 +91,19 @@ def survival_of(chi_square: float, freedom: int) -> float:
     return float(value)
 
 
+def tilt_of(scores: Floats, probs: Floats, tokens: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Of N draws: by how much the inverse temperature is off, as a factor, and the standard error of that.
+
+    scores, probs: [N, V]. The score test of probs ** (1 + tilt): what was drawn is more likely than was to be
+    expected, or less, in standard errors.
+    """
+    logs = np.where(probs > 0, scores - scores.max(-1, keepdims=True), 0.0)
+    mean = (probs * logs).sum(-1)
+    variance = float(((probs * logs**2).sum(-1) - mean**2).sum())
+    excess = float((logs[np.arange(len(tokens)), tokens] - mean).sum())
+    return (excess / variance, variance**-0.5) if variance > 0 else (0.0, np.inf)
+
+
 def bins_of(
     probs: Floats, tokens: npt.NDArray[np.int64], first: npt.NDArray[np.int64], rng: np.random.Generator
 ) -> float:

@@ -30,7 +30,12 @@ FLAGS = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "256", "--max-mode
 QUIET = ("--disable-uvicorn-access-log",)
 #: oneDNN keeps what it has made for a batch size, up to 1,024 times. In the worker these are hundreds
 #: of MiB, which grow for tens of thousands of requests, with predictions or without.
-ENVIRONMENT = {"GPU_ALIGN_DEBUG_DIR": "", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+ENVIRONMENT = {
+    "GPU_ALIGN_DEBUG_DIR": "",
+    "GPU_ALIGN_RECIPES": "base",
+    "GPU_ALIGN_MEMORY_TOKENS": "5000",  # full after a thousand answers
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+}
 KINDS = ("none", "own", "edited", "unrelated", "long", "ids", "one")
 
 

@@ -381,7 +381,7 @@ class Engine:
             occupied, rows = int(speculator._occupied.sum()), self.runner.req_states.req_id_to_index
         else:
             proposer = self.runner.drafter
-            occupied, rows = len(proposer.slots.holders()) + len(proposer.requests), self.runner.requests
+            occupied, rows = len(proposer.slots) + len(proposer.requests), self.runner.requests
         return {
             "occupied": occupied,
             "known": len(self.scheduler.drafted_requests),

@@ -296,6 +296,10 @@ class V2Engine:
     def held(self) -> dict[str, int]:
         return dict(self._call("held", {}, 30))
 
+    def audited(self) -> dict[str, Any]:
+        """What the campaign's `slot_audit` has found."""
+        return dict(self._call("audited", {}, 30))
+
     def _call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, arguments]) + "\n")

@@ -66,7 +66,7 @@ def test_output_is_the_models_own_whatever_is_predicted(engine: OfflineEngine, g
     # In one and the same step some requests verify drafts and others take a plain one-token step.
     assert any(max(step.values()) > 0 and min(step.values()) == 0 for step in steps if step)
     assert not engine.proposer.requests
-    assert not engine.proposer.slots.holders()
+    assert not engine.proposer.slots
 
 
 def test_a_request_without_prediction_is_untouched(engine: OfflineEngine, greedy: Greedy) -> None:

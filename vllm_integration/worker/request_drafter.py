@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpu_align import Drafter, Recipes
+from gpu_align.ops import jit
 from gpu_align.ops.constants import ALL_PACKS
 from gpu_align.tools.explain import Explainer
 
@@ -74,6 +75,9 @@ class RequestDrafter:
         if self.log is not None and off_reason() is None:
             with compiling("what the step log explains drafts with"):
                 self.log.run(lambda: self.explainer_of(wire.RequestContent(), 0).at([0]))
+        if jit.not_kept and (self.log is not None or str(device) == "cpu"):
+            how = "compiled anew with each start" if jit.COMPILED else "slow, in plain Python"
+            logger.warning("gpu_align's code on the host is %s: %s", how, jit.not_kept)
 
     def explainer_of(self, content: wire.RequestContent, prompt_len: int) -> Explainer:
         return Explainer(
