@@ -73,252 +73,120 @@ def test_another_text_is_no_message(text: str) -> None:
         decode([message([Step(1, 2, 2, 2)]), text])
 
 
-class Engine:
-    """A scheduler around the ledger: requests with their tokens, steps with their slots and samples."""
+class Oracle:
+    """One request, as `VerificationLedger` tells of it. drafts: (position, length, source), the newest first."""
 
-    def __init__(self, *, everybody: bool = False) -> None:
-        self.drafted = DraftedRequests(everybody)
-        self.ledger = VerificationLedger(self.drafted)
-        self.requests: dict[str, Any] = {}
+    def __init__(self) -> None:
+        self.num_tokens, self.refused = 10, ""
+        self.drafts: list[tuple[int, int, int]] = []
+        self.waiting: list[tuple[int, int, int, int]] = []
 
-    def add(self, req_id: str, num_tokens: int = 10, *, predicted: bool = True) -> None:
-        params = SimpleNamespace(extra_args={wire.KEY: [1]} if predicted else None)
-        self.requests[req_id] = SimpleNamespace(num_tokens=num_tokens, sampling_params=params)
+    def settle(self, slots: int, sampled: int, kept: int, off: bool) -> Message:
+        """What travels with the output of a step."""
+        steps: list[Step] = []
+        own = False
+        self.waiting.append((self.num_tokens, slots, sampled, kept))
+        for step in list(self.waiting):
+            position, slots, sampled, kept = step
+            made = next((draft for draft in self.drafts if draft[0] == position), None)
+            if made is None and slots > 0 and not off and all(draft[0] <= position for draft in self.drafts):
+                continue
+            _, length, source = made or (position, 0, 0)
+            verified = max(0, min(slots, length))
+            steps.append(Step(source, length, verified, min(sampled - 1, verified, kept)))
+            self.waiting.remove(step)
+            own = step[0] == self.num_tokens
+        refused, self.refused = self.refused, ""
+        return Message(steps, own, refused, off)
 
-    def step(
-        self,
-        slots: int = 0,
-        sampled: int = 1,
-        *,
-        kept: int | None = None,
-        report: DraftReport | None = None,
-        invalid: int = 0,
-        req_id: str = "r",
-    ) -> Message | None:
-        """What travels with the output of one step of one request."""
-        report = DraftReport() if report is None else report
-        scheduled = SimpleNamespace(
-            scheduled_spec_decode_tokens={req_id: [-1] * slots} if slots else {},
-            num_invalid_spec_tokens={req_id: invalid} if invalid else None,
+
+def drafts_of(made: dict[str, tuple[int, int, int]]) -> StepDrafts:
+    columns = np.array(list(made.values())).reshape(-1, 3).T
+    return StepDrafts(list(made), 0, *columns, np.zeros((len(made), 0), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
+    """Reports are late, or never come; steps are of any size and order, and end inside their drafts; a grammar or
+    the device takes slots away; tokens are taken back; requests come, are aborted while they run, and are gone;
+    nobody drafts for some of them; the worker is turned off."""
+    draw = random.Random(seed)
+    size, everybody = draw.choice([3, 12, 200]), draw.random() < 0.2
+    drafted = DraftedRequests(everybody)
+    ledger = VerificationLedger(drafted)
+    requests: dict[str, Any] = {}
+    known: dict[str, Oracle] = {}
+    late: list[dict[str, tuple[int, int, int]]] = [{}]
+    off = False
+    for number in range(20):
+        while len(requests) < size:
+            name = f"{number}-{len(requests)}"
+            predicted = draw.random() < 0.8
+            params = SimpleNamespace(extra_args={wire.KEY: [1]} if predicted else None)
+            requests[name] = SimpleNamespace(num_tokens=10, sampling_params=params)
+            if predicted or everybody:
+                known[name] = Oracle()
+        batch = draw.sample(sorted(requests), draw.randrange(1, size + 1))
+        slots = {name: draw.choice([0, 0, 1, 4]) for name in batch}
+        sampled = {name: draw.randrange(slots[name] + 2) for name in batch}
+        invalid = {name: draw.randrange(n + 1) for name, n in slots.items() if draw.random() < 0.2}
+        trimmed = {name: draw.randrange(n + 1) for name, n in slots.items() if draw.random() < 0.2}
+        if gone := [name for name in batch if draw.random() < 0.05]:
+            for name in gone:  # aborted while the step runs
+                del requests[name]
+        plan = SimpleNamespace(
+            scheduled_spec_decode_tokens={name: [-1] * n for name, n in slots.items() if n},
+            num_invalid_spec_tokens=invalid or None,
         )
-        output = SimpleNamespace(
-            req_ids=[req_id], sampled_token_ids=[[5] * sampled], req_id_to_index={req_id: 0}
-        )
-        begun = self.ledger.begin(self.requests, scheduled, output, report.trimmed)
-        self.drafted.take(report)
-        kept = sampled if kept is None else kept
-        if req_id in self.requests:
-            self.requests[req_id].num_tokens += kept
-        sent = SimpleNamespace(
-            request_id=req_id, new_token_ids=[5] * kept, trace_headers={"traceparent": "t"}
-        )
-        self.ledger.settle(begun, [sent] if sampled else [])
-        assert sent.trace_headers["traceparent"] == "t"
-        return read(sent.trace_headers[HEADER]) if HEADER in sent.trace_headers else None
-
-    def forget_the_gone(self) -> None:
-        self.ledger.forget(self.drafted.keep_only(self.requests))
-
-
-def drafts(position: int, length: int, source: int = PREDICTION, req_id: str = "r") -> StepDrafts:
-    columns = ([position], [length], [source if length else 0])
-    return StepDrafts([req_id], 0, *map(np.array, columns), np.zeros((1, 0), dtype=np.uint8))
-
-
-def drafted(position: int, length: int, source: int = PREDICTION, req_id: str = "r") -> DraftReport:
-    return DraftReport([drafts(position, length, source, req_id)])
-
-
-@pytest.fixture
-def engine() -> Engine:
-    engine = Engine()
-    engine.add("r")
-    return engine
-
-
-CLEAR = Step(0, 0, 0, 0)
-#: A request's steps: slots, sampled, what its worker reports with them; and what travels then, None where the
-#: step waits for its report. `(slots, sampled, kept)` where not all of them are output.
-SCENARIOS: dict[str, list[tuple[tuple[int, ...], list[StepDrafts], list[Step] | None]]] = {
-    **{
-        name: [
-            ((0, 1), [drafts(11, length)], [CLEAR]),
-            (given, [], [Step(PREDICTION if length else 0, length, *counted)]),
-        ]
-        for name, length, given, counted in (
-            ("all accepted", 8, (8, 9), (8, 8)),
-            ("none", 8, (8, 1), (8, 0)),
-            ("padding beyond the draft was right by chance: nobody proposed it", 3, (8, 9), (3, 3)),
-            ("fewer slots than drafts", 8, (3, 4), (3, 3)),
-            ("no slots at all", 8, (0, 1), (0, 0)),
-            ("slots for a draft that was empty", 0, (8, 5), (0, 0)),
-            ("the output ended inside the drafts", 8, (8, 9, 4), (8, 4)),
-            ("the output ended with the last of the drafts", 8, (8, 9, 8), (8, 8)),
-        )
-    },
-    "a report that comes late is waited for": [
-        ((0, 1), [], [CLEAR]),
-        ((4, 3), [], None),
-        ((4, 1), [], None),
-        (
-            (4, 5),
-            [drafts(11, 4), drafts(14, 2, CONTEXT), drafts(15, 4)],
-            [Step(1, 4, 4, 2), Step(2, 2, 2, 0), Step(1, 4, 4, 4)],
-        ),
-    ],
-    # vLLM pads the first step of a cached prompt to K slots.
-    "a draft that was never made is not waited for for ever": [
-        ((4, 2), [], None),
-        ((4, 1), [drafts(12, 4)], [CLEAR, Step(1, 4, 4, 0)]),
-    ],
-    # It comes back, its drafts lost: a plain step. What it was proposed then is another draft at another place.
-    "a preempted request is counted by what was made at its tokens": [
-        ((0, 1), [drafts(11, 8)], [CLEAR]),
-        ((0, 1), [drafts(12, 5, CONTEXT)], [Step(1, 8, 0, 0)]),
-        ((5, 6), [], [Step(2, 5, 5, 5)]),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_what_travels_with_the_steps_of_a_request(engine: Engine, name: str) -> None:
-    for (slots, sampled, *kept), reported, steps in SCENARIOS[name]:
-        told = engine.step(slots, sampled, kept=kept[0] if kept else None, report=DraftReport(reported))
-        assert told == Message(steps or [], own=steps is not None)
-    assert len(engine.ledger) == 0
-
-
-def test_what_a_grammar_or_the_device_took_away_was_not_verified(engine: Engine) -> None:
-    engine.step(report=drafted(11, 8))
-    assert engine.step(8, 3, invalid=3) == Message([Step(1, 8, 5, 2)], own=True)
-    engine.drafted.take(drafted(14, 8))
-    trimmed = DraftReport(trimmed={"r": 2})
-    assert engine.step(8, 3, report=trimmed) == Message([Step(1, 8, 2, 2)], own=True)
-
-
-def test_a_step_waits_for_an_output_of_its_own_request(engine: Engine) -> None:
-    """It may be preempted when its draft is reported."""
-    assert engine.step(4, 3) == Message([], own=False)
-    engine.add("other")
-    assert engine.step(req_id="other", report=drafted(10, 4)) == Message([CLEAR], own=True)
-    assert engine.step() == Message([Step(1, 4, 4, 2), CLEAR], own=True)
-
-
-def test_requests_that_nobody_drafts_for_and_those_that_are_gone_are_not_counted(engine: Engine) -> None:
-    engine.add("plain", predicted=False)
-    assert engine.step(req_id="plain") is None
-    assert engine.step(8, 4, req_id="aborted") is None  # not in `requests` any more
-    engine.add("chunk")
-    assert engine.step(0, 0, req_id="chunk") is None  # still prefilling
-    everybody = Engine(everybody=True)
-    everybody.add("plain", predicted=False)
-    assert everybody.step(req_id="plain") is not None
-    engine.step(report=drafted(11, 8))
-    # An output of one that a connector has failed, in a step without any other.
-    nothing = SimpleNamespace(scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None)
-    output = SimpleNamespace(req_ids=[], sampled_token_ids=[], req_id_to_index={})
-    sent = SimpleNamespace(request_id="r", new_token_ids=[], trace_headers=None)
-    engine.ledger.settle(engine.ledger.begin(engine.requests, nothing, output, {}), [sent])
-    assert sent.trace_headers is None
-    engine.requests.clear()  # aborted while its step runs
-    assert engine.step(8, 4) is None
-
-
-def test_nothing_is_kept_of_requests_that_are_gone(engine: Engine) -> None:
-    for index in range(10_000):
-        req_id = f"r{index}"
-        engine.add(req_id)
-        engine.step(4, 1, req_id=req_id, report=drafted(99, 3, req_id=req_id))
-        del engine.requests[req_id]
-        engine.forget_the_gone()
-        assert len(engine.drafted) + len(engine.ledger) == 0
-    assert len(engine.drafted.table) == 64
-
-
-def test_a_refusal_travels_once(engine: Engine) -> None:
-    told = engine.step(report=DraftReport(refused={"r": "dropped"}))
-    assert told is not None
-    assert told.refused == "dropped"
-    assert engine.step() == Message([Step(0, 0, 0, 0)], own=True)
-
-
-def test_a_step_of_many_requests_is_settled_as_each_of_them_alone() -> None:
-    """Whatever their number and order: each output gets its own request's step, and a table that has grown keeps
-    what it held."""
-    draw = random.Random(0)
-    together, alone = Engine(), Engine()
-    req_ids = [f"r{i}" for i in range(200)]
-    for i, req_id in enumerate(req_ids):
-        for each in (together, alone):
-            each.add(req_id, predicted=i % 7 > 0)
-    found, expected = [], []
-    pending: dict[str, DraftReport] = {}
-    for _ in range(6):
-        batch = draw.sample(req_ids, draw.randrange(1, 200))
-        steps = {}
-        for req_id in batch:
-            slots, sampled = draw.randrange(5), draw.randrange(4)
-            kept = draw.randrange(sampled + 1) if draw.random() < 0.1 else sampled
-            steps[req_id] = slots, sampled, kept, pending.pop(req_id, DraftReport())
-        for req_id, (slots, sampled, kept, report) in steps.items():
-            expected.append((req_id, alone.step(slots, sampled, kept=kept, req_id=req_id, report=report)))
-        scheduled = SimpleNamespace(
-            scheduled_spec_decode_tokens={
-                req_id: [-1] * step[0] for req_id, step in steps.items() if step[0]
-            },
-            num_invalid_spec_tokens=None,
-        )
-        output = SimpleNamespace(
-            req_ids=batch,
-            req_id_to_index={req_id: i for i, req_id in enumerate(batch)},
-            sampled_token_ids=[[5] * steps[req_id][1] for req_id in batch],
-        )
-        begun = together.ledger.begin(together.requests, scheduled, output, {})
-        together.drafted.take(DraftReport([drafts for step in steps.values() for drafts in step[3].drafts]))
-        outputs = []
-        for req_id in draw.sample(batch, len(batch)):
-            kept = steps[req_id][2]
-            together.requests[req_id].num_tokens += kept
-            outputs.append(SimpleNamespace(request_id=req_id, new_token_ids=[5] * kept, trace_headers=None))
-        together.ledger.settle(begun, outputs)
-        for each in outputs:
-            told = each.trace_headers and read(each.trace_headers[HEADER])
-            found.append((each.request_id, told))
-            if draw.random() < 0.8:
-                position = together.requests[each.request_id].num_tokens
-                made = drafted(position, draw.randrange(6), draw.randrange(1, 4), each.request_id)
-                pending[each.request_id] = made
-    assert sorted(found, key=lambda told: told[0]) == sorted(expected, key=lambda told: told[0])
-    assert len(together.drafted.table) > 64
-    assert len(together.ledger) == len(alone.ledger) > 0
-    assert {told.own for _, told in found if told} == {True, False}
-
-
-def test_what_waits_of_a_request_that_is_gone_goes_with_it(engine: Engine) -> None:
-    engine.step(4, 1)
-    assert len(engine.ledger) == 1
-    engine.requests.clear()
-    engine.forget_the_gone()
-    assert len(engine.ledger) == 0
-    engine.add("another")  # in the same row
-    told = drafted(10, 4, req_id="another")
-    assert engine.step(req_id="another", report=told) == Message([Step(1, 4, 0, 0)], own=True)
-
-
-def test_where_tokens_were_taken_back_the_newest_draft_counts(engine: Engine) -> None:
-    engine.step(report=drafted(11, 8))
-    engine.step(8, 4, report=drafted(15, 8))
-    engine.requests["r"].num_tokens = 11  # a failed transfer
-    engine.drafted.take(drafted(11, 3, CONTEXT))
-    assert engine.step(8, 4) == Message([Step(2, 3, 3, 3)], own=True)
-
-
-def test_nothing_waits_for_a_worker_that_drafts_no_more(engine: Engine) -> None:
-    assert engine.step(4, 1) == Message([], own=False)
-    off = engine.step(4, 2, report=DraftReport(off=True))
-    assert off == Message([Step(0, 0, 0, 0)] * 2, own=True, off=True)
-    assert engine.step() == Message([Step(0, 0, 0, 0)], own=True, off=True), "whichever front end hears it"
-    assert len(engine.ledger) == 0
+        index = {name: i for i, name in enumerate(batch)}
+        tokens = [[5] * sampled[name] for name in batch]
+        output = SimpleNamespace(req_ids=batch, req_id_to_index=index, sampled_token_ids=tokens)
+        begun = ledger.begin(requests, plan, output, trimmed)
+        now = late.pop(0) if draw.random() < 0.8 else {}
+        now_off = number == 15 and seed % 3 == 0
+        off |= now_off
+        refused = {name: "cut" for name in batch if draw.random() < 0.1}
+        drafted.take(DraftReport([drafts_of(now)] if now else [], {}, refused, off=now_off))
+        for name, oracle in known.items():
+            oracle.drafts = ([now[name]] if name in now else []) + oracle.drafts
+            oracle.refused = refused.get(name, oracle.refused)
+        outputs, expected = [], {}
+        for name in draw.sample(batch, len(batch)):
+            if name not in requests:
+                continue
+            kept = draw.randrange(sampled[name] + 1) if draw.random() < 0.1 else sampled[name]
+            outputs.append(
+                SimpleNamespace(request_id=name, new_token_ids=[5] * kept, trace_headers={"t": "p"})
+            )
+            if name in known and sampled[name]:
+                left = min(slots[name] - invalid.get(name, 0), trimmed.get(name, slots[name]))
+                expected[name] = known[name].settle(left, sampled[name], kept, off)
+            requests[name].num_tokens += kept
+        # And one of a request that a connector has failed, which is not in the step.
+        outputs.append(SimpleNamespace(request_id="failed", new_token_ids=[], trace_headers={"t": "p"}))
+        ledger.settle(begun, outputs)
+        found = {each.request_id: each.trace_headers for each in outputs if each.trace_headers.pop("t")}
+        assert {name: read(headers[HEADER]) for name, headers in found.items() if headers} == expected
+        if draw.random() < 0.1 and expected:  # a failed transfer
+            requests[next(iter(expected))].num_tokens -= 1
+        made = {}
+        for name in batch:
+            if name in requests and name in known and draw.random() < 0.7:
+                position, length = requests[name].num_tokens, draw.randrange(6)
+                made[name] = position, length, draw.randrange(1, 4) if length else 0
+        late.append(made)
+        for name in draw.sample(sorted(requests), size // 8):
+            del requests[name]
+        ledger.forget(drafted.keep_only(requests))
+        known = {name: oracle for name, oracle in known.items() if name in requests}
+        for name, oracle in known.items():
+            oracle.num_tokens = requests[name].num_tokens
+        assert len(ledger) == sum(len(oracle.waiting) for oracle in known.values())
+        assert len(drafted) <= len(requests)
+    assert len(drafted.table) <= max(64, 4 * size)
+    requests.clear()
+    ledger.forget(drafted.keep_only(requests))
+    assert len(drafted) + len(ledger) == 0
 
 
 # --- the front end ---------------------------------------------------------------------------------------
