@@ -1,4 +1,4 @@
-"""All checks and timings of a machine with a GPU, within 8 minutes: ``benchmarks/speed/gpu_check.sh [STAGE …]``.
+"""All checks and timings of a machine with a GPU, within 25 minutes: ``benchmarks/speed/gpu_check.sh [STAGE …]``.
 
 docs/developer/gpu-check.md has the stages. Each is a process of its own with a time limit, and all together have
 one; it writes ``OUT_DIR/<stage>.json`` after every row (`result_file`), so that whatever happens to it leaves what
@@ -7,7 +7,7 @@ exceeds its limit is written as ``out of time`` by a second thread, which then e
 does a row that leaves the device in an error state. The stage is started again, without the rows that its file
 holds. ``OUT_DIR/gpu_check.json`` holds all stages. At the end one table, and a list of what was not done and why.
 
-Exit code 1: a check failed. What was skipped, refused by a tool or out of time is named and is no failure.
+Exit code 1: a check failed or was out of time. What was skipped or refused by a tool is named and is no failure.
 """
 
 from __future__ import annotations
@@ -91,8 +91,78 @@ def ngram_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
 def sanitizer_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
     from benchmarks.speed import sanitizer
 
-    for tool in sanitizer.TOOLS:
-        yield Row(tool, sanitizer.SECONDS + 5, partial(sanitizer.check, tool, dry_run), PASSED)
+    for tool, programs in sanitizer.TOOLS.items():
+        for name in programs:
+            run = partial(sanitizer.check, tool, name, dry_run)
+            yield Row(f"{tool}: {name}", sanitizer.SECONDS + 5, run, PASSED)
+
+
+def compile_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    import torch
+
+    from benchmarks.speed import machine_code
+
+    target = os.environ.get("GPU_CHECK_TARGET", "sm_90")
+    if torch.cuda.is_available():
+        target = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    for name in ["budget"] if dry_run else machine_code.CASES:
+        yield Row(f"{target}: {name}", 240, partial(machine_code.compile_cases, target, name), PASSED)
+
+
+def cases_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    from benchmarks.speed import machine_code
+
+    for name, cases in machine_code.CASES.items():
+        for i in range(1 if dry_run else len(cases)):
+            seconds = 0 if dry_run else 15 if name == "step" else 3
+            run = partial(machine_code.run_natively, name, i, seconds)
+            yield Row(f"{name} {i}", 60, partial(beside_traffic, device, run), PASSED)
+    yield Row("a second GPU", 30, second_gpu, PASSED)
+
+
+def beside_traffic(device: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """`run`, while products of matrices follow each other on another stream."""
+    import torch
+
+    if device == "cpu":
+        return run()
+    is_done = threading.Event()
+
+    def work() -> None:
+        stream, matrix = torch.cuda.Stream(), torch.ones(2048, 2048, device=device)
+        with torch.cuda.stream(stream):
+            while not is_done.wait(0.001):
+                matrix @ matrix
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        return run()
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def second_gpu() -> dict[str, Any]:
+    """Steps on a GPU that is not the current one."""
+    import torch
+
+    from benchmarks.speed.workload import Steps, make_texts
+
+    if torch.cuda.device_count() < 2:
+        raise SkipError("one GPU or none")
+    steps = Steps(make_texts(5, 1000, "mixed"), "cuda:1")
+    for _ in range(3):
+        steps.advance()
+        steps.check()
+    return {"steps": 3}
+
+
+def serve_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
+    from benchmarks.speed import serve_check
+
+    for mode in serve_check.MODES:
+        yield Row(mode, 180, partial(serve_check.check, mode, out, device, 175))
 
 
 def picture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
@@ -113,7 +183,10 @@ def picture_rows(device: str, dry_run: bool, out: Path) -> Iterator[Row]:
 
 
 class Stage(NamedTuple):
-    """One stage. tests: what pytest gets; else rows: what there is to do. needs: packages it has to have."""
+    """One stage. tests: what pytest gets; else rows: what there is to do. needs: packages it has to have.
+
+    on_cpu: it needs no GPU, and compiles where Triton is not to interpret.
+    """
 
     name: str
     seconds: float
@@ -121,24 +194,28 @@ class Stage(NamedTuple):
     tests: tuple[str, ...] = ()
     dry_tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    on_cpu: bool = False
 
 
 STAGES = (
+    Stage("compile", 300, compile_rows, needs=("triton",), on_cpu=True),
     Stage(
         "kernels", 160,
         tests=("tests/gpu_align/ops", "tests/gpu_align/test_capture.py", "tests/gpu_align/test_drafter.py",
                "tests/gpu_align/test_drafter_input.py", "tests/gpu_align/test_drafter_predictions.py",
                "tests/gpu_align/test_arena.py", "tests/gpu_align/test_step_traffic.py",
-               "tests/gpu_align/test_preparation.py"),
+               "tests/gpu_align/test_preparation.py", "tests/vllm_integration/test_vllm_speculator.py"),
         dry_tests=("tests/gpu_align/test_capture.py", "tests/gpu_align/ops/test_mirror.py",
                    "tests/gpu_align/test_arena.py", "-k", "capture or replay or signature or example"),
         needs=("pytest",),
     ),
+    Stage("cases", 180, cases_rows),
     Stage("capture", 60, capture_rows),
     Stage("steps", 120, steps_rows),
     Stage("lcs", 60, lcs_rows),
     Stage("ngram", 60, ngram_rows),
-    Stage("sanitizer", 90, sanitizer_rows),
+    Stage("sanitizer", 300, sanitizer_rows),
+    Stage("serve", 480, serve_rows, needs=("vllm",)),
     Stage(
         "suite", 120, tests=("benchmarks/speed", "--benchmark-only"),
         dry_tests=("benchmarks/speed", "--benchmark-only", "-k", "1-1024"),
@@ -258,7 +335,7 @@ ROOT = result_file.ROOT
 NO_TESTS = 5
 MAX_RESTARTS = 8
 #: Seconds for everything.
-BUDGET = 470.0
+BUDGET = 1500.0
 
 
 class Check:
@@ -307,7 +384,7 @@ class Check:
         missing = [name for name in stage.needs if not is_installed(name)]
         if missing:
             return SKIPPED, f"not installed: {', '.join(missing)}"
-        if self.header["gpu"] == "none" and not self.dry_run:
+        if self.header["gpu"] == "none" and not (self.dry_run or stage.on_cpu):
             return SKIPPED, "no GPU; --dry-run tries the stages without one"
         if self.deadline - time.monotonic() < 5:
             return OUT_OF_TIME, "no time left"
@@ -327,7 +404,9 @@ class Check:
             bench = self.out / "bench.json"
             bench.unlink(missing_ok=True)
             environment["GPU_CHECK_BENCH"] = str(bench)
-        if self.dry_run:
+        if stage.on_cpu:
+            environment.pop("TRITON_INTERPRET", None)
+        elif self.dry_run:
             environment["TRITON_INTERPRET"] = "1"
         code = 0
         for _ in range(MAX_RESTARTS + 1):
@@ -377,7 +456,7 @@ class Check:
             reason, verdict, status = f"exit code {code}", FAILED if code else SKIPPED, "done"
         self._finish_started(path, verdict, reason)
         found = result_file.read(path)
-        failed = any(row["verdict"] == FAILED for row in found.get("rows", []))
+        failed = any(row["verdict"] in (FAILED, OUT_OF_TIME) for row in found.get("rows", []))
         if status == "done" and code not in (0, NO_TESTS) and not self._only_missing(found, code):
             failed = True
         found["status"] = FAILED if failed else status
@@ -414,14 +493,14 @@ class Check:
             ]
         for name, found in self.results.items():
             for row in found.get("rows", []):
-                if row["verdict"] == FAILED:
-                    print(f"FAILED: {name}: {row['name']}: {_first_line(row)}")
+                if row["verdict"] in (FAILED, OUT_OF_TIME):
+                    print(f"{row['verdict']}: {name}: {row['name']}: {_first_line(row)}")
         print("not done: " + ("\n  ".join(["", *not_done]) if not_done else "nothing"))
         print(f"numbers in {self.out}")
 
     @property
     def has_failed(self) -> bool:
-        return any(found["status"] == FAILED for found in self.results.values())
+        return any(found["status"] in (FAILED, OUT_OF_TIME) for found in self.results.values())
 
 
 def _first_line(row: dict[str, Any]) -> str:

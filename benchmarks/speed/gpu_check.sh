@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks and timings of a machine with a GPU, within 8 minutes; benchmarks/speed/gpu_check.py says what it does.
+# All checks and timings of a machine with a GPU, within 25 minutes; benchmarks/speed/gpu_check.py says what it does.
 #   benchmarks/speed/gpu_check.sh [--out DIR] [--dry-run] [STAGE ...]      PYTHON=python3 chooses the interpreter
 set -euo pipefail
 caller=$PWD

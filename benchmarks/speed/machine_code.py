@@ -19,9 +19,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -62,17 +61,22 @@ class Emulator:
     Args:
         target: a key of `TARGETS`.
         seed: of the order in which programs, warps and branches go.
+        runs: else it only compiles, into Triton's cache.
     """
 
-    def __init__(self, target: str, seed: int) -> None:
-        self.target, self.rng = target, random.Random(seed)
+    def __init__(self, target: str, seed: int, runs: bool = True) -> None:
+        self.target, self.rng, self.runs = target, random.Random(seed), runs
         self.codes: dict[str, Code] = {}
+        self.compiled: set[str] = set()
         #: Name of the kernel that was launched last.
         self.last = ""
 
     def launch(self, kernel: Any, grid: tuple[int, ...], args: Any, by_name: dict[str, Any]) -> None:
         self.last = kernel.fn.__name__
         compiled = kernel.warmup(*args, grid=grid, **by_name)
+        if not self.runs:
+            self.compiled.add(compiled.hash)
+            return
         if compiled.hash not in self.codes:
             self.codes[compiled.hash] = self._code_of(kernel, compiled)
         if 0 not in grid:
@@ -143,7 +147,7 @@ def in_place_of_triton(emulator: Emulator) -> Iterator[None]:
     from gpu_align.ops import lcs
 
     # Triton keeps what it compiled by the number of a device.
-    driver.set_active(NoDevice(static_check.target_of(emulator.target), list(TARGETS).index(emulator.target)))
+    driver.set_active(NoDevice(static_check.target_of(emulator.target), int(emulator.target[3:])))
     kernels = static_check.find_kernels()
     # The backend "triton" takes CPU tensors where Triton interprets. Kernels are compiled ones by now.
     with patch.dict(os.environ, TRITON_INTERPRET="1"), patch.object(lcs, "_INTERPRETER_REQUESTS", 1):
@@ -163,11 +167,21 @@ def _module(name: str) -> Any:
 # Cases: each raises AssertionError where anything differs.
 
 
-def steps(rng: random.Random, K: int, has_shapes: bool) -> None:
-    """Batches of requests that arrive, leave, are preempted and repeat each other: drafts and all state."""
-    from tests.gpu_align.step_batch import StepBatch
+def steps(rng: random.Random, K: int, has_shapes: bool, is_small: bool = False) -> None:
+    """Batches of requests that arrive, leave, are preempted and repeat each other: drafts and all state. Those
+    with long prompts, or all, have two slots."""
+    from tests.gpu_align.step_batch import Known, StepBatch
 
-    batch = StepBatch.draw(rng, K=K, capacity=rng.choice([0, 0, 2500]), has_shapes=has_shapes)
+    has_indents = rng.random() < 0.5
+
+    def knows(known: Known) -> bool:
+        """A small vocabulary has no indentation, ever."""
+        indents = not has_indents or bool(known.line_ends and known.runs) or rng.random() < 0.05
+        return indents and bool(known.shapes) == has_shapes
+
+    capacity = rng.choice([0, 2500])
+    slots = 2 if is_small or capacity else 0
+    batch = StepBatch.draw(rng, K=K, capacity=capacity, max_slots=slots, knows=knows)
     for _ in range(rng.randint(1, 6)):
         for row in batch.random_step():
             assert not row.wrong, row.wrong
@@ -204,6 +218,7 @@ def budgets(rng: random.Random, least_b: int, least_k: int) -> None:
     """Of sizes for which one variant is compiled: up to a power of two of requests, below one of drafts."""
     B, K = rng.randint(least_b, 2 * least_b - 2), rng.randint(least_k, 2 * least_k - 1)
     from tests.gpu_align.ops.test_draft_budget import VOCAB, drafts, expected, limit
+    from tests.gpu_align.step_harness import device_of
 
     rows = [
         sorted(
@@ -221,9 +236,17 @@ def budgets(rng: random.Random, least_b: int, least_k: int) -> None:
     draft.token_ids.copy_(
         draft.token_ids.where(~behind, padding.where((padding >= 0) & (padding < VOCAB), 0)[:B, None])
     )
-    found, same = (limit(deepcopy(made), budget, backend) for backend in ("triton", "reference"))
-    assert found.length.tolist() == expected(rows, budget)
+    found, same = (
+        [part.cpu() for part in limit(_on(device_of(backend), made), budget, backend)]
+        for backend in ("triton", "reference")
+    )
+    assert same[1].tolist() == expected(rows, budget)
     assert all(map(torch.equal, found, same)), f"expected {same}, found {found}"
+
+
+def _on(device: str, made: Any) -> Any:
+    draft, *rest = made
+    return type(draft)(*(t.to(device, copy=True) for t in draft)), *(t.to(device) for t in rest)
 
 
 #: Name → its cases.
@@ -237,6 +260,26 @@ CASES: dict[str, list[Callable[[random.Random], None]]] = {
     "index": [lambda rng, bits=bits: indices(rng, bits) for bits in (0, 9, 16)],
     "budget": [lambda rng, B=B, K=K: budgets(rng, B, K) for B, K in ((17, 16), (129, 4))],
 }
+
+
+def compile_cases(target: str, name: str) -> dict[str, int]:
+    """Compile what a kind of cases launches, for a GPU that need not be there. Returns a row's fields."""
+    emulator = Emulator(target, 0, runs=False)
+    run_cases(emulator, [name], range(2), 0, most_wrong=10**9)  # nothing is computed: everything is wrong
+    return {"compiled": len(emulator.compiled)}
+
+
+def run_natively(name: str, i: int, seconds: float) -> dict[str, int]:
+    """A case again and again as its tests run it: on the GPU, or interpreted. Returns a row's fields."""
+    end, rounds = time.monotonic() + seconds, 0
+    while not rounds or time.monotonic() < end:
+        CASES[name][i](random.Random(f"{name} {i} {rounds}"))
+        rounds += 1
+    return {"rounds": rounds}
+
+
+#: Instead of all, for a quick run.
+SMALL_STEPS = [lambda rng, K=K, s=s: steps(rng, K, s, is_small=True) for K, s in ((16, False), (256, True))]
 
 
 class Row(NamedTuple):
@@ -270,24 +313,24 @@ class Outcome(NamedTuple):
 
 
 def run_cases(
-    emulator: Emulator, names: Collection[str], rounds: int, seed: int, seconds: float = float("inf"),
+    emulator: Emulator, names: Collection[str], turns: Sequence[int], seed: int, seconds: float = float("inf"),
     most_wrong: int = 20,
 ) -> Outcome:  # fmt: skip
-    """Every case `rounds` times, or twice at least until its share of `seconds` of the processor is over."""
+    """The `turns` of every case, or two at least until its share of `seconds` of the processor is over."""
     wrong: dict[str, str] = {}
     variants = [(name, i) for name in names for i in range(len(CASES[name]))]
     with in_place_of_triton(emulator):
         for name, i in variants:
             share = WEIGHTS.get(name, 1) / len(CASES[name]) / sum(WEIGHTS.get(n, 1) for n in names)
             end = time.process_time() + share * seconds
-            for turn in range(rounds):
+            for turn in turns:
                 of = f"{seed} {name} {i} {turn}"
                 try:
                     CASES[name][i](random.Random(of))
                 except (AssertionError, IndexError, NotImplementedError, RuntimeError) as error:
                     wrong[of] = f"{emulator.last}: {type(error).__name__}: {str(error)[:500]}"
                 found = len(wrong) + any(code.findings.races for code in emulator.codes.values())
-                if found >= most_wrong or (turn and time.process_time() > end):
+                if found >= most_wrong or (turn != turns[0] and time.process_time() > end):
                     break
     return _outcome(emulator, wrong)
 
@@ -326,8 +369,8 @@ FAULTS = BARRIER, ATOMIC, BOUND, ADDRESS = (
 )  # fmt: skip
 
 
-def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, str, Program]]:
-    """``(kind, where, program)`` with a fault where the code was run: `most` of the last two kinds."""
+def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, int, Program]]:
+    """``(kind, instruction, program)`` with a fault where the code was run: `most` of the last two kinds."""
     turned = {"GE": "GT", "GT": "GE", "LT": "LE", "LE": "LT"}
     faults: dict[str, dict[int, dict[str, Any]]] = {kind: {} for kind in FAULTS}
     for i, ins in enumerate(code.program.code):
@@ -348,11 +391,11 @@ def plants(code: Code, rng: random.Random, most: int) -> Iterator[tuple[str, str
         for i in sorted(chosen):
             changed = list(code.program.code)
             changed[i] = replace(changed[i], **of[i])
-            yield kind, where(changed[i]), Program(changed, code.program.labels)
+            yield kind, i, Program(changed, code.program.labels)
 
 
-#: Rounds of a case in which a planted fault may show; 8 of those that are not here.
-ROUNDS = {"step": 5, "lcs": 3}
+#: Turns of a case that are tried for instructions that they reach; in those that reach it a fault may show.
+TURNS = 8
 
 
 class Planted(NamedTuple):
@@ -365,19 +408,28 @@ class Planted(NamedTuple):
 
 
 def plant_faults(target: str, name: str, case: int, seed: int, most: int) -> Iterator[Planted]:
-    """Every fault of `plants` in every kernel that a case launches; each has `ROUNDS` rounds to show."""
+    """Every fault of `plants` in every kernel that a case launches; of steps, in those of the step alone."""
     with patch.dict(CASES, {name: [CASES[name][case]]}):
-        sound = Emulator(target, seed)
-        if wrong := run_cases(sound, [name], ROUNDS.get(name, 8), seed).wrong:
-            raise RuntimeError(f"expected no faults before one is planted, found {wrong}")
+        sound, before, reached = Emulator(target, seed), Counter[tuple[str, int]](), {}
+        for turn in range(TURNS):
+            if wrong := run_cases(sound, [name], [turn], seed).wrong:
+                raise RuntimeError(f"expected no faults before one is planted, found {wrong}")
+            counts = Counter(
+                {(k, i): n for k, c in sound.codes.items() for i, n in enumerate(c.findings.reached)}
+            )
+            reached[turn], before = counts - before, counts
+        turns = sorted(reached, key=lambda turn: reached[turn].total())
         for key, code in sound.codes.items():
-            for kind, at, program in plants(code, random.Random(seed), most):
+            if name == "step" and not code.label.startswith("step_kernel"):
+                continue
+            for kind, i, program in plants(code, random.Random(seed), most):
                 broken = Emulator(target, seed)
                 broken.codes = {k: replace(c, findings=Findings(c.program)) for k, c in sound.codes.items()}
                 broken.codes[key] = replace(broken.codes[key], program=program)
-                found = run_cases(broken, [name], ROUNDS.get(name, 8), seed, most_wrong=1)
+                own = [turn for turn in turns if reached[turn][key, i]]
+                found = run_cases(broken, [name], own, seed, most_wrong=1)
                 reported = [*(" ← ".join(race) for race in found.races), *found.wrong.values()]
-                yield Planted(code.label, kind, at, reported[0] if reported else "")
+                yield Planted(code.label, kind, where(code.program.code[i]), reported[0] if reported else "")
 
 
 # Command line.
@@ -404,14 +456,14 @@ def main(
     targets = static_check.chosen_targets(target or (["sm_90"] if quick else None), TARGETS, False)
     names = only or list(CASES)
     if quick:
-        CASES["lcs"], CASES["step"] = CASES["lcs"][:2], CASES["step"][::5]
+        CASES["lcs"], CASES["step"] = CASES["lcs"][:2], SMALL_STEPS
     version, is_wrong = triton.__version__, False
     rows: dict[str, dict[str, Any]] = {}
     for chosen in targets:
         if plant is not None:
             rows[chosen] = _plant(chosen, names, seed, plant)
             continue
-        outcome = run_cases(Emulator(chosen, seed), names, 2 if quick else 1_000_000, seed, seconds)
+        outcome = run_cases(Emulator(chosen, seed), names, range(2 if quick else 1_000_000), seed, seconds)
         rows[chosen] = {row.kernel: row._asdict() for row in outcome.rows}
         typer.echo(f"triton {version}, {chosen}\n\n{markdown(outcome.rows)}\n")
         for of, text in outcome.wrong.items():

@@ -1,6 +1,7 @@
-"""compute-sanitizer on a few steps of a small batch: memory errors, races and barriers of the step's kernel.
+"""compute-sanitizer on random cases: `memcheck` (addresses), `initcheck` (global memory that is read before it is
+written), `racecheck` (races in *shared* memory; it does not look at global memory) and `synccheck`.
 
-``python -m benchmarks.speed.sanitizer [cpu]`` takes the steps, on a GPU unless told.
+``python -m benchmarks.speed.sanitizer PROGRAM`` runs one of `PROGRAMS`, on a GPU if there is one.
 
 PyTorch's caching allocator cuts its tensors out of large blocks, where an overrun ends in another tensor and shows
 nowhere. ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` gives each tensor an allocation of its own.
@@ -18,7 +19,15 @@ from typing import Any
 
 from benchmarks.speed.result_file import RefusedError, SkipError
 
-TOOLS = ("memcheck", "racecheck", "synccheck")
+#: Name → a case of `machine_code`, or none: a step behind a preparation.
+PROGRAMS = {
+    "budget": ("budget", 0), "LCS, panels": ("lcs", 1), "step, K 16": ("step", 0), "step, K 256": ("step", 5),
+    "prepare": None,
+}  # fmt: skip
+TOOLS = {
+    "memcheck": tuple(PROGRAMS), "initcheck": tuple(PROGRAMS), "racecheck": ("LCS, panels", "step, K 256"),
+    "synccheck": ("LCS, panels", "step, K 256"),
+}  # fmt: skip
 #: For one tool.
 SECONDS = 60
 #: Exit code of compute-sanitizer where it found something.
@@ -60,13 +69,13 @@ def read_output(code: int, output: str) -> tuple[str, str]:
     return "found", f"exit code {code}, {summary[0]}: {lines[-1]}"
 
 
-def check(tool: str, dry_run: bool) -> dict[str, Any]:
-    """One row; in a dry run the steps by themselves, on the CPU."""
-    smoke = [sys.executable, "-m", "benchmarks.speed.sanitizer"]
+def check(tool: str, name: str, dry_run: bool) -> dict[str, Any]:
+    """One row; in a dry run the program by itself, on the CPU."""
+    smoke = [sys.executable, "-m", "benchmarks.speed.sanitizer", name]
     if dry_run:
-        if tool != TOOLS[0]:
+        if (tool, name) != ("memcheck", "budget"):
             raise SkipError("dry run")
-        command = [*smoke, "cpu"]
+        command = smoke
     else:
         program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if not Path(program).exists():
@@ -98,14 +107,19 @@ def check(tool: str, dry_run: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    from benchmarks.speed.workload import Steps, make_texts
+    import random
 
-    # 1,000 is a multiple of 8 and of no block: the last of every block is masked.
-    steps = Steps(make_texts(5, 1000, "mixed"), *(sys.argv[1:] or ["cuda"]))
-    for _ in range(3):
-        steps.advance()
-        steps.check()
-    print("drafts are the reference's")
+    from benchmarks.speed.machine_code import CASES
+    from tests.gpu_align.step_batch import StepBatch
+
+    if (case := PROGRAMS[sys.argv[1]]) is None:
+        batch = StepBatch.draw(random.Random(0), K=16, capacity=2500)
+        batch.prepare(range(batch.max_slots))
+        assert not any(row.wrong for row in batch.random_step())
+    else:
+        for turn in range(2):
+            CASES[case[0]][case[1]](random.Random(f"{turn}"))
+    print("all is the reference's")
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 
 def target_of(name: str) -> Any:
-    """Triton's own, of a key of `TARGETS`."""
+    """Triton's own, of a key of `TARGETS` or another GPU of NVIDIA's."""
     from triton.backends.compiler import GPUTarget
 
-    return GPUTarget(*TARGETS[name])
+    return GPUTarget(*TARGETS.get(name, ("cuda", int(name.removeprefix("sm_")), 32)))
 
 
 def find_kernels() -> dict[str, Any]:

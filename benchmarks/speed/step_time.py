@@ -255,7 +255,7 @@ def _make(case: Case, batch: int, num_text: int, device: str) -> StepBatch:
 
 
 def same_bits(make: Callable[[], StepBatch]) -> dict[str, Any]:
-    """After each of 3 replays a recorded step has the drafts of an eager one, and both those of the reference."""
+    """After each of 3 replays a recorded step has drafts and state of an eager one, and the reference's drafts."""
     recorded, eager = make(), make()
     recorded.check()
     replay = record(recorded.works()[0], recorded.device)
@@ -271,6 +271,9 @@ def same_bits(make: Callable[[], StepBatch]) -> dict[str, Any]:
         for name in recorded.draft._fields:
             found, want = (getattr(batch.draft, name) for batch in (recorded, eager))
             assert torch.equal(found, want), f"{name}: the graph gave something else than the eager step"
+        states = (batch.drafter._state for batch in (recorded, eager))
+        for name, found, want in zip(recorded.drafter._state._fields, *states, strict=True):
+            assert torch.equal(found, want), f"{name}: the graph stored something else than the eager step"
         recorded.check()
     return {"replays": intervals, "steps": intervals * recorded.case.steps}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -308,17 +308,20 @@ class StepBatch:
     @classmethod
     def draw(
         cls, rng: random.Random, backends: Sequence[str] = BACKENDS, K: int = 0, capacity: int = 0,
-        has_shapes: bool = False,
+        max_slots: int = 0, knows: Callable[[Known], object] | None = None,
     ) -> StepBatch:  # fmt: skip
-        """A batch of any settings, tables and recipes, with requests in half of its slots or more."""
+        """A batch of any settings, tables and recipes, with requests in half of its slots or more.
+
+        knows: what holds of its recipes, of some that are drawn.
+        """
         alphabet = rng.choice([2, 5, 8, 40, 500])
         K = K or rng.choice([1, 2, 7, 8, 16, 33, 64, 65, 128, 200, 256])
         # Of some batches the model does not have the last token that is written.
         vocab_size = max(alphabet - (rng.random() < 0.1), 2)
-        kind, max_slots = rng.random(), rng.randint(2, 20)
+        kind, max_slots = rng.random(), max_slots or rng.randint(2, 20)
         flat, drawn = flat_curves(SURVIVAL_ONE // 2, K), random_curves(rng.randrange(2**32), K)
         known = Known.draw(rng, alphabet, vocab_size) if rng.random() < 0.7 else None
-        while has_shapes and not (known and known.shapes):
+        while knows and not knows(known or Known()):
             known = Known.draw(rng, alphabet, vocab_size)
         batch = cls(
             rng, backends=backends, K=K, vocab_size=vocab_size, alphabet=alphabet,
