@@ -317,14 +317,6 @@ def shortest(reached: dict[str, float]) -> tuple[list[str], float]:
     return tests, total
 
 
-def of_engines(copy: Path, fault: Fault) -> tuple[list[str], float]:
-    """The engine tests of the three files that name the module most often."""
-    texts = {path: path.read_text() for path in (copy / "tests").rglob("test_*.py")}
-    files = [path for path, text in texts.items() if "mark.vllm" in text]
-    files.sort(key=lambda path: -texts[path].count(Path(fault.file).stem))
-    return ["-m", "vllm", *map(str, files[:3])], 60.0
-
-
 def try_fault(copy: Path, fault: Fault, tests: list[str], seconds: float) -> dict[str, Any]:
     """Plant one fault; its row of the table. A test has found it if it is red on its own, too."""
     began, ended, red = time.monotonic(), "exit 0", list[str]()
@@ -392,10 +384,6 @@ def check(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                 tests.pop(test, None)
             if not left:
                 break
-        for fault in faults if options.engines else []:
-            if fault.part == "plugin" and not done[fault.key]["found_by"]:
-                done[fault.key] = try_fault(copy, fault, *of_engines(copy, fault))
-                kept.write_text(json.dumps(state))
         return [done[fault.key] for fault in faults]
 
 
@@ -408,9 +396,6 @@ def main() -> int:
         "--tests", nargs="+", default=["tests"], help="the files or folders that look for faults"
     )
     parser.add_argument("--json", type=Path, help="where all rows go")
-    parser.add_argument(
-        "--engines", action="store_true", help="engine tests for plugin faults that no other finds"
-    )
     options = parser.parse_args()
     os.environ.update(TRITON_INTERPRET="1", NUMBA_DISABLE_JIT="1", GPU_ALIGN_RECIPES="off")
     trees = {"before": options.before, "now": ROOT}

@@ -49,40 +49,6 @@ class Mechanism:
     local: bool = False
 
 
-def no_exact_prefix(alignment: Any, num_output: int) -> bool:
-    """In place of `is_exact_prefix`."""
-    return False
-
-
-def no_lcs_row(row: Any, window: Any, token: int) -> None:
-    """In place of `extend_row`: the LCS lengths stay 0, and the cursor at the anchor."""
-
-
-def one_alignment_bucket(position: int, length: int, alignment: Any, cursor: int, top: int) -> int:
-    """In place of `alignment_bucket`: one for all of the prediction."""
-    return 0
-
-
-def one_adherence(num_in_sync: int, num_output: int) -> int:
-    """In place of `adherence_of`: `ADHERENCE_CLOSE`."""
-    return 2
-
-
-def no_shift(text: Any, position: int, matched: int, context: Any, indents: Any) -> int:
-    """In place of `indentation_shift`."""
-    return 0
-
-
-def no_repetition(matched: int, period: int) -> bool:
-    """In place of `wraps_around`."""
-    return False
-
-
-def always_trusted(alignment: Any) -> bool:
-    """In place of `trusts_edits`."""
-    return True
-
-
 #: The drafter as it is.
 BASELINE = "everything"
 MECHANISMS: dict[str, Mechanism] = {
@@ -115,12 +81,12 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "alignment buckets": Mechanism(
         "one bucket for all of the prediction",
-        {_DRAFT: {"alignment_bucket": one_alignment_bucket}},
+        {_DRAFT: {"alignment_bucket": lambda position, length, alignment, cursor, top: 0}},
         names="alignment_bucket|deficit|DEFICIT|ALIGNMENT_|NUM_ALIGNMENTS",
     ),
     "adherence": Mechanism(
         "one bucket, and no match is ignored",
-        {_DRAFT: {"adherence_of": one_adherence}},
+        {_DRAFT: {"adherence_of": lambda num_in_sync, num_output: 2}},  # `ADHERENCE_CLOSE`
         names="adherence|ADHERENCE|LOST_SHARE|LOOSE_SHARE|num_in_sync|NUM_IN_SYNC|lost_classes",
     ),
     "min_survival_lost": Mechanism(
@@ -134,13 +100,13 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "trust in edits": Mechanism(
         "any remembered edit is replayed",
-        {_DRAFT: {"trusts_edits": always_trusted}},
+        {_DRAFT: {"trusts_edits": lambda alignment: True}},
         names="trusts_edits|SEEN_BEFORE|seen_before|trusted",
         local=True,
     ),
     "LCS row": Mechanism(
         "after a divergence the cursor stays at the anchor",
-        {_LCS: {"extend_row": no_lcs_row}},
+        {_LCS: {"extend_row": lambda row, window, token: None}},
         names=r"extend_row|lcs_row|_row\(|cursor_score|\bscore\b|MATCH_WEIGHT|WORD|b_words|holds|WINDOW",
         local=True,
     ),
@@ -155,17 +121,17 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "exact prefix": Mechanism(
         "an exact prefix is a match like any other",
-        {_DRAFT: {"is_exact_prefix": no_exact_prefix}},
+        {_DRAFT: {"is_exact_prefix": lambda alignment, num_output: False}},
         names="exact_prefix|EXACT_PREFIX",
     ),
     "indentation shift": Mechanism(
         "no draft is moved",
-        {_DRAFT: {"indentation_shift": no_shift}},
+        {_DRAFT: {"indentation_shift": lambda text, position, matched, context, indents: 0}},
         names="indent|line_layout|shifted|LINE_END|NUM_RUNS",
     ),
     "repetition": Mechanism(
         "a draft ends with the context",
-        {_DRAFT: {"wraps_around": no_repetition}},
+        {_DRAFT: {"wraps_around": lambda matched, period: False}},
         names=r"wraps_around|period",
     ),
     "recipes": Mechanism(
