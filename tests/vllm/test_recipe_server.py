@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -92,27 +91,6 @@ def test_a_request_chooses_its_packs(
     assert token_ids == greedy(prompt, N)
     assert not details.get("gpu_align")
     assert not moved(before, scrape(server.url))
-
-
-@pytest.mark.parametrize(
-    ("xargs", "parameter"),
-    [
-        ({"recipes": [1]}, "recipes"),
-        ({"recipes": ["x"] * 32}, "recipes"),
-        ({"recipes": 3.5}, "recipes"),
-        ({"memory": "no"}, "memory"),
-        ({"memory": 2}, "memory"),
-    ],
-)
-def test_a_bad_choice_is_refused(
-    server: Server, spoken: Spoken, xargs: dict[str, Any], parameter: str
-) -> None:
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        answer(server, spoken.prompts[0], xargs)
-    assert caught.value.code == 400
-    error = json.load(caught.value)["error"]
-    assert error["param"] == parameter
-    assert error["message"].startswith(parameter)
 
 
 def test_where_a_pack_cannot_be_read_an_unknown_name_is_told_once(

@@ -1,5 +1,5 @@
-"""The OpenAI server on the V2 model runner, as a user starts it, with two engines (data parallel): front end and
-engine cores are separate processes, each with the plugin."""
+"""The OpenAI server on the V2 model runner, as a user starts it, with two API servers and two engines (data
+parallel): separate processes, each with the plugin; what the two front ends count is one sum."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ from tests.campaign.recount import Logs, of_prediction, recount
 pytestmark = pytest.mark.vllm
 
 K = 8
+# What `vllm serve --api-server-count` runs; the command itself needs metadata that the CPU build does not have.
+SERVE = """
+from vllm.entrypoints.cli.serve import run_multi_api_server
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+if __name__ == "__main__":
+    cli_env_setup()
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    validate_parsed_serve_args(args)
+    run_multi_api_server(args)
+"""
 
 
 def end_requests(url: str) -> None:
@@ -54,6 +67,7 @@ def check_many(url: str, steps: Path) -> None:
 def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> None:
     speculation = {"method": "custom_class", "model": "vllm_integration.PredictedOutputs"}
     flags = ["--max-model-len", "256", "--max-num-seqs", "4", "--data-parallel-size", "2"]
+    flags += ["--api-server-count", "2", "--enable-log-requests"]
     flags += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": K})]
     environment = {
         **ENVIRONMENT,
@@ -64,7 +78,12 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
         "GPU_ALIGN_DEBUG_LIVE": "1",
         "GPU_ALIGN_VERBOSE": "1",
     }
-    with serve(tiny_model, tmp_path, *flags, environment=environment) as server:
+    (tmp_path / "serve.py").write_text(SERVE)
+    program = (str(tmp_path / "serve.py"),)
+    with serve(tiny_model, tmp_path, *flags, environment=environment, program=program) as server:
+        before = scrape(server.url)
+        assert before["gpu_align_requests_total"] == 0  # shown before anybody has sent a prediction
+        assert before["gpu_align_enabled"] == 1  # in both processes
         answers = check_answers(server)
         check_many(server.url, server.logs)
         status, metrics = (
@@ -79,12 +98,15 @@ def test_a_chat_request_with_a_prediction(tiny_model: Path, tmp_path: Path) -> N
         assert all(map(int, served))
     lines = server.output.read_text().splitlines()
     assert any("Using V2 Model Runner" in line for line in lines)
-    (start,) = [line for line in lines if " drafts on vLLM " in line]
-    assert f"V2 model runner, K={K}; " in start
+    starts = [line for line in lines if " drafts on vLLM " in line]
+    assert [f"V2 model runner, K={K}; " in start for start in starts] == [True, True]
+    served = re.findall(r"\((ApiServer_\d)\b[^)]*\).*Received request", "\n".join(lines))
+    assert set(served) == {"ApiServer_0", "ApiServer_1"}
     for answer in answers:
         (line,) = [line for line in lines if f"gpu_align: request {answer['id']}-" in line]
         assert "ended: 20 tokens in " in line
-    assert not any("gpu_align is off" in line for line in lines)
+    for lost in ("gpu_align is off", "without its prediction", "gpu_align did not count", "counts no usage"):
+        assert not any(lost in line for line in lines)
 
 
 def check_answers(server: Server) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,31 @@ def plugin_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "_off_reason", None)
 
 
+@contextmanager
+def _lines_of_the_log(level: int) -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logging.Handler(level)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    before = compat.logger.level
+    compat.logger.addHandler(handler)
+    compat.logger.setLevel(min(before or level, level))
+    yield lines
+    compat.logger.setLevel(before)
+    compat.logger.removeHandler(handler)
+
+
 @pytest.fixture
 def plugin_log() -> Iterator[list[str]]:
     """The plugin's log lines from WARNING up. (vLLM cuts its loggers off from the root, so no `caplog`.)"""
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    compat.logger.addHandler(handler)
-    yield lines
-    compat.logger.removeHandler(handler)
+    with _lines_of_the_log(logging.WARNING) as lines:
+        yield lines
+
+
+@pytest.fixture
+def info_log() -> Iterator[list[str]]:
+    """Those from INFO up."""
+    with _lines_of_the_log(logging.INFO) as lines:
+        yield lines
 
 
 @pytest.fixture(scope="module")

@@ -407,12 +407,7 @@ def _pairs(items: float) -> dict[str, int]:
 #: Bodies that bring a prediction and have about `items` items.
 STRUCTURED: dict[str, Callable[[int], dict[str, Any]]] = {
     "keys of the request": lambda items: {**with_prediction(), **_pairs(items)},
-    "keys of vllm_xargs": lambda items: {
-        **GOOD,
-        "vllm_xargs": {"gpu_align_prediction": [5], **_pairs(items)},
-    },
     "nested arrays": lambda items: with_prediction(more=[[[[[[[[[[[]]]]]]]]]]] * int(items / 10.25)),
-    "objects": lambda items: with_prediction(more=[{"a": 1}] * int(items / 2.25)),
     "parts": lambda items: with_prediction([{"type": "text", "text": "w"}] * int(items / 3.5)),
     "ids": lambda items: {**GOOD, "vllm_xargs": {"gpu_align_prediction": [5] * (4 * items)}},
 }

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,19 +34,6 @@ def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
     monkeypatch.setattr(in_use, "_facts", EngineFacts(32, "V2"))
     monkeypatch.setattr(compat, "_installed", {"chat", "completions", "messages", "usage"})
-
-
-@pytest.fixture
-def told() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    level = status.logger.level
-    status.logger.addHandler(handler)
-    status.logger.setLevel(logging.INFO)
-    yield lines
-    status.logger.setLevel(level)
-    status.logger.removeHandler(handler)
 
 
 def models() -> dict[str, str]:
@@ -111,12 +96,12 @@ def get(app: Any, path: str = status.PATH, key: str | None = None, scheme: str =
     ],
 )
 def test_one_line_says_what_the_server_is(
-    told: list[str], monkeypatch: pytest.MonkeyPatch, variables: Any, tasks: Any, parts: Any
+    info_log: list[str], monkeypatch: pytest.MonkeyPatch, variables: Any, tasks: Any, parts: Any
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"GPU_ALIGN_{name}", value)
     app = app_with(tasks=tasks)
-    (line,) = told
+    (line,) = info_log
     assert [part for part in parts if part not in line] == []
     assert "GPU_ALIGN_SURE" not in line
     assert "\n" not in line
@@ -200,16 +185,16 @@ def test_the_status_is_behind_the_servers_keys(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_where_a_key_cannot_be_checked_and_without_our_drafter_there_is_no_status(
-    told: list[str], plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+    info_log: list[str], plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(status, "install", lambda group: "no callable verify_token")
         assert get(app_with(["one"]), key="one").status_code == 404
     assert plugin_log == ["gpu_align serves no /gpu_align/status: no callable verify_token"]
-    told.clear()
+    info_log.clear()
     monkeypatch.setattr(in_use, "_facts", None)
     assert get(app_with()).status_code == 404
-    assert told == []
+    assert info_log == []
 
 
 def test_each_way_to_refuse_a_prediction_is_a_label() -> None:
