@@ -95,6 +95,43 @@ def refuse_late() -> None:
     VllmConfig._validate_adaptive_verification = lambda self: None
 
 
+def run_mamba_as_on_a_gpu() -> None:
+    """A step of Mamba layers runs vLLM's Triton kernels: the CPU's own lose the states beside drafts, so that the
+    plugin refuses them. Prefills stay the CPU's. The interpreter is told that integers are masks."""
+    from triton.runtime.interpreter import InterpreterBuilder
+    from vllm.model_executor.layers.mamba import abstract  # noqa: F401  # what it imports asks for the platform, too
+    from vllm.platforms import current_platform
+
+    from vllm_integration.config import engine_config
+
+    def take_masks(name: str, position: int) -> None:
+        original = getattr(InterpreterBuilder, name)
+
+        def masked(self: Any, *args: Any) -> Any:
+            args[position].data = args[position].data.astype(bool)
+            return original(self, *args)
+
+        setattr(InterpreterBuilder, name, masked)
+
+    take_masks("create_masked_load", 1)
+    take_masks("create_masked_store", 2)
+    engine_config.loses_recurrent_states = lambda model_config: False
+    platform = type(current_platform)
+    is_cpu, platform.is_cpu = platform.is_cpu, lambda self: False
+    try:
+        from vllm.model_executor.layers.mamba.ops import causal_conv1d, mamba_ssm, ssd_combined, ssu_dispatch
+    finally:
+        platform.is_cpu = is_cpu
+    from vllm.model_executor.layers.mamba.ops.cpu import causal_conv1d as cpu_conv1d
+    from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm as cpu_ssm
+
+    causal_conv1d.causal_conv1d_fn = cpu_conv1d.causal_conv1d_fn_cpu
+    ssd_combined._mamba_chunk_scan_combined_fwd = cpu_ssm._mamba_chunk_scan_combined_fwd_cpu
+    backends = ssu_dispatch._BACKEND_REGISTRY
+    backends[ssu_dispatch.MambaBackendEnum.CPU] = backends[ssu_dispatch.MambaBackendEnum.TRITON]
+    assert "cpu" not in mamba_ssm.selective_state_update.__module__
+
+
 class _GrammarBitmask:
     """Does what vLLM's `_apply_grammar_bitmask_kernel` does, which the interpreter refuses for its mask."""
 

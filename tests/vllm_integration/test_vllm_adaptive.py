@@ -210,19 +210,31 @@ def test_without_timings_only_hopeless_drafts_are_trimmed(
     assert manager.get_num_tokens({"a": 5, "b": 5}, drafts) == 2 + 3 + 2
 
 
+class V1Config:
+    use_v2_model_runner = False
+    scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
+
+    def __init__(self, is_hybrid: bool = False, is_attention_free: bool = False) -> None:
+        vars(self).update(vars(config_of()))
+        self.model_config = SimpleNamespace(is_hybrid=is_hybrid, is_attention_free=is_attention_free)
+
+    @wrapped_by(engine_config.post_init)
+    def post_init(self) -> None:
+        assert not asked(self)  # vLLM raises here
+
+
+@pytest.mark.parametrize("kind", ["is_hybrid", "is_attention_free"])
+def test_a_recurrent_model_is_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    from vllm.platforms import current_platform
+
+    with pytest.raises(ValueError, match="start this model without speculative_config"):
+        V1Config(**{kind: True}).post_init()
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    V1Config(**{kind: True}).post_init()
+
+
 def test_v1_does_without(plugin_log: list[str]) -> None:
-    class Config:
-        use_v2_model_runner = False
-        scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
-
-        def __init__(self) -> None:
-            vars(self).update(vars(config_of()))
-
-        @wrapped_by(engine_config.post_init)
-        def post_init(self) -> None:
-            assert not asked(self)  # vLLM raises here
-
-    Config().post_init()
+    V1Config().post_init()
     (line,) = plugin_log
     assert "V1" in line
 

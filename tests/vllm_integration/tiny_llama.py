@@ -58,9 +58,9 @@ def build(directory: Path, *, seed: int = 0, max_len: int = 1024) -> Path:
 
 def greedy_by_transformers(directory: Path) -> Callable[[list[int], int], list[int]]:
     """`greedy(prompt, n)`: the next n tokens of the model there; each prompt is generated from once."""
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     known: dict[tuple[int, ...], list[int]] = {}
 
     def generate(prompt: list[int], n: int) -> list[int]:

@@ -119,6 +119,8 @@ def config(**overrides: Any) -> Any:
             max_model_len=values["max_model_len"],
             get_vocab_size=lambda: values["vocab_size"],
             skip_tokenizer_init=True,
+            is_hybrid=False,
+            is_attention_free=False,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=values["max_num_seqs"]),
         parallel_config=SimpleNamespace(rank=values["rank"], tensor_parallel_size=values["tp"]),

@@ -157,7 +157,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     vLLM allows asynchronous scheduling for the drafters it knows to be on the device. For the time of its
     own check our method counts as one of them. On V1 our scheduler only counts what was verified. K is capped
     at what the V1 sampler verifies, and on V2 at what fits into a batch.
-    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read.
+    Raises `ValueError` when a `GPU_ALIGN_*` variable cannot be read, or the answers would be wrong.
     """
     if not drafts_predictions(self):
         return original(self, *args, **kwargs)
@@ -185,8 +185,21 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         counts = are_whole(("usage_v1",), "gpu_align reports no usage with the V1 model runner")
         if counts and not self.scheduler_config.async_scheduling:
             _use_our_scheduler(self.scheduler_config, V1_SCHEDULER)
+    if loses_recurrent_states(self.model_config):
+        raise ValueError(
+            "vLLM's CPU kernels of recurrent layers (Mamba, GDN, short convolutions) lose their states where "
+            "anything drafts: start this model without speculative_config"
+        )
     note_engine(self)
     return result
+
+
+def loses_recurrent_states(model_config: Any) -> bool:
+    """Whether this model's answers would be wrong: vLLM 0.32's `causal_conv1d_update_cpu` ignores how many drafts
+    were accepted, also where there were none."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu() and (model_config.is_hybrid or model_config.is_attention_free))
 
 
 @functools.cache

@@ -114,6 +114,9 @@ config vllm.config.vllm:VllmConfig
   wrap _validate_adaptive_verification(self) where vLLM cannot trim drafts, our slots do without
   wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler
   field use_v2_model_runner which model runner the engine gets
+config vllm.config.model:ModelConfig
+  field is_hybrid whether layers keep recurrent states, which vLLM's CPU kernels lose beside drafts
+  field is_attention_free the same
 config vllm.config.vllm
   global NgramGPUTypes the drafters that asynchronous scheduling is allowed with
 
