@@ -7,18 +7,19 @@ on free prose, what a pack covers of Python's structure, and how long learning t
 
 from __future__ import annotations
 
+import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import pool
 from benchmarks.quality.build_suffix_peer import add_to_path
-from benchmarks.recipes import changelogs, page, python_client, python_code, tasks
-from benchmarks.recipes.groups import Task
-from benchmarks.recipes.learning import measured
+from benchmarks.recipes import changelogs, page, python_client, python_code, tasks, triage
+from benchmarks.recipes.groups import NUM_SAMPLES, Task
 from benchmarks.recipes.runs import (
     TOKENIZER,
     K,
@@ -38,6 +39,8 @@ from gpu_align.simulate import Record, load_tokenizer
 from gpu_align.tools.simulate.replay import PairResult
 
 Say = Callable[[str], None]
+#: Groups of samples of so many tokens, for the time and the memory of learning.
+NUM_GROUPS, NUM_TOKENS = 1_000, 500
 
 
 def learn(name: str, task: Task) -> RecipePack:
@@ -106,6 +109,36 @@ def prose_of(records: list[Record], recipes: Mapping[str, Recipes]) -> dict[str,
     return {name: counts_of(ours(found)(records)) for name, found in runs.items()}
 
 
+def groups_of(folder: Path) -> list[tuple[str, str, list[str]]]:
+    """Groups of samples of `NUM_TOKENS` tokens: the task's, one behind another and cut."""
+    found = tasks.read(triage.NAME, folder).groups
+    tokenizer = load_tokenizer(TOKENIZER)
+    samples = [cycle(group.samples[i] for group in found) for i in range(NUM_SAMPLES)]
+    groups = []
+    for number in range(NUM_GROUPS):
+        cut = []
+        for stream in samples:
+            ids = [token for text in islice(stream, 3) for token in tokenizer.encode(text)][:NUM_TOKENS]
+            cut.append(b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", errors="ignore"))
+        groups.append((triage.NAME, f"Report {number}\n", cut))
+    return groups
+
+
+def learning(folder: Path) -> dict[str, Any]:
+    """Seconds and peak memory of learning; the peak is that of this process, which has to be a fresh one."""
+    groups = groups_of(folder)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, began_processor = time.perf_counter(), time.process_time()
+    pack = RecipePack.observe(groups, encode, token_texts, task=triage.NAME)
+    seconds, processor = time.perf_counter() - began, time.process_time() - began_processor
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "groups": NUM_GROUPS, "samples": NUM_SAMPLES, "tokens": NUM_TOKENS, "seconds": round(seconds, 1),
+        "processor_seconds": round(processor, 1), "before_mib": before // 1024, "peak_mib": peak // 1024,
+        "entries": len(pack.observed),
+    }  # fmt: skip
+
+
 def measure(folder: Path, say: Say) -> dict[str, Any]:
     """All of it."""
     found: dict[str, Any] = {"num_draft_tokens": K, "tasks": {}, "python": {}}
@@ -123,7 +156,7 @@ def measure(folder: Path, say: Say) -> dict[str, Any]:
         say(f"  coverage {report['coverage']:.1%}, accuracy {report['accuracy']:.2%}")
     found["prose"] = prose_of(records_of(tasks.read(changelogs.NAME, folder).outputs), recipes)
     with pool(1) as fresh:
-        found["learning"] = fresh.apply(measured, [folder])
+        found["learning"] = fresh.apply(learning, [folder])
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,40 +88,28 @@ def next_version(entries: Sequence[Entry]) -> Case:
     return Case("next_version", _asked(entries), recalled, [e.record.prediction for e in entries])
 
 
-def _written(
-    name: str,
-    entries: Sequence[Entry],
-    is_known: Callable[[Entry, Entry], bool],
-    alike: bool = False,
-) -> Case:
-    """A file is written. The memory holds those others that are known, to its own prompt if `alike`."""
-    prompts = _prompts(entries)
-    recalled = []
+#: Case → which other files the memory holds when a file is written.
+KNOWN: dict[str, Callable[[Entry, Entry], bool]] = {
+    "same_package": lambda entry, other: other.package == entry.package,
+    "all_packages": lambda entry, other: True,
+    "unrelated": lambda entry, other: (
+        other.package != entry.package and (other.kind == "python") != (entry.kind == "python")
+    ),
+}
+
+
+def written(name: str, entries: Sequence[Entry], alike: bool = False) -> Case:
+    """A file is written. The memory holds the others that are `KNOWN`; `alike`: as answers to its own prompt."""
+    prompts, recalled = _prompts(entries), []
     for entry in entries:
         own = prompts[entry.record.id]
-        others = shuffled((o for o in entries if o is not entry and is_known(entry, o)), entry.record.id)
-        answers = ((own if alike else prompts[o.record.id], o.record.output) for o in others)
+        others = (o for o in entries if o is not entry and KNOWN[name](entry, o))
+        answers = [
+            (own if alike else prompts[o.record.id], o.record.output)
+            for o in shuffled(others, entry.record.id)
+        ]
         recalled.append(_recall(own, answers))
-    return Case(name, _asked(entries), recalled)
-
-
-def same_package(entries: Sequence[Entry]) -> Case:
-    """A file is written. The memory holds the other files of its package."""
-    return _written("same_package", entries, lambda entry, other: other.package == entry.package)
-
-
-def all_packages(entries: Sequence[Entry]) -> Case:
-    """A file is written. The memory holds all other files, of its package and of others, in any order."""
-    return _written("all_packages", entries, lambda entry, other: True)
-
-
-def unrelated(entries: Sequence[Entry], alike: bool = False) -> Case:
-    """A file is written. The memory holds texts of another sort, of other packages; `alike`: to its own prompt."""
-
-    def is_known(entry: Entry, other: Entry) -> bool:
-        return other.package != entry.package and (other.kind == "python") != (entry.kind == "python")
-
-    return _written("unrelated_alike" if alike else "unrelated", entries, is_known, alike=alike)
+    return Case(f"{name}_alike" if alike else name, _asked(entries), recalled)
 
 
 def one_form(name: str, outputs: Sequence[Output]) -> Case:
@@ -179,8 +166,8 @@ def measure(corpus_file: Path, folder: Path, say: Callable[[str], None]) -> dict
     results: dict[str, Any] = {}
     # Files are the same requests in every case.
     known: dict[tuple[str, int], dict[str, Any]] = {}
-    files = (same_package, all_packages, unrelated, partial(unrelated, alike=True))
-    for case in (next_version(entries), *forms(folder), *(make(entries) for make in files)):
+    files = (*(written(name, entries) for name in KNOWN), written("unrelated", entries, alike=True))
+    for case in (next_version(entries), *forms(folder), *files):
         results[case.name] = {}
         for size in SIZES[:1] if case.name in MORE else SIZES:
             key = ("" if case.name.startswith("form: ") else "file", size)

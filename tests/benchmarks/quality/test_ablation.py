@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pickle
 import random
@@ -16,6 +15,7 @@ import pytest
 
 pytest.importorskip("rapidfuzz")
 
+from benchmarks.corpus.build import EditPair, write_pairs
 from benchmarks.quality import ablation, mechanisms
 from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
 from benchmarks.quality.runs import Counts, read_entries
@@ -114,32 +114,21 @@ def test_a_change_is_read_at_the_rejections_of_the_default() -> None:
     assert ablation.change(row_of((100, 1000, 700)), whole, "test") is None
 
 
-def records(count: int) -> list[dict[str, Any]]:
-    """Edits of the same kind at four places each, so that each may be replayed."""
-    found = []
-    for seed in range(count):
-        rng = random.Random(seed)
-        blocks = [[rng.randrange(50) for _ in range(25)] for _ in range(5)]
-        before = [token for block in blocks for token in (*block, 60, 61, 62)][:-3]
-        after = [token for block in blocks for token in (*block, 60, 70, 71, 62)][:-4]
-        fields = {
-            "text": "python",
-            "kind": "python",
-            "split": "test",
-            "tokens": "tekken",
-            "package": f"p{seed}",
-        }
-        found.append({"id": str(seed), "prediction": before, "output": after, **fields})
-    return found
+def edit_pair(seed: int) -> EditPair:
+    """Edits of the same kind at four places, so that each may be replayed."""
+    rng = random.Random(seed)
+    blocks = [[rng.randrange(50) for _ in range(25)] for _ in range(5)]
+    before = [token for block in blocks for token in (*block, 60, 61, 62)][:-3]
+    after = [token for block in blocks for token in (*block, 60, 70, 71, 62)][:-4]
+    return EditPair(str(seed), "python", "python", f"p{seed}", "test", "tekken", before, after)
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is measured, on a corpus of two records."""
     monkeypatch.chdir(ROOT)
-    pairs = tmp_path / "pairs.jsonl.gz"
-    pairs.write_bytes(gzip.compress("\n".join(map(json.dumps, records(2))).encode()))
-    known = tmp_path / "known.pickle"
+    pairs, known = tmp_path / "pairs.jsonl.gz", tmp_path / "known.pickle"
+    write_pairs(map(edit_pair, range(2)), pairs)
     known.write_bytes(pickle.dumps({}))
     files = {"corpus": str(pairs), "tune": str(pairs), "known": str(known)}
     return {**files, "one_in": 1, "settings": [{}, {"length_factor": 1}]}
@@ -175,7 +164,7 @@ def test_rows_of_the_file_are_kept_and_shown(tmp_path: Path, capsys: pytest.Capt
     for row in (whole, less):
         row |= {"perfect": {"records": 2, "least_steps": 1}, "unrelated": counted(9, 1, 1)}
     pairs = tmp_path / "pairs.jsonl.gz"
-    pairs.write_bytes(gzip.compress(b""))
+    write_pairs([], pairs)
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"rows": [less, whole]}))
     files = ["--corpus", str(pairs), "--tune", str(pairs), "--json", str(path)]

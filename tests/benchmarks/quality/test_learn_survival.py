@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.corpus.build import EditPair, write_pairs
 from benchmarks.learn import survival
 from gpu_align.ops.draft import SHIPPED, read_survival, read_table
 
 RNG = np.random.default_rng(3)
 
 
-def line(kind: str, text: str, number: int, tokens: str = "tekken") -> dict[str, object]:
+def edit_pair(kind: str, text: str, number: int, tokens: str = "tekken") -> EditPair:
     prediction = RNG.integers(0, 30, 60).tolist()
     output = list(prediction)
     output[number % 50 + 5] = 99
-    labels = {
-        "id": f"{kind}{number}",
-        "kind": kind,
-        "text": text,
-        "package": "p",
-        "split": "tune",
-        "tokens": tokens,
-    }
-    return {**labels, "prediction": prediction, "output": output[: 40 + number]}
+    return EditPair(f"{kind}{number}", kind, text, "p", "tune", tokens, prediction, output[: 40 + number])
 
 
 @pytest.fixture
 def corpora(tmp_path: Path) -> tuple[Path, Path]:
-    tune = [line("python", "python", i) for i in range(4)]
-    tune += [line("python", "python", 5, "bytes"), line("rename", "python", 6)]
-    kinds = [line("rust", "rust", 7), line("model", "rust", 8), line("draft_20", "rust", 9)]
-    kinds += [line("draft_60", "rust", 10), line("sibling", "rust", 11)]
+    tune = [edit_pair("python", "python", i) for i in range(4)]
+    tune += [edit_pair("python", "python", 5, "bytes"), edit_pair("rename", "python", 6)]
+    kinds = [edit_pair("rust", "rust", 7), edit_pair("model", "rust", 8), edit_pair("draft_20", "rust", 9)]
+    kinds += [edit_pair("draft_60", "rust", 10), edit_pair("sibling", "rust", 11)]
     paths = tmp_path / "tune.jsonl.gz", tmp_path / "kinds.jsonl.gz"
-    for path, lines in zip(paths, (tune, kinds), strict=True):
-        with gzip.open(path, "wt") as file:
-            file.writelines(json.dumps(one) + "\n" for one in lines)
+    for path, pairs in zip(paths, (tune, kinds), strict=True):
+        write_pairs(pairs, path)
     return paths
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rapidfuzz")
 
+from benchmarks.corpus.build import EditPair, write_pairs
+from benchmarks.corpus.mix import ByteTokenizer
 from benchmarks.quality import build_suffix_peer, cases, checks, main, plot, runs
 from benchmarks.quality.cases import Resumption, least_steps, reentries, resumptions
 from benchmarks.quality.checks import Point, curve, height
@@ -33,6 +32,7 @@ from benchmarks.quality.runs import (
     total,
 )
 from gpu_align import RecipePack, Recipes
+from gpu_align.policies import EarlierResponses, SuffixDecoding
 from gpu_align.simulate import Record, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,18 +125,9 @@ def test_cases() -> None:
 
 
 def test_one_line_cases_differ_in_one_line() -> None:
-    class Letters:
-        name, vocab_size = "letters", 128
-
-        def encode(self, text: str) -> list[int]:
-            return list(text.encode())
-
-        def token_bytes(self, token_id: int) -> bytes:
-            return bytes([token_id])
-
     text = "".join(f"line {i} of a file\n" for i in range(100))
     record = Record("a", [], [], list(text.encode()))
-    made = cases.one_line_edits([Entry(record, "python", "python", "p", "test", "tekken")], Letters())
+    made = cases.one_line_edits([Entry(record, "python", "python", "p", "test", "tekken")], ByteTokenizer())
     assert len(made) == cases.EDITS_A_FILE
     for entry in made:
         before, after = (bytes(t).splitlines() for t in (entry.record.prediction, entry.record.output))
@@ -196,14 +187,12 @@ def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytes
     real, made = "def one() -> None:\n    pass\n", "edited here\n"
     pack = RecipePack.learn([("one", "alpha beta gamma\n" * 20)])
     monkeypatch.setattr(runs.RecipePack, "load", lambda: pack)
-    fields = {"text": "python", "package": "p", "split": "tune", "prediction": []}
-    records = [
-        {**fields, "id": "1", "kind": "python", "tokens": "tekken", "output": tekken.encode(real)},
-        {**fields, "id": "2", "kind": "rename", "tokens": "tekken", "output": tekken.encode(made)},
-        {**fields, "id": "3", "kind": "python", "tokens": "bytes", "output": list(real.encode())},
-    ]
     path = tmp_path / "tune.jsonl.gz"
-    path.write_bytes(gzip.compress("\n".join(map(json.dumps, records)).encode()))
+    rows = [("1", "python", "tekken", tekken.encode(real)), ("2", "rename", "tekken", tekken.encode(made)),
+            ("3", "python", "bytes", list(real.encode()))]  # fmt: skip
+    write_pairs(
+        (EditPair(i, kind, "python", "p", "tune", name, [], ids) for i, kind, name, ids in rows), path
+    )
     monkeypatch.chdir(tmp_path)
     for tokens in ("tekken", "bytes", "bpe"):
         known = runs._knowledge(path, tokens)
@@ -246,10 +235,8 @@ def test_every_peer_has_a_place_in_the_picture() -> None:
 
 
 def test_read_entries(tmp_path: Path) -> None:
-    fields = {"kind": "python", "text": "python", "package": "flask", "split": "test", "tokens": "tekken"}
-    record = {"id": "a", "prediction": [1], "output": [2]}
     path = tmp_path / "c.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps({**record, **fields}).encode()))
+    write_pairs([EditPair("a", "python", "python", "flask", "test", "tekken", [1], [2])], path)
     [entry] = read_entries(path)
     assert (entry.record.output, entry.in_five, entry.record.tokenizer) == ([2], True, "tekken")
 
@@ -260,47 +247,34 @@ PEER = build_suffix_peer.DEFAULT_FOLDER
 @pytest.mark.skipif(
     not (PEER / build_suffix_peer.STAMP).is_file(), reason="python -m benchmarks.quality.build_suffix_peer"
 )
-def test_suffix_decoding_follows_the_longest_most_frequent_path() -> None:
-    code = """
-from benchmarks.quality.build_suffix_peer import add_to_path
-assert add_to_path()
-from gpu_align.policies import SuffixDecoding
-policy = SuffixDecoding(1)
-policy.start([], [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 1, 2, 9], 64)
-policy.extend([5])
-assert policy.propose() == [6]          # one token matched, one drafted
-policy.extend([6])
-assert policy.propose() == [7, 8]
-four = SuffixDecoding(4)
-four.start([], [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 1, 2, 9], 3)
-four.extend([1, 2])
-assert four.propose()[:1] == [9]        # two of three times
-assert len(four.propose()) <= 3         # K
-
-from gpu_align.policies import EarlierResponses
-earlier = EarlierResponses([[20, 21, 22, 23], [20, 21, 22, 24], [20, 21, 22, 24], [5, 7]], 64)
-knows = SuffixDecoding(4, earlier=earlier)
-also = SuffixDecoding(4, earlier=earlier)
-for found in (knows, also, knows):      # shared, and asked again
-    found.start([], [1, 2, 3, 4, 5, 6], 8)
-    found.extend([20, 21])
-    assert found.propose() == [22, 24]  # nothing of the request's own; two of three times
-    found.start([], [5, 6, 5, 6], 1)
-    found.extend([22, 5])
-    assert found.propose() == [7]       # always there; here 6, two of three times
-without = SuffixDecoding(4)
-without.start([], [5, 6, 5, 6], 1)
-without.extend([22, 5])
-assert without.propose() == [6]
-SuffixDecoding(4).start([], [1], 8)
-try:
-    SuffixDecoding(4, max_tree_depth=24, earlier=earlier)
-except ValueError as error:
-    assert "earlier: expected a tree of depth 24, got one of 64" in str(error)
-else:
-    raise AssertionError
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+def test_suffix_decoding_follows_the_longest_most_frequent_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PEER.resolve()))
+    earlier = EarlierResponses([[20, 21, 22, 23], [20, 21, 22, 24], [20, 21, 22, 24], [5, 7]], 64)
+    one, four, knows, also = (
+        SuffixDecoding(1),
+        SuffixDecoding(4),
+        *(SuffixDecoding(4, earlier=earlier) for _ in "ab"),
+    )
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 1, 2, 9]
+    for policy, prompt, k, output, draft in (
+        (one, text, 64, [5], [6]),  # one token matched, one drafted
+        (one, text, 64, [5, 6], [7, 8]),
+        (four, text, 3, [1, 2], [9, 1, 2]),  # two of three times, and K
+        (four, [5, 6, 5, 6], 1, [22, 5], [6]),
+        *(
+            row
+            for found in (knows, also, knows)  # shared, and asked again
+            for row in (
+                (found, [1, 2, 3, 4, 5, 6], 8, [20, 21], [22, 24]),  # two of three times
+                (found, [5, 6, 5, 6], 1, [22, 5], [7]),  # always there; here 6, two of three times
+            )
+        ),
+    ):
+        policy.start([], prompt, k)
+        policy.extend(output)
+        assert policy.propose() == draft
+    with pytest.raises(ValueError, match="earlier: expected a tree of depth 24, got one of 64"):
+        SuffixDecoding(4, max_tree_depth=24, earlier=earlier)
 
 
 def test_our_curve_has_settings_with_shorter_drafts() -> None:

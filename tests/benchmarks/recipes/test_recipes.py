@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ pytest.importorskip("mistral_common")
 from benchmarks.quality.runs import Entry
 from benchmarks.recipes import (
     changelogs,
-    json_records,
     maths,
     memory,
     page,
@@ -32,7 +32,6 @@ from benchmarks.recipes.groups import (
     Output,
     Task,
     choice,
-    fives,
     happens,
     number_of,
     rendered,
@@ -74,10 +73,6 @@ def test_choices_depend_on_the_key_alone() -> None:
     assert sum(happens(0.03, n) for n in range(10_000)) == pytest.approx(300, abs=60)
 
 
-def test_fives_drops_what_is_left_over() -> None:
-    assert list(fives("abcdefghijkl")) == [tuple("abcde"), tuple("fghij")]
-
-
 def test_noise_is_rare_and_keeps_the_record() -> None:
     plain = {"a": 1, "b": {"c": None, "d": [1, 2]}, "e": "x"}
     texts = [rendered(plain, n) for n in range(1_000)]
@@ -86,11 +81,6 @@ def test_noise_is_rare_and_keeps_the_record() -> None:
     }
     usual = json.dumps(plain, indent=2) + "\n"
     assert 0.9 < sum(text == usual for text in texts) / len(texts) < 0.98
-
-
-def test_forms_take_learning_and_testing_from_different_packages() -> None:
-    for form in json_records.FORMS:
-        assert form.train is not form.test, form.name
 
 
 @pytest.mark.parametrize(
@@ -243,18 +233,21 @@ def entries() -> list[Entry]:
 
 
 def test_what_is_remembered() -> None:
-    cases = {case.name: case for case in (memory.next_version(entries()), memory.same_package(entries()))}
+    files = entries()
+    cases = {case.name: case for case in (memory.next_version(files), memory.written("same_package", files))}
     for entry, recalled in zip(entries(), cases["next_version"].recalled, strict=True):
         assert _holds(recalled.token_ids, entry.record.prediction)
     for entry, recalled in zip(entries(), cases["same_package"].recalled, strict=True):
         assert not _holds(recalled.token_ids, entry.record.output)
         assert recalled.related
     for alike in (False, True):
-        for entry, recalled in zip(entries(), memory.unrelated(entries(), alike).recalled, strict=True):
+        for entry, recalled in zip(
+            entries(), memory.written("unrelated", entries(), alike).recalled, strict=True
+        ):
             others = [e for e in entries() if e.package != entry.package]
             assert all(_holds(recalled.token_ids, other.record.output) for other in others)
             assert recalled.related == alike
-    for entry, recalled in zip(entries(), memory.all_packages(entries()).recalled, strict=True):
+    for entry, recalled in zip(entries(), memory.written("all_packages", entries()).recalled, strict=True):
         package = [e.record.output for e in entries() if e.package == entry.package]
         assert recalled.related
         assert recalled.token_ids.tolist() in package
@@ -276,14 +269,8 @@ def test_memory_of_the_earlier_version_is_worth_the_prediction() -> None:
 def test_records_of_one_form_remember_those_before() -> None:
     outputs = [Output("city", "", record(city, 7)) for city in CITIES[:3]]
     case = memory.one_form("form", outputs)
-    assert [len(recalled.token_ids) for recalled in case.recalled] == [
-        0,
-        *_running([len(r.output) for r in case.records]),
-    ]
-
-
-def _running(lengths: Sequence[int]) -> list[int]:
-    return [sum(lengths[:end]) for end in range(1, len(lengths))]
+    lengths = [len(recalled.token_ids) for recalled in case.recalled]
+    assert lengths == [0, *accumulate(len(r.output) for r in case.records[:-1])]
 
 
 def _holds(text: Sequence[int], part: Sequence[int]) -> bool:

@@ -22,7 +22,6 @@ from benchmarks.serving.trace import ONE, Trace, record_trace, sample, unrelated
 from benchmarks.tables import fill, read
 from gpu_align.simulate import Record, make_policies, replay
 from vllm_integration.config.settings import FILL_TOKENS, SURE
-from vllm_integration.scheduler.draft_budget import likeliest
 
 K = 4
 
@@ -102,26 +101,6 @@ class TestTrace:
 
 
 class TestRules:
-    def test_a_budget_goes_to_the_likeliest(self) -> None:
-        batch = batch_of([[0.9, 0.8, 0.2], [0.95, 0.1, 0], [0.5, 0.4, 0.3]])
-        found = [likeliest(batch.survival, budget).tolist() for budget in (0, 1, 3, 5, 99)]
-        assert found == [[0, 0, 0], [0, 1, 0], [2, 1, 0], [2, 1, 2], [3, 2, 3]]
-        ties = batch_of([[0.5, 0.5, 0.5], [0.9, 0.5, 0.5], [0.5, 0.5, 0]])
-        assert likeliest(ties.survival, 5).tolist() == [3, 2, 0]
-
-    def test_a_budget_spends_no_more_than_it_has(self) -> None:
-        rng = np.random.default_rng(0)
-        for _ in range(50):
-            survival = -np.sort(-rng.integers(0, 9, (7, 5)).astype(np.int64), axis=1).astype(np.uint16)
-            total = int((survival > 0).sum())
-            for budget in (1, 3, 10, 34, 35):
-                granted = likeliest(survival, budget)
-                assert granted.sum() == min(budget, total)
-                assert (granted <= (survival > 0).sum(axis=1)).all()
-                inside = np.arange(5) < granted[:, None]
-                left = survival[~inside & (survival > 0)]
-                assert not left.size or survival[inside].min() >= left.max()
-
     def test_fill_bounds_the_tokens_of_the_step_and_sure_ones_come_on_top(self) -> None:
         batch = batch_of([[0.95, 0.9, 0.2], [0.3, 0.2, 0.1]])
         assert Budget(fill=5).grant(batch).tolist() == [2, 1]
