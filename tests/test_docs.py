@@ -154,14 +154,19 @@ def test_every_page_is_in_the_navigation() -> None:
     assert listed == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
 
 
+#: The names of docs/api.md.
+REFERENCE = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_every_public_name_is_in_the_reference() -> None:
-    listed = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {f"gpu_align.{name}" for name in gpu_align.__all__ if name != "__version__"} <= set(listed)
-    for name in ("policies.Policy", "simulate.simulate", "simulate.replay", "simulate.read_records"):
-        assert f"gpu_align.{name}" in listed
-    for op in ("draft", "draft_budget", "lcs", "state", "step", "suffix_match"):
-        assert any(name.startswith(f"gpu_align.ops.{op}.") for name in listed), op
-    assert [name for name in listed if not _resolves(name)] == []
+    names = {f"gpu_align.{name}" for name in gpu_align.__all__ if name != "__version__"}
+    names |= {
+        f"gpu_align.{name}" for name in ("policies.Policy", "simulate.simulate", "simulate.read_records")
+    }
+    assert names <= set(REFERENCE)
+    operations = {name.rpartition(".")[0].removeprefix("gpu_align.ops.") for name in REFERENCE}
+    assert operations >= {"draft", "draft_budget", "lcs", "state", "step", "suffix_match"}
+    assert [name for name in REFERENCE if not _resolves(name)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_page_id)
@@ -190,11 +195,10 @@ def test_every_kernel_file_has_a_reference_of_its_name() -> None:
 
 def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
     draw = load("docs/img/draw.py")
-    measured = {"quality.svg", "reliability.svg"}  # drawn by benchmarks.quality
-    measured |= {
-        path.name for path in (ROOT / "docs" / "img").glob("published-*.svg")
-    }  # by benchmarks.published
-    assert {path.name for path in (ROOT / "docs" / "img").glob("*.svg")} == {*draw.PICTURES, *measured}
+    drawn_here = {
+        path.name for path in (ROOT / "docs" / "img").glob("*.svg") if "published-" not in path.name
+    }
+    assert drawn_here == {*draw.PICTURES, "quality.svg", "reliability.svg"}  # benchmarks draw the others
     for name, picture in draw.PICTURES.items():
         drawn = picture().svg()
         ElementTree.fromstring(drawn)
@@ -411,9 +415,7 @@ def listed(pattern: str) -> Counter[str]:
 
 
 def test_every_name_of_the_python_reference_is_listed() -> None:
-    reference = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    names = {f"gpu_align.{name}" for name in gpu_align.__all__}
-    names |= set(re.findall(r"^::: (\S+)$", reference, re.MULTILINE))
+    names = {f"gpu_align.{name}" for name in gpu_align.__all__} | set(REFERENCE)
     found = listed(r"gpu_align\.[\w.]+")
     assert names - set(found) == set()
     assert set(found) - names == set()  # no name that does not exist
@@ -463,12 +465,8 @@ def test_the_fields_over_http_are_listed() -> None:
     paths = set(re.findall(r"^\| `(/v1/[\w/]+)` \|", reference, re.MULTILINE))
     assert len(paths) >= 4
     assert {path for path in paths if f"`{path}`" not in http} == set()
-    for name in (
-        "accepted_prediction_tokens",
-        "rejected_prediction_tokens",
-        "vllm_xargs.gpu_align_prediction",
-    ):
-        assert f"`{name}`" in http
+    fields = "accepted_prediction_tokens", "rejected_prediction_tokens", "vllm_xargs.gpu_align_prediction"
+    assert all(f"`{name}`" in http for name in fields)
     assert f"`{FORMAT}`" in STABILITY
 
 
