@@ -36,42 +36,25 @@ def check_sharing_key(sharing_key: Hashable) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Extent:
-    """The consecutive pages that one request's prediction takes. Every `acquire` returns one of its own.
+    """The consecutive pages that one request's prediction takes. Every `acquire` returns one of its own."""
 
-    Attributes:
-        base: where the prediction begins in the arena, in tokens: a multiple of the page; 0 if it is empty.
-        num_tokens: tokens of the prediction.
-        capacity: tokens of its pages, ``ceil(num_tokens / page) * page``.
-        fresh: True if the caller has to upload the prediction and build its index, False if both are there.
-    """
-
-    base: int
-    num_tokens: int
-    capacity: int
-    fresh: bool
+    base: int  # where the prediction begins in the arena, in tokens: a multiple of the page; 0 if it is empty
+    num_tokens: int  # of the prediction
+    capacity: int  # tokens of its pages, ``ceil(num_tokens / page) * page``
+    fresh: bool  # whether the caller has to upload the prediction and build its index
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaStats:
-    """What an arena holds now, in tokens of whole pages, and what it has done since it was made.
+    """What an arena holds now, in tokens of whole pages, and what it has done since it was made."""
 
-    Attributes:
-        used_tokens: of predictions that requests use.
-        cached_tokens: of predictions that no request uses any more, kept for one that comes back.
-        free_tokens: of no prediction. ``used_tokens + cached_tokens + free_tokens == num_tokens`` of the arena.
-        num_predictions: different pairs of prediction and sharing key, used and cached; empty ones do not count.
-        reused: acquires that found their prediction there.
-        evicted: cached predictions dropped to make room.
-        refused: acquires that found no room.
-    """
-
-    used_tokens: int
-    cached_tokens: int
-    free_tokens: int
-    num_predictions: int
-    reused: int
-    evicted: int
-    refused: int
+    used_tokens: int  # of predictions that requests use
+    cached_tokens: int  # of predictions that no request uses any more, kept for one that comes back
+    free_tokens: int  # of no prediction; the three together are the arena's `num_tokens`
+    num_predictions: int  # different pairs of prediction and sharing key, used and cached; no empty ones
+    reused: int  # acquires that found their prediction there
+    evicted: int  # cached predictions dropped to make room
+    refused: int  # acquires that found no room
 
 
 class PredictionArena:
@@ -133,13 +116,8 @@ class PredictionArena:
     def acquire(self, tokens: npt.NDArray[np.int32], sharing_key: Hashable = None) -> Extent | None:
         """Find or make a place for a prediction, until `release`; None if there is no room.
 
-        Args:
-            tokens: [n] int32, may be empty. Read only; they may change afterwards.
-            sharing_key: pages are shared with equal predictions of this key alone; None is a key like any other.
-
-        Raises:
-            TypeError: not an array of int32, or a sharing key that is not hashable.
-            ValueError: not one-dimensional.
+        tokens: [n] int32, may be empty. Read only; they may change afterwards. TypeError, ValueError otherwise.
+        sharing_key: pages are shared with equal predictions of this key alone; None is a key like any other.
         """
         if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32:
             found = tokens.dtype if isinstance(tokens, np.ndarray) else type(tokens).__name__

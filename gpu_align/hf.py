@@ -25,12 +25,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("gpu_align.hf", "transformers", "transformers") from error
 
-_GROWS = cache_utils.DynamicLayer
-_PREALLOCATED = cache_utils.StaticLayer
+_GROWS, _PREALLOCATED = cache_utils.DynamicLayer, cache_utils.StaticLayer
 _WINDOW = cache_utils.DynamicSlidingWindowLayer
-#: From transformers 4.57 on.
+#: From transformers 4.57 on, and before.
 _STATIC_WINDOW = getattr(cache_utils, "StaticSlidingWindowLayer", None)
-#: Before.
 _OLD_STATIC_WINDOW = getattr(cache_utils, "SlidingWindowLayer", None)
 _KNOWN_LAYERS = {_GROWS, _PREALLOCATED, _WINDOW, _STATIC_WINDOW, _OLD_STATIC_WINDOW}
 
@@ -91,12 +89,7 @@ class DraftForward:
         self.steps = 0
 
     def __call__(self, ids: torch.Tensor, draft: Sequence[int]) -> Any:
-        """One pass. Returns the model's output, whose last ``len(draft) + 1`` logits are those wanted.
-
-        Args:
-            ids: [1, n] int64: all tokens so far.
-            draft: token ids to verify.
-        """
+        """One pass; ids: [1, n] int64, all so far. The output's last ``len(draft) + 1`` logits are wanted."""
         fed = torch.cat([ids[:, self._cached :], ids.new_tensor([list(draft)])], dim=1)
         self._end = ids.shape[1] + len(draft)
         arguments: dict[str, Any] = {"input_ids": fed, "use_cache": self._use_cache, **self._fixed}
@@ -205,19 +198,12 @@ def _rewind_window(layer: Any, keys: Any, values: Any, seen: int, length: int, e
 
 @dataclass(frozen=True)
 class PredictedOutputs:
-    """What became of the drafts of one generation.
+    """What became of the drafts of one generation."""
 
-    Attributes:
-        steps: forward passes of the model, prefill included.
-        accepted: draft tokens that the model wrote.
-        rejected: draft tokens that it did not; those behind the last token are neither.
-        failure: why the predictor was not asked any more, or None.
-    """
-
-    steps: int
-    accepted: int
-    rejected: int
-    failure: str | None = None
+    steps: int  # forward passes of the model, prefill included
+    accepted: int  # draft tokens that the model wrote
+    rejected: int  # draft tokens that it did not; those behind the last token are neither
+    failure: str | None = None  # why the predictor was not asked any more
 
 
 @torch.no_grad()
@@ -245,10 +231,9 @@ def generate(
                 append token, give it to the streamer, ask the stopping criteria
                 stop here where the token is not the draft's, or the generation has finished
 
-    The tokens are those of ``model.generate``: a draft only decides how many of them one pass yields. Greedy
-    generation is equal but where rounding decides between two tokens, as a pass over several tokens may round
-    otherwise than one over one token. Sampling draws once for each token, in order, so that the distribution is
-    the same, and with the same seed usually the text. The first pass verifies a draft together with the prompt.
+    The tokens are those of ``model.generate``, but where rounding decides between two: a pass over several tokens
+    may round otherwise. Sampling draws once for each token, in order, so that the distribution is the same, and
+    with the same seed usually the text. The first pass verifies a draft together with the prompt.
 
     Args:
         model: a decoder-only model of transformers with a KV cache.
@@ -273,11 +258,9 @@ def generate(
     A streamer gets one token at a time, and stopping criteria are asked behind each token, as in
     ``model.generate``. Scores, logits, attentions and hidden states have one entry a token.
 
-    Raises:
-        TypeError: a predictor, prediction or prompt of another type.
-        ValueError: an encoder-decoder or recurrent model, beams, more than one sequence, another source of drafts,
-            inputs other than token ids, a prediction with ids outside the vocabulary where `strict`, or text
-            without a tokenizer.
+    TypeError, ValueError: arguments of other types; an encoder-decoder or recurrent model, beams, more than one
+    sequence, another source of drafts, inputs other than token ids, text without a tokenizer, and, where `strict`,
+    a prediction with ids outside the vocabulary.
     """
     if model.config.is_encoder_decoder:
         found = f"{type(model).__name__}, an encoder-decoder"

@@ -4,8 +4,8 @@ A step log says what happened in each verification step of one request. The vLLM
 request; `gpu-align report` and the demo read it. `docs/metrics.md` describes every field. Only what writes
 or reads a file needs PyYAML. A field stands once, in its class: the reader goes by name and annotation.
 
-A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. It is the
-same YAML, so that one reader reads both; of a live file whose writer was killed it reads the whole lines.
+A *live file* grows step by step: `dump_live_head`, then `dump_live_step` for each step, one line each. One reader
+reads both; of a live file whose writer was killed it reads the whole lines.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class Step:
     accepted_text: str | None = None
     own_text: str | None = None
     new_lines: list[Line] | None = None  # those that the new tokens complete; None: no text to find lines in
-    prefix: Line | None = (
-        None  # the line that is not complete behind them, at most its last MAX_PREFIX tokens
-    )
+    prefix: Line | None = None  # the line that is not complete behind them, its last MAX_PREFIX tokens
 
     @property
     def rejected(self) -> int:
@@ -235,13 +233,9 @@ def _row(part: Step | Line) -> dict[str, Any]:
 def _yaml(document: Any, *, on_one_line: bool = False) -> str:
     import yaml
 
+    width, flow = (2**31 - 1, True) if on_one_line else (100, None)
     text: str = yaml.dump(
-        document,
-        Dumper=_dumper(),
-        sort_keys=False,
-        default_flow_style=True if on_one_line else None,
-        allow_unicode=True,
-        width=2**31 - 1 if on_one_line else 100,
+        document, Dumper=_dumper(), sort_keys=False, default_flow_style=flow, allow_unicode=True, width=width
     )
     return text
 
@@ -269,10 +263,7 @@ MAX_DEPTH = 50
 def read_step_log(path: Path) -> StepLog:
     """Read a file that the plugin wrote. Of a live file, the steps whose lines are whole.
 
-    Raises:
-        OSError: the file cannot be read.
-        StepLogError: the file is not YAML, or not a whole step log.
-        MissingExtraError: PyYAML is not installed.
+    StepLogError: it is not YAML, or not a whole step log. MissingExtraError: PyYAML is not installed.
     """
     try:
         import yaml
@@ -321,9 +312,10 @@ def _read(cls: type[Any], where: str, row: Any) -> Any:
         if field.name not in row:
             raise StepLogError(f"{place}: expected, but missing; is the file whole?")
         values[field.name] = _value(place, row[field.name], str(field.type).removesuffix(" | None"))
+    read = cls(**values)
     if cls is Step:
-        _check_step(where, values)
-    return cls(**values)
+        _check_step(where, read)
+    return read
 
 
 def _value(place: str, value: Any, kind: str) -> Any:
@@ -353,14 +345,15 @@ _KINDS: dict[str, tuple[Any, str]] = {
 }
 
 
-def _check_step(where: str, values: dict[str, Any]) -> None:
-    source, accepted, verified = values["source"], values["accepted"], values["verified"]
-    proposed, new = len(values["proposed"]), len(values["new"])
-    if source not in SOURCES:
-        raise StepLogError(f"{where}.source: expected one of {', '.join(SOURCES)}, found {source[:20]!r}")
-    if not accepted <= verified <= proposed:
+def _check_step(where: str, step: Step) -> None:
+    accepted, counts = step.accepted, (step.accepted, step.verified, len(step.proposed))
+    if step.source not in SOURCES:
+        found = repr(step.source[:20])
+        raise StepLogError(f"{where}.source: expected one of {', '.join(SOURCES)}, found {found}")
+    if sorted(counts) != list(counts):
+        found = ", ".join(map(str, counts))
+        raise StepLogError(f"{where}: expected accepted <= verified <= proposed tokens, found {found}")
+    if accepted > len(step.new):
         raise StepLogError(
-            f"{where}: expected accepted <= verified <= proposed tokens, found {accepted}, {verified}, {proposed}"
+            f"{where}.new: expected at least the {accepted} accepted tokens, found {len(step.new)}"
         )
-    if accepted > new:
-        raise StepLogError(f"{where}.new: expected at least the {accepted} accepted tokens, found {new}")

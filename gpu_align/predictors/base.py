@@ -43,21 +43,15 @@ def check_count(name: str, value: int, minimum: int = 1) -> int:
 class PredictorOptions:
     """What a loop tells a predictor about the sequence.
 
-    Attributes:
-        num_draft_tokens: K, the most draft tokens that a step verifies; ``>= 1``.
-        vocab_size: token ids are below it; None where the loop does not know it.
-        prediction: token ids of the predicted output, where the request has one.
-        max_len: the most tokens that prompt and output have together; None where there is no limit.
-        tokenizer: of the model, where the loop has one: an object with ``get_vocab()``.
-        sampling: how the model's tokens are chosen, where the loop knows it: of `gpu_align.hf.generate` the
-            ``GenerationConfig``. Read only.
+    sampling: how the model's tokens are chosen, where the loop knows it: of `gpu_align.hf.generate` the
+    ``GenerationConfig``. Read only.
     """
 
-    num_draft_tokens: int = 16
-    vocab_size: int | None = None
-    prediction: tuple[int, ...] = ()
-    max_len: int | None = None
-    tokenizer: Any = None
+    num_draft_tokens: int = 16  # K, the most that a step verifies; >= 1
+    vocab_size: int | None = None  # token ids are below it, where the loop knows it
+    prediction: tuple[int, ...] = ()  # token ids of the predicted output, where the request has one
+    max_len: int | None = None  # the most tokens that prompt and output have together, if there is a limit
+    tokenizer: Any = None  # of the model, where the loop has one: an object with ``get_vocab()``
     sampling: Any = None
 
 

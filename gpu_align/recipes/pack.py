@@ -68,27 +68,17 @@ class PackError(ValueError):
 
 @dataclass(frozen=True, repr=False)
 class RecipePack:
-    """What usually follows what: in words, for any tokenizer, and in the tokens of one.
+    """What usually follows what: in words, for any tokenizer, and in the tokens of one."""
 
-    Attributes:
-        words: how often each word was seen.
-        recipes: by context, shorter ones first.
-        calibration: [NUM_BINS], added to a probability in the middle of a bin; interpolated between middles.
-        made_by: the command that made it.
-        task: what it was observed in.
-        tokenizer: the `fingerprint` of the tokenizer whose ids it holds; "" where it holds none.
-        observed: by falling frequency.
-        kept: the ids that stay themselves in shapes, ascending: the task's keywords and punctuation.
-    """
-
-    words: Mapping[str, int]
-    recipes: Sequence[Recipe]
+    words: Mapping[str, int]  # how often each was seen
+    recipes: Sequence[Recipe]  # by context, shorter ones first
+    #: [NUM_BINS], added to a probability in the middle of a bin; interpolated between middles.
     calibration: Sequence[float] = (0.0,) * NUM_BINS
-    made_by: str = ""
-    task: str = ""
-    tokenizer: str = ""
-    observed: Sequence[Observed] = ()
-    kept: Sequence[int] = ()
+    made_by: str = ""  # the command
+    task: str = ""  # what it was observed in
+    tokenizer: str = ""  # the `fingerprint` of the tokenizer whose ids it holds, if it holds any
+    observed: Sequence[Observed] = ()  # by falling frequency
+    kept: Sequence[int] = ()  # the ids that stay themselves in shapes, ascending: keywords and punctuation
 
     def __repr__(self) -> str:
         """One line: how many words, recipes and entries."""
@@ -276,12 +266,8 @@ class Miss(NamedTuple):
 class Misses:
     """How often which recipe token was refuted, or accepted, behind which contexts.
 
-    Attributes:
-        tokenizer: `fingerprint` of the tokenizer that the ids are of.
-        shapes_only: hold no literal contexts, so that no text of a request is.
-        made_by: the command.
-        counts: how often each was counted.
-        left_out: misses that were not held, because `MAX_MISSES` others are.
+    tokenizer: `fingerprint` of the one that the ids are of. shapes_only: hold no literal contexts, so that no text
+    of a request is. `left_out` counts misses that were not held, because `MAX_MISSES` others are.
     """
 
     def __init__(

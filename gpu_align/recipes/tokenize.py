@@ -66,17 +66,11 @@ class Recipe(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """After `context`, `token` came `hits` times out of `seen`; in `groups` groups all samples agreed on it.
+    """After `context`, `token` came `hits` times out of `seen`; in `groups` groups all samples agreed on it."""
 
-    Attributes:
-        is_shape: whether the context is items of a shape instead of token ids.
-        context: 1 to `MAX_CONTEXT` of them, in reading order.
-        token: -1: nothing is drafted here, whatever a shorter context says.
-    """
-
-    is_shape: bool
-    context: tuple[int, ...]
-    token: int
+    is_shape: bool  # whether the context is items of a shape instead of token ids
+    context: tuple[int, ...]  # 1 to `MAX_CONTEXT` of them, in reading order
+    token: int  # -1: nothing is drafted here, whatever a shorter context says
     hits: int
     seen: int
     groups: int
@@ -334,10 +328,8 @@ def class_of(text: str) -> int:
 def shape_of_tokens(token_texts: TokenTexts, kept: Iterable[int]) -> npt.NDArray[np.int32]:
     """[V] int32: the shape item of each token: the id itself for those that are `kept`, else the token's class.
 
-    Args:
-        token_texts: the text of each id; of a part of a character any text that is no word. V is found by asking:
-            up to an error, or to texts that are all empty or no text.
-        kept: ids that stay themselves; those that are not below V are left out.
+    token_texts: the text of each id; of a part of a character any text that is no word. V is found by asking: up
+    to an error, or to texts that are all empty or no text.
     """
     found: list[int] = []
     for begin in range(0, MAX_VOCABULARY, _BLOCK):
@@ -368,11 +360,8 @@ def _texts(token_texts: TokenTexts, ids: range) -> Sequence[str]:
 def shape_of_output(output: Sequence[int], shape_of: IntArray) -> list[int]:
     """The shape that a look-up sees behind these tokens, the newest item first.
 
-    Free tokens in a row are one item; the beginning of the output is one.
-
-    Args:
-        output: what the model has written; its last `SHAPE_WINDOW` tokens and the beginning are all that counts.
-        shape_of: [V], of `shape_of_tokens`; ids that are not below V are strings.
+    Free tokens in a row are one item; the beginning of the output is one. Its last `SHAPE_WINDOW` tokens and the
+    beginning are all that counts. shape_of: [V], of `shape_of_tokens`; ids that are not below V are strings.
     """
     items: list[int] = []
     previous_free = False
