@@ -42,8 +42,7 @@ class View(NamedTuple):
 class StepView:
     """A slot a request on the CPU, and what a step sees of each.
 
-    predictions, prompt_lens: of each request; the others are for all of them, as for `Explainer`. tables: those of
-    `config` if None. token_ids: [R, T] int32, for the caller to write prompts and outputs in.
+    tables: those of `config` if None. token_ids: [R, T] int32, for the caller to write prompts and outputs in.
     """
 
     def __init__(
@@ -174,12 +173,8 @@ def warm_up(
 class Explainer:
     """Recomputes one request's drafts with the references of a `Drafter`'s operations: ``explainer.at(tokens)``.
 
-    Args:
-        prediction: token ids; may be empty.
-        prompt_len: tokens of ``tokens`` that are prompt.
-        num_draft_tokens, config, recipes, max_context_len: of the drafter.
-        recipe_packs: bit i: the request uses recipe pack i.
-        is_memory, is_related: whether the prediction is a text of earlier answers, and to requests like this one.
+    prompt_len: tokens of ``tokens`` that are prompt. recipe_packs: bit i: the request uses recipe pack i.
+    is_memory, is_related: whether the prediction is a text of earlier answers, and to requests like this one.
     """
 
     def __init__(
@@ -234,9 +229,8 @@ class Explainer:
     def _describe_recipe(self, recipe: int) -> Explained:
         assert self._recipes is not None
         matched = int((self._recipes.context[recipe] != -1).sum())
-        words = _last(matched)
-        if self._recipes.is_shape[recipe]:
-            words = f"texts of which the last {matched} items have this shape"
+        shape = f"texts of which the last {matched} items have this shape"
+        words = shape if self._recipes.is_shape[recipe] else _last(matched)
         expected = round(float(self._recipe_table.expected_accepted[recipe]) / c.SURVIVAL_ONE, 2)
         return Explained("recipe", recipe, matched, expected, f"{words} often go on like this in any text")
 
@@ -263,13 +257,12 @@ class Explainer:
         if in_sync and position == cursor == num_in_sync == num_output and self._text == "prediction":
             yield "the output so far is the beginning of the prediction"
             return
-        ahead, where = position - cursor, "at the cursor"
-        if ahead:
-            where = f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'} the cursor"
-        if matched:
-            yield f"{_last(matched)} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
-        else:
-            yield f"{where}, where the last token does not occur"
+        ahead = position - cursor
+        where = (
+            f"{abs(ahead)} {'ahead of' if ahead > 0 else 'behind'} the cursor" if ahead else "at the cursor"
+        )
+        occurs = f"{_last(matched)} occur{'s' if matched == 1 else ''} in the {self._text}, {where}"
+        yield occurs if matched else f"{where}, where the last token does not occur"
         bucket, adherence = class_id // c.NUM_ADHERENCES % c.NUM_ALIGNMENTS, class_id % c.NUM_ADHERENCES
         # While the output is in sync with the prediction, the alignment knows no more than the distance.
         if bucket in _WORSE and not in_sync:

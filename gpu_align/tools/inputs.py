@@ -87,9 +87,7 @@ def kind_of(value: object) -> str:
         return f"the string {value[:20]!r}" + ("…" if len(value) > 20 else "")
     if isinstance(value, list):
         return "a list"
-    if isinstance(value, dict):
-        return "an object"
-    return f"the number {value}"
+    return "an object" if isinstance(value, dict) else f"the number {value}"
 
 
 class EditError(ValueError):
@@ -116,12 +114,8 @@ def git_edits(
 ) -> Iterator[GitEdit]:
     """Yield the files that the commits of a range modified, newest first; no merges, links or submodules.
 
-    Args:
-        option: where the range comes from, for the messages.
-        repo, revisions: as in `gpu_align.simulate.records_of_git`.
-        max_bytes: larger files are left out.
-        decode: bytes → text, None where they are none.
-        suffixes: only files whose names end in one of these, if there are any.
+    option: where the range comes from, for the messages. max_bytes: larger files are left out. decode: bytes →
+    text, None where they are none. suffixes: only files whose names end in one of these, if there are any.
 
     Raises:
         EditError: Git is missing or refuses the range.

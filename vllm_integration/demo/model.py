@@ -76,10 +76,7 @@ class Progress(NamedTuple):
 
 
 def make_model(spec: ModelSpec, cache_dir: Path, report: Callable[[Progress], None]) -> Path:
-    """Train the tokenizer and the model, check them, and move them into the cache. Returns the folder.
-
-    The folder appears whole or not at all. Raises TrainingError when the model does not write the answer.
-    """
+    """Train the tokenizer and the model and move them, whole, into the cache; TrainingError: it learnt nothing."""
     from transformers.utils import logging as transformers_logging
 
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -106,11 +103,7 @@ def stdlib_sources() -> Iterable[str]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Return a lossless `transformers.PreTrainedTokenizerFast` of at most `vocab_size` tokens.
-
-    The special tokens come first (`<|end|>` is 0), then the 256 bytes. The same texts and version of `tokenizers`
-    give the same tokens.
-    """
+    """Return a lossless `PreTrainedTokenizerFast`: special tokens first (`<|end|>` is 0), then the 256 bytes."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -122,15 +115,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
+    bpe.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END,
@@ -143,7 +134,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of `text` as it stands, without anything added around it."""
+    """Return the ids of `text` as it stands."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
@@ -155,10 +146,7 @@ def encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
 
 def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any:
-    """Return the model once greedy generation has written the answer.
-
-    The answer is first learnt alone, which is cheap, then in its place after the prompt.
-    """
+    """Train until greedy generation writes the answer: first alone, which is cheap, then after the prompt."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -186,8 +174,7 @@ def _train(spec: ModelSpec, tok: Any, report: Callable[[Progress], None]) -> Any
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
-    with_prompt = False
-    loss_value = float("inf")
+    with_prompt, loss_value = False, float("inf")
     for step in range(spec.max_steps):
         for group in optimizer.param_groups:
             group["lr"] = spec.learning_rate * min(1.0, (step + 1) / spec.warmup_steps)
@@ -222,5 +209,4 @@ def _writes(model: Any, prompt: list[int], answer: list[int]) -> bool:
     with torch.inference_mode():
         output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **limits)
     model.train()
-    written: list[int] = output[0, len(prompt) :].tolist()
-    return written == answer
+    return bool(output[0, len(prompt) :].tolist() == answer)

@@ -38,8 +38,7 @@ def run_demo(model: str | None = None, out_dir: Path = Path("demo_out"), ngram: 
     """Serve a model with the plugin, send one edit with different predictions, and compare steps and time.
 
     Args:
-        model: a Hugging Face name or folder; None: a tiny model of our own, made on the first run and kept
-            under `.cache/demo-model/` in the current folder.
+        model: a Hugging Face name or folder; None: a tiny one of our own, kept under `.cache/demo-model/`.
         out_dir: gets `demo.html`, `demo.json` (the table), the servers' logs, and `steps/`, the step logs.
         ngram: also start a second server, with vLLM's own n-gram drafter.
 
@@ -218,15 +217,11 @@ def failures(rows: Sequence[Row]) -> list[str]:
     differs = "the output differs from the one without a prediction"
     found = [f"{row.name}: {differs}" for row in rows if not row.identical]
     if none.steps < _FEWER_STEPS * verbatim.steps:
-        found.append(
-            f"{verbatim.name}: expected at least {_FEWER_STEPS:g}× fewer verification steps "
-            f"than {none.steps}, found {verbatim.steps}"
-        )
+        expected = f"at least {_FEWER_STEPS:g}× fewer verification steps than {none.steps}"
+        found.append(f"{verbatim.name}: expected {expected}, found {verbatim.steps}")
     if verbatim.seconds >= none.seconds:
-        found.append(
-            f"{verbatim.name}: expected less than {none.seconds:.2f} s, the time without a prediction, "
-            f"found {verbatim.seconds:.2f} s"
-        )
+        expected = f"less than {none.seconds:.2f} s, the time without a prediction"
+        found.append(f"{verbatim.name}: expected {expected}, found {verbatim.seconds:.2f} s")
     return found
 
 

@@ -202,12 +202,7 @@ class Client:
         await self._http.aclose()
 
     async def choose_model(self, name: str | None) -> None:
-        """Take the model of this name, or the only one.
-
-        Raises:
-            BenchError: nobody answers, the key is refused, or this is no OpenAI server; the model is not served,
-                or several are and none is named.
-        """
+        """Take the model of this name, or the only one; BenchError where that is none, or nobody answers."""
         url = f"{self.base_url}/models"
         async with self._asked("GET", url, timeout=_SHORT_TIMEOUT) as response:
             await response.aread()
@@ -260,12 +255,7 @@ class Client:
     async def stream(
         self, messages: Sequence[Mapping[str, str]], max_tokens: int, prediction: str | None
     ) -> Answer:
-        """Send one greedy request and read its answer as it comes.
-
-        Raises:
-            RequestRefusedError: the server refuses this request.
-            BenchError: the server cannot be reached, fails, or sends no stream.
-        """
+        """Send one greedy request and read its answer as it comes; BenchError where it fails."""
         options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.vllm else {})
         body = self._body(messages, max_tokens) | {"stream": True, "stream_options": options}
         if prediction is not None:
@@ -303,11 +293,7 @@ class Client:
     async def alternatives(
         self, messages: Sequence[Mapping[str, str]], max_tokens: int
     ) -> list[Alternatives]:
-        """Answer once more, without a prediction, with the likeliest tokens at each place.
-
-        Raises:
-            BenchError: as for `stream`.
-        """
+        """Answer once more, without a prediction, with the likeliest tokens at each place; raises as `stream`."""
         body = self._body(messages, max_tokens) | {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         async with self._asked("POST", f"{self.base_url}/chat/completions", json=body) as response:
             await response.aread()

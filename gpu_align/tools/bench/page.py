@@ -43,7 +43,6 @@ def _cells(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _ratio(found: Mapping[str, float]) -> str:
-    """With its spread over the rounds."""
     return f"{found['median']:.2f}× ({found['min']:.2f}–{found['max']:.2f})"
 
 

@@ -107,19 +107,17 @@ async def running(
 def _stop(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes] | None, grace_s: float) -> None:
     """End the whole group: asked first, forced after `grace_s`."""
     try:
-        _signal(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGTERM)
             process.wait(grace_s)
     finally:  # a second Ctrl-C ends the waiting, not the stopping
-        _signal(process.pid, signal.SIGKILL)  # workers that the leader left behind are still in its group
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # workers that the leader left behind are still in its group
         process.wait()
         if guard is not None:
             guard.communicate(b"stopped\n")
-
-
-def _signal(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
 
 
 def _tail(log: Path) -> str:
@@ -204,11 +202,7 @@ class Attached:
     api_key: str | None = None  #: for both
 
     async def measure(self, session: Session) -> None:
-        """Measure all modes interleaved.
-
-        Raises:
-            BenchError: a server is not there, does not serve the model or lacks what a mode needs, or fails.
-        """
+        """Measure all modes interleaved; BenchError: a server is not there, lacks what a mode needs, or fails."""
         modes = session.settings.modes
         async with contextlib.AsyncExitStack() as stack:
             base = await stack.enter_async_context(_client(session, self.base_url, self.api_key, self.model))
@@ -252,11 +246,7 @@ class Served:
     timeout_s: float = 3600.0  #: for a server to start; a model may have to be downloaded first
 
     async def measure(self, session: Session) -> None:
-        """Start a server, measure its modes, stop it; then the next one. Or all servers at once.
-
-        Raises:
-            BenchError: a server does not start, or fails.
-        """
+        """Start a server, measure its modes, stop it; then the next one. Or all servers at once."""
         modes = session.settings.modes
         kinds = [name for name, kind in self.kinds.items() if set(kind.modes) & set(modes)]
         session.result.about |= {"model": self.model, "tokenizer": self.model}

@@ -10,7 +10,7 @@ import typer
 from ..console import check_outputs, counted, print_table, progress_bar, refuse, tokenizer_option
 
 if TYPE_CHECKING:
-    from .tuning import Point, Report
+    from .tuning import Report
 
 
 HEADER = ("", "tokens a step", "rejected per accepted", "steps", "confidence off by")
@@ -93,18 +93,16 @@ def _print(report: Report) -> None:
             "new table, own pack before it": report.after,
         }
     settings = ", ".join(f"{name} {value:g}" for name, value in report.settings.items())
-    title = (
-        f"{counted(report.held_back, 'request')} held back, learned from {report.learned_from:,}; {settings}"
-    )
-    print_table(title, HEADER, [_row(*named) for named in points.items()], words=[""], folded="")
+    held = f"{counted(report.held_back, 'request')} held back, learned from {report.learned_from:,}"
+    title = f"{held}; {settings}"
+    rows = [
+        (name, f"{p.tokens_per_step:.2f}", f"{p.rejected_per_accepted:.2f}", f"{p.steps:,}", f"{p.gap:.3f}")
+        for name, p in points.items()
+    ]
+    print_table(title, HEADER, rows, words=[""], folded="")
     if report.gain is None:
         typer.echo(f"{what} does not reach the rejections of the shipped table: no comparison at equal ones")
     else:
         typer.echo(f"at equal rejections: {report.gain:+.1%} tokens a step")
     if report.gain is None or report.gain < WORTH:
         typer.echo("not worth a change: what is shipped does as well on these requests")
-
-
-def _row(name: str, point: Point) -> tuple[str, ...]:
-    ratios = f"{point.tokens_per_step:.2f}", f"{point.rejected_per_accepted:.2f}"
-    return (name, *ratios, f"{point.steps:,}", f"{point.gap:.3f}")

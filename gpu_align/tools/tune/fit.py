@@ -124,12 +124,11 @@ def observe(
     """Replay all records, each with at least one output token, with the drafter's own choices.
 
     Args:
-        survival: [C, K] int32 in units of 1/`SURVIVAL_ONE`: what the drafter chooses by.
+        survival: [C, K] int32 in units of 1/`SURVIVAL_ONE`: what is chosen by; not the table of `config`.
         max_context_len: T; which positions of a context are remembered depends on it.
-        config: settings; the table that it names is not read.
         calibration: [NUM_BINS], of the confidences.
         progress: told of output tokens as they are replayed.
-        recipes, counts: for K: what is drafted where no candidate is likelier; the first of these with other
+        recipes, counts: what is drafted where no candidate is likelier, and the first of these with other
             probabilities, for `ReplayCounts.counted`.
     """
     thresholds = config.min_survival, config.min_survival_lost
@@ -262,10 +261,8 @@ def _falling(curves: Array) -> Array:
 def calibrate(drafts: Array, known: Sequence[float] = ()) -> list[float]:
     """[NUM_BINS]: what to add to a confidence, by the bin that it falls in.
 
-    The candidate that looks best is more often one that looks too good, and doubtful ones the more so: of the
-    drafts that are chosen fewer are accepted than of all the places that look alike.
-
-    drafts: of `ReplayCounts`. known: another calibration, which counts as `PRIOR` drafts of each bin.
+    Of the drafts that are chosen fewer are accepted than of all the places that look alike. drafts: of
+    `ReplayCounts`. known: another calibration, which counts as `PRIOR` drafts of each bin.
     """
     start = np.asarray(known if len(known) else np.zeros(drafts.shape[1]))
     return [round(float(p), 4) for p in (drafts[1] + PRIOR * start) / (drafts[0] + PRIOR)]
