@@ -56,26 +56,6 @@ def test_vllm_trims_by_our_confidences(k16: V2Engine, greedy: Greedy) -> None:
     assert k16.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
 
 
-def test_the_step_log_tells_what_was_verified() -> None:
-    """Not what was scheduled: the device kept 2 drafts of 4, 0 of 3, and 1 of 1."""
-    from types import SimpleNamespace
-
-    import numpy as np
-    import torch
-
-    from vllm_integration.config.engine_config import as_verified
-
-    batch = SimpleNamespace(
-        num_draft_tokens_per_req=np.array([4, 3, 1]), cu_num_logits=torch.tensor([0, 3, 4, 6]), req_ids=["a"]
-    )
-    seen = as_verified(batch)
-    assert seen.num_draft_tokens_per_req.tolist() == [2, 0, 1]
-    assert seen.req_ids == ["a"]
-    assert batch.num_draft_tokens_per_req.tolist() == [4, 3, 1]
-    plain = SimpleNamespace(num_draft_tokens_per_req=None)
-    assert as_verified(plain) is plain
-
-
 def check_one_warning(engine: V2Engine, greedy: Greedy, reason: str) -> None:
     (line,) = [line for line in engine.warnings() if "adaptive" in line]
     assert "without adaptive verification" in line

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from vllm_fakes import FakeEngine, config, sampling, v1_alone
@@ -81,17 +80,6 @@ def test_where_vllm_is_not_found_v1_drafts_what_its_sampler_is_known_to_verify(
 ) -> None:
     monkeypatch.setattr(engine_config.source_probe, "installed_root", lambda: None)
     assert engine_config.max_spec_len.__wrapped__() == 128
-
-
-def test_a_step_log_shows_the_drafts_that_the_device_kept() -> None:
-    """Each request has one logit more than drafts."""
-    batch = SimpleNamespace(
-        num_draft_tokens_per_req=np.array([4, 4, 0]), cu_num_logits=torch.tensor([0, 3, 4, 5])
-    )
-    assert engine_config.as_verified(batch).num_draft_tokens_per_req.tolist() == [2, 0, 0]
-    assert batch.num_draft_tokens_per_req.tolist() == [4, 4, 0], "a copy"
-    plain = SimpleNamespace(num_draft_tokens_per_req=None)
-    assert engine_config.as_verified(plain) is plain
 
 
 # min_p and logit_bias.

@@ -226,6 +226,22 @@ def test_the_drafter_reads_the_runners_row_numbers(speculator: Any, monkeypatch:
     assert (given[0].dtype, given[0].tolist()) == (torch.int64, [1])
 
 
+def test_a_step_log_shows_the_drafts_that_the_device_kept(speculator: Any) -> None:
+    settled: list[Any] = []
+    speculator.log = SimpleNamespace(
+        on=True, add=lambda *_: None, proposed=lambda *_: None, settle=lambda *given: settled.append(given)
+    )
+    for row in range(3):
+        speculator.add_request(f"r{row}", row, 0, params_of([5, 6]))
+    batch, num_sampled = batch_of([0, 1, 2]), torch.ones(3, dtype=torch.int32, device=DEVICE)
+    batch.cu_num_logits = torch.tensor([0, 3, 4, 5], device=DEVICE)
+    for scheduled, trims in (([4, 4, 0], True), ([4, 4, 0], False), (None, True)):
+        batch.num_draft_tokens_per_req = scheduled
+        speculator._speculative.enable_adaptive_verification = trims
+        speculator.propose(batch, num_sampled=num_sampled)
+    assert [list(given[2]) for given in settled] == [[2, 0, 0], [4, 4, 0], [0, 0, 0]]
+
+
 def test_a_batch_without_predictions_launches_nothing(speculator: Any) -> None:
     speculator.drafter = None  # would fail if it were used
     speculator.add_request("r1", 1, 2, params_of(None))

@@ -7,7 +7,6 @@ our class is named and everything is found that the V2 part wraps, the configura
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import logging
 import os
@@ -117,16 +116,6 @@ def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwarg
         logger.warning(
             "gpu_align lets adaptive verification trim drafts without a price: %s", shown_reason(error)
         )
-
-
-def as_verified(input_batch: Any) -> Any:
-    """A view of a batch whose `num_draft_tokens_per_req` are the drafts that the device kept, not those that
-    were scheduled. Waits for the device."""
-    if input_batch.num_draft_tokens_per_req is None:
-        return input_batch
-    batch = copy.copy(input_batch)
-    batch.num_draft_tokens_per_req = input_batch.cu_num_logits.diff().cpu().numpy() - 1
-    return batch
 
 
 _SCHEDULERS = {

@@ -205,9 +205,8 @@ def _read(step: StepCopies, now: int) -> StepDrafts:
 
 
 def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:
-    """`output` of a model runner's step, for which `then(ModelRunnerOutput)` is called before it goes to the
-    scheduler: at once, or, where vLLM still waits for the device, in `get_output()`, all that vLLM asks it
-    for. Where `then` fails, drafting is turned off and the output goes as it is."""
+    """`output` of a step, for which `then(ModelRunnerOutput)` is called before it goes to the scheduler: at once,
+    or, where vLLM still waits for the device, in `get_output()`. Where `then` fails, drafting is turned off."""
     if not hasattr(output, "get_output"):
         _tell(then, output)
         return output

@@ -161,12 +161,8 @@ class RequestDrafter:
         if held:
             return content
         if content.kind == wire.TextKind.PREDICTION:
-            refuse(req_id, "no_room")
-            logger.warning(
-                "Request %s is served without its prediction: no room for it among the others "
-                "(GPU_ALIGN_ARENA_TOKENS)",
-                shown_id(req_id),
-            )
+            told = "Request %s is served without its prediction: no room for it among the others "
+            refuse(req_id, "no_room", told + "(GPU_ALIGN_ARENA_TOKENS)")
         else:
             _tell_of_no_room()
         return content._replace(token_ids=content.token_ids[:0])

@@ -26,10 +26,12 @@ def take_refusals() -> dict[str, str]:
     return taken
 
 
-def refuse(req_id: str, reason: str) -> None:
+def refuse(req_id: str, reason: str, told: str, *args: Any) -> None:
+    """Count it, and say so in one WARNING: `told` with the request's id and `args`."""
     refused[reason] += 1
     if len(_refusals) < _MAX_REFUSALS:  # where nobody asks they must not pile up
         _refusals[req_id] = reason
+    logger.warning(told, shown_id(req_id), *args)
 
 
 #: Names of packs that requests have asked for and this worker does not have.
@@ -67,22 +69,12 @@ def open_request(
         if token_ids.size and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
             raise ValueError(f"prediction: expected 0 ≤ token id < {vocab_size}, got others")
     except (TypeError, ValueError) as error:
-        refuse(req_id, "dropped")
-        logger.warning(
-            "Request %s is served without its prediction: %s (%d dropped so far)",
-            shown_id(req_id),
-            shown_reason(error),
-            refused["dropped"],
-        )
+        told = "Request %s is served without its prediction: %s (%d dropped so far)"
+        refuse(req_id, "dropped", told, shown_reason(error), refused["dropped"] + 1)
         return content if even_without else None
     if token_ids.size > capacity:
-        refuse(req_id, "cut")
-        logger.warning(
-            "The prediction of request %s was cut: expected at most %d tokens, got %d",
-            shown_id(req_id),
-            capacity,
-            token_ids.size,
-        )
+        told = "The prediction of request %s was cut: expected at most %d tokens, got %d"
+        refuse(req_id, "cut", told, capacity, token_ids.size)
     return content._replace(token_ids=token_ids[:capacity])
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from ..config import engine_config as adaptive
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
 from . import graphs
 from .draft_reporter import DraftReporter
@@ -32,14 +31,11 @@ PREPARED_LEN = 512
 
 class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignore[misc]  # not typed for us
     """Drafts from each request's prediction, its own context and recipes; made on the last PP rank, once a worker.
+    Each tensor-parallel rank verifies the drafts that it made itself.
 
-    req_states: the runner's table of requests. Read each step, as they are on the device:
-        `all_token_ids.gpu` [max_num_reqs, max_model_len] int32, `total_len.gpu` [max_num_reqs] int32.
-
-    Memory on the device: `all_token_ids` becomes dense (4 bytes a token of every row), the drafter's index of
-    it takes as much or up to twice that, predictions take 12 bytes a token of `GPU_ALIGN_ARENA_TOKENS`,
-    recipes about 400 bytes each. On this runner each tensor-parallel rank verifies the drafts that it made
-    itself.
+    req_states: the runner's table of requests. Each step reads `all_token_ids.gpu` [max_num_reqs, max_model_len]
+    int32 and `total_len.gpu` [max_num_reqs] int32. The former becomes dense device memory (4 bytes a token of
+    every row); the drafter's index of it takes as much or up to twice that.
     """
 
     supports_mm_inputs = False
@@ -76,8 +72,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         return bool(self._speculative.enable_adaptive_verification)
 
     def _compile(self) -> None:
-        """Compile the step now: nothing but this makes sure that a dummy run comes before the first
-        request."""
+        """Nothing else makes sure that a dummy run comes before the first request."""
         with compiling("the drafter's kernel"):
             self.drafter.warm_up(self.req_states.all_token_ids.gpu, self.req_states.total_len.gpu)
 
@@ -109,7 +104,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
 
     @guarded
     def add_request(self, req_id: str, slot: int, prompt_len: int, sampling_params: Any) -> None:
-        """A request got row `slot`, or a preempted one returns with more tokens than its prompt: upload its
+        """A request got row `slot`, maybe after a preemption, with more tokens than its prompt: upload its
         prediction. The next step rebuilds what is known of it from its tokens."""
         self.remove_slot(slot)
         if sampling_params is None:
@@ -170,8 +165,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         req_ids, host_rows = input_batch.req_ids, input_batch.idx_mapping_np
         started = time.perf_counter_ns()
         if log is not None:
-            verified = (adaptive.as_verified(input_batch) if trims else input_batch).num_draft_tokens_per_req
-            slots = [0] * num_reqs if verified is None else verified
+            slots = _verified(input_batch, trims)
             log.settle(req_ids, host_rows, slots, num_sampled.tolist(), total_len, token_ids)
         draft = self.drafter.propose(token_ids, total_len, rows, num_sampled)
         if log is not None:
@@ -190,6 +184,16 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             self.draft_token_confidence_probs[:num_reqs].zero_()
         # The runner may have written -1 into what it was given.
         return self._nothing[:num_reqs].zero_()
+
+
+def _verified(batch: Any, trims: bool) -> Sequence[int]:
+    """[B] draft slots that a step verified: what the device kept, of one logit more, not what was scheduled."""
+    if batch.num_draft_tokens_per_req is None:
+        return [0] * int(batch.num_reqs)
+    kept: Sequence[int] = (
+        (batch.cu_num_logits.diff() - 1).tolist() if trims else batch.num_draft_tokens_per_req
+    )
+    return kept
 
 
 def _make_dense(req_states: Any, device: torch.device) -> None:

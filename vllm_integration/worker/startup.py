@@ -31,8 +31,8 @@ logger = logging.getLogger("vllm.gpu_align")
 
 @functools.cache
 def drafter_config(survival_table: str | None, min_match: int = 1) -> DrafterConfig:
-    """The settings with this file's table; the defaults with the shipped one where there is none, or, with
-    one WARNING a process, where it cannot be used. min_match: of both prediction and context."""
+    """With this file's survival table; with the shipped one where there is none or, with one WARNING a process,
+    where it cannot be used. min_match: of both prediction and context."""
     config = DrafterConfig(min_match=min_match, min_context_match=min_match)
     if survival_table is None:
         return config
@@ -54,11 +54,8 @@ _HASH = len("sha256:") + 12
 
 
 def load_recipes(settings: Settings, vllm_config: Any) -> Recipes | None:
-    """The recipes of all packs; None where they are turned off or none can be made. A WARNING says why, for
-    each pack.
-
-    Tensor-parallel ranks must draft the same: the first one makes the recipes and sends them, or None, to the
-    others. Every rank of the group must call this.
+    """The recipes of all packs; None where they are turned off or, with a WARNING a pack, none can be made.
+    Tensor-parallel ranks must draft the same: the first one sends what it makes, and all of them must call this.
     """
     if not settings.packs:
         return None
@@ -123,8 +120,8 @@ def _make(settings: Settings, model_config: Any) -> Recipes | None:
 
 
 def _recipes_of(entry: str, settings: Settings, tokenizer: Any, vocab_size: int) -> tuple[str, Recipes, str]:
-    """The name of a pack, its recipes, and its content hash. Those of the pack that comes with the library, which
-    holds nothing of a user's, are kept in the user's cache directory."""
+    """The name of a pack, its recipes, and its content hash. Those of the shipped pack, which holds nothing of a
+    user's, are kept in the user's cache directory."""
     path = None
     if entry == SHIPPED_RECIPES:
         with suppress(Exception):  # no home, no such file, or a tokenizer that fails again below
@@ -188,9 +185,8 @@ def in_tokens(pack: RecipePack, tokenizer: Any, vocab_size: int) -> Recipes:
 
 
 def token_texts_of(tokenizer: Any, vocab_size: int) -> Callable[[Sequence[int]], list[str]]:
-    """The text that each token has inside a text, where it keeps the space that it begins with: each is
-    decoded behind a bracket. Empty for an id that the tokenizer does not know; none for one that the model
-    does not have."""
+    """The text of each token, decoded behind a bracket, where it keeps the space that it begins with. Empty for an
+    id that the tokenizer does not know; none for one that the model does not have."""
     lead = list(tokenizer.encode("(", add_special_tokens=False))
     before = tokenizer.decode(lead)
 
@@ -268,8 +264,7 @@ def logs_here(vllm_config: Any) -> bool:
 
 
 def make_private(setting: str, directory: Path) -> None:
-    """Make a directory that holds texts of requests; one WARNING where it is there and others can see into
-    it."""
+    """Make a directory for texts of requests; one WARNING where it is there and others can see into it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
         directory.mkdir(mode=0o700)
