@@ -29,16 +29,13 @@ import typer
 from benchmarks.speed import static_check
 from benchmarks.speed.kernel_configs import Config
 from benchmarks.speed.sass import Instruction, Program, disassemble
-from benchmarks.speed.sass_warp import STACK, Latencies, Machine, Memory, Trace
+from benchmarks.speed.sass_warp import Latencies, Machine, Memory, Trace, constant_bank
 from benchmarks.speed.workload import NUM_DRAFT_TOKENS, VOCAB_SIZE, make_recipes, make_shapes, make_texts
 from benchmarks.tables import RESULTS
 from gpu_align import Drafter, Recipes
 
 NUM_TEXT = 32_768
 Tokens = npt.NDArray[np.int32]
-
-#: Target → where the kernel's arguments begin in constant bank 0, and where the stack pointer stands.
-BANK = {"sm_90": (0x210, 0x28), "sm_100": (0x380, 0x37C)}
 
 
 class Situation(NamedTuple):
@@ -238,16 +235,9 @@ def run_launch(launch: Launch, program: Program, target: str, latencies: Latenci
     tensors = {n: arg for n, arg in launch.arguments.items() if isinstance(arg, torch.Tensor)}
     memory = Memory([tensor.contiguous().numpy() for tensor in tensors.values()])
     addresses = {name: memory.address(i) for i, name in enumerate(tensors)}
-    start, stack = BANK[target]
-    bank = bytearray(4096)
-    bank[stack : stack + 4] = STACK.to_bytes(4, "little")
-    for name, arg in launch.arguments.items():
-        size = 8 if name in addresses else 4
-        start = -(-start // size) * size
-        value = addresses.get(name, arg if name not in addresses else 0)
-        bank[start : start + size] = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
-        start += size
-    trace = Machine(program, memory, bytes(bank), launch.num_warps, latencies).run()
+    values = ((addresses[n], 8) if n in addresses else (arg, 4) for n, arg in launch.arguments.items())
+    bank = constant_bank(target, values)
+    trace = Machine(program, memory, bank, launch.num_warps, latencies).run()
     for tensor, array in zip(tensors.values(), memory.arrays, strict=True):
         tensor.copy_(torch.from_numpy(array))
     return trace

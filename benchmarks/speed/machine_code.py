@@ -33,11 +33,10 @@ from benchmarks import tables
 from benchmarks.speed import static_check
 from benchmarks.speed.racing import Findings, RacingMachine, where
 from benchmarks.speed.sass import Instruction, Program, disassemble
-from benchmarks.speed.sass_warp import STACK, Memory, width_of
+from benchmarks.speed.sass_warp import Memory, constant_bank, width_of
 
-#: Target → where a kernel's arguments begin in constant bank 0, where the stack pointer stands in it, and where
-#: shared memory begins.
-TARGETS = {"sm_80": (0x160, 0x28, 0), "sm_90": (0x210, 0x28, 0x400), "sm_100": (0x380, 0x37C, 0x400)}
+#: Target → where shared memory begins.
+TARGETS = {"sm_80": 0, "sm_90": 0x400, "sm_100": 0x400}
 #: Shares of a run's time; those that are not here have one.
 WEIGHTS = {"step": 8}
 
@@ -104,20 +103,17 @@ class Emulator:
         storages = {t.untyped_storage().data_ptr(): _bytes_of(t) for t in tensors}
         memory = Memory(list(storages.values()))
         begins = {pointer: memory.address(i) for i, pointer in enumerate(storages)}
-        start, stack, shared_start = TARGETS[self.target]
-        bank = bytearray(4096)
-        bank[stack : stack + 4] = STACK.to_bytes(4, "little")
-        for arg in arguments:
-            value, size = arg, 4
-            if isinstance(arg, torch.Tensor):
-                pointer = arg.untyped_storage().data_ptr()
-                value, size = begins[pointer] + arg.data_ptr() - pointer, 8
-            start = -(-start // size) * size
-            bank[start : start + size] = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
-            start += size
+
+        def placed(arg: Any) -> tuple[int, int]:
+            if not isinstance(arg, torch.Tensor):
+                return int(arg), 4
+            pointer = arg.untyped_storage().data_ptr()
+            return begins[pointer] + arg.data_ptr() - pointer, 8
+
+        bank = constant_bank(self.target, map(placed, arguments))
         RacingMachine(
-            code.program, memory, bytes(bank), code.num_warps, shared_start=shared_start,
-            shared_size=code.shared, findings=code.findings, seed=self.rng.randrange(2**32),
+            code.program, memory, bank, code.num_warps, shared_start=TARGETS[self.target], shared_size=code.shared,
+            findings=code.findings, seed=self.rng.randrange(2**32),
         ).run_grid(grid)  # fmt: skip
         for own, array in zip(storages.values(), memory.arrays, strict=True):
             own[:] = array
@@ -458,13 +454,12 @@ def main(
     if quick:
         CASES["lcs"], CASES["step"] = CASES["lcs"][:2], SMALL_STEPS
     version, is_wrong = triton.__version__, False
-    rows: dict[str, dict[str, Any]] = {}
     for chosen in targets:
         if plant is not None:
-            rows[chosen] = _plant(chosen, names, seed, plant)
+            _store(json_path, "planted", version, chosen, _plant(chosen, names, seed, plant))
             continue
         outcome = run_cases(Emulator(chosen, seed), names, range(2 if quick else 1_000_000), seed, seconds)
-        rows[chosen] = {row.kernel: row._asdict() for row in outcome.rows}
+        _store(json_path, "triton", version, chosen, {row.kernel: row._asdict() for row in outcome.rows})
         typer.echo(f"triton {version}, {chosen}\n\n{markdown(outcome.rows)}\n")
         for of, text in outcome.wrong.items():
             typer.echo(f"{of}: {text}", err=True)
@@ -472,17 +467,21 @@ def main(
             typer.echo(f"race, {times} bytes: {' ← '.join(race)}", err=True)
         few = [row.kernel for row in outcome.rows if row.reached < 0.98 * row.code]
         if few and not quick:
-            typer.echo(
-                f"reached less than 98 %: {', '.join(few)}; most of it: {dict(outcome.unreached.most_common(12))}"
-            )
+            most = dict(outcome.unreached.most_common(12))
+            typer.echo(f"reached less than 98 %: {', '.join(few)}; most of it: {most}")
         is_wrong = is_wrong or bool(outcome.wrong or outcome.races)
-    if json_path is not None:
-        stored = json.loads(json_path.read_text(encoding="utf-8")) if json_path.exists() else {}
-        of = stored.setdefault("triton" if plant is None else "planted", {})
-        of[version] = {**of.get(version, {}), **rows}
-        json_path.write_text(tables.as_json(stored, depth=4), encoding="utf-8")
     if is_wrong:
         raise typer.Exit(1)
+
+
+def _store(path: Path | None, kind: str, version: str, target: str, rows: dict[str, Any]) -> None:
+    """Put the rows of a target in their place in the file; others stay, also those of its other kernels."""
+    if path is None:
+        return
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    of = stored.setdefault(kind, {}).setdefault(version, {}).setdefault(target, {})
+    of |= rows
+    path.write_text(tables.as_json(stored, depth=4), encoding="utf-8")
 
 
 def _plant(target: str, names: Collection[str], seed: int, most: int) -> dict[str, Any]:

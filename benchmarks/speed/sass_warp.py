@@ -9,7 +9,7 @@ cover. A program has its scheduler for itself: what other programs of the GPU do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,22 @@ class Latencies:
     half_rate: int = 2
     #: Cycles for every further line of 128 bytes, or shared memory bank conflict, of one instruction.
     further_line: int = 2
+
+
+#: Target → where a kernel's arguments begin in constant bank 0, and where the stack pointer stands in it.
+BANKS = {"sm_80": (0x160, 0x28), "sm_90": (0x210, 0x28), "sm_100": (0x380, 0x37C)}
+
+
+def constant_bank(target: str, arguments: Iterable[tuple[Any, int]]) -> bytes:
+    """Constant bank 0 at a launch. arguments: value and bytes of each."""
+    start, stack = BANKS[target]
+    bank = bytearray(4096)
+    bank[stack : stack + 4] = STACK.to_bytes(4, "little")
+    for value, size in arguments:
+        start = -(-start // size) * size
+        bank[start : start + size] = (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
+        start += size
+    return bytes(bank)
 
 
 class Memory:
