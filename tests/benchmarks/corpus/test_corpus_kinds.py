@@ -114,6 +114,9 @@ def test_no_package_is_in_both_splits() -> None:
     assert all(split_of[package.name] == {"test"} for package in FIVE)
     for split, found in RELEASES.items():
         assert {kind for releases in found for kind in releases.sorts} == set(KINDS), split
+    in_parts = Releases("regex", ("2022.10.31", "2023.12.25", "2024.11.6"), ("c",), True, 400, True)
+    assert in_parts in RELEASES["tune"]
+    assert FIVE[0] == Releases("requests", ("2.28.2", "2.32.3"), ("python",))
 
 
 def test_a_download_that_fails_names_package_and_version(

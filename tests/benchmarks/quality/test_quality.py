@@ -147,6 +147,8 @@ def test_workers_count_what_one_process_counts() -> None:
         assert total(found[run], corpus).as_json() == total(dict(enumerate(alone)), corpus).as_json()
     assert len(found[runs[2]]) == 3
     assert total(found[runs[3]], corpus).accepted > 0
+    ours = total(found[runs[0]], corpus)
+    assert ours.reliability.accepted.sum() == ours.accepted > 0
 
 
 def some_recipes(corpus: list[Entry], tokens: str) -> Recipes:

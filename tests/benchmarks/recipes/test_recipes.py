@@ -208,6 +208,7 @@ def test_a_pack_saves_steps_and_is_merged_with_the_misses_of_other_outputs() -> 
     found = merged(pack, task.outputs)
     alone = ours(recipes, alone=True)(records)
     assert counts_of(alone)["steps"] == found["learned"]["steps"]
+    assert with_pack["rejected"] == sum(with_pack["rejected_from"].values()) > 0
     # Only the second output refutes a token, and only the first is replayed with what it taught.
     assert found["learned"]["rejected"] == found["merged"]["rejected"] == 1
     assert sum(refuted for _, refuted in found["evidence"].values()) == 1
