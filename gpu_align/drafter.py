@@ -149,25 +149,18 @@ class SlotSnapshot:
     """A request as `Drafter.export_slot` gives it and `Drafter.import_slot` takes it. Can be pickled.
 
     It holds the prediction and says what the output was like: protect it as you protect requests.
-
-    Attributes:
-        prediction: [n] int32.
-        prompt_len: tokens of its prompt.
-        recipes: names of the recipe packs that it uses; None is all.
-        memory: whether the prediction is a text of earlier answers.
-        related: of a memory: whether they are answers to requests like this one.
-        align_state, lcs_row, edits, context_index: its rows of the drafter's state, `gpu_align.ops.constants`.
     """
 
-    prediction: npt.NDArray[np.int32]
+    prediction: npt.NDArray[np.int32]  # [n]
     prompt_len: int
-    recipes: tuple[str, ...] | None
-    memory: bool
+    recipes: tuple[str, ...] | None  # names of the recipe packs that it uses; None is all
+    memory: bool  # whether the prediction is a text of earlier answers
+    #: And the next three: its rows of the drafter's state, `gpu_align.ops.constants`.
     align_state: IntArray
     lcs_row: IntArray
     edits: IntArray
     context_index: IntArray
-    related: bool = False
+    related: bool = False  # of a memory: whether they are answers to requests like this one
 
     def __repr__(self) -> str:
         """One line: sizes, and nothing of the request."""
@@ -178,11 +171,7 @@ _ROWS = ("align_state", "lcs_row", "edits", "context_index")
 
 
 class CapturedStep:
-    """A step of a `Drafter` that an engine replays: no arguments, no checks, one launch; see `Drafter.capture`.
-
-    Attributes:
-        draft: what a replay writes.
-    """
+    """A step of a `Drafter` that an engine replays, to `draft`: no arguments, no checks, one launch."""
 
     def __init__(
         self, drafter: Drafter, *inputs: torch.Tensor, budget: int | torch.Tensor | None = None
@@ -616,10 +605,8 @@ class Drafter:
         """Record a step over these tensors as a CUDA graph: a replay runs it on what they hold by then.
 
         Arguments as in `propose`; the graph is for this batch size and keeps the tensors. No state changes here.
-        One graph a batch size; all of them write to the same `Draft` buffers. `add` and `remove` go on as ever, as
-        long as they run on the stream that replays.
-
-        On the CPU there is no graph, and a replay is a call of `propose`.
+        All graphs write to the same `Draft` buffers. `add` and `remove` go on as ever, as long as they run on the
+        stream that replays. On the CPU there is no graph, and a replay is a call of `propose`.
         """
         return CapturedStep(self, token_ids, total_len, slots, num_sampled, budget=budget)
 

@@ -91,13 +91,11 @@ class ResponseMemory:
         """Keep an answer; False if it is not kept, as it is empty or longer than `max_tokens`.
 
         Args:
-            tenant: whose it is; None is a tenant like any other.
+            tenant: whose it is, hashable; None is a tenant like any other.
             token_ids: ``0 <= id < 2**31``, one dimension.
             prompt: what it is the answer to; of fewer than two tokens it is no relation of any request.
 
-        Raises:
-            TypeError: a tenant that is not hashable, or anything but integers in one dimension.
-            ValueError: no token id. After an error the memory is as it was.
+        After a TypeError or ValueError the memory is as it was.
         """
         hash(tenant)
         tokens = _token_ids("token_ids", token_ids).astype(np.int32)

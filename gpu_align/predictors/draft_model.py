@@ -189,12 +189,9 @@ class DraftModelTokenPredictor(BackgroundTokenPredictor):
         background: draft while the target verifies. By default drafts are made when they are asked for, and do
             not depend on timing.
 
-    Raises:
-        ValueError: a setting outside its domain, or a model that is no decoder-only one.
-        MissingExtraError: transformers is not installed.
-
-    `reset` raises `VocabularyError` where tokenizers differ, or, without two tokenizers, where the sizes of the
-    vocabularies differ. The model runs on its own device, in evaluation mode.
+    ValueError: a setting outside its domain, or a model that is no decoder-only one. `reset` raises
+    `VocabularyError` where tokenizers differ, or, without two tokenizers, where the sizes of the vocabularies
+    differ. The model runs on its own device, in evaluation mode.
 
     Source: ``tokenPredictors/DraftSequenceTokenPredictor.ts`` of https://github.com/withcatai/node-llama-cpp.
     """

@@ -32,9 +32,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
         max_prediction_len: the same of the prediction.
         vocab_size: where the loop does not know it: a draft ends before an id that is not below it.
 
-    Raises:
-        TypeError: a prediction of another type.
-        ValueError: at `reset`: text without a tokenizer, or an id outside the vocabulary.
+    `reset` raises ValueError for text without a tokenizer, or an id outside the vocabulary.
     """
 
     def __init__(
