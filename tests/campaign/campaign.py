@@ -149,8 +149,15 @@ class Campaign:
         path = FOLDER / "failures" / f"{self.program}-{self._kept}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         told = {"what": what, "program": self.program, "seed": self.seed, "quick": self.quick, "case": case}
-        path.write_text(json.dumps(told, indent=1, default=str) + "\n")
+        path.write_text(json.dumps(_with_names(told), indent=1, default=str) + "\n")
         print(f"  FAILED {what}: {path}", file=sys.stderr, flush=True)
+
+
+def _with_names(value: Any) -> Any:
+    """The keys of all its dicts as JSON can have them."""
+    if isinstance(value, dict):
+        return {str(key): _with_names(each) for key, each in value.items()}
+    return [_with_names(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def main(run: Callable[[Campaign], Iterator[Row]]) -> None:

@@ -56,7 +56,7 @@ def compare(c: Campaign, tally: Tally, sizes: int) -> Row:
     """All operations, as many rows of each as column `sizes` of `ROWS` says."""
     kinds: Counter[str] = Counter()
     for op, counts in ROWS.items():
-        done, wanted = 0, counts[QUICK if c.quick else sizes]
+        done, wanted = 0, c.count(counts[sizes], counts[QUICK])
         while done < wanted:
             tally.goes_on()
             found = check_rows(op, c.rng.randrange(2**32), tally, min(wanted - done, c.size(300, 20)))
@@ -75,7 +75,15 @@ def interpreted_elsewhere(c: Campaign, what: str) -> Row:
     """Where kernels run natively in this process, another one interprets them: Triton decides once a process."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "CAMPAIGN_DIR": folder}
-        command = [sys.executable, "-m", "tests.campaign.exactness", "--seed", str(c.seed)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.campaign.exactness",
+            "--seed",
+            str(c.seed),
+            "--share",
+            str(c.share),
+        ]
         command += ["--quick"] * c.quick
         subprocess.run(command, env={**os.environ, **environment}, check=False)
         for failure in (Path(folder) / "failures").glob("*.json"):
