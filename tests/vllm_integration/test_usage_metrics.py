@@ -103,6 +103,15 @@ def test_a_request_moves_every_counter_by_what_happened() -> None:
     )
 
 
+def test_rejected_again_is_not_back_and_what_a_stop_string_cut_is_not_accepted() -> None:
+    own, before = Collector(), values()
+    own.follow("a", wire.Prediction(token_ids=b"\1\0\0\0" * 9))
+    for accepted, kept in ((1, 2), (0, 1), (4, 3)):
+        count(own, "a", message([Step(1, 4, 4, accepted)]), kept)
+    assert own.requests["a"].of_prediction == (4, 8)
+    assert moved(before)["gpu_align_realignments_total{}"] == 1
+
+
 def test_values_are_observed_together_as_they_are_one_by_one() -> None:
     registry = prometheus_client.CollectorRegistry()
     one, all_ = (
