@@ -237,7 +237,7 @@ def test_the_proposer_of_v1_counts(
     engine.step(finished=("r",))
     assert ours.miss_log is not None
     assert refuted(counted(ours.miss_log)) == [((1, 2, 3, 10, 11, 12), 13, 99)]
-    assert engine.usage["r"].by_source()["recipe"] == {"drafted": 4, "accepted": 3}
+    assert engine.usage["r"].as_dict()["by_source"]["recipe"] == {"drafted": 4, "accepted": 3}
 
 
 @pytest.fixture
