@@ -220,39 +220,36 @@ def draw_cursor() -> Picture:
 
 
 def draw_wavefront() -> Picture:
-    """Lanes hold words, turns go down; a carry leaves a lane and enters the next lane one turn later."""
-    words, tokens = 4, 5
-    picture = Picture(720, 322, "The wavefront: a carry moves one lane a turn")
-    x0, y0, width, height = 150.0, 56.0, 92.0, 30.0
-    step_x, step_y, now = 118.0, 32.0, 4
+    """The example's divergence: lanes hold words of the row, turns go down; a carry enters the next lane a turn
+    later. Words of four bits, each `1` where the prediction's token leaves the LCS as it is."""
+    anchor, words, word, tokens, now = 3, 4, 4, 5, 4
+    context, prediction = _ids(OUTPUT[anchor : anchor + tokens], PREDICTION[anchor : anchor + words * word])
+    picture = Picture(916, 330, "The wavefront of a divergence: a carry moves one lane a turn")
+    x0, y0, width, height, step_x, step_y = 70.0, 56.0, 164.0, 30.0, 194.0, 32.0
     for w in range(words):
-        picture.text(
-            x0 + w * step_x + width / 2, 24, f"lane {w}: word {w}", anchor="middle", size=13, bold=True
-        )
-        bits = f"tokens {32 * w}–{32 * w + 31}"
-        picture.text(x0 + w * step_x + width / 2, 42, bits, anchor="middle", size=12)
+        middle, begin = x0 + w * step_x + width / 2, anchor + w * word
+        picture.text(middle, 22, f"lane {w}: word {w}", anchor="middle", size=13, bold=True)
+        shown = " ".join(PREDICTION[begin : begin + word])
+        picture.text(middle, 42, shown, anchor="middle", size=10, mono=True)
     for d in range(tokens + words - 1):
         y = y0 + d * step_y
-        picture.text(136, y + 19, f"turn {d}", anchor="end", bold=d == now)
-        for w in range(words):
-            t = d - w
-            if not 0 <= t < tokens:
-                continue
-            x = x0 + w * step_x
+        picture.text(58, y + 19, f"turn {d}", anchor="end", bold=d == now)
+        for w in range(max(d - tokens + 1, 0), min(d + 1, words)):
+            t, x = d - w, x0 + w * step_x
+            row = lcs_prefix_row(context, _int32(t + 1), prediction, _int32(words * word))[0]
+            bits = "".join(str(1 - rise) for rise in row.diff()[w * word : (w + 1) * word].tolist())
             fill, stroke = COLOURS["draft" if d == now else "match" if d < now else "plain"]
             picture.parts.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.0f}" height="{height - 4:.0f}" rx="4" '
                 f'fill="{fill}" stroke="{stroke}" stroke-width="1.3"/>'
             )
-            picture.text(x + width / 2, y + 18, f"output[{t}]", INK, size=12, mono=True, anchor="middle")
+            label = f"{OUTPUT[anchor + t]} → {bits}"
+            picture.text(x + width / 2, y + 18, label, INK, size=12, mono=True, anchor="middle")
             if w + 1 < words:
                 picture.arrow(x + width, y + 16, x + step_x - 1, y + step_y + 9)
-    picture.text(x0 + words * step_x + 2, y0 + now * step_y + 17, "one turn: all", size=12)
-    picture.text(x0 + words * step_x + 2, y0 + now * step_y + 32, "lanes at once", size=12)
-    picture.text(x0 + width + step_x / 8, y0 + 17, "carry", size=12)
-    picture.text(x0, 310, "finished", COLOURS["match"][1], bold=True)
-    picture.text(x0 + 68, 310, "now", COLOURS["draft"][1], bold=True)
-    picture.text(x0 + 104, 310, "pending", bold=True)
+    for x, label, kind in ((70, "finished", "match"), (138, "now: all lanes at once", "draft")):
+        picture.text(x, 322, label, COLOURS[kind][1], bold=True)
+    picture.text(310, 322, "pending", bold=True)
     return picture
 
 

@@ -103,6 +103,8 @@ def suffix_match(
 ) -> SuffixMatch:
     """Find, for each request, the longest suffix of its context that occurs in a text.
 
+    The plain scan, for tests and pictures: a step looks matches up in the indices of prediction and context.
+
     For every batch position ``b`` with ``s = slots[b]``, ``c = context[s, context_start[s]:context_len[s]]``
     and ``t = text[s, :text_len[s]]``::
 
@@ -147,8 +149,7 @@ def suffix_match(
         TypeError: an argument is no tensor or has another dtype.
         ValueError: a shape, device or layout differs from the above, or ``1 <= min_match <= max_match`` fails.
 
-    Source: longest-suffix lookup as in suffix-tree speculative decoding (SuffixDecoding,
-    https://arxiv.org/abs/2411.04975), by a scan instead of a tree.
+    Source: longest-suffix lookup as in SuffixDecoding (https://arxiv.org/abs/2411.04975), without its tree.
     """
     device = context.device if isinstance(context, torch.Tensor) else None
     check_tensor("context", context, dtype=torch.int32, shape=(None, None), contiguous="inner")
