@@ -216,6 +216,7 @@ def test_numbers_are_those_of_the_last_replay() -> None:
         "ablation": "make bench-ablation",
         "latency": "python -m benchmarks.speed.latency_model",
         "executed": "python -m benchmarks.speed.machine_code",
+        "planted": "python -m benchmarks.speed.machine_code",
     }
     for page, blocks in filler.PAGES.items():
         text = page.read_text(encoding="utf-8")

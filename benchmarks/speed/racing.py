@@ -106,7 +106,7 @@ class RacingWarp(Warp):
             ins, operation = code[pc], operations[pc]
             mask = self.mask if ins.guard is None else self.mask & self.predicate(ins.guard)
             self.turn += is_whole
-            is_run = ins.guard is None or mask.any()
+            is_run = ins.guard is None or bool(mask.any())
             reached[pc] += is_run or ins.name in CONTROL_FLOW
             if operation is not None:
                 if is_run:

@@ -300,6 +300,18 @@ def executed(numbers: dict[str, Any]) -> str:
     return tables.table(heads, rows) + f"\n\n{targets}; Triton {', '.join(sorted(stored))}."
 
 
+def planted(numbers: dict[str, Any]) -> str:
+    """Of faults in machine code, how many `benchmarks.speed.machine_code --plant` reported."""
+    stored = tables.read("machine_code")["planted"]
+    [found] = [kernels for targets in stored.values() for kernels in targets.values()]
+    kinds = list(dict.fromkeys(of.split(", ")[1] for of in found))
+    rows = []
+    for kernel in sorted({of.split(", ")[0] for of in found}):
+        own = [found.get(f"{kernel}, {kind}") for kind in kinds]
+        rows.append([f"`{kernel}`", *(f"{row['found']}/{row['planted']}" if row else "–" for row in own)])
+    return tables.table(["found/planted", *kinds], rows)
+
+
 def _us(cycles: float) -> str:
     us = cycles / GIGAHERTZ / 1e3
     return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
@@ -309,7 +321,11 @@ def _us(cycles: float) -> str:
 PAGES = {
     DOCS.parent / "README.md": {MAIN_BLOCK: front_page},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
-    DOCS / "developer" / "compiled-kernels.md": {"latency": latency, "executed": executed},
+    DOCS / "developer" / "compiled-kernels.md": {
+        "latency": latency,
+        "executed": executed,
+        "planted": planted,
+    },
     DOCS / "quality.md": {MAIN_BLOCK: table, "rows": rows, "confidence": confidence},
     DOCS / "developer" / "mechanisms.md": {"ablation": ablation},
     DOCS / "developer" / "quality-checks.md": {
