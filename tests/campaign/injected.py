@@ -80,4 +80,4 @@ def cache_numba_in(directory: str, alone: bool = False) -> None:
     if alone:
         from numba.core import caching
 
-        caching.CacheImpl._locator_classes = [caching._UserProvidedCacheLocator]
+        caching.CacheImpl._locator_classes = [caching.UserProvidedCacheLocator]

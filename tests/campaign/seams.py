@@ -148,7 +148,8 @@ def _edited(seam: Seam, how: str, places: dict[Seam, Place]) -> Iterator[Callabl
 
         def touched(other: Seam) -> bool:
             if isinstance(homes[0], types.ModuleType):
-                return other.module == seam.module and other.attribute.split(".")[0] == leaf
+                first, _, rest = other.attribute.partition(".")
+                return other.module == seam.module and first == leaf and (how == "renamed" or not rest)
             same = places[other][1] == leaf and bool({*_homes(places[other][0])} & {*homes})
             return same and (how == "renamed" or bool(other.parameters))
 
@@ -187,8 +188,10 @@ def _with_another_signature(original: Any, seam: Seam) -> Any:
     def changed(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    changed.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return changed
+    # A class stays one, with what else it has.
+    other: Any = type(original.__name__, (original,), {}) if isinstance(original, type) else changed
+    other.__signature__ = signature.replace(parameters=parameters)
+    return other
 
 
 class _Edited(source_probe.Sources):
