@@ -40,7 +40,7 @@ def target_of(name: str) -> Any:
     """Triton's own, of a key of `TARGETS` or another GPU of NVIDIA's."""
     from triton.backends.compiler import GPUTarget
 
-    return GPUTarget(*TARGETS.get(name, ("cuda", int(name.removeprefix("sm_")), 32)))
+    return GPUTarget(*(TARGETS.get(name) or ("cuda", int(name.removeprefix("sm_")), 32)))
 
 
 def find_kernels() -> dict[str, Any]:

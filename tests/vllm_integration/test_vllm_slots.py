@@ -20,11 +20,9 @@ from vllm_integration.worker.step_log import DebugLog, LoggedRequest, safe_name
 
 
 def test_usage_counts_by_source() -> None:
-    usage = RequestUsage()
+    usage = RequestUsage(output_tokens=7)
     for source, verified, accepted in ((0, 0, 0), (1, 6, 4), (2, 3, 0)):
         usage.add_step(source, verified, accepted)
-    other = RequestUsage(output_tokens=7)
-    usage.add(other)
     assert usage.of_prediction == (4, 2)
     assert usage.as_dict() == {
         "steps": 3,
