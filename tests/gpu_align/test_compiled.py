@@ -101,8 +101,8 @@ def test_other_types_are_refused_and_not_compiled() -> None:
 
 @compiled_only
 def test_without_a_file_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jit, "not_kept", "")  # each server's start tells of it
     """As where there is no place to write: it is compiled for this process."""
+    monkeypatch.setattr(_jit, "not_kept", "")  # of which each server tells
     names: dict[str, object] = {}
     exec("def double(x): return 2 * x", names)
     assert Entry(names["double"])(21) == 42  # type: ignore[arg-type]
