@@ -4,6 +4,8 @@ Nothing is captured: the manager decides from its descriptors."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from vllm.config.vllm import VllmConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu import cudagraph_utils
 
+from vllm_integration.config import engine_config
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
 from vllm_integration.worker import graphs
@@ -66,6 +69,7 @@ class Runner:
             performance_mode="balanced",
             speculative_config=K
             and SimpleNamespace(
+                enable_adaptive_verification=False,
                 method="custom_class",
                 model="vllm_integration.PredictedOutputs",
                 num_speculative_tokens_per_batch_size=schedule,
@@ -256,6 +260,20 @@ def test_a_vllm_without_these_names_keeps_its_graphs(
     monkeypatch.setattr(compat, "SEAMS", gone)
     config = Runner(16, 64).vllm_config
     config.speculative_config.enable_adaptive_verification = True
-    graphs.prepare(config)
+    engine_config.prepare(config)
     assert not config.speculative_config.enable_adaptive_verification
     assert "gpu_align leaves CUDA graphs to vLLM" in plugin_log[0]
+
+
+def test_a_vllm_without_its_own_check_still_has_our_speculator(
+    plugin_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.worker.gpu import attn_utils
+
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    monkeypatch.delattr(attn_utils, "get_varlen_cudagraph_unsupported_backend")
+    for name in ("graphs", "speculator"):
+        monkeypatch.delitem(sys.modules, f"vllm_integration.worker.{name}", raising=False)
+    importlib.import_module("vllm_integration.worker.speculator")
+    engine_config.prepare(Runner(16, 64).vllm_config)
+    assert "gpu_align leaves CUDA graphs to vLLM: ImportError" in plugin_log[0]

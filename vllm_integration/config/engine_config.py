@@ -43,9 +43,12 @@ def do_without(vllm_config: Any, reason: object) -> None:
 
 
 def prepare(vllm_config: Any) -> None:
-    """Called before the model is loaded: the later refusals will be caught. A vLLM where they cannot be is one
-    more refusal (with `GPU_ALIGN_STRICT=1` this raises `SeamError`)."""
-    if is_on(vllm_config) and (reason := install("adaptive")):
+    """Called before the model is loaded: CUDA graphs will be added, refusals of adaptive verification caught.
+    Where vLLM's names are not as known, its own graphs are used, without adaptive verification; with
+    `GPU_ALIGN_STRICT=1` this raises `SeamError`."""
+    if unknown := install("graphs"):
+        logger.warning("gpu_align leaves CUDA graphs to vLLM: %s", shown_reason(unknown))
+    if is_on(vllm_config) and (reason := unknown or install("adaptive")):
         do_without(vllm_config, reason)
 
 

@@ -24,20 +24,9 @@ from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backe
 from ..config import engine_config as adaptive
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings
-from ..seams.install import install, seam, shown_error, shown_reason, strict
+from ..seams.install import seam, shown_error, strict
 
 logger = logging.getLogger("vllm.gpu_align")
-
-
-def prepare(vllm_config: Any) -> None:
-    """Called before the model is loaded. Without these graphs, and the runner's method that they are added in,
-    vLLM's own are used, and adaptive verification is off."""
-    if reason := install("graphs"):
-        logger.warning("gpu_align leaves CUDA graphs to vLLM: %s", shown_reason(reason))
-        if adaptive.is_on(vllm_config):
-            adaptive.do_without(vllm_config, reason)
-    else:
-        adaptive.prepare(vllm_config)
 
 
 @seam("graphs.initialize_kv_cache")

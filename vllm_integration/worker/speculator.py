@@ -16,8 +16,8 @@ import torch
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from ..config import engine_config
 from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
-from . import graphs
 from .draft_reporter import DraftReporter
 from .request_drafter import DRAFTING, RequestDrafter, ours
 from .requests import take_refusals
@@ -212,7 +212,7 @@ def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
     if install("v2"):
         # The engine is configured for drafts and has to get some; these will be none.
         logger.warning("gpu_align proposes nothing: %s", off_reason())
-    graphs.prepare(vllm_config)
+    engine_config.prepare(vllm_config)
     return PredictedOutputsSpeculator(vllm_config, device, req_states)
 
 
