@@ -184,9 +184,7 @@ class DraftReporter:
                     widths = np.diff(step.columns["query_ends"][: len(step.req_ids) + 1].numpy()) - 1
                     trimmed = dict(zip(step.req_ids, widths.tolist(), strict=True))
                 if self._misses is not None and "tails" in step.copied:
-                    made = drafts[-1]
-                    more = map(step.host, ("token_ids", "tails"))
-                    self._misses.take(step.req_ids, made.position, made.source, made.length, *more)
+                    self._misses.run(_count_misses, self._misses, step, drafts[-1])
                 self._release()
         return drafts, trimmed
 
@@ -202,6 +200,11 @@ def _read(step: StepCopies, now: int) -> StepDrafts:
         step.host("source").copy(),
         survival_levels(np.cumprod(step.host("confidence"), axis=1), length),
     )
+
+
+def _count_misses(misses: MissLog, step: StepCopies, made: StepDrafts) -> None:
+    more = step.host("token_ids"), step.host("tails")
+    misses.take(step.req_ids, made.position, made.source, made.length, *more)
 
 
 def when_it_leaves(output: Any, then: Callable[[Any], None]) -> Any:

@@ -103,7 +103,6 @@ class MissLog(WorkerLog):
         """[B, tail_len] the last tokens of these rows; of shorter ones anything first. None if the log is off."""
         return token_ids[rows[:, None], (total_len[rows][:, None] + self._back).clamp_(min=0)]
 
-    @guarded
     def take(
         self,
         req_ids: Sequence[str],
