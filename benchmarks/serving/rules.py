@@ -178,7 +178,8 @@ class Plugin:
         ids = [f"{place}:{number}" for place, number in enumerate(batch.request.tolist())]
         requests = [_request(i, has) for i, has in zip(ids, batch.has_prediction.tolist(), strict=True)]
         self._requests.keep_only(dict.fromkeys(ids))
-        self._requests.rows_of(ids, requests)
+        for request in requests:
+            self._requests.add(request)
         self._ids = ids
         if len(self._ended) > min(self.late, 1):
             before, slots, accepted = self._ended.popleft()

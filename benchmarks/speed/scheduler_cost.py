@@ -101,6 +101,7 @@ def measure(batch: int, num_draft_tokens: int, count: int) -> Timer:
     ledger, budget = VerificationLedger(drafted), DraftBudget(drafted, num_draft_tokens, 4096)
     front = usage_collector.collector = usage_collector.Collector()
     for request in running:
+        drafted.add(request)
         front.follow(request.request_id, request.sampling_params.extra_args[wire.KEY])
     index = {req_id: i for i, req_id in enumerate(ids)}
     gc.collect()

@@ -290,6 +290,9 @@ class V2Engine:
     def prefix_cache(self) -> dict[str, int]:
         return dict(self._call("prefix_cache", {}, 30))
 
+    def calls(self, prompts: list[list[int]]) -> dict[str, int]:
+        return dict(self._call("calls", {"prompts": prompts}, 60))
+
     def state(self) -> dict[str, int]:
         return dict(self._call("state", {}, 30))
 

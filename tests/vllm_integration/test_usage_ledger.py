@@ -123,7 +123,8 @@ def test_a_batch_is_settled_as_each_of_its_requests_alone(seed: int) -> None:
             name = f"{number}-{len(requests)}"
             predicted = draw.random() < 0.8
             params = SimpleNamespace(extra_args={wire.KEY: [1]} if predicted else None)
-            requests[name] = SimpleNamespace(num_tokens=10, sampling_params=params)
+            requests[name] = SimpleNamespace(request_id=name, num_tokens=10, sampling_params=params)
+            drafted.add(requests[name])
             if predicted or everybody:
                 known[name] = Oracle()
         batch = draw.sample(sorted(requests), draw.randrange(1, size + 1))

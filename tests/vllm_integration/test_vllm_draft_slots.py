@@ -125,7 +125,8 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
                 known.pop(gone, None)
             running.append(request_of(f"new{step}", max_tokens=rng.choice([1, 50, 300, 10**6])))
         names = [request.request_id for request in running]
-        requests.rows_of(names, running)
+        for request in running:
+            requests.add(request)
         drafts, age = drafts_of(rng, names, K), rng.choice([0, 0, 1])
         survivals = {name: tuple((level + 0.5) / 255 for level in row) for name, row in drafts.items()}
         requests.take(report_of(survivals, K=K, age=age))
@@ -156,7 +157,11 @@ def test_without_a_prediction_no_slots(everybody: bool, params: bool, slots: lis
     running = [request_of("a"), request_of("b", predicted=False)]
     for request in running if not params else []:
         request.sampling_params = None
-    budget = DraftBudget(DraftedRequests(everybody, K), K, 1000)
+    requests = DraftedRequests(everybody, K)
+    for request in running:
+        requests.add(request)
+    assert len(requests) == sum(count > 0 for count in slots)
+    budget = DraftBudget(requests, K, 1000)
     assert budget.grant(running, exact=True) == slots
     assert budget.grant([], exact=True) == []
 
@@ -182,7 +187,7 @@ def test_the_last_drafts_are_those_that_can_become_output(tokens: int, max_token
     budget = DraftBudget(requests, K, 1000, learns=False)
     steps = far = 0
     while request.written < max_tokens:
-        requests.rows_of(["a"], [request])
+        requests.add(request)
         requests.take(report_of({"a": (0.99,) * K}))
         assert budget.grant([request], exact=True) == [min(K, max_tokens - request.written - 1)]
         far += max_tokens - request.written > 200
@@ -193,7 +198,9 @@ def test_the_last_drafts_are_those_that_can_become_output(tokens: int, max_token
 
 def test_a_request_that_is_resumed_may_have_less_to_write_than_before() -> None:
     """vLLM's streaming input: the next turn of the same request brings its own `max_tokens`."""
-    budget, request = DraftBudget(DraftedRequests(False, K), K, 1000), Writing(10_000, resumable=True)
+    requests, request = DraftedRequests(False, K), Writing(10_000, resumable=True)
+    budget = DraftBudget(requests, K, 1000)
+    requests.add(request)
     assert budget.grant([request], exact=True) == [K]
     request.max_tokens = 4
     assert budget.grant([request], exact=True) == [3]
@@ -204,7 +211,9 @@ def test_the_requests_of_a_step_are_looked_up_once(monkeypatch: pytest.MonkeyPat
     requests, running = DraftedRequests(False, K), [request_of("a"), request_of("b")]
     budget, report = DraftBudget(requests, K, 1000), report_of({"a": (0.5,), "b": (0.5, 0.25)})
     req_ids = report.drafts[0].req_ids
-    rows = requests.rows_of(req_ids, running)
+    for request in running:
+        requests.add(request)
+    rows = requests.rows_of(req_ids)
     with monkeypatch.context() as patch:
         patch.setattr(requests, "rows_of", lambda *_: pytest.fail("looked up again"))
         requests.take(report, req_ids, rows)
@@ -226,7 +235,9 @@ def test_a_request_whose_drafts_are_all_rejected_soon_gets_no_more(
     requests, steps = DraftedRequests(False, K), 150
     budget = DraftBudget(requests, K, 100_000)
     running = [request_of(str(i), max_tokens=10**9) for i in range(size)]
-    rows = requests.rows_of([request.request_id for request in running], running)
+    for request in running:
+        requests.add(request)
+    rows = requests.rows_of([request.request_id for request in running])
     under_way = [np.zeros(size, dtype=np.int64)] * late
 
     def step(accepts: bool) -> int:

@@ -66,7 +66,8 @@ def scheduler_of(name: str, *running: Any, fill: int = 128) -> Any:
     scheduler.requests = {request.request_id: request for request in running}
     scheduler.guard, scheduler._scored, scheduler.num_spec_tokens = compat.Guard("any more"), set(), K
     scheduler._use(Settings(fill_tokens=fill, max_draft_tokens=1000))
-    scheduler.drafted_requests.rows_of(list(scheduler.requests), running)
+    for request in running:
+        scheduler.drafted_requests.add(request)
     return scheduler
 
 

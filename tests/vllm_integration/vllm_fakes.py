@@ -174,7 +174,8 @@ class FakeEngine:
         self.prompts[req_id], self.outputs[req_id], self.written[req_id] = prompt, output, []
         self.rows.append(req_id)
         self.new.append(SimpleNamespace(req_id=req_id, sampling_params=params))
-        self.requests[req_id] = SimpleNamespace(sampling_params=params)
+        self.requests[req_id] = SimpleNamespace(request_id=req_id, sampling_params=params)
+        self.drafted_requests.add(self.requests[req_id])
 
     def refresh(self) -> Any:
         """Bring the one batch object up to date, in place as vLLM does."""

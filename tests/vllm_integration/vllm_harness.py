@@ -114,16 +114,17 @@ class OfflineEngine:
     def trace(self) -> Iterator[list[dict[str, int]]]:
         """Draft tokens scheduled, a dict a step: every scheduled request, 0 where it has none."""
         steps: list[dict[str, int]] = []
-        proposer = self.proposer
-        observe = proposer.observe
+        scheduler = self.core.scheduler
+        schedule = scheduler.schedule
 
-        def recording(runner: Any, output: Any) -> None:
+        def recording(*args: Any) -> Any:
+            output = schedule(*args)
             drafts = output.scheduled_spec_decode_tokens
             steps.append({req_id: len(drafts.get(req_id, ())) for req_id in output.num_scheduled_tokens})
-            observe(runner, output)
+            return output
 
-        proposer.observe = recording
+        scheduler.schedule = recording
         try:
             yield steps
         finally:
-            del proposer.observe
+            del scheduler.schedule

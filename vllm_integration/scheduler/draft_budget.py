@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -63,6 +63,7 @@ Rows = npt.NDArray[np.int64]
 
 class DraftedRequests:
     """One row of `table` for each request that is drafted for; row 0 stands for all others, and stays blank.
+    False where there are none: then nothing has to be done in a step.
 
     draft_without_prediction: whether requests without a prediction have one. num_draft_tokens: K; 0 on V1.
 
@@ -92,16 +93,9 @@ class DraftedRequests:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows_of(self, req_ids: Sequence[str], requests: Iterable[Any] | None = None) -> Rows:
-        """[N] the rows of requests, 0 for those that have none. requests: vLLM's, or None for one that is
-        gone; new ones get a row, or 0."""
-        try:
-            return np.fromiter(map(self._rows.__getitem__, req_ids), np.int64, len(req_ids))
-        except KeyError:
-            for req_id, request in () if requests is None else zip(req_ids, requests, strict=True):
-                if req_id not in self._rows and request is not None:
-                    self._add(req_id, request)
-            return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
+    def rows_of(self, req_ids: Sequence[str]) -> Rows:
+        """[N] the rows of requests, 0 for those that have none."""
+        return np.fromiter(map(self._rows.get, req_ids, repeat(0)), np.int64, len(req_ids))
 
     def take(self, report: DraftReport, req_ids: Sequence[str] = (), rows: Rows | None = None) -> None:
         """Take in what came with a step's output, once a step, be it nothing. req_ids, rows: of the step, if
@@ -124,22 +118,24 @@ class DraftedRequests:
     def keep_only(self, alive: Mapping[str, Any]) -> list[int]:
         """Forget requests that are not in `alive`; the rows they had."""
         gone = [] if self._rows.keys() <= alive.keys() else self._rows.keys() - alive.keys()
-        rows = [row for row in map(self._rows.pop, gone) if row]
+        rows = list(map(self._rows.pop, gone))
         if rows:
             self._blank(np.array(rows))
             self._free += rows
         return rows
 
-    def _add(self, req_id: str, request: Any) -> None:
-        row = 0
-        if self._draft_without_prediction or has_prediction(request):
-            if not self._free:
-                size = len(self.table)
-                self.table = np.concatenate([self.table, np.zeros_like(self.table)])
-                self._free = list(range(size, 2 * size))
-                self._blank(np.arange(size, 2 * size))
-            row = self._free.pop()
-        self._rows[req_id] = row
+    def add(self, request: Any) -> None:
+        """A request of vLLM's has come, or its next turn: it gets a row if it is drafted for and has none."""
+        if request.request_id in self._rows or not (
+            self._draft_without_prediction or has_prediction(request)
+        ):
+            return
+        if not self._free:
+            size = len(self.table)
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+            self._free = list(range(size, 2 * size))
+            self._blank(np.arange(size, 2 * size))
+        self._rows[request.request_id] = self._free.pop()
 
     def _blank(self, rows: Rows) -> None:
         self.table[rows] = np.zeros(1, dtype=self.table.dtype)
@@ -214,7 +210,7 @@ class DraftBudget:
         requests of that step, where they are more than these."""
         if not requests:
             return []
-        rows = self._requests.rows_of([request.request_id for request in requests], requests)
+        rows = self._requests.rows_of([request.request_id for request in requests])
         known, place = self._requests.table.take(rows), self._place
         length, made = known["drafts"][:, 0, LENGTH], known["made"]
         fresh = (made == self._requests.reports) & exact

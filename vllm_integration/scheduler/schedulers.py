@@ -114,6 +114,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         self.guard = Guard("any more")
         #: Requests that have `logprob_token_ids`.
         self._scored: set[str] = set()
+        #: Where there are none, a step is vLLM's but for this test.
+        self.drafted_requests = DraftedRequests(False)
         self.guard.run(_ALL, self._begin)
 
     def _begin(self) -> None:
@@ -158,20 +160,22 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if self._recall is not None:
             self.guard.run(_MEMORY, self._recall.give, request)
         super().add_request(request)
+        self.guard.run(_ALL, self.drafted_requests.add, request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """No drafts in a step that may hold a request with `logprob_token_ids`: the samplers that verify drafts
         answer none of these, and V1's ends the engine where another request has `logprobs`.
 
         And no placeholders where vLLM pads a request whose prompt is cached but for one token: on V1 always, which
-        would verify them as drafts; on V2, which rejects them, in such a step.
+        would verify them as drafts; on V2, which rejects them, in such a step, and where nobody is drafted for.
         """
-        self._scored &= self.requests.keys()
+        if self._scored:
+            self._scored.intersection_update(self.requests)
         if self._scored:
             for request in self.running:
                 request.spec_token_ids = []
         placeholders: int = self.num_spec_tokens
-        if self._scored or not self._pads:
+        if self._scored or not (self._pads and self.drafted_requests):
             self.num_spec_tokens = 0
         try:
             return super().schedule(*args, **kwargs)
@@ -179,6 +183,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.num_spec_tokens = placeholders
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        if not self.drafted_requests and not hasattr(model_runner_output, reports.ATTRIBUTE):
+            return super().update_from_output(scheduler_output, model_runner_output)
         report = self.guard.run(_ALL, reports.take, model_runner_output) or DraftReport()
         step = scheduler_output, model_runner_output, report.trimmed
         begun = self.guard.run(_USAGE, lambda: self.ledger.begin(self.requests, *step))
@@ -224,7 +230,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
 
     def _cut(self, *, exact: bool) -> None:
         """Cut the placeholders of running requests to their slots; to none where nobody drafts any more."""
-        if not self.guard.run(_DRAFTS, self._cut_to_slots, exact):
+        if not self.drafted_requests or not self.guard.run(_DRAFTS, self._cut_to_slots, exact):
             for request in self.running:
                 if request.spec_token_ids:
                     request.spec_token_ids = []

@@ -53,7 +53,7 @@ class VerificationLedger:
         self, requests: Mapping[str, Any], scheduler_output: Any, output: Any, trimmed: Mapping[str, int]
     ) -> Begun:
         req_ids, size = output.req_ids, len(output.req_ids)
-        rows = self._requests.rows_of(req_ids, map(requests.get, req_ids))
+        rows = self._requests.rows_of(req_ids)
         sampled = _lengths(output.sampled_token_ids or repeat((), size), size)
         slots = _lengths(map(scheduler_output.scheduled_spec_decode_tokens.get, req_ids, repeat(())), size)
         for req_id, invalid in (scheduler_output.num_invalid_spec_tokens or {}).items():

@@ -85,9 +85,12 @@ class PredictedOutputsProposer(RequestDrafter):
         """At most K drafts a row. sampled_token_ids: of each row in this step, accepted drafts first; [] while
         prefilling. num_tokens_no_spec: [≥ rows] tokens of each, these included. token_ids_cpu: [≥ rows, …]."""
         drafts: list[list[int]] | None = None
-        if self._batch is not None:
+        if self.requests and self._batch is not None:
             drafts = self.run(self._propose, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         return [[] for _ in sampled_token_ids] if drafts is None else drafts
+
+    def has_nothing_to_report(self) -> bool:
+        return not self.requests and not self._drafts
 
     def report(self) -> Callable[[Any], None]:
         """Of what the last step proposed; of nothing when asked again."""
@@ -138,8 +141,6 @@ class PredictedOutputsProposer(RequestDrafter):
         token_ids_cpu: npt.NDArray[np.int32],
     ) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        if not self.requests:
-            return drafts
         num_sampled = list(map(len, sampled_token_ids))
         if self.log is not None:
             scheduled = (self._scheduled.get(req_id, ()) for req_id in self._batch.req_ids)
@@ -223,7 +224,9 @@ def update_states(
     """`GPUModelRunner._update_states`, after which our proposer looks at the result."""
     result = original(self, scheduler_output, *args, **kwargs)
     if (proposer := ours(self)) is not None:
-        proposer.observe(self, scheduler_output)
+        come_or_gone = scheduler_output.scheduled_new_reqs or scheduler_output.finished_req_ids
+        if proposer.requests or come_or_gone:
+            proposer.observe(self, scheduler_output)
     return result
 
 

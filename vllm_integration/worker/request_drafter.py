@@ -19,7 +19,7 @@ from ..wire import request as wire
 from ..wire.reports import DraftReport, attach
 from .draft_reporter import when_it_leaves
 from .miss_log import MissLog, open_miss_log
-from .requests import open_request, refuse
+from .requests import any_refusals, open_request, refuse
 from .startup import compiling, drafter_config, load_recipes
 from .step_log import DebugLog, open_log
 
@@ -100,8 +100,14 @@ class RequestDrafter:
         """What attaches the step's draft report to its output, when that leaves the worker."""
         return partial(attach, report=DraftReport(off=True))
 
+    def has_nothing_to_report(self) -> bool:
+        """Whether no request has drafts, and none are on their way."""
+        return False
+
     def leaves(self, output: Any) -> Any:
         """The output of a step of the runner, with a draft report."""
+        if self.has_nothing_to_report() and not any_refusals() and off_reason() is None:
+            return output
         try:
             then = self.report()
         except Exception as error:

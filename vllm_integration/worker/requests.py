@@ -26,6 +26,11 @@ def take_refusals() -> dict[str, str]:
     return taken
 
 
+def any_refusals() -> bool:
+    """Whether `take_refusals` has any."""
+    return bool(_refusals)
+
+
 def refuse(req_id: str, reason: str, told: str, *args: Any) -> None:
     """Count it, and say so in one WARNING: `told` with the request's id and `args`."""
     refused[reason] += 1

@@ -52,6 +52,8 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             (max_slots, self.num_draft_tokens), dtype=torch.float32, device=device
         )
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
+        #: Rows that are occupied. A step without one is vLLM's, but for this number's test.
+        self._num_occupied = 0
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.reporter: Any = None
@@ -114,13 +116,18 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         if held is None:
             return
         self._occupied[slot] = True
+        self._num_occupied += 1
         self.follow(req_id, held, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
         """Row `slot` no longer belongs to its request. Harmless when nothing is drafted for it."""
         if self._occupied[slot]:
             self._occupied[slot] = False
+            self._num_occupied -= 1
             self.drafter.remove(slot)
+
+    def has_nothing_to_report(self) -> bool:
+        return not self._num_occupied and self.reporter is not None and not self.reporter.in_flight
 
     def report(self) -> Callable[[Any], None]:
         if self.reporter is None:
@@ -138,16 +145,22 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         num_sampled: Any = None,
         *args: Any,
         dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """int64 [num_reqs, K] in batch order, always valid token ids. Called after the sampled tokens are in
         `req_states`; waits for nothing (but for the step log, with `GPU_ALIGN_DEBUG_DIR`).
 
         num_sampled: [num_reqs] int32; 0 = still prefilling. dummy_run: vLLM runs the step without requests, to
-        warm up or to keep ranks together: the kernels run (and compile), no state changes.
+        warm up or to keep ranks together: the kernels run (and compile), no state changes. num_speculative_tokens:
+        how many of the drafts the scheduler may verify.
         """
         num_reqs = int(input_batch.num_reqs)
-        drafts: torch.Tensor | None = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run)
+        drafts: torch.Tensor | None = None
+        if dummy_run or not self.has_nothing_to_report():
+            drafts = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run)
+        elif not num_speculative_tokens:
+            return self._nothing[:num_reqs]  # which the runner overwrites
         return self._no_drafts(num_reqs) if drafts is None else drafts
 
     def _propose(
@@ -222,7 +235,7 @@ def add_requests(
 ) -> Any:
     """`GPUModelRunner.add_requests`, after which our speculator learns the new rows and predictions."""
     result = original(self, scheduler_output, *args, **kwargs)
-    if (speculator := ours(self)) is not None:
+    if scheduler_output.scheduled_new_reqs and (speculator := ours(self)) is not None:
         speculator.observe_new(scheduler_output)
     return result
 
@@ -240,6 +253,6 @@ def finish_requests(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """`GPUModelRunner.finish_requests`, before which finished requests' step logs are written."""
-    if (speculator := ours(self)) is not None:
+    if scheduler_output.finished_req_ids and (speculator := ours(self)) is not None:
         speculator.finish(scheduler_output.finished_req_ids)
     return original(self, scheduler_output, *args, **kwargs)
