@@ -1,0 +1,151 @@
+"""Views of a text: in a form in which a model may write it, or out of the form in which the model read it.
+
+A model that answers in JSON writes a file's line ends as ``\\n`` and its quotes as ``\\"``: other tokens than the
+file's own. A drafter that is given the escaped text as well drafts it whole.
+
+::
+
+    make('a = "b"\\n', ["json"])                        # ['a = \\\\"b\\\\"\\\\n']
+    make("1:import os\\n2:\\n3:os.abort()\\n", ["unnumbered"])   # ['import os\\n\\nos.abort()\\n']
+
+Strings in, strings out, without a tokenizer. All views take time in proportion to the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+#: Fewer numbered lines in a row are no listing.
+MIN_LISTED = 3
+#: A line's number and what ends it: ``cat -n`` (a tab), ``12:``, ``12|``, ``12→``, with blanks on both sides.
+#: ``12:34:`` is a time.
+_NUMBER = re.compile(r"^ {0,12}([0-9]{1,9})( {0,8}[:|→](?![0-9][0-9]:)|\t)", re.MULTILINE)
+_FENCE = re.compile(r"^ {0,3}(`{3,}(?=[^`\n]*$)|~{3,})(.*)\n?", re.MULTILINE)
+#: What decides where a JSON string begins and ends; it holds no line end.
+_STRING = re.compile(r'\\.|"|\n', re.DOTALL)
+
+
+def make(text: str, names: Iterable[str]) -> list[str]:
+    """The views of a text by their names, in this order, each once, without empty ones and the text itself.
+
+    Args:
+        text: any string.
+        names: of `NAMES`, or several joined by ``+``, each a view of the one before: ``unnumbered+json``.
+
+    Raises:
+        ValueError: a name is not known; the message lists those that are.
+    """
+    names = tuple(names)
+    check_names("views", names)
+    made = {text: "", "": ""}
+    for name in names:
+        view = text
+        for step in name.split("+"):
+            view = _VIEWS[step](view)
+        made.setdefault(view, name)
+    return [view for view, name in made.items() if name]
+
+
+def check_names(where: str, names: Iterable[object]) -> None:
+    """Raise ValueError, which does not repeat the name, unless `make` knows each of these."""
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not set(name.split("+")) <= set(NAMES):
+            raise ValueError(f"{where}[{index}]: expected one of {', '.join(NAMES)}, found another name")
+
+
+def _json(text: str) -> str:
+    """As the inside of a JSON string. Inverse: ``json.loads('"' + view + '"')``."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _json_ascii(text: str) -> str:
+    """The same with ``\\u`` for all that is not ASCII."""
+    return json.dumps(text)[1:-1]
+
+
+def _json_twice(text: str) -> str:
+    """As a JSON string inside a JSON string."""
+    return _json(_json(text))
+
+
+def _diff(text: str) -> str:
+    """As lines that a unified diff keeps, a blank before each. Inverse: each line without its first character."""
+    body = text.removesuffix("\n")
+    return f" {body}".replace("\n", "\n ") + text[len(body) :] if text else ""
+
+
+def _unnumbered(text: str) -> str:
+    """The numbered listings of a text, without the numbers and without the lines around them.
+
+    A listing has `MIN_LISTED` lines or more whose numbers go up by one and are ended alike. A blank after the
+    number belongs to it where the least indented line would be indented by an odd number of blanks otherwise.
+    """
+    return "".join(line for listing in _listings(text) for line in _without_margin(listing))
+
+
+def _listings(text: str) -> Iterator[list[str]]:
+    """The lines after their numbers, of each listing; after a tab, what follows is all the line's."""
+    lines: list[str] = []
+    expected: tuple[int, int, str] | None = None  # where the next line begins, its number and what ends it
+    for match in _NUMBER.finditer(text):
+        number, ending = int(match[1]), match[2].strip(" ")
+        if (match.start(), number, ending) != expected:
+            if len(lines) >= MIN_LISTED:
+                yield lines
+            lines = []
+        end = text.find("\n", match.end()) + 1 or len(text)
+        lines.append(text[match.end() : end])
+        expected = end, number + 1, ending
+    if len(lines) >= MIN_LISTED:
+        yield lines
+
+
+def _without_margin(lines: list[str]) -> list[str]:
+    indents = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
+    if min(indents, default=0) % 2 == 0:
+        return lines
+    return [line.removeprefix(" ") for line in lines]
+
+
+def _unfenced(text: str) -> str:
+    """What stands inside the fences (three or more backticks or tildes) of a text; the last may be left open."""
+    parts, opened, start = [], "", 0
+    for match in _FENCE.finditer(text):
+        fence, rest = match[1], match[2].strip()
+        if not opened:
+            opened, start = fence, match.end()
+        elif fence.startswith(opened) and not rest:
+            parts.append(text[start : match.start()])
+            opened = ""
+    return "".join(parts) + (text[start:] if opened else "")
+
+
+def _unescaped(text: str) -> str:
+    """The strings in a JSON text that hold line ends (``\\n``), decoded; others and broken ones are left out."""
+    parts, start = [], 0
+    for match in _STRING.finditer(text):
+        if match[0] == "\n":
+            start = 0
+        elif match[0] == '"':
+            inside, start = text[start : match.start()] if start else "", 0 if start else match.end()
+            if "\\n" in inside:
+                try:
+                    parts.append(json.loads(f'"{inside}"'))
+                except ValueError:
+                    continue
+    return "".join(part for part in parts if "\n" in part)  # ``\\\\n`` is none
+
+
+_VIEWS: dict[str, Callable[[str], str]] = {
+    "json": _json,
+    "json_ascii": _json_ascii,
+    "json_twice": _json_twice,
+    "diff": _diff,
+    "unnumbered": _unnumbered,
+    "unfenced": _unfenced,
+    "unescaped": _unescaped,
+}
+#: The views that `make` knows.
+NAMES = tuple(_VIEWS)

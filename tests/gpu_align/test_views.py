@@ -1,0 +1,161 @@
+"""`gpu_align.views`: each view against its inverse, what is left alone, and what it costs."""
+
+import json
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_align.views import MIN_LISTED, NAMES, make
+
+LINES = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30), min_size=MIN_LISTED
+)
+
+
+def view(text, name):
+    """One view; the text itself or "" where there is none."""
+    return (make(text, [name]) or [""])[0]
+
+
+def unquoted(text):
+    return json.loads(f'"{text}"')
+
+
+#: View → its inverse.
+INVERSES = {
+    "json": unquoted,
+    "json_ascii": unquoted,
+    "json_twice": lambda text: unquoted(unquoted(text)),
+    "diff": lambda text: "".join(line[1:] for line in re.findall(r".*\n|.+", text)),
+}
+
+
+@pytest.mark.parametrize("name", INVERSES)
+@given(text=st.text())
+def test_inverse_gives_the_text(name, text):
+    found = make(text, [name])
+    assert [INVERSES[name](each) for each in found] == ([text] if found else [])
+    if not found:
+        assert text == "" or text == json.dumps(text, ensure_ascii=name == "json_ascii")[1:-1]
+    if name == "json_ascii":
+        assert all(each.isascii() for each in found)
+
+
+#: How a tool numbers a line.
+NUMBERED = {
+    "cat -n": "{n:6}\t{line}",
+    "short tab": "{n}\t{line}",
+    "colon": "{n}:{line}",
+    "colon, blank": "{n}: {line}",
+    "arrow": "{n:5}→{line}",
+    "bar": "{n}|{line}",
+    "bar, blanks": "{n:<4} | {line}",
+    "zeros": "{n:05}| {line}",
+}
+
+
+@pytest.mark.parametrize("style", NUMBERED)
+@given(lines=LINES, first=st.integers(0, 2000), ended=st.booleans())
+def test_numbers_go(style, lines, first, ended):
+    # An indent is even somewhere, else a blank is taken for the number's. The text around it is no listing.
+    lines = [*lines, "end"]
+    listing = "\n".join(NUMBERED[style].format(n=first + i, line=line) for i, line in enumerate(lines))
+    text = "\n".join(lines) + "\n"
+    assert view(f"The file:\n{listing}\n(12 more lines)\n", "unnumbered") == text
+    assert view(listing + "\n" * ended, "unnumbered") == (text if ended else text[:-1])
+
+
+@given(lines=LINES)
+def test_fences_go(lines):
+    body = "".join(f"{line}\n" for line in lines)
+    text = f"Look:\n`````python\n{body}`````\nand\n~~~~~~\n{body}~~~~~~\nopen:\n`````\n{body}"
+    if not any(line.strip().startswith(("`````", "~~~~~~")) or "\r" in line for line in lines):
+        assert view(text, "unfenced") == body * 3
+
+
+@given(text=st.text(), other=st.text(), ascii_only=st.booleans())
+def test_strings_of_json_come_out(text, other, ascii_only):
+    arguments = json.dumps({"path": "a.py", "content": text, other: 1.5}, ensure_ascii=ascii_only)
+    assert view(f"a call: {arguments}", "unescaped") == "".join(
+        each for each in (text, other) if "\n" in each
+    )
+
+
+#: Text, name of a view, what it is; () where there is none.
+GIVEN = {
+    "the first example": ('a = "b"\n', "json", ('a = \\"b\\"\\n',)),
+    "another": ("1:import os\n2:\n3:os.abort()\n", "unnumbered", ("import os\n\nos.abort()\n",)),
+    "one after the other": ("1|a\n2|\tb\n3|c\n", "unnumbered+json", ("a\\n\\tb\\nc\\n",)),
+    "indented code": ("7:    a\n8:\n9:        b\n", "unnumbered", ("    a\n\n        b\n",)),
+    "two listings": ("1:a\n2:b\n3:c\n\n7:d\n8:e\n9:f", "unnumbered", ("a\nb\nc\nd\ne\nf",)),
+    "one that ends otherwise": ("1:a\n2:b\n3|c\n4|d\n", "unnumbered", ()),
+    "two lines": ("1:a\n2:b\n", "unnumbered", ()),
+    "a CSV": ("1,a,2\n2,b,3\n3,c,4\n4,d,5\n", "unnumbered", ()),
+    "a log": ("12:01:03 up\n12:01:04 down\n13:00:00 up\n14:00:00 up\n", "unnumbered", ()),
+    "a table of numbers": ("10\t1\n20\t2\n30\t3\n", "unnumbered", ()),
+    "nothing to escape": ("plain", "json", ()),
+    "nothing": ("", "diff", ()),
+    "no fence": ("a `b` ```c``` d\n", "unfenced", ()),
+    "broken JSON": ('{"content": "a\\nb\\q", "more": "a\\n', "unescaped", ()),
+    "the string after it": ('"a\\nb\\q", "c\\nd"', "unescaped", ("c\nd",)),
+    "an open quote in the line before": ('it is 5" long\n{"x": "a\\nb"}', "unescaped", ("a\nb",)),
+    "no line end": (r'{"a": "C:\\new"}', "unescaped", ()),
+    "NULs": ("\0\0", "json", ("\\u0000\\u0000",)),
+    "a lone surrogate": ("\ud800\n", "json", ("\ud800\\n",)),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_a_view_is(case):
+    text, name, views = GIVEN[case]
+    assert make(text, [name]) == list(views)
+
+
+def test_order_and_what_is_left_out():
+    assert make('"ä"\n', ["json_ascii", "json", "diff", "json"]) == [
+        '\\"\\u00e4\\"\\n',
+        '\\"ä\\"\\n',
+        ' "ä"\n',
+    ]
+    assert make('"a"', ["json_ascii", "json"]) == ['\\"a\\"']
+    assert make("", NAMES) == make("plain", ["json", "unfenced", "unnumbered"]) == make("a", []) == []
+
+
+@pytest.mark.parametrize("name", ["upper", "", "json+", "JSON", None, ["json"]])
+def test_unknown_names(name):
+    with pytest.raises(ValueError, match=r"views\[1\]: expected one of json, json_ascii, .*unescaped, found"):
+        make("a", ["json", name])
+
+
+#: What is hard about a text, in so many characters.
+HARD = {
+    "backslashes": lambda size: "\\" * size,
+    "quotes": lambda size: '"' * size,
+    "escaped quotes": lambda size: '"' + '\\"' * (size // 2),
+    "open strings": lambda size: '"\\n' * (size // 3),
+    "backticks": lambda size: "`" * size,
+    "fences": lambda size: "```\n````\n" * (size // 9),
+    "blanks": lambda size: " " * size,
+    "lines": lambda size: "\n" * size,
+    "numbers": lambda size: "".join(f"{n}:\n" for n in range(size // 8)),
+    "digits": lambda size: "1" * size,
+    "NULs": lambda size: "\0" * size,
+    "file": lambda size: '     1\tif a == "b":\n' * (size // 20),
+}
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_time_is_linear(kind):
+    text = HARD[kind](1_000_000)
+    for name in NAMES:
+        start = time.process_time()
+        make(text, [name])
+        assert time.process_time() - start < 2, name
+
+
+def test_ten_megabytes():
+    text = '     1\tif a == "b":\n' * 500_000
+    assert [len(each) > len(text) for each in make(text, ["json", "diff"])] == [True, True]
