@@ -18,6 +18,7 @@ from gpu_align.tools.doctor import (
 
 from .seams import source_probe
 from .seams.table import SeamStatus
+from .wire.reports import GRAPHS
 
 #: Missing names that the summary lists.
 _SHOWN = 5
@@ -50,6 +51,8 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     else:
         yield Finding(name, version, ok=True)
     yield plugin()
+    if has_gpu:
+        yield from graphs()
     try:
         statuses = probe(deep)
     except Exception as error:  # a probe that fails is a name that would fail too
@@ -66,6 +69,23 @@ def plugin() -> Finding:
         return Finding("vllm plugin", found, ok=True)
     fix = install_extra(options="--no-deps")
     return Finding("vllm plugin", f"{found} is not installed", ok=False, fix=fix)
+
+
+#: Major compute capability → vLLM's choice of attention for it whose CUDA graphs take drafts of any length.
+_ANY_LENGTH = {9: "FlashAttention 3", 10: "FlashInfer"}
+
+
+def graphs() -> Iterator[Finding]:
+    """The steps that vLLM's choice of attention lets a server run with FULL CUDA graphs, for a model without MLA;
+    a server's own choice is in its status."""
+    import torch
+
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return
+    attention = _ANY_LENGTH.get(torch.cuda.get_device_capability(0)[0])
+    full, others = GRAPHS["decode" if attention else "backend"]
+    found = f"FULL for {full}, with {attention or 'FlashAttention 2'}, vLLM's choice here"
+    yield Finding("CUDA graphs", f"{found}; others not: {others}" if others else found)
 
 
 def probe(deep: bool) -> Sequence[SeamStatus]:

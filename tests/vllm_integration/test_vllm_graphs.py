@@ -25,6 +25,7 @@ from vllm.v1.worker.gpu import cudagraph_utils
 from vllm_integration.config import engine_config
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
+from vllm_integration.wire.reports import GRAPHS
 from vllm_integration.worker import graphs
 
 pytestmark = pytest.mark.usefixtures("plugin_on")
@@ -89,7 +90,7 @@ class Runner:
         self.model_state = SimpleNamespace(
             get_additional_cg_support=lambda: (AttentionCGSupport.ALWAYS, None)
         )
-        self.speculator = object() if K else None
+        self.speculator = SimpleNamespace(reporter=SimpleNamespace(graphs=0)) if K else None
         self.adaptive_verification = object() if adaptive else None
         self.rejection_sampler = SimpleNamespace(enable_adaptive_verification=True)
         self.pcp_manager = None
@@ -111,6 +112,10 @@ class Runner:
     @property
     def has_piecewise(self) -> bool:
         return bool(self.cudagraph_manager.cudagraph_mode.has_piecewise_cudagraphs())
+
+    @property
+    def told(self) -> str:
+        return [*GRAPHS][self.speculator.reporter.graphs]
 
     def mode_of(self, lengths: list[int]) -> str:
         manager = self.cudagraph_manager
@@ -148,28 +153,29 @@ ALL = {"plain", "whole", "mixed"}
 
 
 @pytest.mark.parametrize(
-    ("options", "full", "words"),
+    ("options", "full", "name"),
     [
-        ({}, ALL, "all decode steps"),
-        ({"bound": 65, "support": "UNIFORM_BATCH"}, ALL, "all decode steps"),
-        ({"adaptive": True}, ALL, "all decode steps"),
-        ({"mode": CUDAGraphMode.FULL}, ALL, "all steps"),
-        ({"mode": CUDAGraphMode.FULL_DECODE_ONLY}, ALL, "all decode steps"),
-        ({"support": "UNIFORM_BATCH"}, {"plain", "whole"}, "graphs of Backend take one length"),
-        ({"bound": 8, "support": "UNIFORM_BATCH"}, {"plain", "whole"}, "graphs of Backend take one length"),
-        ({"decode_context_parallel_size": 2}, {"plain", "whole"}, "context parallelism"),
-        ({"is_ssm": True, "support": "UNIFORM_BATCH"}, {"whole"}, "Backend keeps recurrent states"),
-        ({"pipeline_parallel_size": 2}, {"whole"}, "pipeline stage"),
-        ({"support": "UNIFORM_SINGLE_TOKEN_DECODE"}, set(), "no steps (cudagraph_mode"),
-        ({"mode": CUDAGraphMode.PIECEWISE}, set(), "no steps (cudagraph_mode PIECEWISE)"),
+        ({}, ALL, "decode"),
+        ({"bound": 65, "support": "UNIFORM_BATCH"}, ALL, "decode"),
+        ({"adaptive": True}, ALL, "decode"),
+        ({"mode": CUDAGraphMode.FULL}, ALL, "all"),
+        ({"mode": CUDAGraphMode.FULL_DECODE_ONLY}, ALL, "decode"),
+        ({"support": "UNIFORM_BATCH"}, {"plain", "whole"}, "backend"),
+        ({"bound": 8, "support": "UNIFORM_BATCH"}, {"plain", "whole"}, "backend"),
+        ({"decode_context_parallel_size": 2}, {"plain", "whole"}, "context"),
+        ({"is_ssm": True, "support": "UNIFORM_BATCH"}, {"whole"}, "states"),
+        ({"pipeline_parallel_size": 2}, {"whole"}, "pipeline"),
+        ({"support": "UNIFORM_SINGLE_TOKEN_DECODE"}, set(), "no mode"),
+        ({"mode": CUDAGraphMode.PIECEWISE}, set(), "no mode"),
     ],
 )
 @pytest.mark.parametrize("K", [8, 16, 32, 64])
 def test_a_step_runs_full_where_the_backend_takes_its_lengths(
-    K: int, options: dict[str, Any], full: set[str], words: str
+    K: int, options: dict[str, Any], full: set[str], name: str
 ) -> None:
     runner, theirs = Runner(K, 256, **options), Runner(0, 256, **options)
-    assert words in " ".join(graphs.add_graphs(runner))
+    runner.initialize_kv_cache()
+    assert runner.told == name
     for rows in (1, 2, 7, 8, 16, 30, 64, 100, 250, 256):
         for step, lengths in steps_of(K, rows).items():
             same = len(set(lengths)) == 1
@@ -210,7 +216,12 @@ def test_vllm_may_ask_twice_and_is_told_once(plugin_log: list[str]) -> None:
     runner.initialize_kv_cache()
     assert runner.cudagraph_manager._capture_descs == descs
     (line,) = plugin_log
-    assert "only steps without drafts and steps of 17 tokens a request with FULL CUDA graphs" in line
+    assert (
+        "steps without drafts and steps with K drafts for every request with FULL CUDA graphs; others not"
+        in line
+    )
+    assert "one length for all requests" in line
+    assert line.endswith("(Backend)")
 
 
 @pytest.mark.parametrize("foreign", ["no speculator", "another drafter", "turned off"])
@@ -227,6 +238,7 @@ def test_another_server_keeps_its_graphs(
     before = dict(runner.cudagraph_manager._capture_descs)
     runner.initialize_kv_cache()
     assert (runner.cudagraph_manager._capture_descs, plugin_log) == (before, [])
+    assert foreign == "no speculator" or runner.told == ("off" if foreign == "turned off" else "unknown")
 
 
 def test_what_fails_costs_the_graphs_only(plugin_log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +248,12 @@ def test_what_fails_costs_the_graphs_only(plugin_log: list[str], monkeypatch: py
     before = dict(runner.cudagraph_manager._capture_descs)
     assert runner.initialize_kv_cache() == "initialised"
     assert runner.cudagraph_manager._capture_descs == before
-    assert "only the steps that vLLM does with FULL CUDA graphs: AttributeError" in plugin_log[0]
+    assert (
+        "only the steps that vLLM does with FULL CUDA graphs; others not: no more could be added"
+        in plugin_log[0]
+    )
+    assert "AttributeError" in plugin_log[0]
+    assert runner.told == "failed"
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(AttributeError):
         runner.initialize_kv_cache()

@@ -21,7 +21,7 @@ from vllm_integration.frontend import metrics, status
 from vllm_integration.frontend import usage as usage_collector
 from vllm_integration.frontend.usage import _BY_THE_WORKER, Collector
 from vllm_integration.seams import install as compat
-from vllm_integration.wire.reports import REFUSALS
+from vllm_integration.wire.reports import GRAPHS, REFUSALS
 from vllm_integration.wire.steps import HEADER
 
 pytestmark = pytest.mark.usefixtures("plugin_on", "defaults")
@@ -139,6 +139,7 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
         "recipes": [],
         "memory_tokens": 0,
         "settings": {"GPU_ALIGN_RECIPES": "off", "GPU_ALIGN_STRICT_LIMITS": True},
+        "full_cuda_graphs": {"full": "", "others": ""},
     }
     monkeypatch.setattr(compat, "_off_reason", "a seam is missing")
     off = get(app).json()
@@ -152,14 +153,15 @@ def test_a_worker_that_has_turned_drafting_off_is_in_the_status(monkeypatch: pyt
     request, processor = SimpleNamespace(request_id="r"), SimpleNamespace(request_states={"r": None})
     told = []
     for off in (False, True, False):
-        header = {HEADER: message([Step(0, 0, 0, 0)], off=off)}
+        graphs = [*GRAPHS].index("backend") if off else 0
+        header = {HEADER: message([Step(0, 0, 0, 0)], off=off, graphs=graphs)}
         output = SimpleNamespace(**vars(request), trace_headers=header, new_token_ids=[1], finished=False)
         usage_collector.process_outputs(lambda self, outputs: None, processor, [output])
         found = get(app).json()
         gauge = prometheus_client.REGISTRY.get_sample_value("gpu_align_enabled")
-        told.append((found["on"], found["off_reason"], gauge))
-    off_now = (False, status._WORKER_OFF, 0)
-    assert told == [(True, None, 1), off_now, off_now]
+        told.append((found["on"], found["off_reason"], gauge, found["full_cuda_graphs"]))
+    off_now = (False, status._WORKER_OFF, 0, GRAPHS["backend"]._asdict())
+    assert told == [(True, None, 1, GRAPHS["unknown"]._asdict()), off_now, off_now]
     assert get(app_with()).json()["on"], "a server that starts knows nothing of it"
     for reason, gauge in (("a seam is missing", 0), (None, 1)):  # from its start
         monkeypatch.setattr(compat, "_off_reason", reason)

@@ -12,7 +12,8 @@ import gpu_align
 from ..config.in_use import EngineFacts, engine_here
 from ..config.settings import Settings, packs_of
 from ..seams.install import install, is_installed, off_reason, shown_reason
-from . import metrics
+from ..wire.reports import GRAPHS
+from . import metrics, usage
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -106,6 +107,7 @@ def _route(facts: Mapping[str, Any], args: Any) -> Any:
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
         reason = off_reason() or (None if metrics.enabled() else _WORKER_OFF)
         changing = {"on": reason is None, "off_reason": reason, "counters": metrics.read()}
-        return JSONResponse({**facts, **changing})
+        graphs = [*GRAPHS.values()][usage.collector.graphs]._asdict()
+        return JSONResponse({**facts, **changing, "full_cuda_graphs": graphs})
 
     return answer

@@ -135,6 +135,8 @@ class Collector:
         self.requests: dict[str, RequestUsage] = {}
         self.http_requests: dict[str, list[RequestUsage]] = {}
         self._ended: dict[str, None] = {}
+        #: Place in `GRAPHS`: what a worker has told.
+        self.graphs = 0
 
     def follow(self, req_id: str, prediction: Any) -> None:
         """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
@@ -179,6 +181,7 @@ class Collector:
                 request.tell_steps(taken)
             realignments += sum(request.add_step(source, *verified) for source, _, *verified in taken)
         metrics.count_steps(messages.steps, firsts=firsts, realignments=realignments)
+        self.graphs = int(messages.graphs[-1]) or self.graphs
         if messages.off.any():
             metrics.set_enabled(False)
         for number in messages.refused[messages.refused > 0].tolist():

@@ -85,6 +85,7 @@ class DraftedRequests:
         self.table = np.zeros(64, dtype=np.dtype([drafts, *numbers, survival], align=True))
         self.reports = 0
         self.off = False
+        self.graphs = 0
         self._rows: dict[str, int] = {}
         self._free = list(range(1, len(self.table)))
         self._blank(np.arange(len(self.table)))
@@ -102,6 +103,7 @@ class DraftedRequests:
         somebody has looked them up: the drafts of that very step come with the same list."""
         self.reports += 1
         self.off |= report.off
+        self.graphs = report.graphs or self.graphs
         table = self.table
         for drafts in report.drafts:
             at = rows if rows is not None and drafts.req_ids is req_ids else self.rows_of(drafts.req_ids)

@@ -25,6 +25,7 @@ from ..config import engine_config as adaptive
 from ..config.in_use import drafts_predictions
 from ..config.settings import Settings
 from ..seams.install import seam, shown_error, strict
+from ..wire.reports import GRAPHS
 
 logger = logging.getLogger("vllm.gpu_align")
 
@@ -36,66 +37,65 @@ def initialize_kv_cache(original: Callable[..., Any], self: Any, *args: Any, **k
     result = original(self, *args, **kwargs)
     if drafts_predictions(self.vllm_config) and self.speculator is not None:
         adaptive.without_manager(self)
-        if not Settings.from_env().cuda_graphs:
-            return result
         try:
-            steps, lost = add_graphs(self)
+            name, detail = add_graphs(self) if Settings.from_env().cuda_graphs else ("off", "")
         except Exception as error:
             if strict():
                 raise
-            steps, lost = "the steps that vLLM does", shown_error(error)
-        if not kwargs.get("is_profiling"):
-            if lost:
-                logger.warning("gpu_align runs only %s with FULL CUDA graphs: %s", steps, lost)
-            else:
-                logger.info("gpu_align runs %s with FULL CUDA graphs", steps)
+            name, detail = "failed", shown_error(error)
+        reporter = getattr(self.speculator, "reporter", None)
+        if reporter is not None and not kwargs.get("is_profiling"):
+            reporter.graphs = [*GRAPHS].index(name)
+            full, others = GRAPHS[name]
+            why = "; others not: " + " ".join(filter(None, [others, detail])) if others else ""
+            level = logging.INFO if name in _ASKED_FOR else logging.WARNING
+            logger.log(level, "gpu_align runs %s with FULL CUDA graphs%s", full, why)
     return result
+
+
+#: Names of `GRAPHS` that are no loss to anybody, or that the operator chose.
+_ASKED_FOR = ("all", "decode", "no mode", "off")
 
 
 def add_graphs(runner: Any) -> tuple[str, str]:
     """Add the descriptors of these graphs to a runner's, of which none has been captured.
 
-    Returns which steps have FULL graphs, and why others have none: empty where there are no others, or the server
-    was asked for it."""
+    Returns a name of `GRAPHS`, and what the log adds to it."""
     config, manager = runner.vllm_config, runner.cudagraph_manager
-    mode, whole = manager.cudagraph_mode, f"steps of {manager.decode_query_len} tokens a request"
+    mode = manager.cudagraph_mode
     if not mode.has_full_cudagraphs():
-        return f"no steps (cudagraph_mode {mode.name})", ""
+        return "no mode", f"({mode.name})"
     if not mode.separate_routine():
-        return "all steps", ""
+        return "all", ""
     if config.parallel_config.pipeline_parallel_size > 1:
-        return whole, "only the last pipeline stage drafts, and all stages have to pad alike"
+        return "pipeline", ""
     if manager.ubatch_runner is not None:
-        return whole, "microbatches are captured for one number of tokens a request"
+        return "microbatches", ""
     for group in (group for groups in runner.attn_groups for group in groups):
         if group.backend.is_ssm():
             # A step of one token a request is planned as without speculation, a captured one as with.
-            return whole, f"{group.backend.__name__} keeps recurrent states"
-    lost = "" if runner.adaptive_verification is not None else _no_varying_lengths(runner)
-    if not lost and runner.adaptive_verification is None:
+            return "states", f"({group.backend.__name__})"
+    name, detail = ("decode", "") if runner.adaptive_verification is not None else _lengths_that_vary(runner)
+    if name == "decode" and runner.adaptive_verification is None:
         varying = _descriptors(manager, manager.decode_query_len, varlen_decode=True)
         manager.varlen_decode = True
         manager._candidates, manager._capture_descs = varying._candidates, varying._capture_descs
     _add_first(manager, _descriptors(manager, 1, varlen_decode=False))
-    return (f"steps without drafts and {whole}", lost) if lost else ("all decode steps", "")
+    return name, detail
 
 
-def _no_varying_lengths(runner: Any) -> str:
-    """Why the attention backends cannot replay requests of 1 to K + 1 tokens in one graph; empty if they can."""
+def _lengths_that_vary(runner: Any) -> tuple[str, str]:
+    """As `add_graphs`: whether the attention backends can replay requests of 1 to K + 1 tokens in one graph."""
     config = runner.vllm_config
     if config.parallel_config.decode_context_parallel_size > 1 or runner.pcp_manager is not None:
-        return "context parallelism"
+        return "context", ""
     unsupported = get_varlen_cudagraph_unsupported_backend(
         runner.attn_groups, config, runner.cudagraph_manager.decode_query_len
     )
     support, backend = runner.model_state.get_additional_cg_support()
     if unsupported is None and support != AttentionCGSupport.ALWAYS:
         unsupported = backend, None
-    if unsupported is None:
-        return ""
-    return (
-        f"graphs of {unsupported[0]} take one length for all requests (FlashAttention 3 and Triton take any)"
-    )
+    return ("decode", "") if unsupported is None else ("backend", f"({unsupported[0]})")
 
 
 def _descriptors(manager: Any, query_len: int, *, varlen_decode: bool) -> Any:
