@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+#: Views that an answer may hold, the likeliest first.
+FORMS = ("json", "diff", "diff_minus")
 #: Fewer numbered lines in a row are no listing.
 MIN_LISTED = 3
 #: A line's number and what ends it: ``cat -n`` (a tab), ``12:``, ``12|``, ``12→``, with blanks on both sides.
@@ -55,6 +57,26 @@ def check_names(where: str, names: Iterable[object]) -> None:
             raise ValueError(f"{where}[{index}]: expected one of {', '.join(NAMES)}, found another name")
 
 
+def in_forms(texts: Iterable[str], forms: Sequence[str] = FORMS) -> list[str]:
+    """What to draft from, in the order in which it matters: each text and its first form, then its other forms."""
+    texts = list(texts)
+    first = [view for text in texts for view in (text, *make(text, forms[:1])) if view]
+    return list(dict.fromkeys(first + [view for text in texts for view in make(text, forms[1:])]))
+
+
+def texts_in(message: str, whole: bool = False) -> list[str]:
+    """The texts in a message that the answer may repeat: listings, the insides of fences, JSON strings.
+
+    whole: the message may be such a text itself, as a tool's result is; it is where they are less than half of it.
+    """
+    found = make(message, ["unnumbered"])
+    for text in make(message, ["unfenced", "unescaped"]):
+        found += make(text, ["unnumbered"]) or [text]
+    if whole and 2 * sum(map(len, found)) < len(message):
+        found.insert(0, message)
+    return list(dict.fromkeys(found))
+
+
 def _json(text: str) -> str:
     """As the inside of a JSON string. Inverse: ``json.loads('"' + view + '"')``."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
@@ -70,10 +92,15 @@ def _json_twice(text: str) -> str:
     return _json(_json(text))
 
 
-def _diff(text: str) -> str:
+def _diff(text: str, mark: str = " ") -> str:
     """As lines that a unified diff keeps, a blank before each. Inverse: each line without its first character."""
     body = text.removesuffix("\n")
-    return f" {body}".replace("\n", "\n ") + text[len(body) :] if text else ""
+    return mark + body.replace("\n", f"\n{mark}") + text[len(body) :] if text else ""
+
+
+def _diff_minus(text: str) -> str:
+    """As lines that a unified diff removes."""
+    return _diff(text, "-")
 
 
 def _unnumbered(text: str) -> str:
@@ -135,7 +162,7 @@ def _unescaped(text: str) -> str:
                     parts.append(json.loads(f'"{inside}"'))
                 except ValueError:
                     continue
-    return "".join(part for part in parts if "\n" in part)  # ``\\\\n`` is none
+    return "".join(part for part in parts if "\n" in part)  # `\\n` is none
 
 
 _VIEWS: dict[str, Callable[[str], str]] = {
@@ -143,6 +170,7 @@ _VIEWS: dict[str, Callable[[str], str]] = {
     "json_ascii": _json_ascii,
     "json_twice": _json_twice,
     "diff": _diff,
+    "diff_minus": _diff_minus,
     "unnumbered": _unnumbered,
     "unfenced": _unfenced,
     "unescaped": _unescaped,

@@ -53,6 +53,8 @@ class PredictorOptions:
     max_len: int | None = None  # the most tokens that prompt and output have together, if there is a limit
     tokenizer: Any = None  # of the model, where the loop has one: an object with ``get_vocab()``
     sampling: Any = None
+    #: Whether `prediction` is a text of earlier answers or of the prompt: nothing is drafted before a match.
+    memory: bool = False
 
 
 class TokenPredictor(ABC):

@@ -153,16 +153,17 @@ class PredictorLoop:
         max_len: int | None = None,
         tokenizer: Any = None,
         sampling: Any = None,
+        memory: bool = False,
     ) -> None:
         """Begin a sequence: counts are zero, and a predictor that failed is asked again.
 
-        The last four are in the predictor's `PredictorOptions`.
+        The last five are in the predictor's `PredictorOptions`.
         """
         self._guard.close()  # one that hangs is left to itself
         self._guard = TimedCalls(self._timeout)
         self.predictions, self.failure, self._draft = Predictions(), None, []
         options = PredictorOptions(
-            self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer, sampling
+            self.num_draft_tokens, self.vocab_size, tuple(prediction), max_len, tokenizer, sampling, memory
         )
 
         def begin() -> None:

@@ -65,6 +65,38 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
+def test_views(tmp_path: Path) -> None:
+    """Of a text that is predicted its forms, else those of the prompt's texts, as a memory; ids as they are."""
+    from gpu_align.simulate import load_tokenizer
+
+    encode = load_tokenizer("tekken").encode
+    given = {"id": "a", "tokenizer": "tekken", "output_text": "x"}
+    prompt = "On\r\n```\r\nanother\r\nline\r\n```\r\n"
+    path = write(
+        tmp_path / "pairs.jsonl",
+        lines(
+            {**given, "prompt_text": prompt, "prediction_text": "another\r\nline\r\n"},
+            {**given, "prompt_text": prompt, "prediction_text": ""},
+            {**given, "prompt_text": "", "prediction_text": ""},
+            {**given, "prompt_text": prompt, "prediction": [1, 2]},
+            {**GOOD, "prompt": [1]},
+        ),
+    )
+    views = "another\nline\n", "another\\nline\\n", " another\n line\n", "-another\n-line\n"
+    forms = [token for text in views for token in encode(text)]
+    found = [(record.prediction, record.memory) for record in read_records(path, with_views=True)]
+    assert found == [(forms, False), (forms, True), ([], False), ([1, 2], False), ([1, 2], False)]
+    assert [len(record.prediction) for record in read_records(path)] == [len(encode(views[0])), 0, 0, 2, 2]
+
+
+def test_nothing_of_the_prompt_is_drafted_before_a_match() -> None:
+    from gpu_align.simulate import make_policies, replay
+
+    records = [Record("a", [1], [5, 6, 7, 8], [5, 6, 7, 8], memory=memory) for memory in (False, True)]
+    [policy] = make_policies(["gpu_align"], records, 4)
+    assert [replay(policy, record, 4, draft_in_prefill=True).steps for record in records] == [1, 2]
+
+
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
 def test_token_ids(tmp_path: Path, name: str) -> None:
     second = {"id": 7, "prediction": [], "output": [2**31 - 1], "prompt": [0, 5], "note": "ignored"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_align.views import MIN_LISTED, NAMES, make
+from gpu_align.views import MIN_LISTED, NAMES, in_forms, make, texts_in
 
 LINES = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30), min_size=MIN_LISTED
@@ -24,12 +24,17 @@ def unquoted(text):
     return json.loads(f'"{text}"')
 
 
+def without_first(text):
+    return "".join(line[1:] for line in re.findall(r".*\n|.+", text))
+
+
 #: View → its inverse.
 INVERSES = {
     "json": unquoted,
     "json_ascii": unquoted,
     "json_twice": lambda text: unquoted(unquoted(text)),
-    "diff": lambda text: "".join(line[1:] for line in re.findall(r".*\n|.+", text)),
+    "diff": without_first,
+    "diff_minus": without_first,
 }
 
 
@@ -122,6 +127,39 @@ def test_order_and_what_is_left_out():
     ]
     assert make('"a"', ["json_ascii", "json"]) == ['\\"a\\"']
     assert make("", NAMES) == make("plain", ["json", "unfenced", "unnumbered"]) == make("a", []) == []
+
+
+def test_forms_of_texts():
+    found = in_forms(["a\nb\n", "c", "", "a\nb\n"])
+    assert found == ["a\nb\n", "a\\nb\\n", "c", " a\n b\n", "-a\n-b\n", " c", "-c"]
+    assert in_forms(["a\n"], ["diff"]) == ["a\n", " a\n"]
+    assert in_forms(["a\n"], []) == ["a\n"]
+    assert in_forms([]) == []
+
+
+#: A message, and the texts in it.
+MESSAGES = {
+    "prose": ("Please change it.", []),
+    "a listing": ("The file:\n1:a\n2: b\n3:c\n(end)", ["a\n b\nc\n"]),
+    "a fence": ("Change\n```py\nx = 1\n```\nplease", ["x = 1\n"]),
+    "a listing in a fence": ("Change\n```\n1|a\n2|b\n3|c\n```\n", ["a\nb\nc\n"]),
+    "a tool's arguments": ('{"path": "a", "text": "x\\n\\"y\\"\\n"}', ['x\n"y"\n']),
+    "a listing in JSON": ('{"text": "1\\ta\\n2\\tb\\n3\\tc\\n"}', ["a\nb\nc\n"]),
+    "two": ("```\nf()\n```\n1:a\n2:b\n3:c\n", ["a\nb\nc\n", "f()\n"]),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_texts_of_a_message(case):
+    message, texts = MESSAGES[case]
+    assert texts_in(message) == texts
+
+
+def test_a_message_that_is_a_text():
+    """Less than half of it stands in fences."""
+    file = 'def f():\n    """Add.\n\n```\nf()\n```\n"""\n    return 1\n'
+    assert texts_in(file, whole=True) == [file, "f()\n"]
+    assert texts_in("", whole=True) == []
 
 
 @pytest.mark.parametrize("name", ["upper", "", "json+", "JSON", None, ["json"]])

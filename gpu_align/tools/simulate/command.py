@@ -91,6 +91,14 @@ def simulate_command(
     tokenizer: Annotated[
         str | None, tokenizer_option("for records with text, and to show ids as text")
     ] = None,
+    views: Annotated[
+        bool,
+        typer.Option(
+            "--views",
+            help="of records with text, draft from the prediction as JSON and as a diff, too; "
+            "without one, from the texts in the prompt",
+        ),
+    ] = False,
     json_out: JsonOut = None,
     html_out: Annotated[Path | None, option("OUT", "write a page of coloured outputs", "--html")] = None,
 ) -> None:
@@ -120,13 +128,17 @@ def simulate_command(
     if len(found := [name for name, value in ways.items() if value is not None]) != 1:
         told = " and ".join(found) or "none"
         refuse(f"expected one of a file PAIRS, --before with --after, and --git, found {told}")
+    if views and pairs is None:
+        refuse("--views: expected with a file PAIRS only")
     for name, value in {"--repo": repo, "--suffix": suffix or None, "--limit": limit}.items():
         if git is None and value is not None:
             refuse(f"{name}: expected with --git only")
     outputs = {"--json": json_out, "--html": html_out}
     check_outputs(outputs, [path for path in (pairs, before, after) if path is not None])
 
-    records = _records(pairs, before, after, (git or "", repo or Path(), suffix or [], limit), tokenizer)
+    records = _records(
+        pairs, before, after, (git or "", repo or Path(), suffix or [], limit), tokenizer, views
+    )
     chosen = _runnable(recipes, records, chosen)
     try:
         drafters = policies.make_policies(chosen, records, num_draft_tokens, settings, recipes)
@@ -144,6 +156,7 @@ def simulate_command(
             "tokenizer": policies.tokenizer_of(records),
             "settings": {
                 "draft_in_prefill": draft_in_prefill,
+                "views": views,
                 "recipes": recipes,
                 "drafter": [asdict(DrafterConfig(**setting)) for setting in settings],
             },
@@ -164,6 +177,7 @@ def _records(
     after: Path | None,
     history: tuple[str, Path, Sequence[str], int | None],
     tokenizer: str | None,
+    views: bool,
 ) -> list[Record]:
     """What is to be replayed; history: range, repository, suffixes and limit."""
     from .records import read_records, records_of_files, records_of_git
@@ -172,7 +186,7 @@ def _records(
     name = tokenizer or _DEFAULT_TOKENIZER
     try:
         if pairs is not None:
-            records = read_records(pairs, tokenizer)
+            records = read_records(pairs, tokenizer, views)
             if tokenizer is not None:
                 load_tokenizer(tokenizer)  # records with ids alone have not needed it yet
             return records

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...views import in_forms, texts_in
 from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of
 from .tokenizers import load_tokenizer
 
@@ -25,27 +26,31 @@ class Record:
     output: list[int]
     #: That the ids belong to, where it is known.
     tokenizer: str | None = None
+    #: Whether the prediction is none, but texts of the prompt: nothing is drafted before the output matches them.
+    memory: bool = False
 
 
-def read_records(path: Path, tokenizer: str | None = None) -> list[Record]:
+def read_records(path: Path, tokenizer: str | None = None, with_views: bool = False) -> list[Record]:
     """Read a whole file of records, ``PAIRS.jsonl`` or ``PAIRS.jsonl.gz``; docs/simulator.md has its fields.
 
     Args:
         path: the file; its first two bytes tell whether it is gzipped.
         tokenizer: ``"tekken"``, or what transformers can load; for records that name none.
+        with_views: draft from other forms of a text, too (`gpu_align.views`): of the prediction, or where there is
+            none of the texts in the prompt. Records of ids stay as they are.
 
     Raises:
         RecordError: a line is not a record, and its number; or the file has no records, or damaged gzip data.
         OSError: the file cannot be read.
         MissingExtraError: a tokenizer's package is not installed.
     """
-    records = [_parse(line, fields, tokenizer) for line, fields in json_lines(path)]
+    records = [_parse(line, fields, tokenizer, with_views) for line, fields in json_lines(path)]
     if not records:
         raise RecordError(0, f"{path}: expected at least one record, found none")
     return records
 
 
-def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None) -> Record:
+def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None, with_views: bool) -> Record:
     identifier = identifier_of(line, fields)
     name = fields.get("tokenizer", default_tokenizer)
     if name is not None and (not isinstance(name, str) or not name):
@@ -54,7 +59,15 @@ def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None) -> 
     if not output:
         raise RecordError(line, '"output": expected at least one token, found none')
     prompt = _tokens(line, fields, "prompt", name, required=False)
-    return Record(identifier, prompt, _tokens(line, fields, "prediction", name), output, name)
+    prediction, memory = _tokens(line, fields, "prediction", name), False
+    if with_views and name is not None:
+        if memory := not prediction:
+            texts = texts_in(_normalised(fields.get("prompt_text", "")), whole=True)
+        else:
+            texts = [_normalised(fields.get("prediction_text", ""))]
+        views = in_forms(texts)
+        prediction = [token for view in views for token in load_tokenizer(name).encode(view)] or prediction
+    return Record(identifier, prompt, prediction, output, name, memory and bool(prediction))
 
 
 def _tokens(
@@ -99,7 +112,11 @@ def _encode(line: int, field: str, value: object, tokenizer: str | None) -> list
         encode = load_tokenizer(tokenizer).encode
     except (ValueError, OSError) as error:
         raise RecordError(line, str(error)) from error
-    return encode(value.replace("\r\n", "\n").replace("\r", "\n"))
+    return encode(_normalised(value))
+
+
+def _normalised(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 #: Larger files of a history are left out.

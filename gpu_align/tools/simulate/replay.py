@@ -108,7 +108,7 @@ def replay(
         ValueError: ``num_draft_tokens < 1``, or a `gpu_align.policies.Policy` drafted more than K tokens.
     """
     loop = PredictorLoop(policy, num_draft_tokens=num_draft_tokens, strict=True, timeout=None)
-    loop.start(record.prompt, record.prediction)
+    loop.start(record.prompt, record.prediction, memory=record.memory)
     result = PairResult.begin(record, draft_in_prefill)
     for step in loop.follow(record.output, draft_in_prefill):
         result.count(step)

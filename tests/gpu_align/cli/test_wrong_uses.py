@@ -44,6 +44,7 @@ WRONG: dict[str, str] = {
         pairs.jsonl pairs.jsonl
         text.jsonl --policy cursor
         pairs.jsonl -k
+        --before old.py --after old.py --views → --views: expected with a file PAIRS only
         pairs.jsonl -k {k} → --num-draft-tokens
         pairs.jsonl --policy nobody → --policy: expected one of gpu_align,
         pairs.jsonl --policy no_such_module:Class
