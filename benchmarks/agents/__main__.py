@@ -1,0 +1,5 @@
+"""``python -m benchmarks.agents``."""
+
+from benchmarks.agents.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,120 @@
+"""What agents write, out of collections that you have cloned: ``python -m benchmarks.agents FOLDER...``.
+
+Known answers are replayed with every drafter, in the form in which they were written and in those of other agents;
+no model and no GPU is needed, and no figure depends on time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.agents.forms import Exchange, exchanges
+from benchmarks.agents.readers import HALVES, Edit, read
+from benchmarks.agents.rows import CAPACITY, ROWS, TOKENIZER, K, measure, records_of
+from benchmarks.quality.build_suffix_peer import add_to_path
+from gpu_align.simulate import load_tokenizer, runnable_policy_names
+
+#: Edits of a collection, where no other number is asked for.
+MOST = 60
+Case = dict[str, Any]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code (0, or 1: there is nothing to measure)."""
+    parser = tables.command("benchmarks.agents", __doc__)
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="a collection, or part of one"
+    )
+    parser.add_argument("--half", choices=HALVES, default=HALVES[0], help="of each collection (%(default)s)")
+    parser.add_argument("--edits", type=int, default=MOST, help="most of a collection (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice among them (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the counts there")
+    options = parser.parse_args(argv)
+    for folder in options.folders:
+        if not folder.is_dir():
+            parser.error(f"FOLDER: no such folder: {folder}")
+    if options.edits < 1:
+        parser.error(f"--edits: expected at least 1, found {options.edits}")
+    if not add_to_path():
+        print(
+            "note: suffix decoding is not built: python -m benchmarks.quality.build_suffix_peer",
+            file=sys.stderr,
+        )
+    found = read(options.folders, options.half, options.edits, options.seed)
+    if not found:
+        print("error: no collection that is known in these folders", file=sys.stderr)
+        return 1
+    results = {
+        "command": f"python -m benchmarks.agents FOLDER... --half {options.half} --edits {options.edits}",
+        "folders": [f"{folder.resolve().name} {_commit(folder)}".strip() for folder in options.folders],
+        "half": options.half,
+        "seed": options.seed,
+        "num_draft_tokens": K,
+        "tokenizer": TOKENIZER,
+        "capacity": CAPACITY,
+        "cases": [case for name, edits in found.items() for case in cases_of(name, edits)],
+    }
+    print(shown(results["cases"]))
+    if options.json is not None:
+        options.json.write_text(tables.as_json(results, 2), encoding="utf-8")
+    return 0
+
+
+def cases_of(collection: str, edits: list[Edit]) -> list[Case]:
+    """How the file was read and the change written, and what each drafter counted; every form there is."""
+    encode = lru_cache(1 << 14)(load_tokenizer(TOKENIZER).encode)
+    forms: dict[tuple[str, str], list[Exchange]] = {}
+    for edit in edits:
+        for form, exchange in exchanges(edit).items():
+            forms.setdefault(form, []).append(exchange)
+    runnable = runnable_policy_names()
+    cases = []
+    for (read_as, written_as), group in forms.items():
+        records = records_of(group, encode)
+        runs = {row.name: measure(row, records).as_json() for row in ROWS if row.policy in runnable}
+        about = {"collection": collection, "read": read_as, "written": written_as, "records": len(records)}
+        cases.append({**about, "rows": runs})
+        if sys.stderr.isatty():
+            print(f"{collection}, {read_as}, {written_as}".ljust(78), end="\r", file=sys.stderr)
+    return cases
+
+
+def shown(cases: list[Case]) -> str:
+    """Tokens a step @ rejected per accepted: a row a form, a column a drafter."""
+    names = list(cases[0]["rows"])
+    rows = [
+        [
+            case["collection"],
+            case["read"],
+            case["written"],
+            case["records"],
+            *(cell(case, name) for name in names),
+        ]
+        for case in cases
+    ]
+    return tables.table(
+        ["collection", "read", "written", "records", *names], rows, "lll" + "r" * (len(names) + 1)
+    )
+
+
+def cell(case: Case, name: str) -> str:
+    """Tokens a step @ rejected per accepted of one drafter."""
+    counts = case["rows"][name]
+    speed = tables.ratio(counts["output_tokens"], counts["steps"])
+    return f"{speed} @ {tables.ratio(counts['rejected'], counts['accepted'])}"
+
+
+def _commit(folder: Path) -> str:
+    """The first digits of a checkout's commit; empty where there is none."""
+    done = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "--short=10", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()

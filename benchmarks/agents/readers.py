@@ -1,0 +1,150 @@
+"""Edits out of public collections that a user has cloned: what the model was shown, and what it wrote.
+
+A folder may be a checkout or any part of one; files are told by their names. Nothing of a collection is kept here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.corpus.files import hash_of
+
+HALVES = ("seen", "held-out")
+
+
+class Change(NamedTuple):
+    """A stretch of a file, as the model saw it and as it is to be; both end in a line feed, or are empty."""
+
+    path: str
+    before: str
+    after: str
+
+
+class Edit(NamedTuple):
+    """One answer of a model that edits, or of a person in its place."""
+
+    collection: str
+    name: str  # of the task; those of one name are in one half
+    shown: tuple[str, ...]  # the messages that the model had, oldest first, without its own
+    said: str  # what it wrote before the change
+    written: str  # its whole answer, as it wrote it; empty where a person wrote the file
+    changes: tuple[Change, ...]  # none: the answer edits nothing
+    file: str = ""  # the whole file before, where there is one; it is in no message of `shown`
+    call: tuple[int, int, str] | None = None  # first and last line, and what replaces them
+
+    @property
+    def half(self) -> str:
+        return HALVES[hash_of("agents", self.name) % 2]
+
+
+#: SWE-agent shows so many observations whole, and only the number of lines of those before.
+LAST_OBSERVATIONS = 5
+_LISTING = re.compile(r"^\[File: (?P<path>\S+) \(\d+ lines total\)\]\n", re.MULTILINE)
+_NUMBERED = re.compile(r"^(\d+):(.*)$")
+_EDIT = re.compile(r"^edit (\d+):(\d+)\n(.*?)^end_of_edit$", re.MULTILINE | re.DOTALL)
+
+
+def trajectories(folder: Path) -> Iterator[Edit]:
+    """SWE-agent's ``TASK.traj``: edits by line numbers of files that were shown with them, and other answers."""
+    for path in sorted(folder.rglob("*.traj")):
+        collection = "Multi-SWE-bench" if path.parent.name == "trajs" else "SWE-agent"
+        shown: list[str] = []  # system, demonstration and issue, then observations
+        begun, told = 0, set()
+        for message in _json(path)["history"]:
+            text = message.get("content") or ""
+            if message["role"] != "assistant":
+                shown.append(text)
+                continue
+            begun = begun or len(shown)
+            if text not in told:  # some repeat themselves to the end
+                told.add(text)
+                yield _answer(collection, path.stem, _as_shown(shown, begun), text)
+
+
+def _as_shown(shown: list[str], begun: int) -> tuple[str, ...]:
+    last = max(begun, len(shown) - LAST_OBSERVATIONS)
+    old = (f"Old output omitted ({text.count(chr(10)) + 1} lines)" for text in shown[begun:last])
+    return (*shown[:begun], *old, *shown[last:])
+
+
+def _answer(collection: str, name: str, shown: tuple[str, ...], text: str) -> Edit:
+    if (found := _EDIT.search(text)) is None:
+        return Edit(collection, name, shown, text, text, ())
+    first, last, new = int(found[1]), int(found[2]), found[3]
+    said = text[: found.start()].rstrip("` \n")
+    path, lines = _last_listing(shown)
+    changes: tuple[Change, ...] = ()
+    if all(number in lines for number in range(first, last + 1)):
+        old = [f"{line}\n" for line in lines.values()]
+        start, end = (list(lines).index(number) for number in (first, last))
+        changes = (Change(path.lstrip("/"), "".join(old), "".join([*old[:start], new, *old[end + 1 :]])),)
+    return Edit(collection, name, shown, said, text, changes, call=(first, last, new))
+
+
+def _last_listing(shown: tuple[str, ...]) -> tuple[str, dict[int, str]]:
+    """The path and the numbered lines of the file that was shown last."""
+    for text in reversed(shown):
+        if headers := list(_LISTING.finditer(text)):
+            body = text[headers[-1].end() :].split("\n")
+            found = filter(None, map(_NUMBERED.match, body))
+            return headers[-1]["path"], {int(line[1]): line[2] for line in found}
+    return "", {}
+
+
+_PATCH = re.compile(
+    r"<file>(.*?)</file>\s*<original>\n?(.*?)\n?</original>\s*<patched>\n?(.*?)\n?</patched>", re.DOTALL
+)
+
+
+def patches(folder: Path) -> Iterator[Edit]:
+    """AutoCodeRover's ``TASK_DATE/debug_agent_write_patch_1.json``: old and new code between tags."""
+    for path in sorted(folder.rglob("debug_agent_write_patch_1.json")):
+        shown: list[str] = []
+        for message in _json(path):
+            text = message.get("content") or ""
+            if message["role"] != "assistant":
+                shown.append(text)
+            elif found := _PATCH.findall(text):
+                changes = tuple(Change(name, f"{old}\n", f"{new}\n") for name, old, new in found)
+                said = text[: text.index("<file>")].rpartition("# modification")[0]
+                name = re.split(r"_\d{4}-", path.parent.name)[0]
+                yield Edit("AutoCodeRover", name, tuple(shown), said, text, changes)
+                break
+
+
+def tasks(folder: Path) -> Iterator[Edit]:
+    """CanItEdit's ``CanItEdit/*.jsonl``: an instruction, a file before, and a person's file after."""
+    for path in sorted(folder.rglob("CanItEdit/*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            task = json.loads(line)
+            before, after = (f"{task[side].rstrip()}\n" for side in ("before", "after"))
+            file = f"{task['name']}.py"
+            said = f"I will change `{file}`."
+            name, asked = task["full_name"], (task["instruction_descriptive"],)
+            yield Edit("CanItEdit", name, asked, said, "", (Change(file, before, after),), before)
+
+
+#: Every reader takes a folder and finds its own files there.
+READERS: tuple[Callable[[Path], Iterator[Edit]], ...] = (trajectories, patches, tasks)
+
+
+def read(folders: list[Path], half: str, most: int, seed: int) -> dict[str, list[Edit]]:
+    """Collection → at most so many of its edits of one half, and as many answers that edit nothing; by a hash."""
+    found: dict[str, list[tuple[int, Edit]]] = {}
+    for folder in folders:
+        for reader in READERS:
+            for number, edit in enumerate(reader(folder)):
+                if edit.half == half:
+                    name = edit.collection + ("" if edit.call or edit.changes else ", no edit")
+                    rank = hash_of(str(seed), edit.collection, edit.name, str(number))
+                    found.setdefault(name, []).append((rank, edit))
+    ranked = {name: sorted(edits, key=lambda ranked: ranked[0]) for name, edits in sorted(found.items())}
+    return {name: [edit for _, edit in edits[:most]] for name, edits in ranked.items()}
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,83 @@
+"""The rows: a drafter each, with and without the views of what the conversation holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from benchmarks.agents.forms import Exchange
+from benchmarks.quality.replays import replay_batched
+from benchmarks.quality.runs import Counts
+from gpu_align import views
+from gpu_align.simulate import Record, recipes_for, replay
+from gpu_align.tools.simulate.policies import OURS, make_policies
+
+TOKENIZER = "tekken"
+#: Draft tokens a step.
+K = 32
+#: Views of each message, where the answer is a tool call and where it is text.
+TOOL_VIEWS = ("json", "unnumbered+json")
+TEXT_VIEWS = ("unnumbered", "unescaped")
+#: Most tokens of views a request holds; those of the newest messages come first.
+CAPACITY = 16_384
+
+
+class Row(NamedTuple):
+    """A drafter, and whether it is given the views."""
+
+    policy: str
+    views: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.policy + (", views" if self.views else "")
+
+
+ROWS = (
+    Row(OURS),
+    Row(OURS, views=True),
+    Row("suffix_decoding_4_deep"),
+    Row("suffix_decoding_4_deep", views=True),
+    Row("suffix_decoding_deep"),
+    Row("suffix_decoding_deep", views=True),
+    Row("suffix_decoding_vllm"),
+    Row("prompt_lookup"),
+    Row("prompt_lookup_vllm_v2"),
+)
+
+
+def records_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]]) -> list[Record]:
+    """The conversation is the prompt, its views the prediction: `measure` says who gets them."""
+    found = []
+    for number, exchange in enumerate(exchanges):
+        made = viewed(exchange.messages, TOOL_VIEWS if exchange.tools else TEXT_VIEWS, encode)
+        prompt, output = (encode(text) for text in ("\n\n".join(exchange.messages) + "\n\n", exchange.answer))
+        found.append(Record(str(number), prompt, made, output, TOKENIZER))
+    return found
+
+
+def viewed(messages: Iterable[str], names: Sequence[str], encode: Callable[[str], list[int]]) -> list[int]:
+    """The views of all messages, newest first, as far as there is room."""
+    found: list[int] = []
+    for message in reversed(tuple(messages)):
+        for view in views.make(message, names):
+            found += encode(view)
+            if len(found) >= CAPACITY:
+                return found[:CAPACITY]
+    return found
+
+
+def measure(row: Row, records: Sequence[Record]) -> Counts:
+    """Replay them; ours takes the views for a memory, from which nothing is drafted before it has matched."""
+    if not row.views:
+        records = [record_without(record) for record in records]
+    if row.policy == OURS:
+        recipes = recipes_for(records)
+        return Counts.of(replay_batched(records, K, batch_size=16, recipes=recipes, memory=row.views))
+    [policy] = make_policies([row.policy], records, K)
+    return Counts.of(replay(policy, record, K) for record in records)
+
+
+def record_without(record: Record) -> Record:
+    """The same and no prediction."""
+    return Record(record.id, record.prompt, [], record.output, record.tokenizer)

@@ -1,0 +1,158 @@
+"""Readers of made-up collections, the forms of an edit and their inverses, and the command on both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rapidfuzz")
+pytest.importorskip("mistral_common")
+
+from benchmarks.agents import readers
+from benchmarks.agents.forms import WRITE, exchanges, hunks, numbered
+from benchmarks.agents.main import main
+from benchmarks.agents.readers import HALVES, LAST_OBSERVATIONS, Change, Edit
+from benchmarks.agents.rows import CAPACITY, viewed
+from gpu_align import views
+
+BEFORE = "\n".join(f'def step_{n}():\n    return "{n}"\n' for n in range(8))
+AFTER = BEFORE.replace('return "5"', 'return "five"')
+
+
+def listing(text: str) -> str:
+    lines = text.splitlines()
+    body = "".join(f"{n}:{line}\n" for n, line in enumerate(lines, 1))
+    return f"[File: /repo/steps.py ({len(lines)} lines total)]\n{body}(Open file: /repo/steps.py)\nbash-$"
+
+
+def trajectory(edit: str) -> dict[str, object]:
+    said = [
+        ("system", "You edit."), ("user", "ISSUE: spell five out."),
+        ("assistant", "I look.\n\n```\nls\n```"), ("user", "steps.py"),
+        *((role, text) for n in range(LAST_OBSERVATIONS)
+          for role, text in (("assistant", f"Look {n}.\n```\nls {n}\n```"), ("user", f"seen {n}\nand more"))),
+        ("assistant", "Open it.\n\n```\nopen steps.py\n```"), ("user", listing(BEFORE)),
+        ("assistant", f"I change it.\n\n```\n{edit}```"), ("user", "done"),
+        ("assistant", f"I change it.\n\n```\n{edit}```"),
+    ]  # fmt: skip
+    return {"history": [{"role": role, "content": content} for role, content in said]}
+
+
+@pytest.fixture
+def collections(tmp_path: Path) -> Path:
+    """The three formats, with tasks in both halves."""
+    for n in range(4):
+        path = tmp_path / "results" / f"task-{n}.traj"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(trajectory('edit 17:17\n    return "five"\nend_of_edit\n')))
+        patch = tmp_path / f"task-{n}_2024-01-02_03" / "debug_agent_write_patch_1.json"
+        patch.parent.mkdir()
+        change = "<file>steps.py</file>\n<original>\nx = 1\n</original>\n<patched>\nx = 2\n</patched>"
+        told = [{"role": "user", "content": f"Here is the code:\n<code>{BEFORE}</code>"},
+                {"role": "assistant", "content": f"So.\n\n# modification 1\n```\n{change}\n```"}]  # fmt: skip
+        patch.write_text(json.dumps(told))
+    tasks = tmp_path / "CanItEdit" / "test.jsonl"
+    tasks.parent.mkdir()
+    fields = {"name": "steps", "before": BEFORE, "after": AFTER, "instruction_descriptive": "Spell five out."}
+    tasks.write_text("".join(json.dumps({**fields, "full_name": f"{n}_steps"}) + "\n" for n in range(8)))
+    return tmp_path
+
+
+def test_a_trajectory_gives_its_edit_once_with_the_lines_that_were_shown(collections: Path) -> None:
+    edits = [edit for edit in readers.trajectories(collections) if edit.name == "task-0"]
+    assert [bool(edit.call) for edit in edits] == [False] * (LAST_OBSERVATIONS + 2) + [True]
+    last = edits[-1]
+    assert last.call == (17, 17, '    return "five"\n')
+    assert last.changes == (Change("repo/steps.py", BEFORE, AFTER),)
+    assert last.said == "I change it."
+    # System and issue, and the last observations; those before are a number of lines.
+    assert last.shown[:4] == ("You edit.", "ISSUE: spell five out.", "Old output omitted (1 lines)",
+                              "Old output omitted (2 lines)")  # fmt: skip
+    assert last.shown[-LAST_OBSERVATIONS] == "seen 1\nand more"
+
+
+def test_an_edit_outside_of_what_was_shown_has_no_old_text(tmp_path: Path) -> None:
+    (tmp_path / "task.traj").write_text(json.dumps(trajectory("edit 90:91\nx\nend_of_edit\n")))
+    edit = list(readers.trajectories(tmp_path))[-1]
+    assert edit.call == (90, 91, "x\n")
+    assert not edit.changes
+    assert {written for _, written in exchanges(edit)} == {"as written", "edit by lines, tool call"}
+
+
+def test_patches_and_tasks(collections: Path) -> None:
+    patch = next(readers.patches(collections))
+    assert patch.changes == (Change("steps.py", "x = 1\n", "x = 2\n"),)
+    assert patch.name == "task-0"
+    assert patch.said.strip() == "So."
+    task = next(readers.tasks(collections))
+    assert task.changes == (Change("steps.py", BEFORE, AFTER),)
+    assert task.file == BEFORE
+
+
+def test_a_task_is_in_one_half_of_all_collections(collections: Path) -> None:
+    halves = {half: readers.read([collections], half, 99, 0) for half in HALVES}
+    names = {half: {e.name for edits in found.values() for e in edits} for half, found in halves.items()}
+    assert not names["seen"] & names["held-out"]
+    assert len(names["seen"] | names["held-out"]) == 12
+    few = readers.read([collections], "seen", 2, 0)
+    assert all(len(edits) == 2 for edits in few.values())
+    assert few == {name: edits[:2] for name, edits in halves["seen"].items()}
+
+
+EDIT = Edit("c", "n", ("Spell five out.",), "I will.", "", (Change("a.py", BEFORE, AFTER),), BEFORE)
+
+
+def test_old_and_new_text_of_the_forms_make_the_file() -> None:
+    answers = {written: x.answer for (_, written), x in exchanges(EDIT).items()}
+    assert set(answers) == set(WRITE) - {"as written", "edit by lines, tool call"}
+    call = json.loads(answers["old and new text, tool call"].partition("\n\n")[2])["arguments"]
+    assert BEFORE.count(call["old_str"]) == 1
+    assert BEFORE.replace(call["old_str"], call["new_str"]) == AFTER
+    block = answers["SEARCH/REPLACE"].split("\n", 4)[4]
+    old, new = block.split("<<<<<<< SEARCH\n")[1].split(">>>>>>> REPLACE")[0].split("=======\n")
+    assert BEFORE.replace(old, new) == AFTER
+    [(body, old, new)] = hunks(EDIT.changes[0])
+    assert [line[0] for line in body.splitlines()].count("-") == 1
+    assert BEFORE.replace(old, new) == AFTER
+    patch = json.loads(answers["apply_patch, tool call"].partition("\n\n")[2])["arguments"]["input"]
+    assert patch in answers["apply_patch"]
+    assert body in patch
+    assert body in answers["unified diff"]
+    content = json.loads(answers["whole file, tool call"].partition("\n\n")[2])["arguments"]["content"]
+    assert content == AFTER
+    assert f"```\n{AFTER}```" in answers["whole file"]
+
+
+def test_the_files_are_shown_so_that_their_views_are_the_file() -> None:
+    shown = {read: x.messages[-1] for (read, _), x in exchanges(EDIT).items()}
+    assert views.make(numbered(BEFORE), ["unnumbered"]) == [BEFORE]
+    assert views.make(shown["numbered"], ["unnumbered"]) == [BEFORE]
+    assert views.make(shown["JSON"], ["unescaped"]) == [BEFORE]
+    assert views.make(shown["raw"], ["unfenced"]) == [BEFORE]
+
+
+def test_the_newest_messages_have_the_first_place() -> None:
+    found = viewed(
+        ["1:a\n2:b\n3:c\n", "1:d\n2:e\n3:f\n"], ["unnumbered"], lambda text: [ord(c) for c in text]
+    )
+    assert "".join(map(chr, found)) == "d\ne\nf\na\nb\nc\n"
+    assert len(viewed(["1:a\n2:b\n3:c\n"], ["unnumbered"], lambda text: [0] * (CAPACITY + 1))) == CAPACITY
+
+
+def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main([str(collections), "--edits", "1", "--json", str(out)]) == 0
+    results = json.loads(out.read_text())
+    cases = {(c["collection"], c["read"], c["written"]): c["rows"] for c in results["cases"]}
+    rows = cases["CanItEdit", "numbered", "whole file, tool call"]
+    assert rows["gpu_align, views"]["steps"] < rows["gpu_align"]["steps"]
+    tokens = {counts["output_tokens"] for counts in rows.values()}
+    assert len(tokens) == 1
+    assert BEFORE.splitlines()[0] not in out.read_text()
+    assert "| CanItEdit | numbered | whole file, tool call | 1 |" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 1
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "none")])
