@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 #: Views that an answer may hold, the likeliest first.
 FORMS = ("json", "diff", "diff_minus")
+#: Of these, those of an answer that is not JSON.
+FORMS_OF_TEXT = FORMS[1:]
 #: Fewer numbered lines in a row are no listing.
 MIN_LISTED = 3
 #: A line's number and what ends it: ``cat -n`` (a tab), ``12:``, ``12|``, ``12→``, with blanks on both sides.

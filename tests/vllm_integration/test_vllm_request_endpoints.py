@@ -150,3 +150,58 @@ def test_beam_search_with_a_prediction_is_a_400(server: Server, path: str) -> No
     assert answer.status_code == 400
     assert is_batch or answer.json()["error"]["param"] == "prediction"
     assert httpx.post(server.url + path, json=body, timeout=120).status_code == (400 if is_batch else 200)
+
+
+def with_call(arguments: dict[str, str]) -> list[dict[str, Any]]:
+    """A conversation with a tool call, whose arguments this model's template leaves out: it never sees them."""
+    function = {"name": "write", "arguments": json.dumps(arguments)}
+    call = {"id": "1", "type": "function", "function": function}
+    return [*question(7), {"role": "assistant", "content": "w1", "tool_calls": [call]}, *question(8)]
+
+
+def test_a_conversation_is_drafted_from_and_changes_no_answer(server: Server) -> None:
+    on = {"vllm_xargs": {"conversation": 1}}
+    (plain,) = ask(server, CHAT, {"messages": with_call({})})
+    written = with_call({"content": plain.texts[0].replace(" ", "\n")})
+    for body in (on, {**on, "stream": True, "stream_options": {"include_usage": True}}):
+        before = scrape(server.url)
+        (answer,) = ask(server, CHAT, {"messages": written, **body})
+        assert (answer.texts, answer.accepted_rejected) == (plain.texts, (-1, -1))
+        by = moved(before, scrape(server.url))
+        assert by['gpu_align_draft_tokens_total{source="memory",verdict="accepted"}'] > N - 15
+        assert "gpu_align_requests_total" not in by, "nobody sent a prediction"
+    before = scrape(server.url)
+    (off,) = ask(server, CHAT, {"messages": written})
+    assert (off.texts, moved(before, scrape(server.url))) == (plain.texts, {})
+
+
+def test_a_conversation_of_the_other_endpoints_is_drafted_from(server: Server) -> None:
+    on = {"vllm_xargs": {"conversation": 1}}
+
+    def items(arguments: dict[str, str]) -> list[dict[str, Any]]:
+        call = {"type": "function_call", "call_id": "1", "name": "write", "arguments": json.dumps(arguments)}
+        output = {"type": "function_call_output", "call_id": "1", "output": "w3"}
+        return [*question(7), call, output, *question(8)]
+
+    def blocks(arguments: dict[str, str]) -> list[dict[str, Any]]:
+        use = {"type": "tool_use", "id": "1", "name": "write", "input": arguments}
+        result = {"type": "tool_result", "tool_use_id": "1", "content": "w3"}
+        return [
+            *question(7),
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ]
+
+    def responses(arguments: dict[str, str], **more: Any) -> str:
+        (answer,) = ask(server, "/v1/responses", {"input": items(arguments), **more})
+        return answer.texts[0]
+
+    def messages(arguments: dict[str, str], **more: Any) -> str:
+        return text_of(message(server, messages=blocks(arguments), **more))
+
+    for answer in (responses, messages):
+        plain = answer({"content": "w1"})
+        before = scrape(server.url)
+        assert answer({"content": plain.replace(" ", "\n")}, **on) == plain
+        by = moved(before, scrape(server.url))
+        assert by['gpu_align_draft_tokens_total{source="memory",verdict="accepted"}'] > N - 15

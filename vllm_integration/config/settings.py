@@ -106,6 +106,7 @@ class Settings(BaseModel):
     recipe_registry: _Path = None
     recipe_misses: _Path = None
     recipe_misses_shapes: _Flag = False
+    conversation: _Flag = False
     memory_tokens: Annotated[int, _count("tokens", least=0)] = 0
     min_match: Annotated[int, Field(ge=1, le=MAX_MATCH, description=f"1 to {MAX_MATCH} tokens")] = 1
     survival_table: Annotated[str | None, Field(description="a file")] = None
@@ -167,6 +168,11 @@ def drafts_without_prediction(recipes: Sequence[str] | None = None, memory: bool
         return bool(recipes)
     own = (pack for pack in settings.packs if pack != SHIPPED_RECIPES)
     return any(_pack(pack, settings.recipe_registry).may_be_used for pack in own)
+
+
+def drafts_from_conversation() -> bool:
+    """Whether a request without a prediction drafts from its own messages, if it does not say so itself."""
+    return f"{PREFIX}CONVERSATION" in os.environ and Settings.from_env().conversation
 
 
 @functools.cache

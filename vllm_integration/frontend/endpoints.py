@@ -24,10 +24,11 @@ from ..config.in_use import drafts_predictions
 from ..config.settings import Settings, drafts_without_prediction
 from ..seams.install import are_whole, seam, shown_id
 from ..wire import request as wire
-from . import status
+from . import conversation, status
 from . import usage as response_usage
 from .body import BodyLimit, BodyScan
 from .prediction import (
+    CONVERSATION,
     FIELD,
     KEYS,
     FieldError,
@@ -35,6 +36,7 @@ from .prediction import (
     as_prediction,
     checked_text,
     choices_of,
+    count_refused,
     guard,
     parse_prediction,
     serve_without_prediction,
@@ -191,11 +193,18 @@ async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Predicti
     choices = {key: xargs.pop(key) for key in KEYS if key in xargs}
     if choices:
         choices = await asyncio.to_thread(choices_of, choices, Settings.from_env())
+    converses = conversation.asked_for(xargs.pop(CONVERSATION, None))
     prediction = None
     if (request.model_extra or {}).get(FIELD) is not None or wire.KEY in xargs:
         prediction = await take_prediction(serving, request, xargs, plain_text=plain_text)
     elif getattr(request, "use_beam_search", False):
         return None
+    if prediction is None and converses and not getattr(request, "use_beam_search", False):
+        try:
+            prediction = await conversation.predict(serving, request)
+        except Exception as error:
+            count_refused("conversation", "dropped")
+            serve_without_prediction("A conversation", error)
     if prediction is None:
         if not choices and not (drafts_without_prediction() and Settings.from_env().usage_details):
             return None

@@ -30,7 +30,7 @@ LOST = ("no_draft", "no_slots")
 REFUSED = (
     *product(("characters", "tokens", "parts", "nesting"), ("truncated", "refused")),
     *product(("bytes", "items", "malformed", "unsupported"), ("refused",)),
-    *product(("malformed", "room"), ("dropped",)),
+    *product(("malformed", "room", "conversation"), ("dropped",)),
 )
 
 _LENGTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)

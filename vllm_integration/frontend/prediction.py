@@ -23,6 +23,8 @@ guard = Guard("(told once)", retries=True)
 FIELD = "prediction"
 #: What a client chooses beside it.
 KEYS = (wire.RECIPES_KEY, wire.MEMORY_KEY)
+#: Key of `vllm_xargs`: whether a request without a prediction drafts from its own messages.
+CONVERSATION = "conversation"
 
 
 def serve_without_prediction(what: str, error: Exception) -> None:

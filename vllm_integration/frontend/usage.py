@@ -144,7 +144,8 @@ class Collector:
             return
         name = getattr(prediction, "http_request_id", None)
         encoded = getattr(prediction, "token_ids", None)
-        predicted = encoded != b""  # empty: drafted for without a prediction
+        # Empty, or another text: drafted for without a prediction.
+        predicted = encoded != b"" and not getattr(prediction, "kind", 0)
         length = len(encoded or b"") // 4
         # Its choices bring one prediction together.
         if predicted and name not in self.http_requests:

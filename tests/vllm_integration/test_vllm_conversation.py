@@ -1,0 +1,224 @@
+"""Drafts from the messages of a request that brings no prediction: which texts, in which forms, for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm_fakes import config
+
+from vllm_integration.frontend import conversation, endpoints, metrics
+from vllm_integration.frontend.prediction import FieldError
+from vllm_integration.wire import request as wire
+
+pytest.importorskip("vllm")
+
+FILE = 'def f(a):\n    return "a"\n'
+NUMBERED = '1\tdef f(a):\n2\t    return "a"\n3\t\n'
+PLAIN = 'def f(a):\n    return "a"\n\n'
+TOOLS = [{"type": "function", "function": {"name": "write", "parameters": {"type": "object"}}}]
+
+
+def forms(text: str, *, in_json: bool = False) -> str:
+    """A text, and as it stands in a JSON string and in a diff."""
+    lines = text.splitlines(keepends=True)
+    marked = [f"{mark}{line}" for mark in " -" for line in lines]
+    return text + (json.dumps(text)[1:-1] if in_json else "") + "".join(marked)
+
+
+class Renderer:
+    """A token is a character."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = "a tokenizer"
+        self.read: list[str] = []
+
+    async def tokenize_prompt_async(self, prompt: dict[str, str], params: Any) -> dict[str, list[int]]:
+        self.read.append(prompt["prompt"])
+        return {"prompt_token_ids": list(map(ord, prompt["prompt"]))[: params.truncate_prompt_tokens]}
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(conversation, "kept", conversation.Views())
+    monkeypatch.delenv("GPU_ALIGN_CONVERSATION", raising=False)
+    return serving_of(20_000)
+
+
+def serving_of(max_model_len: int) -> Any:
+    engine = SimpleNamespace(vllm_config=config(max_model_len=max_model_len))
+    return SimpleNamespace(engine_client=engine, renderer=Renderer())
+
+
+def text_of(prediction: wire.Prediction | None) -> str | None:
+    if prediction is None:
+        return None
+    assert prediction.token_ids is not None
+    return "".join(map(chr, wire.decode_token_ids(prediction.token_ids)))
+
+
+def predicted(serving: Any, request: Any) -> str | None:
+    return text_of(asyncio.run(conversation.predict(serving, request)))
+
+
+def chat(messages: list[dict[str, Any]], **more: Any) -> Any:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    return ChatCompletionRequest.model_validate({"messages": messages, **more})
+
+
+def responses(items: Any, **more: Any) -> Any:
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    return ResponsesRequest.model_validate({"input": items, **more})
+
+
+def completion(prompt: Any, **more: Any) -> Any:
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    return CompletionRequest.model_validate({"prompt": prompt, **more})
+
+
+def tool_result(text: Any) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    return [
+        {"role": "user", "content": "Edit it."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": text},
+    ]
+
+
+def call_of(arguments: dict[str, str]) -> dict[str, Any]:
+    function = {"name": "write", "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": NUMBERED}
+
+
+@pytest.mark.parametrize(
+    ("request_of", "expected"),
+    [
+        (lambda: chat(tool_result(NUMBERED)), forms(PLAIN)),
+        (lambda: chat(tool_result(NUMBERED), tools=TOOLS), forms(PLAIN, in_json=True)),
+        (lambda: chat(tool_result(NUMBERED), tools=TOOLS, tool_choice="none"), forms(PLAIN)),
+        (lambda: chat(tool_result([{"type": "text", "text": NUMBERED}])), forms(PLAIN)),
+        (lambda: chat([{"role": "user", "content": [{"type": "text", "text": NUMBERED}]}]), forms(PLAIN)),
+        (
+            lambda: chat([{"role": "system", "content": NUMBERED}], response_format=FORMAT),
+            forms(PLAIN, in_json=True),
+        ),
+        (lambda: chat([{"role": "user", "content": FILE}], tools=TOOLS), forms(FILE, in_json=True)),
+        (lambda: chat([{"role": "user", "content": FILE}]), None),
+        (lambda: chat([call_of({"path": "f.py", "content": FILE})]), forms(FILE)),
+        (lambda: responses([{"role": "user", "content": "Edit it."}, OUTPUT]), forms(PLAIN)),
+        (lambda: responses(NUMBERED), forms(PLAIN)),
+        (
+            lambda: responses([OUTPUT], text={"format": {"name": "a", "schema": {}, **FORMAT}}),
+            forms(PLAIN, in_json=True),
+        ),
+        (lambda: completion(NUMBERED), forms(PLAIN)),
+        (
+            lambda: completion([NUMBERED, NUMBERED.replace("f", "g")]),
+            forms(PLAIN.replace("f", "g")) + forms(PLAIN),
+        ),
+        (lambda: completion([1, 2, 3]), None),
+    ],
+)
+def test_the_forms_in_which_an_answer_may_hold_a_text(
+    serving: Any, request_of: Any, expected: str | None
+) -> None:
+    request = request_of()
+    before = request.model_dump_json()
+    assert predicted(serving, request) == expected
+    assert request.model_dump_json() == before
+
+
+def test_the_newest_messages_come_first_as_far_as_there_is_room(serving: Any) -> None:
+    listings = ["".join(f"{n}: {word}\n" for n in range(1, 4)) for word in ("old", "new")]
+    messages = [{"role": "user", "content": text} for text in listings]
+    assert predicted(serving, chat(messages)) == forms("new\n" * 3) + forms("old\n" * 3)
+    assert predicted(serving_of(44), chat(messages)) == forms("new\n" * 3) + "ol"
+    prediction = asyncio.run(conversation.predict(serving, chat(messages)))
+    assert prediction is not None
+    assert prediction.kind == wire.TextKind.MEMORY
+
+
+def test_a_conversation_that_grows_costs_what_is_new_in_it(serving: Any) -> None:
+    messages = [{"role": "user", "content": f"1: a{turn}\n2: b\n3: c\n"} for turn in range(40)]
+    for turns in (39, 40):
+        serving.renderer.read.clear()
+        assert (predicted(serving, chat(messages[:turns])) or "").count("\nb\n") == turns
+    assert serving.renderer.read == ["a39\nb\nc\n", " a39\n b\n c\n", "-a39\n-b\n-c\n"]
+
+
+def test_nothing_is_found_by_another_tenant(serving: Any) -> None:
+    for salt in ("a", "b", None, "b"):
+        predicted(serving, chat([{"role": "user", "content": NUMBERED}], cache_salt=salt))
+    assert "".join(serving.renderer.read) == forms(PLAIN) * 3
+
+
+def test_what_is_kept_of_earlier_turns_is_bounded() -> None:
+    kept = conversation.Views(max_bytes=100)
+    for number in (1, 2, 1, 3):
+        kept.put(bytes([number]), b"x" * 40)
+        assert kept.num_bytes <= 100
+    assert [number for number in (1, 2, 3) if kept.get(bytes([number]))] == [2, 3]
+    assert kept.num_bytes == 82
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1: a\n2: b\n3: \ud800\n",
+        "\\" * 1_000_000,
+        '{"a": "b\\n' * 10_000,
+        "\0" * 1000,
+        "1,2\n2,3\n3,4\n" * 1000,
+        "x" * 10_000_000,
+        "1:\n" * 1_000_000,
+        "".join(f"{n}\t\n" for n in range(100_000)),
+        '"' * 1_000_000,
+    ],
+)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_texts_that_mean_harm_cost_little(serving: Any, text: str, tools: Any) -> None:
+    message = {"role": "user", "content": text}
+    request = SimpleNamespace(messages=[message, call_of({"a": text})], tools=tools)
+    begun = time.perf_counter()
+    predicted(serving, request)
+    assert time.perf_counter() - begun < 5
+    assert message["content"] is text
+
+
+def test_a_request_says_itself_whether_it_does(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(**more: Any) -> str | None:
+        request = chat([{"role": "user", "content": NUMBERED}], **more)
+        prediction = asyncio.run(endpoints.take(serving, request, plain_text=False))
+        assert conversation.CONVERSATION not in (request.vllm_xargs or {})
+        return text_of(prediction)
+
+    on, off = ({"vllm_xargs": {"conversation": value}} for value in (1, 0))
+    assert (taken(), taken(**off), taken(**on)) == (None, None, forms(PLAIN))
+    monkeypatch.setenv("GPU_ALIGN_CONVERSATION", "1")
+    assert (taken(), taken(**off), taken(**on)) == (forms(PLAIN), None, forms(PLAIN))
+    assert taken(prediction={"type": "content", "content": "x"}) == "x"
+    assert taken(use_beam_search=True) is None
+    with pytest.raises(FieldError, match=r"conversation: expected a boolean, got something else"):
+        taken(vllm_xargs={"conversation": "yes"})
+
+
+def test_where_it_fails_the_request_goes_on(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[tuple[str, str]] = []
+    monkeypatch.setattr(metrics, "count_refused", lambda *args: counted.append(args))
+    monkeypatch.setattr(conversation.views, "make", lambda *_: 1 / 0)
+    monkeypatch.delenv("GPU_ALIGN_STRICT", raising=False)
+    request = chat([{"role": "user", "content": NUMBERED}], vllm_xargs={"conversation": 1})
+    assert asyncio.run(endpoints.take(serving, request, plain_text=False)) is None
+    assert counted == [("conversation", "dropped")]
+    assert counted[0] in metrics.REFUSED

@@ -1,0 +1,163 @@
+"""Drafts for a request without a prediction: from its own messages, in forms in which its answer may hold them.
+
+A tool's result is read with line numbers and written back without, or inside a JSON string: other tokens than
+those of the prompt, from which a request drafts anyway. Nothing is drafted before the answer repeats such a text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from gpu_align import views
+
+from ..config.settings import drafts_from_conversation
+from ..wire import request as wire
+from .prediction import CONVERSATION, FieldError, Limits, as_prediction, tokenize_params
+
+_JSON_FORMATS = ("json_object", "json_schema", "structural_tag")
+#: Bytes of token ids that this process keeps of earlier turns.
+_KEPT_BYTES = 64 * 2**20
+
+
+class Views:
+    """Token ids of the views of each message, the latest used; a conversation that grows costs what is new in it.
+    Of one `cache_salt` nothing is found by another."""
+
+    def __init__(self, max_bytes: int = _KEPT_BYTES) -> None:
+        self._max_bytes, self.num_bytes = max_bytes, 0
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def get(self, key: bytes) -> bytes | None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
+
+    def put(self, key: bytes, token_ids: bytes) -> None:
+        if key not in self._kept:
+            self.num_bytes += len(key) + len(token_ids)
+        self._kept[key] = token_ids
+        while self.num_bytes > self._max_bytes:
+            old, gone = self._kept.popitem(last=False)
+            self.num_bytes -= len(old) + len(gone)
+
+
+#: Of this process.
+kept = Views()
+
+
+async def predict(serving: Any, request: Any) -> wire.Prediction | None:
+    """The prediction that the conversation of a request makes, newest messages first, as many as its limits allow;
+    None where it holds no other form of a text. Whatever takes time in proportion to the texts runs in a thread.
+
+    request: of chat completions, responses or completions. Token ids as a prompt have no forms.
+    """
+    if serving.renderer.tokenizer is None:
+        return None
+    limits = Limits.of(serving.engine_client.vllm_config)
+    salt = getattr(request, "cache_salt", None)
+    parts: list[bytes] = []
+    room = 4 * limits.tokens
+    characters = limits.characters
+    may_be_json = expects_json(request)
+    for text in texts_of(request):
+        if room <= 0 or characters <= 0:
+            break
+        text = text[:characters]
+        characters -= len(text)
+        key = await asyncio.to_thread(_key, salt, may_be_json, text)
+        token_ids = kept.get(key)
+        if token_ids is None:
+            token_ids = await _encode(serving, text, may_be_json, limits)
+            kept.put(key, token_ids)
+        parts.append(token_ids[:room])
+        room -= len(token_ids)
+    token_ids = b"".join(parts)
+    return wire.Prediction(token_ids=token_ids, kind=wire.TextKind.MEMORY) if token_ids else None
+
+
+def _key(salt: str | None, may_be_json: bool, text: str) -> bytes:
+    # The length keeps a salt and a text that begins alike apart.
+    told = "" if salt is None else f"{len(salt)}:{salt}"
+    whole = f"{told}\n{may_be_json}\n{text}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(whole, digest_size=32).digest()
+
+
+async def _encode(serving: Any, text: str, may_be_json: bool, limits: Limits) -> bytes:
+    parts = []
+    for view in await asyncio.to_thread(_views_of, text, may_be_json):
+        prompt = await serving.renderer.tokenize_prompt_async({"prompt": view}, tokenize_params(limits))
+        ids = prompt["prompt_token_ids"][: limits.tokens]
+        made = await asyncio.to_thread(as_prediction, ids, limits)
+        parts.append(made.token_ids or b"")
+    return b"".join(parts)
+
+
+def _views_of(text: str, may_be_json: bool) -> list[str]:
+    try:
+        wire.check_text(CONVERSATION, text)
+    except ValueError:  # a lone surrogate: no tokenizer takes it
+        return []
+    texts = views.texts_in(wire.normalise_newlines(text), whole=may_be_json)
+    texts = [text for text in texts if "\n" in text]  # what stands in one line is drafted from the prompt
+    return views.in_forms(texts, views.FORMS if may_be_json else views.FORMS_OF_TEXT)
+
+
+def texts_of(request: Any) -> Iterator[str]:
+    """The texts of a request, newest first."""
+    for name in ("messages", "input", "prompt"):
+        items = getattr(request, name, None)
+        if isinstance(items, str):
+            items = [items]
+        for item in reversed(items) if isinstance(items, list) else ():
+            if isinstance(item, str):
+                yield item
+                continue
+            yield from _arguments(item)
+            for field in ("content", "output"):
+                yield from _strings(item, field)
+
+
+def expects_json(request: Any) -> bool:
+    """Whether the answer may be a tool call, or has to be JSON."""
+    if getattr(request, "tools", None) and getattr(request, "tool_choice", None) != "none":
+        return True
+    asked = (getattr(request, "response_format", None), _of(getattr(request, "text", None), "format"))
+    return any(_of(each, "type") in _JSON_FORMATS for each in asked)
+
+
+def _of(item: Any, name: str) -> Any:
+    """A field of a JSON object, or of vLLM's model of one."""
+    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+
+
+def _strings(item: Any, field: str) -> Iterator[str]:
+    content = _of(item, field)
+    if isinstance(content, str):
+        yield content
+        return
+    if content is not None and not isinstance(content, (list, dict)) and isinstance(item, dict):
+        content = item[field] = list(content)  # pydantic's, which can be read once: vLLM reads the list then
+    for part in content if isinstance(content, list) else ():
+        if isinstance(text := _of(part, "text"), str):
+            yield text
+
+
+def _arguments(item: Any) -> Iterator[str]:
+    calls = _of(item, "tool_calls")
+    for call in (item, *(_of(each, "function") for each in calls or () if isinstance(calls, list))):
+        if isinstance(text := _of(call, "arguments"), str):
+            yield text
+
+
+def asked_for(value: object) -> bool:
+    """Whether a request drafts from its conversation. value: what it says itself, if anything."""
+    if value is None:
+        return drafts_from_conversation()
+    # vLLM makes 0 and 1 of JSON's booleans.
+    if not isinstance(value, (bool, int)) or value not in (0, 1):
+        raise FieldError(f"{CONVERSATION}: expected a boolean, got something else", parameter=CONVERSATION)
+    return bool(value)
