@@ -49,6 +49,8 @@ def two_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ({"memory": 0}, {"memory": False}),
         ({"memory": True}, {}),
         ({"memory": 1}, {}),
+        *[({"gpu_align": off}, {"memory": False, "drafts": False}) for off in ("off", 0, False)],
+        *[({"gpu_align": on}, {"drafts": True}) for on in ("on", 1, True)],
     ],
 )
 def test_what_is_chosen(
@@ -178,6 +180,18 @@ ONE = {KEY: Prediction(token_ids=IDS)}
         ({"MEMORY_TOKENS": "9"}, {"recipes": [], "memory": 0, "x": 1}, {"memory": False, "x": 1}),
         ({"MEMORY_TOKENS": "9"}, {KEY: Prediction(b"", recipes=(), memory=False)}, {"memory": False}),
         ({"RECIPES": "mine"}, {"memory": False}, {KEY: Prediction(b"", memory=False)}),
+        # Off and on: nothing is left of what would be drafted from; who brings nothing is drafted for.
+        *[
+            (more, {KEY: [1], "gpu_align": "off", "x": 1}, {"memory": False, "x": 1})
+            for more in ({}, {"MEMORY_TOKENS": "9"}, {"RECIPES": "mine"})
+        ],
+        (
+            {"DRAFT_WITHOUT_PREDICTION": "1"},
+            {KEY: [1], "gpu_align": 0},
+            {KEY: Prediction(b"", memory=False, drafts=False)},
+        ),
+        ({}, {"gpu_align": "on"}, {KEY: Prediction(b"", drafts=True)}),
+        ({}, {KEY: [1], "gpu_align": "on"}, {KEY: Prediction(IDS, drafts=True)}),
     ],
     ids=str,
 )
@@ -201,7 +215,7 @@ def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone
     with pytest.raises(VLLMValidationError, match="prediction"):
         brought({KEY: 7})
     assert refused("malformed") == before + 1
-    for given in ({"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}):
+    for given in ({"recipes": 5}, {"recipes": ["no"]}, {"memory": "x"}, {"gpu_align": "x"}):
         with pytest.raises(VLLMValidationError) as caught:
             brought(given)
         assert caught.value.parameter in given
@@ -215,7 +229,8 @@ def test_a_bad_choice_is_the_callers_error_and_pooling_parameters_are_left_alone
 
 
 @pytest.mark.parametrize(
-    "xargs", [{"recipes": [1]}, {"recipes": ["nope"]}, {"memory": 7}, {"recipes": ["nope"], "x": 1}]
+    "xargs",
+    [{"recipes": [1]}, {"recipes": ["nope"]}, {"memory": 7}, {"gpu_align": "nope"}, {"gpu_align": [0]}],
 )
 def test_a_bad_choice_is_a_400(request_app: Any, xargs: dict[str, Any]) -> None:
     from request_app import ENDPOINTS, send

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from vllm_fakes import report_of, request_of
 
 from vllm_integration.scheduler import draft_budget as rule
 from vllm_integration.scheduler.draft_budget import FEW, DraftBudget, DraftedRequests
+from vllm_integration.wire import request as wire
 
 K = 16
 
@@ -161,6 +163,9 @@ def test_without_a_prediction_no_slots(everybody: bool, params: bool, slots: lis
     for request in running:
         requests.add(request)
     assert len(requests) == sum(count > 0 for count in slots)
+    off = SimpleNamespace(extra_args={wire.KEY: wire.Prediction(token_ids=b"", drafts=False)})
+    requests.add(SimpleNamespace(request_id="off", sampling_params=off))
+    assert requests.rows_of(["off"]).tolist() == [0]
     budget = DraftBudget(requests, K, 1000)
     assert budget.grant(running, exact=True) == slots
     assert budget.grant([], exact=True) == []

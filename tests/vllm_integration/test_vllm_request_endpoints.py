@@ -205,3 +205,25 @@ def test_a_conversation_of_the_other_endpoints_is_drafted_from(server: Server) -
         assert answer({"content": plain.replace(" ", "\n")}, **on) == plain
         by = moved(before, scrape(server.url))
         assert by['gpu_align_draft_tokens_total{source="memory",verdict="accepted"}'] > N - 15
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_off_for_one_request_is_as_without_a_prediction(server: Server, path: str) -> None:
+    (plain,) = ask(server, path, {})
+    hint, before = content(plain.texts[0]), scrape(server.url)
+    (off,) = ask(server, path, {**hint, "vllm_xargs": {"gpu_align": "off"}})
+    assert (off.texts, off.accepted_rejected) == (plain.texts, (-1, -1))
+    body = {"model": "tiny", "temperature": 0, **ENDPOINTS[path], **hint}
+    for value, status in (("off", 200), ("maybe", 400)):
+        answer = httpx.post(f"{server.url}{path}", json=body, headers={"X-GPU-Align": value}, timeout=120)
+        assert answer.status_code == status, answer.text
+    assert moved(before, scrape(server.url)) == {}
+
+
+def test_on_for_one_request_drafts_from_its_context(server: Server) -> None:
+    before = scrape(server.url)
+    asked = {"messages": [{"role": "user", "content": "w5 w6 w7 " * 20}], "max_tokens": 60}
+    (plain,) = ask(server, CHAT, asked)
+    (on,) = ask(server, CHAT, {**asked, "vllm_xargs": {"gpu_align": "on"}})
+    assert (on.texts, on.accepted_rejected) == (plain.texts, (-1, -1))
+    assert moved(before, scrape(server.url))["gpu_align_steps_total"] > 0

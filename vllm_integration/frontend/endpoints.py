@@ -30,6 +30,7 @@ from .body import BodyLimit, BodyScan
 from .prediction import (
     CONVERSATION,
     FIELD,
+    HEADER,
     KEYS,
     FieldError,
     Limits,
@@ -127,7 +128,8 @@ async def serve(
         if drafts_predictions(self.engine_client.vllm_config):
             if (given := _of_message.get()) is not None:
                 setattr(request, FIELD, given)  # its model takes unknown fields
-            prediction = await take(self, request, plain_text=plain_text)
+            headers = {} if raw_request is None else raw_request.headers
+            prediction = await take(self, request, plain_text=plain_text, switch=headers.get(HEADER))
         if prediction is not None and not many_conversations:
             attach(request, prediction)
     except FieldError as error:
@@ -185,15 +187,26 @@ def to_chat_completion_request(original: Callable[..., Any], self: Any, *args: A
     return request
 
 
-async def take(serving: Any, request: Any, *, plain_text: bool) -> wire.Prediction | None:
-    """Take out of a request what is ours; None when it is served as it came. Raises `FieldError`."""
+async def take(
+    serving: Any, request: Any, *, plain_text: bool, switch: str | None = None
+) -> wire.Prediction | None:
+    """Take out of a request what is ours; None when it is served as it came. Raises `FieldError`.
+
+    switch: what the header says of drafts for it, if anything."""
     # A field, or one more unknown key of a batch request.
     xargs = getattr(request, "vllm_xargs", None)
     xargs = xargs if isinstance(xargs, dict) else {}
     choices = {key: xargs.pop(key) for key in KEYS if key in xargs}
+    if switch is not None:
+        choices.setdefault(wire.SWITCH_KEY, switch.strip().lower())
     if choices:
         choices = await asyncio.to_thread(choices_of, choices, Settings.from_env())
     converses = conversation.asked_for(xargs.pop(CONVERSATION, None))
+    if choices.get("drafts") is False:
+        for given in (request.model_extra or {}, xargs):
+            for key in (FIELD, wire.KEY):
+                given.pop(key, None)
+        return wire.Prediction(token_ids=b"", **choices)
     prediction = None
     if (request.model_extra or {}).get(FIELD) is not None or wire.KEY in xargs:
         prediction = await take_prediction(serving, request, xargs, plain_text=plain_text)
@@ -303,12 +316,15 @@ def _prepared(processor: Any, params: Any) -> Any:
     is_drafted_for = not given.is_empty or (
         hasattr(params, "extra_args")
         and (max_tokens is None or max_tokens > 1)
-        and drafts_without_prediction(given.recipes, given.memory)
+        and (given.drafts or drafts_without_prediction(given.recipes, given.memory))
     )
-    kept = given if is_drafted_for else None
+    kept = given if is_drafted_for and given.drafts is not False else None
+    if given.drafts is False and Settings.from_env().draft_without_prediction:
+        kept = wire.Prediction(token_ids=b"", drafts=False, memory=False)
     # Where nothing is drafted for a request, its answer may still be one that is not to be remembered.
     apart = kept is None and given.memory is False
-    changes = {wire.KEY: kept, wire.RECIPES_KEY: None, wire.MEMORY_KEY: False if apart else None}
+    changes: dict[str, Any] = {**dict.fromkeys(KEYS), wire.KEY: kept}
+    changes[wire.MEMORY_KEY] = False if apart else None
     if kept is None and not changes.keys() & extra_args.keys():
         return params
     return wire.with_extra_args(params, changes)

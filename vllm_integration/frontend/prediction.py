@@ -22,7 +22,10 @@ logger = logging.getLogger("vllm.gpu_align")
 guard = Guard("(told once)", retries=True)
 FIELD = "prediction"
 #: What a client chooses beside it.
-KEYS = (wire.RECIPES_KEY, wire.MEMORY_KEY)
+KEYS = (wire.RECIPES_KEY, wire.MEMORY_KEY, wire.SWITCH_KEY)
+#: HTTP header that says the last of these, where the body does not.
+HEADER = "x-gpu-align"
+_ON, _OFF = (1, "on"), (0, "off")
 #: Key of `vllm_xargs`: whether a request without a prediction drafts from its own messages.
 CONVERSATION = "conversation"
 
@@ -179,13 +182,13 @@ def as_prediction(token_ids: list[int], limits: Limits, where: str = FIELD) -> w
 
 def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """What `vllm_xargs` or `extra_args` choose, as fields of a `wire.Prediction`: `recipes`, names of packs, each
-    once, and `memory`, False where the request takes no part. Raises `FieldError`, also for a pack that the
-    server does not have, where this process knows which it has.
+    once, `memory`, False where the request takes no part, and `drafts`, whether anything is drafted for it. Raises
+    `FieldError`, also for a pack that the server does not have, where this process knows which it has.
 
     The first call for a request that names packs reads them: call it from a thread.
     """
     chosen: dict[str, Any] = {}
-    recipes, memory = map(extra_args.get, KEYS)
+    recipes, memory, switch = map(extra_args.get, KEYS)
     if recipes is not None:
         chosen[wire.RECIPES_KEY] = _names(recipes)
         known = known_names(settings) if chosen[wire.RECIPES_KEY] else None
@@ -197,6 +200,14 @@ def choices_of(extra_args: Mapping[str, Any], settings: Settings) -> dict[str, A
         if not isinstance(memory, (bool, int)) or memory not in (0, 1):
             raise FieldError("memory: expected a boolean, got something else", parameter=wire.MEMORY_KEY)
         if not memory:
+            chosen[wire.MEMORY_KEY] = False
+    if switch is not None:
+        if switch not in (*_ON, *_OFF):
+            raise FieldError(
+                'gpu_align: expected "on" or "off", got something else', parameter=wire.SWITCH_KEY
+            )
+        chosen["drafts"] = switch in _ON
+        if not chosen["drafts"]:
             chosen[wire.MEMORY_KEY] = False
     return chosen
 

@@ -140,7 +140,7 @@ class Collector:
 
     def follow(self, req_id: str, prediction: Any) -> None:
         """`prediction`: what the request has in `extra_args`. Following a request again changes nothing."""
-        if req_id in self.requests:
+        if req_id in self.requests or getattr(prediction, "drafts", None) is False:
             return
         name = getattr(prediction, "http_request_id", None)
         encoded = getattr(prediction, "token_ids", None)

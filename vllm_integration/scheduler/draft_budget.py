@@ -128,9 +128,7 @@ class DraftedRequests:
 
     def add(self, request: Any) -> None:
         """A request of vLLM's has come, or its next turn: it gets a row if it is drafted for and has none."""
-        if request.request_id in self._rows or not (
-            self._draft_without_prediction or has_prediction(request)
-        ):
+        if request.request_id in self._rows or not (is_drafted_for(request, self._draft_without_prediction)):
             return
         if not self._free:
             size = len(self.table)
@@ -148,10 +146,11 @@ class DraftedRequests:
         self.table["survival"][rows] = np.where(rows > 0, CERTAIN, 0)[:, None]
 
 
-def has_prediction(request: Any) -> bool:
-    """Whether a vLLM request brought a prediction."""
+def is_drafted_for(request: Any, even_without: bool) -> bool:
+    """Whether a vLLM request is: it brought a prediction, or `even_without`, and did not ask for no drafts."""
     extra_args = getattr(request.sampling_params, "extra_args", None) or {}
-    return extra_args.get(wire.KEY) is not None
+    given = extra_args.get(wire.KEY)
+    return even_without if given is None else getattr(given, "drafts", None) is not False
 
 
 #: Slots beyond the drafts of an older report, where the step has room: the draft may have grown since.

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 KEY = "gpu_align_prediction"
-#: What a client sends beside it: the packs whose recipes the request uses, and whether it takes part in the memory
-#: of earlier answers. The front end moves both into the `Prediction`; where nothing is drafted for the request,
-#: ``memory: False`` alone is left, in its place.
-RECIPES_KEY, MEMORY_KEY = "recipes", "memory"
+#: What a client sends beside it: the packs whose recipes the request uses, whether it takes part in the memory of
+#: earlier answers, and whether it is drafted for at all. The front end moves these into the `Prediction`; where
+#: nothing is drafted for the request, ``memory: False`` alone is left, in its place.
+RECIPES_KEY, MEMORY_KEY, SWITCH_KEY = "recipes", "memory", "gpu_align"
 MAX_TOKEN_ID = 2**31 - 1
 
 TokenIds = npt.NDArray[np.int32]
@@ -44,6 +44,7 @@ class Prediction:
     recipes: names of the packs whose recipes the request uses; None: of all packs.
     memory: False where the request takes no part in the memory of earlier answers, else None.
     kind: what the ids are. The scheduler, which puts earlier answers in the place of an empty prediction, sets it.
+    drafts: False: nothing is drafted for it. True: also where it brings nothing. None: as the settings say.
 
     A plain dataclass on purpose: vLLM's MessagePack encoder takes these (and refuses subclasses of `bytes`).
     """
@@ -55,6 +56,7 @@ class Prediction:
     recipes: tuple[str, ...] | None = None
     memory: bool | None = None
     kind: TextKind = TextKind.PREDICTION
+    drafts: bool | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -186,7 +188,7 @@ def decode_token_ids(encoded: bytes) -> TokenIds:
 
 
 #: Of each field of a `Prediction` that another process may have sent, the type it has, where it is not None.
-_TYPES = {"http_request_id": str, "sharing_key": bytes, "memory": bool, "kind": int}
+_TYPES = {"http_request_id": str, "sharing_key": bytes, "memory": bool, "drafts": bool, "kind": int}
 
 
 def read(value: object) -> Prediction:

@@ -65,6 +65,8 @@ def open_request(
     content = wire.RequestContent()
     try:
         given = wire.read(value)
+        if given.drafts is False:
+            return None
         # Who may share is the scheduler's to say. One that is not ours leaves what a client may have written.
         key = value.sharing_key if isinstance(value, wire.Prediction) else None
         content = wire.RequestContent(content.token_ids, given.kind, _known(given.recipes, packs), key)
