@@ -36,7 +36,7 @@ def make(text: str, names: Iterable[str]) -> list[str]:
 
     Args:
         text: any string.
-        names: of `NAMES`, or several joined by ``+``, each a view of the one before: ``unnumbered+json``.
+        names: of `NAMES`, or two joined by ``+``, the second a view of the first: ``unnumbered+json``.
 
     Raises:
         ValueError: a name is not known; the message lists those that are.
@@ -55,7 +55,8 @@ def make(text: str, names: Iterable[str]) -> list[str]:
 def check_names(where: str, names: Iterable[object]) -> None:
     """Raise ValueError, which does not repeat the name, unless `make` knows each of these."""
     for index, name in enumerate(names):
-        if not isinstance(name, str) or not set(name.split("+")) <= set(NAMES):
+        steps = name.split("+") if isinstance(name, str) else []
+        if not 1 <= len(steps) <= 2 or not set(steps) <= set(NAMES):  # each step may double a text
             raise ValueError(f"{where}[{index}]: expected one of {', '.join(NAMES)}, found another name")
 
 

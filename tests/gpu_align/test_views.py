@@ -162,7 +162,7 @@ def test_a_message_that_is_a_text():
     assert texts_in("", whole=True) == []
 
 
-@pytest.mark.parametrize("name", ["upper", "", "json+", "JSON", None, ["json"]])
+@pytest.mark.parametrize("name", ["upper", "", "json+", "json+json+json", "JSON", None, ["json"]])
 def test_unknown_names(name):
     with pytest.raises(ValueError, match=r"views\[1\]: expected one of json, json_ascii, .*unescaped, found"):
         make("a", ["json", name])

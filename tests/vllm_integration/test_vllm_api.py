@@ -22,6 +22,7 @@ from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import endpoints as api
 from vllm_integration.frontend import prediction as limits
+from vllm_integration.frontend import prediction_views
 from vllm_integration.frontend import usage as response_usage
 from vllm_integration.frontend.prediction import FieldError, Limits, parse_prediction
 from vllm_integration.seams import install as compat
@@ -219,6 +220,7 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 KEY = wire.KEY
+TOOLS = {"tools": [{"type": "function"}]}
 #: A server, the field, what else the request has; and what vLLM then gets in `vllm_xargs`.
 SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None]] = [
     ({}, content("ab"), {"vllm_xargs": {"mine": 1}}, {"mine": 1, **travelling(97, 98)}),
@@ -237,6 +239,25 @@ SERVED: list[tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any] | None]] 
     ({"limit": 4, "strict": "1"}, content("abcd"), {}, travelling(97, 98, 99, 100)),
     ({"limit": 4}, content("abcdefgh"), {}, travelling(97, 98, 99, 100)),
     ({"tokenizer": None}, None, {"vllm_xargs": {KEY: [1]}}, travelling(1)),
+    *[
+        (server, {**content('a"'), **given}, fields, travelling(97, 34, *view))
+        for server, given, fields, view in (
+            ({}, {"views": ["json"]}, {}, (97, 92, 34)),
+            ({}, {"views": ["diff", "json", "json"]}, {}, (32, 97, 34, 97, 92, 34)),
+            ({}, {"views": ["unnumbered"]}, {}, ()),
+            ({}, {"views": []}, TOOLS, ()),
+            ({}, {"views": None}, TOOLS, (97, 92, 34)),
+            ({}, {}, TOOLS, (97, 92, 34)),
+            ({}, {}, {**TOOLS, "tool_choice": "none"}, ()),
+            ({}, {}, {"tools": []}, ()),
+            ({}, {}, {"response_format": SimpleNamespace(type="json_schema")}, (97, 92, 34)),
+            ({}, {}, {"response_format": SimpleNamespace(type="text")}, ()),
+            ({}, {}, {"text": SimpleNamespace(format=SimpleNamespace(type="json_object"))}, (97, 92, 34)),
+            ({"limit": 4}, {"views": ["json"]}, {}, (97, 92)),
+            ({"limit": 2}, {"views": ["json"]}, {}, ()),
+        )
+    ],
+    ({}, content('{"'), {"response_format": SimpleNamespace(type="json_object")}, travelling(123, 34)),
     ({"method": "ngram"}, content(5), {}, None),  # an engine that drafts otherwise
     ({"off": "a seam is missing"}, content(5), {}, None),
 ]
@@ -280,6 +301,16 @@ XARGS = f"vllm_xargs.{KEY}"
         ({}, content("ab"), {"vllm_xargs": {KEY: [1]}}, "got both"),
         ({"limit": 4, "strict": "1"}, content("abcde"), {}, "at most 4 tokens, got more"),
         ({"tokenizer": None}, content("ab"), {}, "expected token ids in vllm_xargs"),
+        (
+            {},
+            {**content("ab"), "views": ["json", "31337"]},
+            {},
+            ".views[1]: expected one of json, json_ascii,",
+        ),
+        ({}, {**content("ab"), "views": [31337]}, {}, ".views[0]: expected one of json, json_ascii,"),
+        ({}, {**content("ab"), "views": "json"}, {}, ".views: expected an array of names, got string"),
+        ({}, {**content("ab"), "views": ["json"] * 99}, {}, ".views: expected at most 8 names, got 99"),
+        ({}, {**content(""), "views": ["json"]}, {}, ".views: expected no names with an empty prediction"),
         *[
             (server, None, {"vllm_xargs": {KEY: given}}, found)
             for server, given, found in (
@@ -310,6 +341,22 @@ def test_what_is_refused_is_named_and_not_repeated(
     assert message.startswith("prediction" if prediction is not None else XARGS)
     assert found in message
     assert "31337" not in message
+
+
+def test_a_view_that_is_cut_or_fails_is_counted(
+    monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("secret")
+
+    field = {**content('a"'), "views": ["json"]}
+    counts = [refused("view", action) for action in ("truncated", "dropped")]
+    call(Serving(limit=4), field)
+    call(Serving(limit=2), field)
+    monkeypatch.setattr(prediction_views.views, "make", broken)
+    assert call(Serving(), field) == ("served", travelling(97, 34), "raw")
+    assert [refused("view", action) for action in ("truncated", "dropped")] == [counts[0] + 1, counts[1] + 2]
+    assert plugin_log == ["A prediction is used without its views: RuntimeError"]
 
 
 def test_the_text_is_taken_out_and_the_usage_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,25 @@ def test_a_prediction_changes_the_usage_and_not_the_answer(server: Server, path:
     assert told[0][0][0] >= N - 4  # four steps, and each adds a token of its own
 
 
+def test_a_view_is_drafted_from_and_counted_as_the_prediction(server: Server) -> None:
+    """The tokens of the raw text, with a number at each word, are none that the model writes."""
+    for path in (CHAT, "/v1/responses", "/v1/completions"):
+        (plain,) = ask(server, path, {})
+        words = plain.texts[0].split()
+        listing = "".join(f"{n}:{word}\n" for n, word in enumerate(words, 1))
+        raw, viewed = (
+            ask(server, path, {"prediction": {"type": "content", "content": listing, "views": views}})[0]
+            for views in ([], ["json", "unnumbered"])
+        )
+        assert raw.texts == viewed.texts == plain.texts
+        assert raw.accepted_rejected[0] == 0
+        assert viewed.accepted_rejected[0] > N // 2
+    bad = {"prediction": {"type": "content", "content": "w5", "views": ["xml"]}}
+    answer = httpx.post(f"{server.url}{CHAT}", json={"model": "tiny", **ENDPOINTS[CHAT], **bad})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prediction")
+    assert "json, json_ascii" in answer.text
+
+
 def test_an_empty_prediction_is_none_and_the_request_log_shows_none(server: Server) -> None:
     (plain,) = ask(server, CHAT, {})
     for nothing in ({"prediction": None}, content(""), content([])):

@@ -44,6 +44,7 @@ from .prediction import (
     tokenize_params,
     type_name,
 )
+from .prediction_views import views_for, with_views
 
 XARGS = f"vllm_xargs.{wire.KEY}"
 _NO_TOKENIZER = f"prediction: expected token ids in {XARGS} or extra_args, there is no tokenizer for text"
@@ -244,12 +245,18 @@ async def take_prediction(
             text = await asyncio.to_thread(parse_prediction, value, allowed, plain_text=plain_text)
         else:
             text = await asyncio.to_thread(checked_text, XARGS, [given], allowed)
+        names = views_for(value, text, request)
         if not text:
             return None
         if serving.renderer.tokenizer is None:
             raise FieldError(_NO_TOKENIZER, "unsupported")
-        prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, tokenize_params(allowed))
-        prediction = await asyncio.to_thread(as_prediction, prompt["prompt_token_ids"], allowed)
+
+        async def tokenize(text: str) -> list[int]:
+            prompt = await serving.renderer.tokenize_prompt_async({"prompt": text}, tokenize_params(allowed))
+            return list(prompt["prompt_token_ids"])
+
+        token_ids = await with_views(await tokenize(text), text, names, allowed, tokenize)
+        prediction = await asyncio.to_thread(as_prediction, token_ids, allowed)
     if prediction.is_empty:
         return None
     if getattr(request, "use_beam_search", False):

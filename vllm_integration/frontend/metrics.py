@@ -31,6 +31,7 @@ REFUSED = (
     *product(("characters", "tokens", "parts", "nesting"), ("truncated", "refused")),
     *product(("bytes", "items", "malformed", "unsupported"), ("refused",)),
     *product(("malformed", "room", "conversation"), ("dropped",)),
+    *product(("view",), ("truncated", "dropped")),
 )
 
 _LENGTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
