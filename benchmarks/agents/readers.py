@@ -29,7 +29,7 @@ class Edit(NamedTuple):
 
     collection: str
     name: str  # of the task; those of one name are in one half
-    shown: tuple[str, ...]  # the messages that the model had, oldest first, without its own
+    shown: tuple[str, ...]  # the messages before the answer, oldest first, the model's own too
     said: str  # what it wrote before the change
     written: str  # its whole answer, as it wrote it; empty where a person wrote the file
     changes: tuple[Change, ...]  # none: the answer edits nothing
@@ -52,23 +52,22 @@ def trajectories(folder: Path) -> Iterator[Edit]:
     """SWE-agent's ``TASK.traj``: edits by line numbers of files that were shown with them, and other answers."""
     for path in sorted(folder.rglob("*.traj")):
         collection = "Multi-SWE-bench" if path.parent.name == "trajs" else "SWE-agent"
-        shown: list[str] = []  # system, demonstration and issue, then observations
-        begun, told = 0, set()
+        shown: list[str] = []
+        observed: list[int] = []  # which of them are observations: all after the model's first answer
+        answered: set[str] = set()
         for message in _json(path)["history"]:
             text = message.get("content") or ""
             if message["role"] != "assistant":
-                shown.append(text)
-                continue
-            begun = begun or len(shown)
-            if text not in told:  # some repeat themselves to the end
-                told.add(text)
-                yield _answer(collection, path.stem, _as_shown(shown, begun), text)
+                observed += [len(shown)] if answered else []
+            elif text not in answered:  # some repeat themselves to the end
+                answered.add(text)
+                yield _answer(collection, path.stem, _as_shown(shown, observed[:-LAST_OBSERVATIONS]), text)
+            shown.append(text)
 
 
-def _as_shown(shown: list[str], begun: int) -> tuple[str, ...]:
-    last = max(begun, len(shown) - LAST_OBSERVATIONS)
-    old = (f"Old output omitted ({text.count(chr(10)) + 1} lines)" for text in shown[begun:last])
-    return (*shown[:begun], *old, *shown[last:])
+def _as_shown(shown: list[str], old: list[int]) -> tuple[str, ...]:
+    lines = {at: f"Old output omitted ({shown[at].count(chr(10)) + 1} lines)" for at in old}
+    return tuple(lines.get(at, text) for at, text in enumerate(shown))
 
 
 def _answer(collection: str, name: str, shown: tuple[str, ...], text: str) -> Edit:
@@ -106,14 +105,44 @@ def patches(folder: Path) -> Iterator[Edit]:
         shown: list[str] = []
         for message in _json(path):
             text = message.get("content") or ""
-            if message["role"] != "assistant":
-                shown.append(text)
-            elif found := _PATCH.findall(text):
+            if message["role"] == "assistant" and (found := _PATCH.findall(text)):
                 changes = tuple(Change(name, f"{old}\n", f"{new}\n") for name, old, new in found)
                 said = text[: text.index("<file>")].rpartition("# modification")[0]
                 name = re.split(r"_\d{4}-", path.parent.name)[0]
                 yield Edit("AutoCodeRover", name, tuple(shown), said, text, changes)
                 break
+            shown.append(text)
+
+
+_BLOCK = re.compile(
+    r"^(\S+)\n```.*\n<{5,9} SEARCH\n(.*?)^={5,9}\n(.*?)^>{5,9} REPLACE\n```", re.MULTILINE | re.DOTALL
+)
+_CHAT = re.compile(r"^# aider chat started at .*\n", re.MULTILINE)
+_TOLD = re.compile(r"(?:#### |> )(.*)")
+
+
+def transcripts(folder: Path) -> Iterator[Edit]:
+    """Aider's ``predictions/RUN/TASK.md``: SEARCH/REPLACE blocks. The files that they edit are not in it."""
+    for path in sorted(folder.rglob("predictions/*/*__*.md")):
+        for chat in _CHAT.split(path.read_text(encoding="utf-8")):
+            parts = _parts(chat)
+            for number, part in enumerate(parts):
+                if found := _BLOCK.findall(part):
+                    changes = tuple(Change(*block) for block in found)
+                    said = part[: part.index(f"{found[0][0]}\n```")].strip()
+                    yield Edit("aider", path.stem, tuple(parts[:number]), said, part.strip(), changes)
+
+
+def _parts(text: str) -> list[str]:
+    """What the model was told, whose lines are marked, and what it wrote, by turns."""
+    parts, told = [""], True
+    for line in text.splitlines():
+        marked = _TOLD.match(line)
+        if line and told != bool(marked):
+            told = bool(marked)
+            parts.append("")
+        parts[-1] += f"{marked[1] if marked else line}\n"
+    return parts
 
 
 def tasks(folder: Path) -> Iterator[Edit]:
@@ -129,7 +158,7 @@ def tasks(folder: Path) -> Iterator[Edit]:
 
 
 #: Every reader takes a folder and finds its own files there.
-READERS: tuple[Callable[[Path], Iterator[Edit]], ...] = (trajectories, patches, tasks)
+READERS: tuple[Callable[[Path], Iterator[Edit]], ...] = (trajectories, patches, transcripts, tasks)
 
 
 def read(folders: list[Path], half: str, most: int, seed: int) -> dict[str, list[Edit]]:

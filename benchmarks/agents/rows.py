@@ -15,9 +15,8 @@ from gpu_align.tools.simulate.policies import OURS, make_policies
 TOKENIZER = "tekken"
 #: Draft tokens a step.
 K = 32
-#: Views of each message, where the answer is a tool call and where it is text.
-TOOL_VIEWS = ("json", "unnumbered+json")
-TEXT_VIEWS = ("unnumbered", "unescaped")
+#: Forms of each text, where the answer is a tool call and where it is not: as a server makes them.
+TOOL_FORMS, TEXT_FORMS = views.FORMS, views.FORMS[1:]
 #: Most tokens of views a request holds; those of the newest messages come first.
 CAPACITY = 16_384
 
@@ -50,17 +49,18 @@ def records_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]]
     """The conversation is the prompt, its views the prediction: `measure` says who gets them."""
     found = []
     for number, exchange in enumerate(exchanges):
-        made = viewed(exchange.messages, TOOL_VIEWS if exchange.tools else TEXT_VIEWS, encode)
+        made = viewed(exchange.messages, exchange.tools, encode)
         prompt, output = (encode(text) for text in ("\n\n".join(exchange.messages) + "\n\n", exchange.answer))
         found.append(Record(str(number), prompt, made, output, TOKENIZER))
     return found
 
 
-def viewed(messages: Iterable[str], names: Sequence[str], encode: Callable[[str], list[int]]) -> list[int]:
-    """The views of all messages, newest first, as far as there is room."""
+def viewed(messages: Iterable[str], tools: bool, encode: Callable[[str], list[int]]) -> list[int]:
+    """The texts in all messages, in their forms, newest first, as far as there is room."""
     found: list[int] = []
     for message in reversed(tuple(messages)):
-        for view in views.make(message, names):
+        texts = views.texts_in(message, whole=tools)
+        for view in views.in_forms(texts, TOOL_FORMS if tools else TEXT_FORMS):
             found += encode(view)
             if len(found) >= CAPACITY:
                 return found[:CAPACITY]

@@ -67,10 +67,10 @@ def test_a_trajectory_gives_its_edit_once_with_the_lines_that_were_shown(collect
     assert last.call == (17, 17, '    return "five"\n')
     assert last.changes == (Change("repo/steps.py", BEFORE, AFTER),)
     assert last.said == "I change it."
-    # System and issue, and the last observations; those before are a number of lines.
-    assert last.shown[:4] == ("You edit.", "ISSUE: spell five out.", "Old output omitted (1 lines)",
-                              "Old output omitted (2 lines)")  # fmt: skip
-    assert last.shown[-LAST_OBSERVATIONS] == "seen 1\nand more"
+    # Of the observations before the last five there is a number of lines; its own answers stay.
+    assert last.shown[:4] == ("You edit.", "ISSUE: spell five out.", "I look.\n\n```\nls\n```",
+                              "Old output omitted (1 lines)")  # fmt: skip
+    assert last.shown[5:8] == ("Old output omitted (2 lines)", "Look 1.\n```\nls 1\n```", "seen 1\nand more")
 
 
 def test_an_edit_outside_of_what_was_shown_has_no_old_text(tmp_path: Path) -> None:
@@ -134,11 +134,25 @@ def test_the_files_are_shown_so_that_their_views_are_the_file() -> None:
 
 
 def test_the_newest_messages_have_the_first_place() -> None:
-    found = viewed(
-        ["1:a\n2:b\n3:c\n", "1:d\n2:e\n3:f\n"], ["unnumbered"], lambda text: [ord(c) for c in text]
-    )
-    assert "".join(map(chr, found)) == "d\ne\nf\na\nb\nc\n"
-    assert len(viewed(["1:a\n2:b\n3:c\n"], ["unnumbered"], lambda text: [0] * (CAPACITY + 1))) == CAPACITY
+    listed = ["1:a\n2:b\n3:c\n", "1:d\n2:e\n3:f\n"]
+    found = "".join(map(chr, viewed(listed, True, lambda text: [ord(c) for c in text])))
+    assert found.startswith("d\ne\nf\nd\\ne\\nf\\n d\n")
+    assert "a\nb\nc\na\\nb\\nc\\n a\n" in found
+    assert ord("\\") not in viewed(listed, False, lambda text: [ord(c) for c in text])
+    assert len(viewed(listed, True, lambda text: [0] * (CAPACITY + 1))) == CAPACITY
+
+
+def test_a_transcript_gives_the_blocks_of_each_answer(tmp_path: Path) -> None:
+    path = tmp_path / "predictions" / "run" / "project__task-1.md"
+    path.parent.mkdir(parents=True)
+    block = "a.py\n```python\n<<<<<<< SEARCH\nx = 1\n\n=======\nx = 2\n\n>>>>>>> REPLACE\n```"
+    asked = "> earlier\n# aider chat started at noon\n\n> told  \n#### Do it.  \n\n"
+    path.write_text(f"{asked}I do.\n\n{block}\n\n> Applied  \n\nDone.\n")
+    [edit] = readers.transcripts(tmp_path)
+    assert edit.changes == (Change("a.py", "x = 1\n\n", "x = 2\n\n"),)
+    assert edit.said == "I do."
+    assert edit.written == f"I do.\n\n{block}"
+    assert edit.shown == ("\ntold  \nDo it.  \n\n",)
 
 
 def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
