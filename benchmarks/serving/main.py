@@ -15,6 +15,7 @@ import platform
 import statistics
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -27,7 +28,7 @@ import gpu_align
 from benchmarks.corpus import build as corpus
 from benchmarks.serving import page as tables
 from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, Plugin, Rule, Worth
-from benchmarks.serving.step_cost import StepCost, paper_costs, read_measured
+from benchmarks.serving.step_cost import LONGER, Graphs, StepCost, paper_costs, read_measured
 from benchmarks.serving.trace import Trace, record_trace, sample, unrelated
 from benchmarks.tables import RESULTS, as_json, fill_file
 from gpu_align.simulate import read_records, recipes_for
@@ -45,6 +46,10 @@ SHOWN = (
 NEVER_BELOW = 0.99
 #: Nor of a rule that is recommended worse than this, where every draft is rejected.
 REJECTED_BELOW = 0.8
+
+
+#: Nowhere a step without its graph takes longer.
+NOTHING_LOST = Graphs()
 
 
 class Mix(NamedTuple):
@@ -86,10 +91,11 @@ class Run(NamedTuple):
     verified: npt.NDArray[np.int64]
     produced: npt.NDArray[np.int64]
 
-    def speedup(self, cost: StepCost, batch: int, drafter_ms: float) -> float:
+    def speedup(self, cost: StepCost, batch: int, drafter_ms: float, graphs: Graphs = NOTHING_LOST) -> float:
         """Throughput over that of the same batch without drafts and without a drafter."""
-        times = cost.ms(batch, self.verified) + drafter_ms
-        return float(self.produced.mean() / times.mean() * cost.ms(batch, batch) / batch)
+        times = cost.ms(batch, self.verified) * graphs.factor(batch, self.verified) + drafter_ms
+        without = cost.ms(batch, batch) * graphs.factor(batch, batch)
+        return float(self.produced.mean() / times.mean() * without / batch)
 
 
 def simulate(
@@ -211,6 +217,29 @@ def compare(
     return table
 
 
+def lost_graphs(
+    folder: Path, costs: Sequence[StepCost], shown: Sequence[str], drafter_us: float
+) -> dict[str, dict[str, list[float]]]:
+    """How much the plugin's speed-up, in asynchronous scheduling, depends on FULL CUDA graphs.
+
+    Returns ``{"any length, 0.066": {"edit": [batch], …}}``, by what the graphs take and `LONGER`: the speed-up by
+    edits, all or a third, on the first shown setup, and by useless predictions the least of all setups.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for mix in MIXES[:3]:
+        trace = _trace(folder, mix.trace)
+        used = costs if mix.name == "unrelated" else [cost for cost in costs if cost.name in shown][:1]
+        for batch in BATCHES:
+            rule = Plugin(trace.num_draft_tokens, 1)
+            run = simulate(trace, rule, batch, mix.every, warm_up=rule.warm_up)
+            for any_length, longer in product((True, False), LONGER):
+                graphs = Graphs(longer, any_length)
+                speedup = min(run.speedup(cost, batch, drafter_us / 1e3, graphs) for cost in used)
+                row = found.setdefault(f"{'any' if any_length else 'one'} length, {longer:g}", {})
+                row.setdefault(mix.name, []).append(speedup)
+    return found
+
+
 def recommend(table: dict[str, Any]) -> dict[str, str | None]:
     """The rules that never lose by useless predictions and gain most: of all budgets, and of plain ones."""
 
@@ -307,6 +336,7 @@ def main(
         "fits": {cost.name: [cost.fits(b) for b in BATCHES] for cost in costs if cost.name in shown},
         "setups": [cost.name for cost in costs],
         "recommended": recommend(table),
+        "lost_graphs": _rounded(lost_graphs(traces, costs, shown, drafter_us)),
         "rules": _rounded(table),
     }
     json_path.parent.mkdir(parents=True, exist_ok=True)

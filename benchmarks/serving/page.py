@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.serving.step_cost import GPUS, MODELS, SETUPS, Roofline
+from benchmarks.serving.step_cost import GPUS, LONGER, MODELS, SETUPS, Roofline
 
 #: Batches of the tables; the JSON has all.
 COLUMNS = (1, 8, 64, 256, 1024)
@@ -17,13 +17,12 @@ RULES = {
     "lengths": "every draft proposed",
     "plugin": "the plugin's default, synchronous scheduling",
     "plugin, late by 1": "the plugin's default, asynchronous scheduling",
-    "plugin, late by 1, all new": "asynchronous; all requests of the batch begin at once: first 120 steps",
     "plugin, without credit": "synchronous, without what it learns of each request",
 }
 #: The rule of the table in docs/tuning.md, as vLLM schedules by default.
 SHOWN_RULE = "plugin, late by 1"
 #: Rules whose gains the pages list; the JSON has all.
-GRID = re.compile(r"fixed 32|budget (16|64|256|1024)|fill \d+(, sure 0\.[59])?")
+GRID = re.compile(r"fixed 32|budget (64|256|1024)|fill (64|128)(, sure 0\.[59])?")
 Results = dict[str, Any]
 
 
@@ -67,7 +66,7 @@ def gains(results: Results) -> str:
     rows = [
         [setup if mix == "edit" else "", mix, *_numbers(results, found[mix]["shown"][setup], fits)]
         for setup, fits in results["fits"].items()
-        for mix in ("edit", "third", "unrelated", "rejected")
+        for mix in ("edit", "third", "unrelated")
     ]
     columns = _batches(results)
     return tables.table(["setup", "predictions", *columns], rows, f"ll{'r' * len(columns)}")
@@ -84,6 +83,19 @@ def budgets(results: Results) -> str:
         worst = (f"{min(row[mix]['worst']):.2f}" for mix in ("unrelated", "rejected"))
         rows.append([f"{marks}`{name}`{marks}", *gain, *worst])
     return tables.table(["rule", "gain, edit", "gain, third", "worst, unrelated", "worst, rejected"], rows)
+
+
+def graphs(results: Results) -> str:
+    """What is left without FULL CUDA graphs, from the least of `LONGER` to the most: of edits on the first shown
+    setup, and in the worst case."""
+    fits = next(iter(results["fits"].values()))
+    rows = []
+    for takes in ("any length", "one length"):
+        few, many = (results["lost_graphs"][f"{takes}, {longer:g}"] for longer in LONGER)
+        cells = zip(*(_numbers(results, row["edit"], fits) for row in (few, many)), strict=True)
+        worst = [f"{min(row['unrelated']):.2f}" for row in (few, many)]
+        rows.append([takes, *("–".join(dict.fromkeys(pair)) for pair in (*cells, worst))])
+    return tables.table(["graphs take", *_batches(results), "worst, unrelated"], rows)
 
 
 def assumptions(results: Results) -> str:
@@ -113,7 +125,10 @@ def assumptions(results: Results) -> str:
         "vocabulary",
         "source",
     ]
-    setups = "; ".join(f"{n} × {g} {m} {d}" if n > 1 else f"{g} {m} {d}" for g, m, d, n in SETUPS)
+    on: dict[str, list[str]] = {}
+    for gpu, model, dtype, count in SETUPS:
+        on.setdefault(f"{model} {dtype}", []).append(f"{count} {gpu}")
+    setups = "; ".join(f"{name} on {', '.join(used)}" for name, used in on.items())
     contexts = {int(s.rsplit(" ", 1)[1].replace(",", "")) for s in results["setups"] if "context" in s}
     at = ", ".join(f"{c:,}" for c in sorted(contexts))
     most = f"at most {results['num_draft_tokens']} drafts a request and step"
@@ -134,6 +149,7 @@ PAGES: dict[Path, dict[str, Callable[[Results], str]]] = {
     tables.DOCS / "developer" / "serving-rules.md": {
         "edit": one_setup,
         "budgets": budgets,
+        "graphs": graphs,
         "assumptions": assumptions,
     },
 }

@@ -29,6 +29,29 @@ class StepCost(Protocol):
         """Whether so many requests fit in memory."""
 
 
+class Graphs(NamedTuple):
+    """Which decode steps have a FULL CUDA graph, and what the others lose.
+
+    longer: the share by which a step without one takes longer. any_length: whether graphs take drafts of any
+    length, or one length for all requests; then only steps without drafts count as having one. captured: tokens of
+    the largest, vLLM's default but on Blackwell.
+    """
+
+    longer: float = 0.0
+    any_length: bool = True
+    captured: int = 512
+
+    def factor(self, batch: int, tokens: npt.ArrayLike) -> Times:
+        """What the time of a step over `batch` requests and `tokens` tokens is multiplied with."""
+        t = np.asarray(tokens)
+        full = (t <= self.captured) & ((t == batch) | self.any_length)
+        return np.where(full, 1.0, 1.0 + self.longer)
+
+
+#: Measured where a server lost its FULL graphs, with 2 streams and with 189: vllm#51575, an H100, V1.
+LONGER = (0.066, 0.216)
+
+
 class Gpu(NamedTuple):
     """One GPU of a data sheet. Units: bytes a second, operations a second (dense, no sparsity), bytes."""
 

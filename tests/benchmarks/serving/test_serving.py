@@ -17,7 +17,7 @@ from benchmarks.serving import page as tables
 from benchmarks.serving import settings
 from benchmarks.serving.main import MIXES, Run, losses, recommend, simulate
 from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, Plugin, Worth
-from benchmarks.serving.step_cost import GPUS, MODELS, Measured, Roofline, paper_costs, read_measured
+from benchmarks.serving.step_cost import GPUS, MODELS, Graphs, Measured, Roofline, paper_costs, read_measured
 from benchmarks.serving.trace import ONE, Trace, record_trace, sample, unrelated
 from benchmarks.tables import fill, read
 from gpu_align.simulate import Record, make_policies, replay
@@ -147,7 +147,9 @@ class TestRules:
             confidence = rng.uniform(0.7, 1.0, (size, 16)) * (np.arange(16) < rng.integers(0, 17, (size, 1)))
             levels = np.floor(np.cumprod(confidence, axis=1) * 255) / 255
             batch = batch_of(levels.tolist())
-            assert Plugin(16, budget=10_000).grant(batch).tolist() == rule.grant(batch).tolist(), size
+            assert (
+                Plugin(16, budget=10_000, captured=0).grant(batch).tolist() == rule.grant(batch).tolist()
+            ), size
 
 
 class TestSimulation:
@@ -168,6 +170,19 @@ class TestSimulation:
         assert simulate(trace, Lengths(), batch=1).verified.max() == 4
         cost = Measured("m", (1, 10), (1.0, 10.0))
         assert Run(np.array([5]), np.array([3])).speedup(cost, 1, 0.5) == pytest.approx(3 / 5.5)
+
+    @pytest.mark.parametrize(
+        ("any_length", "batch", "tokens", "expected"),
+        [(True, 2, 3, 1.0), (False, 2, 3, 1 / 1.1), (True, 2, 6, 1 / 1.1), (True, 5, 6, 1.0)],
+    )
+    def test_a_step_without_its_graph_takes_longer(
+        self, any_length: bool, batch: int, tokens: int, expected: float
+    ) -> None:
+        """Graphs of up to 4 tokens; steps that all take 1 ms."""
+        run = Run(np.array([tokens]), np.array([batch]))
+        cost = Measured("m", (1, 10), (1.0, 1.0))
+        found = run.speedup(cost, batch, 0.0, Graphs(0.1, any_length, captured=4))
+        assert found == pytest.approx(expected)
 
     def test_only_a_share_has_predictions(self) -> None:
         run = simulate(
