@@ -119,8 +119,7 @@ class PredictedOutputTokenPredictor(TokenPredictor):
             self._total_len = torch.zeros(1, dtype=torch.int32, device=device)
             self._slots = torch.zeros(1, dtype=torch.int64, device=device)
             self._num_sampled = torch.ones(1, dtype=torch.int32, device=device)  # no step is only a prefill
-        memory = self.options.memory
-        self._drafter.add(0, self._ids, self._prompt_len, memory=memory, related=memory)
+        self._drafter.add(0, self._ids, self._prompt_len, memory=self.options.memory)
         self._draft, self._length = None, 0
         self._write(self.state_tokens)
 
