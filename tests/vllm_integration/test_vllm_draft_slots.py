@@ -24,6 +24,7 @@ class Oracle:
     def __init__(self, K: int, max_slots: int, free_tokens: int, sure: int, late: int, learns: bool) -> None:
         self.K, self.max_slots, self.free_tokens, self.learns = K, max_slots, free_tokens, learns
         self.thresholds = {True: sure, False: late}
+        self.captured = 0
         self.levels: dict[str, list[int]] = {}
         self.made: dict[str, int] = {}
         self.credit: dict[str, float] = {}
@@ -75,10 +76,11 @@ class Oracle:
             rows[name] = row
         slots = self.likeliest(rows, self.free_tokens - size)
         slots = {name: max(count, always[name]) for name, count in slots.items()}
-        if sum(slots.values()) > self.max_slots:
-            slots = self.likeliest(
-                {name: rows[name][:count] for name, count in slots.items()}, self.max_slots
-            )
+        most, tokens = self.max_slots, size + sum(slots.values())
+        if size <= self.captured < tokens <= 17 * self.captured / 16:
+            most = min(most, self.captured - size)
+        if sum(slots.values()) > most:
+            slots = self.likeliest({name: rows[name][:count] for name, count in slots.items()}, most)
         for name, count in slots.items():
             if self.learns and name in self.credit:
                 paid = self.promised(rows[name], count) if name in self.levels else 0.0
@@ -108,11 +110,13 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
     sure, late = (rng.choice([1, 128, 230, 255]) for _ in range(2))
     max_slots, free = rng.choice([7, K + 1, 1000]), rng.choice([0, 8, 3 * K, 100_000])
     oracle = Oracle(K, max_slots, free, sure, late, learns=rng.random() < 0.7)
+    oracle.captured = rng.choice([0, 7, 32, 64, 512])
     requests = DraftedRequests(False, K)
     budget = DraftBudget(
         requests,
         K,
         max_slots,
+        captured=oracle.captured,
         free_tokens=free,
         always_verify=sure / 255,
         always_verify_late=late / 255,
@@ -149,6 +153,29 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
         if oracle.learns:
             held = requests.table["credit"][requests.rows_of(list(oracle.credit))]
             assert held == pytest.approx(list(oracle.credit.values()), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("length", "predicted", "plain", "tokens"),
+    [
+        (32, 15, 0, 495),
+        (32, 16, 0, 512),
+        (32, 17, 0, 561),
+        (32, 1, 499, 512),
+        (32, 1, 511, 512),
+        (16, 1, 512, 529),
+    ],
+)
+def test_a_step_a_little_over_the_largest_graph_is_cut_to_it(
+    length: int, predicted: int, plain: int, tokens: int
+) -> None:
+    running = [request_of(str(i), predicted=i < predicted) for i in range(predicted + plain)]
+    requests = DraftedRequests(False, 32)
+    for request in running:
+        requests.add(request)
+    requests.take(report_of({str(i): (1.0,) * length for i in range(predicted)}, K=32))
+    budget = DraftBudget(requests, 32, 4096, captured=512, learns=False)
+    assert len(running) + sum(budget.grant(running, exact=True)) == tokens
 
 
 @pytest.mark.parametrize(

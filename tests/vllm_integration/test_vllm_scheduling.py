@@ -27,6 +27,7 @@ def config() -> Any:
     """As much of a `VllmConfig` as the schedulers read."""
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=512),
         speculative_config=SimpleNamespace(num_speculative_tokens=K),
     )
 
@@ -34,9 +35,9 @@ def config() -> Any:
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, (128, 0.9, 0.92, True, 1024)),
-        ({"GPU_ALIGN_SURE": "0.5", "GPU_ALIGN_FILL_TOKENS": "0"}, (0, 0.5, 0.5, True, 1024)),
-        ({"GPU_ALIGN_SURE": "0", "GPU_ALIGN_MAX_DRAFT_TOKENS": "7"}, (128, 0.0, 0.0, False, 7)),
+        ({}, (512, 128, 0.9, 0.92, True, 1024)),
+        ({"GPU_ALIGN_SURE": "0.5", "GPU_ALIGN_FILL_TOKENS": "0"}, (512, 0, 0.5, 0.5, True, 1024)),
+        ({"GPU_ALIGN_SURE": "0", "GPU_ALIGN_MAX_DRAFT_TOKENS": "7"}, (512, 128, 0.0, 0.0, False, 7)),
     ],
 )
 def test_the_schedulers_go_by_the_settings(

@@ -123,6 +123,7 @@ def config(**overrides: Any) -> Any:
             is_attention_free=False,
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=values["max_num_seqs"]),
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=None),
         parallel_config=SimpleNamespace(rank=values["rank"], tensor_parallel_size=values["tp"]),
     )
 

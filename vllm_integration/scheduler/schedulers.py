@@ -140,6 +140,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             self.drafted_requests,
             num_draft_tokens,
             half if settings.max_draft_tokens is None else settings.max_draft_tokens,
+            captured=int(self.vllm_config.compilation_config.max_cudagraph_capture_size or 0),
             free_tokens=settings.fill_tokens,
             always_verify=SURE if settings.sure is None else settings.sure,
             always_verify_late=SURE_LATE if settings.sure is None else settings.sure,
