@@ -27,4 +27,4 @@ def init_speculator(
         return original(vllm_config, device, req_states, *args, **kwargs)
     from .worker.speculator import make_speculator
 
-    return make_speculator(vllm_config, device, req_states)
+    return make_speculator(vllm_config, device, req_states, original)

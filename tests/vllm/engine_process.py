@@ -440,6 +440,7 @@ class Engine:
     def state(self) -> dict[str, Any]:
         """What is left of requests that have ended."""
         if speculator := getattr(self.runner, "speculator", None):
+            speculator = getattr(speculator, "predicted", speculator)
             occupied, rows = int(speculator._occupied.sum()), self.runner.req_states.req_id_to_index
         else:
             proposer = self.runner.drafter

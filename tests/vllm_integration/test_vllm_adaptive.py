@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm_integration.config import engine_config
+from vllm_integration.config import engine_config, in_use
 from vllm_integration.config import engine_config as adaptive
 from vllm_integration.seams import install as compat
 from vllm_integration.seams.install import wrapped_by
@@ -255,3 +255,67 @@ def test_a_vllm_whose_refusals_cannot_be_caught_is_not_asked(
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     with pytest.raises(compat.SeamError):
         adaptive.prepare(config_of())
+
+
+class Known:
+    """As much of vLLM's `SpeculativeConfig`."""
+
+    enable_adaptive_verification = False
+
+    def __init__(self, **fields: Any) -> None:
+        self.draft_sample_method, self.model = "greedy", None
+        vars(self).update(fields)
+        if self.method == "nonsense":
+            raise ValueError("vLLM's own")
+
+
+def known(num_speculative_tokens: int = 16, *, v2: bool = True) -> Any:
+    drafts = {"num_speculative_tokens": num_speculative_tokens, "model": OURS}
+    speculative = Known(method="custom_class", target_model_config="m", target_parallel_config="p", **drafts)
+    return SimpleNamespace(speculative_config=speculative, use_v2_model_runner=v2)
+
+
+MTP = '{"method": "mtp", "num_speculative_tokens": 3}'
+
+
+@pytest.mark.parametrize("k", [2, 16])
+def test_vllms_own_drafter_is_configured_as_without_us(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """The engine has room for the longer drafts of the two."""
+    monkeypatch.setenv("GPU_ALIGN_DRAFTER", MTP)
+    config = known(k)
+    for _ in range(2):  # vLLM checks a configuration more than once
+        engine_config._take_inner_drafter(config)
+        speculative = config.speculative_config
+        assert (speculative.method, speculative.num_speculative_tokens) == ("mtp", max(k, 3))
+        assert (speculative.target_model_config, speculative.target_parallel_config) == ("m", "p")
+        assert (in_use.inner_tokens(config), in_use.drafts_predictions(config)) == (3, True)
+    inner = engine_config.inner_config(config)
+    assert (inner.speculative_config.num_speculative_tokens, in_use.drafts_predictions(inner)) == (3, False)
+    assert in_use.inner_tokens(config) == 3
+    theirs = SimpleNamespace(speculative_config=Known(method="mtp", num_speculative_tokens=3))
+    engine_config._take_inner_drafter(theirs)
+    assert not in_use.drafts_predictions(theirs)
+
+
+@pytest.mark.parametrize(
+    ("given", "v2", "message"),
+    [
+        ("mtp", True, "as JSON, .* got 'mtp'"),
+        ("[1]", True, "as JSON, .* got '\\[1\\]'"),
+        ('{"num_speculative_tokens": 3}', True, "as JSON"),
+        ('{"method": "custom_class"}', True, "as JSON"),
+        (MTP, False, "V2 model runner, the engine uses V1"),
+        (
+            MTP[:-1] + ', "draft_sample_method": "probabilistic"}',
+            True,
+            "expected draft_sample_method 'greedy'",
+        ),
+        ('{"method": "nonsense"}', True, "^vLLM's own$"),
+    ],
+)
+def test_a_drafter_that_cannot_be_had_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, given: str, v2: bool, message: str
+) -> None:
+    monkeypatch.setenv("GPU_ALIGN_DRAFTER", given)
+    with pytest.raises(ValueError, match=message):
+        engine_config._take_inner_drafter(known(v2=v2))

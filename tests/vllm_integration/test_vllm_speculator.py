@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -424,3 +425,21 @@ def test_propose_never_makes_the_host_wait(speculator: Any, monkeypatch: pytest.
     # On the CPU alone the drafter looks at its arguments' values.
     looks = {"tolist in check_batch", "__int__ in check_batch"} if DEVICE.type == "cpu" else set()
     assert [wait for wait in seen if wait not in looks] == []
+
+
+def test_no_draft_holds_tokens_of_two_drafters(speculator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 batches: each row is ours whole, or begins with all that the model's own drafter says."""
+    draw = random.Random(0)
+    for row in range(ROWS):
+        write(speculator, row, [7, 8, 100, 101])
+    speculator._is_ours = torch.zeros(ROWS, dtype=torch.bool, device=DEVICE)
+    for _ in range(300):
+        for row in range(ROWS):
+            speculator.add_request(f"r{row}", row, 2, params_of(draw.choice([None, list(range(100, 120))])))
+        rows, k = draw.sample(range(ROWS), draw.randrange(1, ROWS + 1)), draw.randrange(1, K + 1)
+        num_sampled = torch.tensor([draw.randrange(2) for _ in rows], dtype=torch.int32, device=DEVICE)
+        ours = speculator.propose(batch_of(rows), num_sampled=num_sampled).tolist()
+        models = torch.tensor([[900 + draw.randrange(99)] * k for _ in rows], device=DEVICE)
+        drafts = speculator.propose_beside(models, batch_of(rows), num_sampled, False).tolist()
+        for row, own, model, draft in zip(rows, ours, models.tolist(), drafts, strict=True):
+            assert draft == own if speculator._occupied[row] else draft[:k] == model

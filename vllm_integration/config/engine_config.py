@@ -7,7 +7,9 @@ our class is named and everything is found that the V2 part wraps, the configura
 from __future__ import annotations
 
 import ast
+import copy
 import functools
+import json
 import logging
 import os
 import sys
@@ -20,7 +22,7 @@ from ..seams import source_probe
 from ..seams.install import are_whole, install, seam, shown_reason
 from ..seams.table import CONFIG, REJECTION
 from ..wire import request as wire
-from .in_use import drafts_predictions, note_engine
+from .in_use import INNER, drafts_predictions, inner_tokens, names_ours, note_engine
 from .settings import Settings, warn_of_unknown_names
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -156,6 +158,7 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     Settings.from_env()  # raises here, where the start fails with one line, and not in a worker
     warn_of_unknown_names()
     _warn_of_rust_front_end()
+    _take_inner_drafter(self)
     if self.use_v2_model_runner:
         # vLLM pads a request whose prompt is cached but for one token to 1 + K tokens. Where no batch has room for
         # so many, it would wait for ever. On V1 our scheduler does not pad.
@@ -184,6 +187,47 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
         )
     note_engine(self)
     return result
+
+
+def _take_inner_drafter(vllm_config: Any) -> None:
+    """Where `GPU_ALIGN_DRAFTER` names a drafter of vLLM's, configure the engine as for that one, with our K: vLLM
+    makes its cache, its inputs and its graphs then. What cannot be made ends the start with vLLM's own error."""
+    given = Settings.from_env().drafter
+    speculative = vllm_config.speculative_config
+    if given is None or not names_ours(speculative):
+        return
+    try:
+        fields = json.loads(given)
+        if not isinstance(fields, dict) or fields.get("method") in (None, "custom_class"):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            "GPU_ALIGN_DRAFTER: expected a speculative configuration of vLLM's as JSON, "
+            f'{{"method": "mtp", …}}, got {shown_reason(given, 60)!r}'
+        ) from None
+    if not vllm_config.use_v2_model_runner:
+        raise ValueError("GPU_ALIGN_DRAFTER: expected vLLM's V2 model runner, the engine uses V1")
+    if getattr(speculative, "enable_adaptive_verification", False):
+        do_without(vllm_config, "GPU_ALIGN_DRAFTER")
+    inner = type(speculative)(
+        target_model_config=speculative.target_model_config or vllm_config.model_config,
+        target_parallel_config=speculative.target_parallel_config or vllm_config.parallel_config,
+        **fields,
+    )
+    if inner.draft_sample_method != "greedy":
+        raise ValueError("GPU_ALIGN_DRAFTER: expected draft_sample_method 'greedy', got another one")
+    setattr(inner, INNER, int(inner.num_speculative_tokens))
+    inner.num_speculative_tokens = max(inner.num_speculative_tokens, speculative.num_speculative_tokens)
+    vllm_config.speculative_config = inner
+
+
+def inner_config(vllm_config: Any) -> Any:
+    """The configuration from which vLLM makes its own drafter: as without us."""
+    config = copy.copy(vllm_config)
+    config.speculative_config = speculative = copy.copy(vllm_config.speculative_config)
+    speculative.num_speculative_tokens = inner_tokens(vllm_config)
+    delattr(speculative, INNER)
+    return config
 
 
 def loses_recurrent_states(model_config: Any) -> bool:

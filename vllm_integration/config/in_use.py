@@ -12,6 +12,10 @@ OUR_CLASSES = frozenset(
 )
 
 
+#: Attribute of a `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: how many tokens that drafts.
+INNER = "gpu_align_inner_tokens"
+
+
 class EngineFacts(NamedTuple):
     """Of an engine that drafts from predictions. num_draft_tokens: K. runner: "V1" or "V2"."""
 
@@ -28,9 +32,18 @@ def drafts_predictions(vllm_config: Any, *, even_if_off: bool = False) -> bool:
     return (
         speculative is not None
         and (even_if_off or off_reason() is None)
-        and speculative.method == "custom_class"
-        and speculative.model in OUR_CLASSES
+        and (names_ours(speculative) or inner_tokens(vllm_config) > 0)
     )
+
+
+def names_ours(speculative: Any) -> bool:
+    """Whether a speculative configuration asks for our class."""
+    return bool(speculative.method == "custom_class" and speculative.model in OUR_CLASSES)
+
+
+def inner_tokens(vllm_config: Any) -> int:
+    """Draft tokens of vLLM's own drafter for requests that are not ours; 0 where there is none."""
+    return int(getattr(vllm_config.speculative_config, INNER, 0))
 
 
 def note_engine(vllm_config: Any) -> None:

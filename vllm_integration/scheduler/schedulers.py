@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from gpu_align.memory import ResponseMemory
 
-from ..config.in_use import drafts_predictions
+from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import SURE, SURE_LATE, Settings
 from ..seams.install import Guard, seam, strict
 from ..wire import reports
@@ -104,6 +105,8 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
     #: Whether vLLM may pad a request with placeholders for drafts, which the budget then cuts.
     _pads = False
     draft_budget: DraftBudget | None = None
+    #: Draft tokens of vLLM's own drafter for each request that is not ours.
+    _inner_tokens = 0
     #: Whether vLLM enters a step's tokens in the prefix cache when the step ends.
     _caches_each_step = False
     #: The memory of earlier answers, where there is one.
@@ -130,6 +133,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         stays for prefills and for everybody's next token."""
         num_draft_tokens = 0
         if self._pads:
+            self._inner_tokens = inner_tokens(self.vllm_config)
             num_draft_tokens = int(self.vllm_config.speculative_config.num_speculative_tokens)
         self.drafted_requests = DraftedRequests(settings.draft_without_prediction, num_draft_tokens)
         self.ledger = VerificationLedger(self.drafted_requests)
@@ -176,8 +180,10 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             for request in self.running:
                 request.spec_token_ids = []
         placeholders: int = self.num_spec_tokens
-        if self._scored or not (self._pads and self.drafted_requests):
+        if self._scored:
             self.num_spec_tokens = 0
+        elif not (self._pads and self.drafted_requests):
+            self.num_spec_tokens = self._inner_tokens
         try:
             return super().schedule(*args, **kwargs)
         finally:
@@ -234,7 +240,7 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
         if not self.drafted_requests or not self.guard.run(_DRAFTS, self._cut_to_slots, exact):
             for request in self.running:
                 if request.spec_token_ids:
-                    request.spec_token_ids = []
+                    request.spec_token_ids = request.spec_token_ids[: self._inner_tokens]
 
     def _cut_to_slots(self, exact: bool) -> bool:
         """False where the worker drafts no more."""
@@ -242,6 +248,9 @@ class PredictedOutputsV1Scheduler(Scheduler):  # type: ignore[misc]  # vLLM is n
             return False
         requests = [request for request in self.running if request.spec_token_ids]
         slots = self.draft_budget.grant(requests, exact=exact, batch_size=len(self.running))
+        if self._inner_tokens:  # for requests that are not ours
+            rows = self.drafted_requests.rows_of([request.request_id for request in requests])
+            slots = np.where(rows > 0, slots, self._inner_tokens).tolist()
         for request, count in zip(requests, slots, strict=True):
             # A new list: asynchronous scheduling shares one list of placeholders between requests.
             request.spec_token_ids = request.spec_token_ids[:count] if count else []

@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 
 from ..config import engine_config as adaptive
-from ..config.in_use import drafts_predictions
+from ..config.in_use import drafts_predictions, inner_tokens
 from ..config.settings import Settings
 from ..seams.install import seam, shown_error, strict
 from ..wire.reports import GRAPHS
@@ -80,7 +80,8 @@ def add_graphs(runner: Any) -> tuple[str, str]:
         varying = _descriptors(manager, manager.decode_query_len, varlen_decode=True)
         manager.varlen_decode = True
         manager._candidates, manager._capture_descs = varying._candidates, varying._capture_descs
-    _add_first(manager, _descriptors(manager, 1, varlen_decode=False))
+    for query_len in {1, 1 + inner_tokens(config)}:
+        _add_first(manager, _descriptors(manager, query_len, varlen_decode=False))
     return name, detail
 
 

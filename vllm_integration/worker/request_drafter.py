@@ -177,6 +177,7 @@ class RequestDrafter:
 def ours(runner: Any) -> Any:
     """The drafter of either model runner, if it is ours."""
     drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+    drafter = getattr(drafter, "predicted", drafter)  # beside vLLM's own
     return drafter if isinstance(drafter, RequestDrafter) else None
 
 

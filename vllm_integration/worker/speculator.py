@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,7 +18,8 @@ from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..config import engine_config
-from ..seams.install import DraftingGuard, guarded, install, off_reason, seam
+from ..config.in_use import inner_tokens
+from ..seams.install import DraftingGuard, guarded, install, off_reason, seam, shown_error
 from .draft_reporter import DraftReporter
 from .request_drafter import DRAFTING, RequestDrafter, ours
 from .requests import take_refusals
@@ -54,6 +56,11 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         self._occupied = np.zeros(max_slots, dtype=np.bool_)
         #: Rows that are occupied. A step without one is vLLM's, but for this number's test.
         self._num_occupied = 0
+        self.num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        #: The same on the device, where vLLM's own drafter drafts for the others.
+        self._is_ours = torch.zeros(
+            max_slots if inner_tokens(vllm_config) else 0, dtype=torch.bool, device=device
+        )
         self._nothing = torch.zeros((max_slots, self.num_draft_tokens), dtype=torch.int64, device=device)
         self._idle = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.reporter: Any = None
@@ -117,6 +124,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
             return
         self._occupied[slot] = True
         self._num_occupied += 1
+        self._is_ours[slot : slot + 1] = True
         self.follow(req_id, held, prompt_len, sampling_params)
 
     def remove_slot(self, slot: int) -> None:
@@ -124,6 +132,7 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         if self._occupied[slot]:
             self._occupied[slot] = False
             self._num_occupied -= 1
+            self._is_ours[slot : slot + 1] = False
             self.drafter.remove(slot)
 
     def has_nothing_to_report(self) -> bool:
@@ -192,6 +201,18 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         drafts: torch.Tensor = draft.token_ids
         return drafts
 
+    def propose_beside(
+        self, models: torch.Tensor | None, input_batch: Any, num_sampled: Any, dummy_run: bool
+    ) -> torch.Tensor:
+        """`propose`, where the rows of requests that are not ours begin with `models` [num_reqs, k], the drafts of
+        the model's own drafter; k ≤ K. What is behind them nobody verifies."""
+        drafts = self.propose(input_batch, num_sampled=num_sampled, dummy_run=dummy_run)
+        if models is not None:
+            firsts = drafts[:, : models.shape[1]]
+            is_ours = self._is_ours[input_batch.idx_mapping].unsqueeze(1)
+            torch.where(is_ours, firsts, models, out=firsts)
+        return drafts
+
     def _no_drafts(self, num_reqs: int) -> torch.Tensor:
         if self.enable_adaptive_verification:
             self.draft_token_confidence_probs[:num_reqs].zero_()
@@ -220,13 +241,65 @@ def _make_dense(req_states: Any, device: torch.device) -> None:
             torch.accelerator.memory.empty_host_cache()
 
 
-def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> PredictedOutputsSpeculator:
-    """Our speculator, with the runner's methods wrapped so that it hears of requests."""
+def make_speculator(
+    vllm_config: Any, device: torch.device, req_states: Any, original: Callable[..., Any] | None = None
+) -> Any:
+    """Our speculator, with the runner's methods wrapped so that it hears of requests; or vLLM's own, which
+    `original` makes, with ours inside."""
     if install("v2"):
         # The engine is configured for drafts and has to get some; these will be none.
         logger.warning("gpu_align proposes nothing: %s", off_reason())
     engine_config.prepare(vllm_config)
-    return PredictedOutputsSpeculator(vllm_config, device, req_states)
+    if not inner_tokens(vllm_config) or original is None:
+        return PredictedOutputsSpeculator(vllm_config, device, req_states)
+    inner = original(engine_config.inner_config(vllm_config), device, req_states)
+    return with_predictions(inner, PredictedOutputsSpeculator(vllm_config, device, req_states))
+
+
+def with_predictions(inner: Any, predicted: PredictedOutputsSpeculator) -> Any:
+    """A speculator of vLLM's that stays what it is for the runner, but for `propose`: requests that are ours get
+    our drafts, every other one those of the model's drafter; never a draft of both."""
+    inner.predicted = predicted
+    inner.__class__ = _with_predictions(type(inner))  # type: ignore[arg-type]
+    return inner
+
+
+@functools.cache
+def _with_predictions(base: Hashable) -> Any:
+    class WithPredictions(base):  # type: ignore[misc, valid-type]  # not typed for us
+        predicted: PredictedOutputsSpeculator
+        has_failed = False
+
+        def propose(
+            self,
+            input_batch: Any,
+            attn_metadata: Any,
+            slot_mappings: Any,
+            last_hidden_states: Any,
+            aux_hidden_states: Any,
+            num_sampled: Any,
+            *args: Any,
+            num_speculative_tokens: int | None = None,
+            **kwargs: Any,
+        ) -> torch.Tensor:
+            hidden = last_hidden_states, aux_hidden_states
+            given = input_batch, attn_metadata, slot_mappings, *hidden, num_sampled, *args
+            models: torch.Tensor | None = None
+            if not self.has_failed:
+                try:
+                    models = super().propose(*given, **kwargs)
+                except Exception as error:
+                    if self.predicted.num_ranks > 1:
+                        raise
+                    self.has_failed = True
+                    logger.error(
+                        "gpu_align goes on without the model's drafter: %s", shown_error(error), exc_info=True
+                    )
+            return self.predicted.propose_beside(
+                models, input_batch, num_sampled, bool(kwargs.get("dummy_run"))
+            )
+
+    return WithPredictions
 
 
 @seam("v2.add_requests")

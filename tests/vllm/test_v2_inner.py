@@ -1,0 +1,139 @@
+"""Beside a drafter of vLLM's: who brings a prediction is drafted for by us, everybody else by the model's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from v2_harness import SHORT, Request, V2Engine, edited, prompt_of
+
+pytestmark = pytest.mark.vllm
+
+Greedy = Callable[[list[int], int], list[int]]
+K, INNER, N = 16, 3, 40
+
+
+@pytest.fixture(scope="session")
+def eagle_head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An EAGLE head for the tiny model: a layer of its own and a projection, neither of them trained."""
+    from safetensors.torch import load_file, save_file
+
+    directory = tmp_path_factory.mktemp("eagle")
+    weights = load_file(tiny_model / "model.safetensors")
+    layer = "model.layers.0."
+    head = {
+        name.removeprefix("model."): weight
+        for name, weight in weights.items()
+        if name.startswith(layer) and "input_layernorm" not in name
+    }
+    size = weights["model.embed_tokens.weight"].shape[1]
+    head["fc.weight"] = torch.cat([torch.eye(size), torch.eye(size)], dim=1)
+    save_file(head, directory / "model.safetensors")
+    config = json.loads((tiny_model / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def inner_of(tiny_model: Path, eagle_head: Path) -> Callable[[str], dict[str, Any]]:
+    """vLLM's speculative configuration of each drafter that runs under the interpreter."""
+
+    def config(method: str) -> dict[str, Any]:
+        model = eagle_head if method == "eagle" else tiny_model
+        return {"method": method, "model": str(model), "num_speculative_tokens": INNER}
+
+    return config
+
+
+Start = Callable[..., V2Engine]
+
+
+@pytest.fixture(scope="session")
+def start_beside(start_engine: Start, inner_of: Callable[[str], dict[str, Any]]) -> Start:
+    def start(name: str, method: str, **settings: Any) -> V2Engine:
+        environment = {**SHORT, "GPU_ALIGN_DRAFTER": json.dumps(inner_of(method))}
+        return start_engine(name, num_draft_tokens=K, environment=environment, **settings)
+
+    return start
+
+
+def mixed(greedy: Greedy) -> list[Request]:
+    prompts = [prompt_of(seed) for seed in range(8)]
+    outputs = [greedy(prompt, N) for prompt in prompts]
+    predictions = [outputs[i] if i % 4 == 1 else edited(outputs[i], i) for i in range(8)]
+    return [Request(prompt, predictions[i] if i % 2 else None, N) for i, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_each_request_has_the_steps_of_its_own_drafter(
+    method: str,
+    asynchronous: bool,
+    start_beside: Start,
+    start_engine: Start,
+    inner_of: Callable[[str], dict[str, Any]],
+    greedy: Greedy,
+) -> None:
+    """Of us alone, and of vLLM's drafter alone; the text is the model's own."""
+    requests = mixed(greedy)
+    scheduling = {"asynchronous": True} if asynchronous else {}
+    run = start_beside(f"{method}-{asynchronous}", method, **scheduling).run(requests)
+    assert run.outputs == [greedy(request.prompt, N) for request in requests]
+    ours = [i for i, request in enumerate(requests) if request.prediction]
+    theirs = [i for i in range(len(requests)) if i not in ours]
+    alone = start_engine(
+        f"{method}-{asynchronous}-alone",
+        num_draft_tokens=INNER,
+        speculative_config=inner_of(method),
+        environment=SHORT,
+        **scheduling,
+    ).run([requests[i] for i in theirs])
+    assert [run.verification_steps(i) for i in theirs] == [
+        alone.verification_steps(i) for i in range(len(theirs))
+    ]
+    assert {drafts for i in theirs for _, drafts, _ in run.of(i)[2:-2]} == {INNER}
+    if not asynchronous:
+        us = start_engine("us", num_draft_tokens=K, environment=SHORT).run([requests[i] for i in ours])
+        assert [run.verification_steps(i) for i in ours] == [
+            us.verification_steps(i) for i in range(len(ours))
+        ]
+    assert max(drafts for i in ours for _, drafts, _ in run.of(i)) == K
+
+
+def test_preempted_requests_resume_where_they_were(start_beside: Start, greedy: Greedy) -> None:
+    tight = {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 64}
+    engine = start_beside("inner-tight", "draft_model", **tight)
+    prompts = [prompt_of(seed, 40) for seed in range(6)]
+    requests = [
+        Request(prompt, greedy(prompt, 60) if i % 2 else None, 60) for i, prompt in enumerate(prompts)
+    ]
+    run = engine.run(requests)
+    assert run.preemptions > 0
+    assert run.outputs == [greedy(prompt, 60) for prompt in prompts]
+    assert engine.state() == {"occupied": 0, "known": 0, "counted": 0, "rows": 0}
+
+
+def test_the_models_drafter_fails_in_a_step(start_beside: Start, greedy: Greedy) -> None:
+    """Its requests go on without drafts, ours with theirs."""
+    before = (
+        "from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator as module\n"
+        "kind = module.StandaloneARSpeculator\n"
+        "def failing(self, *args, propose=kind.propose, calls=[], **kwargs):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 6: raise RuntimeError('out of luck')\n"
+        "    return propose(self, *args, **kwargs)\n"
+        "kind.propose = failing\n"
+    )
+    engine = start_beside("inner-fails", "draft_model", before=before)
+    requests = mixed(greedy)
+    run = engine.run(requests)
+    assert run.outputs == [greedy(request.prompt, N) for request in requests]
+    (line,) = engine.warnings()
+    assert "gpu_align goes on without the model's drafter: RuntimeError: out of luck" in line
+    assert run.verification_steps(1) <= 4
+    assert run.verification_steps(0) > N // (INNER + 1) + 5
