@@ -94,7 +94,8 @@ def test_nothing_of_the_prompt_is_drafted_before_a_match() -> None:
 
     records = [Record("a", [1], [5, 6, 7, 8], [5, 6, 7, 8], memory=memory) for memory in (False, True)]
     [policy] = make_policies(["gpu_align"], records, 4)
-    assert [replay(policy, record, 4, draft_in_prefill=True).steps for record in records] == [1, 2]
+    # Two tokens of a memory are written before the others are drafted.
+    assert [replay(policy, record, 4, draft_in_prefill=True).steps for record in records] == [1, 3]
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
