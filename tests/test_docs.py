@@ -198,7 +198,12 @@ def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
     drawn_here = {
         path.name for path in (ROOT / "docs" / "img").glob("*.svg") if "published-" not in path.name
     }
-    assert drawn_here == {*draw.PICTURES, "quality.svg", "reliability.svg"}  # benchmarks draw the others
+    assert drawn_here == {
+        *draw.PICTURES,
+        "agents.svg",
+        "quality.svg",
+        "reliability.svg",
+    }  # benchmarks draw the others
     for name, picture in draw.PICTURES.items():
         drawn = picture().svg()
         ElementTree.fromstring(drawn)
@@ -214,6 +219,7 @@ def test_numbers_are_those_of_the_last_replay() -> None:
     assert {*filler.REMARKS, *filler.MORE_REMARKS} == known
     made_by = {
         "ablation": "make bench-ablation",
+        "agents": "python -m benchmarks.agents",
         "latency": "python -m benchmarks.speed.latency_model",
         "executed": "python -m benchmarks.speed.machine_code",
         "planted": "python -m benchmarks.speed.machine_code",

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     results = {
         "command": f"python -m benchmarks.agents FOLDER... --half {options.half} --edits {options.edits}",
-        "folders": [f"{folder.resolve().name} {_commit(folder)}".strip() for folder in options.folders],
+        "folders": [f"{folder} {_commit(folder)}".strip() for folder in options.folders],
         "half": options.half,
         "seed": options.seed,
         "num_draft_tokens": K,
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     print(shown(results["cases"]))
     if options.json is not None:
-        options.json.write_text(tables.as_json(results, 2), encoding="utf-8")
+        options.json.write_text(tables.as_json(results, 4), encoding="utf-8")
     return 0
 
 

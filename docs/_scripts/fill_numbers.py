@@ -10,7 +10,8 @@ argument it rewrites the blocks from docs/quality.json as it is. The table of th
 docs/ablation.json, which ``python -m benchmarks.quality.ablation --json docs/ablation.json`` writes, that of a
 better choice from docs/headroom.json, which ``benchmarks.quality.headroom --json`` writes, that of the latency
 model from benchmarks/results/latency.json, the file of ``benchmarks.speed.latency_model --write``, and that of the
-machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --json``.
+machine code from benchmarks/results/machine_code.json, the file of ``benchmarks.speed.machine_code --json``. That
+of agents is made from benchmarks/results/agents.json, the file of ``benchmarks.agents --json``.
 """
 
 from __future__ import annotations
@@ -312,6 +313,41 @@ def planted(numbers: dict[str, Any]) -> str:
     return tables.table(["found/planted", *kinds], rows)
 
 
+#: Columns of the page about agents, by the names of `benchmarks.agents.rows`, and their heads.
+AGENT_COLUMNS = {
+    "gpu_align": "`gpu_align`",
+    "gpu_align, views": "with the forms",
+    "suffix_decoding_4_deep": "suffix decoding, spec factor 4",
+    "suffix_decoding_4_deep, views": "with the forms",
+    "suffix_decoding_vllm": "as vLLM has it",
+    "prompt_lookup_vllm_v2": "n-gram as vLLM has it",
+}
+
+
+def agents(numbers: dict[str, Any]) -> str:
+    """What drafts save of agents' edits, by collection and form, from benchmarks/results/agents.json."""
+    stored = tables.read("agents")
+    rows, ahead, fewer = [], 0, 0
+    for case in stored["cases"]:
+        found = {name: _ratios(case["rows"][name]) for name in AGENT_COLUMNS}
+        ours, peer = (
+            [float(r) for r in found[f"{name}, views"]] for name in ("gpu_align", "suffix_decoding_4_deep")
+        )
+        ahead += ours[0] >= peer[0]
+        fewer += ours[1] <= peer[1]
+        if case["written"] == "apply_patch" or (case["read"] == "JSON" and "whole" not in case["written"]):
+            continue  # as unified diffs, and as files with line numbers
+        as_read = "" if case["read"] == "as shown" else f"{case['read']} → "
+        cells = (" @ ".join(pair).replace(" ", "\u00a0") for pair in found.values())
+        rows.append([case["collection"], as_read + case["written"], *cells])
+    heads = ["", "read → written", *AGENT_COLUMNS.values()]
+    return tables.table(heads, rows, "llrrrrrr") + (
+        f"\n\nTokens a step @ rejected per accepted, K = {stored['num_draft_tokens']}. With the forms, "
+        f"`gpu_align` takes no more steps than suffix decoding in {ahead} of {len(stored['cases'])} cases, and "
+        f"rejects no more per accepted in {fewer}; benchmarks/results/agents.json has them all."
+    )
+
+
 def _us(cycles: float) -> str:
     us = cycles / GIGAHERTZ / 1e3
     return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
@@ -320,6 +356,7 @@ def _us(cycles: float) -> str:
 #: Page → its blocks by name.
 PAGES = {
     DOCS.parent / "README.md": {MAIN_BLOCK: front_page},
+    DOCS / "agents.md": {"agents": agents},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {
         "latency": latency,

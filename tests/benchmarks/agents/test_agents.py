@@ -10,11 +10,12 @@ import pytest
 pytest.importorskip("rapidfuzz")
 pytest.importorskip("mistral_common")
 
-from benchmarks.agents import readers
+from benchmarks import tables
+from benchmarks.agents import picture, readers
 from benchmarks.agents.forms import WRITE, exchanges, hunks, numbered
 from benchmarks.agents.main import main
 from benchmarks.agents.readers import HALVES, LAST_OBSERVATIONS, Change, Edit
-from benchmarks.agents.rows import CAPACITY, viewed
+from benchmarks.agents.rows import CAPACITY, ROWS, viewed
 from gpu_align import views
 
 BEFORE = "\n".join(f'def step_{n}():\n    return "{n}"\n' for n in range(8))
@@ -170,3 +171,20 @@ def test_the_command(collections: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main([str(tmp_path / "empty")]) == 1
     with pytest.raises(SystemExit):
         main([str(tmp_path / "none")])
+
+
+def test_the_picture_sums_a_form_over_the_collections_that_have_it() -> None:
+    def case(collection: str, written: str, tokens: int, steps: int) -> dict[str, object]:
+        rows = {name: {"output_tokens": tokens, "steps": steps} for name in picture.MARKS}
+        return {"collection": collection, "written": written, "rows": rows}
+
+    cases = [case("a", "diff", 10, 5), case("b", "diff", 20, 5), case("a, no edit", "diff", 99, 1)]
+    assert picture.speeds(cases) == {"diff": dict.fromkeys(picture.MARKS, 3.0)}
+
+
+def test_the_stored_results_are_of_the_half_that_was_held_out() -> None:
+    results = tables.read("agents")
+    assert results["half"] == "held-out"
+    for each in results["cases"]:
+        assert {row.name for row in ROWS} == set(each["rows"])
+        assert len({counts["output_tokens"] for counts in each["rows"].values()}) == 1
