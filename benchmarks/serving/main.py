@@ -229,10 +229,10 @@ def lost_graphs(
     for mix in MIXES[:3]:
         trace = _trace(folder, mix.trace)
         used = costs if mix.name == "unrelated" else [cost for cost in costs if cost.name in shown][:1]
-        for batch in BATCHES:
-            rule = Plugin(trace.num_draft_tokens, 1)
+        for batch, any_length in product(BATCHES, (True, False)):
+            rule = Plugin(trace.num_draft_tokens, 1, graphs="decode" if any_length else "backend")
             run = simulate(trace, rule, batch, mix.every, warm_up=rule.warm_up)
-            for any_length, longer in product((True, False), LONGER):
+            for longer in LONGER:
                 graphs = Graphs(longer, any_length)
                 speedup = min(run.speedup(cost, batch, drafter_us / 1e3, graphs) for cost in used)
                 row = found.setdefault(f"{'any' if any_length else 'one'} length, {longer:g}", {})

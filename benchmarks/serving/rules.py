@@ -15,7 +15,7 @@ from benchmarks.serving.step_cost import Graphs
 from benchmarks.serving.trace import ONE
 from vllm_integration.scheduler.draft_budget import DraftBudget, DraftedRequests, likeliest
 from vllm_integration.wire import request as wire
-from vllm_integration.wire.reports import DraftReport, StepDrafts, survival_levels
+from vllm_integration.wire.reports import GRAPHS, DraftReport, StepDrafts, survival_levels
 
 Ints = npt.NDArray[np.int64]
 #: Steps in which a rule that learns gets to know the requests of a batch.
@@ -145,15 +145,16 @@ class Plugin:
     late: steps since what is known when the next step is planned. 0: synchronous scheduling. 1 or 2: asynchronous
     scheduling, where a step is planned while the one before it runs; 2 if its drafts' copies are not there by the
     time when its tokens are. What a step accepted is known with its tokens: one step late in either case.
-    budget: half of vLLM's `max_num_batched_tokens` on an H100. captured: tokens of the largest CUDA graph. learns:
-    whether what was accepted of a request corrects what it gets. all_new: all requests of the batch begin at once,
-    and it knows none of them.
+    budget: half of vLLM's `max_num_batched_tokens` on an H100. captured: tokens of the largest CUDA graph. graphs:
+    the name in `GRAPHS` of what the worker tells. learns: whether what was accepted of a request corrects what it
+    gets. all_new: all requests of the batch begin at once, and it knows none of them.
     """
 
     num_draft_tokens: int
     late: int = 0
     budget: int = 4096
     captured: int = Graphs().captured
+    graphs: str = "decode"
     learns: bool = True
     all_new: bool = False
     _requests: DraftedRequests = field(init=False, repr=False)
@@ -164,6 +165,7 @@ class Plugin:
 
     def __post_init__(self) -> None:
         self._requests = DraftedRequests(False, self.num_draft_tokens)
+        self._requests.graphs = [*GRAPHS].index(self.graphs)
         self._budget = DraftBudget(
             self._requests, self.num_draft_tokens, self.budget, captured=self.captured, learns=self.learns
         )

@@ -13,6 +13,7 @@ from vllm_fakes import report_of, request_of
 from vllm_integration.scheduler import draft_budget as rule
 from vllm_integration.scheduler.draft_budget import FEW, DraftBudget, DraftedRequests
 from vllm_integration.wire import request as wire
+from vllm_integration.wire.reports import GRAPHS
 
 K = 16
 
@@ -24,7 +25,7 @@ class Oracle:
     def __init__(self, K: int, max_slots: int, free_tokens: int, sure: int, late: int, learns: bool) -> None:
         self.K, self.max_slots, self.free_tokens, self.learns = K, max_slots, free_tokens, learns
         self.thresholds = {True: sure, False: late}
-        self.captured = 0
+        self.captured, self.plain_alone = 0, False
         self.levels: dict[str, list[int]] = {}
         self.made: dict[str, int] = {}
         self.credit: dict[str, float] = {}
@@ -81,6 +82,9 @@ class Oracle:
             most = min(most, self.captured - size)
         if sum(slots.values()) > most:
             slots = self.likeliest({name: rows[name][:count] for name, count in slots.items()}, most)
+        rest = sum(self.promised(rows[name], count) for name, count in slots.items())
+        if self.learns and self.plain_alone and rest < 0.2 * size - 1e-6:
+            slots = dict.fromkeys(slots, 0)
         for name, count in slots.items():
             if self.learns and name in self.credit:
                 paid = self.promised(rows[name], count) if name in self.levels else 0.0
@@ -112,6 +116,8 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
     oracle = Oracle(K, max_slots, free, sure, late, learns=rng.random() < 0.7)
     oracle.captured = rng.choice([0, 7, 32, 64, 512])
     requests = DraftedRequests(False, K)
+    requests.graphs = rng.randrange(len(GRAPHS))
+    oracle.plain_alone = [*GRAPHS][requests.graphs] in ("context", "backend")
     budget = DraftBudget(
         requests,
         K,
@@ -196,6 +202,22 @@ def test_without_a_prediction_no_slots(everybody: bool, params: bool, slots: lis
     budget = DraftBudget(requests, K, 1000)
     assert budget.grant(running, exact=True) == slots
     assert budget.grant([], exact=True) == []
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize(("size", "slots"), [(4, 4), (5, 0)])
+def test_drafts_that_promise_less_than_a_lost_graph_costs_get_no_slots(
+    graphs: str, size: int, slots: int
+) -> None:
+    """One request has 4 drafts, each of a survival below 0.2; the others are plain."""
+    running = [request_of(str(i), predicted=i == 0) for i in range(size)]
+    requests = DraftedRequests(False, K)
+    for request in running:
+        requests.add(request)
+    requests.take(report_of({"0": (0.19, 0.18, 0.17, 0.16)}))
+    requests.graphs = [*GRAPHS].index(graphs)
+    granted = DraftBudget(requests, K, 4096).grant(running, exact=True)
+    assert sum(granted) == (slots if graphs in ("context", "backend") else 4)
 
 
 class Writing:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..config.settings import FILL_TOKENS, SURE, SURE_LATE
 from ..wire import request as wire
-from ..wire.reports import REFUSALS, DraftReport
+from ..wire.reports import GRAPHS, REFUSALS, DraftReport
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -158,6 +158,10 @@ FEW = 4
 #: A step over the largest CUDA graph by at most this share of it is cut to it. Others measured that steps take
 #: 6.6 to 21.6 % longer without their FULL graphs: more than drafts of this share bring, be they all accepted.
 OVER = 1 / 16
+#: Where plain steps have FULL graphs and those of mixed lengths have none: what drafts have to promise, in tokens
+#: for each request of the step, or nobody gets slots.
+WORTH = 0.2
+_PLAIN_ALONE = frozenset(map([*GRAPHS].index, ("context", "backend")))
 
 
 class DraftBudget:
@@ -182,6 +186,7 @@ class DraftBudget:
         slots[request] = max(slots[request], its drafts above the threshold that its credit covers)
         if B <= captured < B + sum(slots) <= captured * (1 + OVER): the likeliest ``captured - B`` of these
         if sum(slots) > max_slots: the likeliest `max_slots` of these
+        if drafts cost the step its graph and all these promise less than WORTH * B: none
         credit -= what they promise; nothing before the first report
 
     Ties are served in batch order.
@@ -245,7 +250,10 @@ class DraftBudget:
             survival *= place < slots.astype(np.uint16)
             slots = likeliest(survival.T, most)
         if self.learns:
-            credit -= promised(survival, slots) * (made != NEVER)
+            promise = promised(survival, slots)
+            if self._requests.graphs in _PLAIN_ALONE and promise.sum() < WORTH * size:
+                slots, promise = slots * 0, promise * 0
+            credit -= promise * (made != NEVER)
             self._requests.table["credit"][rows] = np.minimum(np.maximum(credit, 0), self._most)
         granted: list[int] = slots.tolist()
         return granted
