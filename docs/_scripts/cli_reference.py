@@ -79,6 +79,8 @@ def _parameters(command: Any) -> Iterator[tuple[str, str]]:
             names = ", ".join([*parameter.opts, *parameter.secondary_opts])
             label = f"{names} {metavar}".rstrip() if not parameter.is_flag else names
             default = parameter.default
+            if isinstance(parameter.show_default, str):
+                default = parameter.show_default
             if default not in (None, False, (), "") and not callable(default):
                 told += f"; default: {default}"
             if parameter.required:

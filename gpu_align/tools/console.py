@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from os.path import realpath
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, Protocol
 
 import typer
 from rich import box
@@ -16,10 +17,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-#: Told what is being done, and how much of it just was.
-Advance = Callable[[str, int], None]
+#: Seconds between two lines of progress where stderr is no terminal.
+TELL_S = 15.0
 #: The folder that holds the package: a checkout, or site-packages.
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class Advance(Protocol):
+    """Told what is being done, how much of it just was, and how much there is in all once that is known."""
+
+    def __call__(self, name: str, done: int, total: int | None = None, /) -> None: ...
 
 
 def plugins(group: str) -> list[EntryPoint]:
@@ -74,14 +81,42 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def lasting(seconds: float) -> str:
+    """A time in words."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 @contextlib.contextmanager
-def progress_bar(doing: str, total: int) -> Iterator[Advance]:
-    """A bar on stderr, in the unit of `total`, where stderr is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+def progress_bar(doing: str, total: int | None) -> Iterator[Advance]:
+    """A bar on stderr, which shows a share where there is no `total`; without a terminal a line every `TELL_S`."""
+    console, ended = Console(stderr=True), threading.Event()
+    done_of = TextColumn("{task.percentage:.0f} %") if total is None else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), done_of, TimeRemainingColumn())
+    quiet = not console.is_terminal
+    with Progress(
+        *columns, console=console, transient=True, disable=quiet, speed_estimate_period=3600.0
+    ) as bar:
         task = bar.add_task(doing, total=total)
-        yield lambda name, done: bar.update(task, advance=done, description=f"{doing} {escape(name)}")
+
+        def advance(name: str, done: int, total: int | None = None) -> None:
+            bar.update(task, advance=done, total=total, description=f"{doing} {escape(name)}")
+
+        def tell() -> None:
+            while not ended.wait(TELL_S):
+                (now,) = bar.tasks
+                share = f": {now.percentage:.0f} %" if now.total else ""
+                left = f", about {lasting(now.time_remaining)} left" if now.time_remaining else ""
+                typer.echo(f"{now.description.strip()}{share}{left}", err=True)
+
+        teller = threading.Thread(target=tell, daemon=True)
+        if quiet:
+            teller.start()
+        try:
+            yield advance
+        finally:
+            ended.set()
+            if quiet:
+                teller.join()
 
 
 def print_table(

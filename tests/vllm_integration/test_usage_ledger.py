@@ -250,7 +250,7 @@ class FrontEnd:
 def front(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     monkeypatch.setattr(collector, "collector", collector.Collector())
     monkeypatch.setattr(response_usage, "collector", collector.collector)
-    monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2"))
+    monkeypatch.setattr(in_use, "_facts", in_use.EngineFacts(8, "V2", 4))
     monkeypatch.setenv("GPU_ALIGN_STRICT", "1")
     monkeypatch.setattr(response_usage, "_settings", Settings)
     return FrontEnd()

@@ -32,7 +32,7 @@ def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("GPU_ALIGN_") or name == "VLLM_API_KEY"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("GPU_ALIGN_RECIPES", "off")
-    monkeypatch.setattr(in_use, "_facts", EngineFacts(32, "V2"))
+    monkeypatch.setattr(in_use, "_facts", EngineFacts(32, "V2", 64))
     monkeypatch.setattr(compat, "_installed", {"chat", "completions", "messages", "usage"})
 
 
@@ -135,6 +135,7 @@ def test_the_status_has_the_same_and_the_counters(monkeypatch: pytest.MonkeyPatc
         "off_reason": None,
         "runner": "V2",
         "num_draft_tokens": 32,
+        "max_num_seqs": 64,
         "endpoints": ["/v1/chat/completions", "/v1/completions", "/v1/messages"],
         "recipes": [],
         "memory_tokens": 0,

@@ -21,6 +21,7 @@ class EngineFacts(NamedTuple):
 
     num_draft_tokens: int
     runner: str
+    max_num_seqs: int
 
 
 _facts: EngineFacts | None = None
@@ -50,7 +51,8 @@ def note_engine(vllm_config: Any) -> None:
     """This configuration of an engine that drafts from predictions is complete."""
     global _facts
     runner = "V2" if vllm_config.use_v2_model_runner else "V1"
-    _facts = EngineFacts(int(vllm_config.speculative_config.num_speculative_tokens), runner)
+    num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+    _facts = EngineFacts(num_draft_tokens, runner, int(vllm_config.scheduler_config.max_num_seqs))
 
 
 def engine_here() -> EngineFacts | None:

@@ -50,6 +50,7 @@ def server_facts(engine: EngineFacts, supported_tasks: Sequence[str]) -> dict[st
         "vllm": str(vllm.__version__),
         "runner": engine.runner,
         "num_draft_tokens": engine.num_draft_tokens,
+        "max_num_seqs": engine.max_num_seqs,
         "endpoints": [path for path, group in ENDPOINTS.items() if generates and is_installed(group)],
         "recipes": [{"name": name, "hash": found} for name, found in packs_of(settings)],
         "memory_tokens": settings.memory_tokens,

@@ -10,6 +10,7 @@ import shlex
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -52,14 +53,16 @@ def bench_command(
     after: Annotated[Path | None, option("FILE", "and after it")] = None,
     instruction: Annotated[str | None, option("TEXT", "what to do with --before")] = None,
     pairs: Annotated[int, option("N", "most edits of --from-git", min=1)] = 16,
-    concurrency: Annotated[str, option("N,N", "requests in flight")] = "1,8,32,128",
+    concurrency: Annotated[
+        str | None, option("N,N", "requests in flight", show_default="of 1,8,32 what ends in 10 minutes")
+    ] = None,
     modes: Annotated[
-        str | None, option("M,M", "of none, prediction, unrelated, ngram [default: all that can run]")
+        str | None, option("M,M", "of none, prediction, unrelated, ngram", show_default="all that can run")
     ] = None,
     compare_url: Annotated[str | None, option("URL", "a server with vLLM's n-gram, for mode ngram")] = None,
     rounds: Annotated[int, option("N", "how often each combination is measured", min=1)] = 3,
     requests: Annotated[
-        int | None, option("N", "a round [default: each edit once, two a stream at least]", min=1)
+        int | None, option("N", "a round", show_default="each edit once, two a stream at least", min=1)
     ] = None,
     max_tokens: Annotated[int, option("N", "of an answer", min=1)] = 1024,
     prediction: Annotated[
@@ -123,7 +126,7 @@ def bench_command(
     result = Result()
     try:
         settings = BenchSettings(
-            concurrency=_numbers(concurrency),
+            concurrency=_numbers("1,8,32" if concurrency is None else concurrency),
             modes=_modes(modes, serve is not None, compare_url),
             rounds=rounds,
             requests=requests or 0,
@@ -144,7 +147,8 @@ def bench_command(
         if isinstance(where, Served):
             named = ("num_draft_tokens", "arguments", "together")
             result.about["serve"] = {name: getattr(where, name) for name in named}
-        failure = measure_servers(where, edits, settings, result)
+        tell = partial(typer.echo, err=True)
+        failure = measure_servers(where, edits, settings, result, tell=tell, fit=concurrency is None)
     except BenchError as error:
         refuse(str(error))
     _finish(result, json_out, html_out, failure)
@@ -217,6 +221,8 @@ def measure_servers(
     settings: BenchSettings,
     result: Result,
     predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None,
+    tell: Callable[[str], None] | None = None,
+    fit: bool = False,
 ) -> BaseException | None:
     """Run a `Session`, with a progress bar on stderr; SIGINT, SIGTERM and SIGHUP stop what was started.
 
@@ -233,9 +239,9 @@ def measure_servers(
                     loop.add_signal_handler(number, task.cancel)
         await where.measure(session)
 
-    with progress_bar("measuring", settings.num_requests(len(pairs))) as advance:
+    with progress_bar("measuring", None) as advance:
         try:
-            asyncio.run(run(Session(pairs, settings, result, advance, predict)))
+            asyncio.run(run(Session(pairs, settings, result, advance, predict, tell, fit)))
         except WrongOptionError:
             raise
         except BenchError as error:

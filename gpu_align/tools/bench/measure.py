@@ -6,13 +6,13 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..console import Advance
+from ..console import Advance, counted, lasting
 from .client import (
     Alternatives,
     Answer,
@@ -51,6 +51,34 @@ class BenchSettings:
         """Return how many requests the first run and all turns send."""
         each = sum(self.requests_at(streams, pairs) for streams in self.concurrency)
         return pairs + each * len(self.modes) * self.rounds
+
+
+class Pace(NamedTuple):
+    """What the first run tells of a server."""
+
+    tokens: float  #: of an answer, on average
+    rate: float  #: tokens a second
+    streams: int  #: requests in flight
+
+    def seconds(self, requests: int, concurrency: int) -> float:
+        """Of so many requests without drafts, at most: more streams are as fast together, fewer as fast each."""
+        return requests * self.tokens / (self.rate * min(1.0, concurrency / self.streams))
+
+
+def planned_s(settings: BenchSettings, pairs: int, pace: Pace) -> float:
+    """Return how long all turns take, at most."""
+    each = (pace.seconds(settings.requests_at(n, pairs), n) for n in settings.concurrency)
+    return sum(each) * len(settings.modes) * settings.rounds
+
+
+def fitted(settings: BenchSettings, pairs: int, pace: Pace) -> BenchSettings:
+    """Leave out the highest concurrencies, then requests, until the turns end in `MOST_S`."""
+    while (seconds := planned_s(settings, pairs, pace)) > MOST_S and len(settings.concurrency) > 1:
+        settings = replace(settings, concurrency=settings.concurrency[:-1])
+    if seconds <= MOST_S or settings.requests:
+        return settings
+    requests = settings.requests_at(settings.concurrency[0], pairs)
+    return replace(settings, requests=max(1, int(requests * MOST_S / seconds)))
 
 
 class Turn(NamedTuple):
@@ -197,6 +225,8 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
 T = TypeVar("T")
 
 FIRST_RUN_STREAMS = 8
+#: Seconds that the turns may take where nobody said at which concurrency.
+MOST_S = 600.0
 WARM_UP_TOKENS = 32
 #: The client's share of a core beyond which its own work is part of the latencies.
 BUSY = 0.85
@@ -209,7 +239,12 @@ class Session:
         pairs: [P] the edits; those that the server refuses are left out in the first run.
         advance: told what is being done, and of requests as they are finished.
         predict: makes the predictions of the pairs and the outputs of the first run; None: `make_predictions`.
+        tell: told the plan; None: nobody is.
+        fit: whether concurrencies and requests are cut down to what the server does in `MOST_S`.
     """
+
+    #: The most requests that the server runs at once; None: unknown.
+    most_streams: int | None = None
 
     def __init__(
         self,
@@ -218,7 +253,11 @@ class Session:
         result: Result,
         advance: Advance,
         predict: Callable[[Sequence[Pair], Sequence[str]], SentPredictions] | None = None,
+        tell: Callable[[str], None] | None = None,
+        fit: bool = False,
     ) -> None:
+        self._tell = tell or (lambda _: None)
+        self._fit = fit
         self.pairs = list(pairs)
         self.settings = settings
         self.result = result
@@ -234,6 +273,7 @@ class Session:
             BenchError: a server fails, refuses all pairs, or sends what is no answer.
         """
         if not self._outputs:
+            self._plan()
             await self._first_run(clients.get("none") or next(iter(clients.values())))
         for mode, client in clients.items():
             await self._warm_up(mode, client)
@@ -241,17 +281,42 @@ class Session:
             self.result.samples.append(await self._turn(turn, clients[turn.mode]))
         await self._check_differences(clients)
 
+    def _plan(self, pace: Pace | None = None) -> None:
+        """Say what will be sent; with the pace of the first run, also how long it takes."""
+        settings, pairs = self.settings, len(self.pairs)
+        if self._fit:
+            limit = self.most_streams or max(settings.concurrency)
+            levels = dict.fromkeys(min(streams, limit) for streams in settings.concurrency)
+            settings = replace(settings, concurrency=tuple(levels))
+            settings = settings if pace is None else fitted(settings, pairs, pace)
+            if settings != self.settings:
+                self.settings = settings
+                self.result.about["settings"] = asdict(settings)
+        requests = settings.num_requests(pairs) - (0 if pace is None else pairs)
+        levels_text = ", ".join(map(str, settings.concurrency))
+        plan = f"plan: {counted(requests, 'request')}, {levels_text} at a time, "
+        if pace is None:
+            self._tell(f"{plan}at most {requests * settings.max_tokens:,} tokens")
+            return
+        seconds = planned_s(settings, pairs, pace)
+        self.advance("", 0, max(1, round(1000 * seconds)))
+        tokens = f"about {requests * pace.tokens:,.0f} tokens, at {pace.rate:,.0f} a second in the first run"
+        self._tell(f"{plan}{tokens}: at most {lasting(seconds)}")
+
     async def _first_run(self, client: Client) -> None:
         """Answer each pair once, without predictions. Its outputs are what all later ones are compared with."""
         outputs: dict[int, str] = {}
         refusals: list[str] = []
+        tokens, started = 0, time.perf_counter()
 
         async def answer(index: int) -> None:
+            nonlocal tokens
             try:
-                outputs[index] = (await self._send(client, "none", index, self.settings.max_tokens)).text
+                found = await self._send(client, "none", index, self.settings.max_tokens)
+                outputs[index], tokens = found.text, tokens + found.output_tokens
             except RequestRefusedError as error:
                 refusals.append(f"pair {self.pairs[index].id}: {error}")
-            self.advance("first run", 1)
+            self.advance(f"first run, {len(outputs) + len(refusals)} of {len(self.pairs)} edits", 0)
 
         await _each(range(len(self.pairs)), FIRST_RUN_STREAMS, answer)
         if not outputs:
@@ -261,6 +326,10 @@ class Session:
         kept = sorted(outputs)
         self.pairs = [self.pairs[index] for index in kept]
         self._outputs = [outputs[index] for index in kept]
+        tokens = max(tokens, 1)
+        rate = tokens / (time.perf_counter() - started)
+        self._pace = Pace(tokens / len(kept), rate, min(FIRST_RUN_STREAMS, len(kept)))
+        self._plan(self._pace)
         predictions = self._predict(self.pairs, self._outputs)
         self._predictions = predictions.texts
         before, after = (predictions.sources.count(source) for source in ("before", "output"))
@@ -291,7 +360,7 @@ class Session:
             except BenchError as error:
                 raise type(error)(f"{name}, pair {self.pairs[index].id}: {error}", log=error.log) from error
             sample.answers.append((index, found))
-            self.advance(name, 1)
+            self.advance(name, round(1000 * self._pace.seconds(1, turn.concurrency)))
 
         before = await client.counts()
         started, busy = time.perf_counter(), time.process_time()

@@ -64,6 +64,7 @@ class Fake:
         die_after: requests after which it answers HTTP 500.
         others: output tokens of other clients, added to each request's.
         pause_s: before each piece.
+        max_num_seqs: as its status says.
     """
 
     plugin: bool = True
@@ -78,6 +79,7 @@ class Fake:
     die_after: int | None = None
     others: int = 0
     pause_s: float = 0.0
+    max_num_seqs: int | None = None
     port: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     kinds: list[str] = field(default_factory=list)
@@ -141,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.fake
         if self.path == "/metrics" and fake.metrics:
             self._send(200, fake.page())
+        elif self.path == "/gpu_align/status" and fake.max_num_seqs is not None:
+            self._send(200, json.dumps({"max_num_seqs": fake.max_num_seqs}))
         elif self.path == "/version":
             self._send(200, '{"version": "0.32.0"}')
         elif self.path == "/v1/models":

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,9 +20,10 @@ pytest.importorskip("httpx")
 from typer.testing import CliRunner
 
 from gpu_align import tools as cli
-from gpu_align.tools.bench import page
+from gpu_align.tools import console
+from gpu_align.tools.bench import measure, page
 from gpu_align.tools.bench.client import Answer, Client
-from gpu_align.tools.bench.measure import MODES, turns
+from gpu_align.tools.bench.measure import MODES, BenchSettings, Pace, fitted, planned_s, turns
 from gpu_align.tools.cli import app
 from tests.gpu_align.bench.fake_openai import PAIRS, WASTED, WORDS, Fake, wait_until
 
@@ -213,7 +215,7 @@ def test_a_server_that_fails_ends_the_run_and_keeps_what_was_measured(dataset: P
         out = dataset.with_suffix(".json")
         done = run("--base-url", fake.url, "--dataset", dataset, "--json", out, "--concurrency", 1)
     assert done.exit_code == 1
-    assert done.stderr.count("\n") == 1
+    assert [line.split()[0] for line in done.stderr.splitlines()] == ["plan:", "plan:", "error:"]
     assert "pair" in done.stderr
     assert "HTTP 500: engine core died" in done.stderr
     assert [len(run["rounds"]) for run in json.loads(out.read_text())["runs"]] == [1, 1, 1]
@@ -251,3 +253,43 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setattr(sys, "argv", ["gpu-align", "bench", "--serve", "m"])
     assert cli.main() == 1
     assert capsys.readouterr().err == 'error: gpu-align bench needs httpx: pip install "gpu-align[cli]"\n'
+
+
+@pytest.mark.parametrize("requests", [0, 40])
+@pytest.mark.parametrize("rate", [1e9, 500.0, 50.0, 1.0])
+def test_what_nobody_asked_for_is_fitted_to_ten_minutes(rate: float, requests: int) -> None:
+    """The highest concurrencies go first, then requests that nobody asked for; one of each mode is left."""
+    asked = BenchSettings(concurrency=(1, 8, 32), modes=MODES[:3], rounds=3, requests=requests, max_tokens=9)
+    pace = Pace(tokens=200.0, rate=rate, streams=8)
+    settings = fitted(asked, 16, pace)
+    assert settings.concurrency == asked.concurrency[: len(settings.concurrency)]
+    seconds = planned_s(settings, 16, pace)
+    assert seconds <= measure.MOST_S or settings.concurrency == (1,)
+    assert settings.requests == requests or (seconds <= measure.MOST_S or settings.requests == 1)
+    more = len(settings.concurrency) + 1
+    wider = BenchSettings(**{**vars(asked), "concurrency": asked.concurrency[:more]})
+    assert settings == asked or requests or settings.requests or planned_s(wider, 16, pace) > measure.MOST_S
+
+
+def test_without_options_the_plan_fits_the_server(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most as many streams as it runs requests at once; told before the first request, and by its pace."""
+    monkeypatch.setattr(measure, "MOST_S", 1e9)
+    with Fake(max_num_seqs=4) as fake:
+        found = bench(fake, dataset, "--rounds", 1)
+        done = run("--base-url", fake.url, "--dataset", dataset, "--rounds", 1)
+    assert sorted({streams for _, streams in by_key(found)}) == [1, 4]
+    assert found["settings"]["concurrency"] == [1, 4]
+    first, second = (line for line in done.stderr.splitlines() if line.startswith("plan:"))
+    assert re.fullmatch(r"plan: \d+ requests, 1, 4 at a time, at most [\d,]+ tokens", first)
+    assert re.search(
+        r"about [\d,]+ tokens, at [\d,]+ a second in the first run: at most \d+ (s|min)$", second
+    )
+
+
+def test_progress_is_told_without_a_terminal(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "TELL_S", 0.05)
+    with Fake(pause_s=0.01) as fake:
+        done = run("--base-url", fake.url, "--dataset", dataset, "--rounds", 1, "--concurrency", 1)
+    told = [line for line in done.stderr.splitlines() if line.startswith("measuring")]
+    assert told, done.stderr
+    assert any(re.search(r": \d+ %", line) for line in told)
