@@ -212,7 +212,7 @@ def test_without_timings_only_hopeless_drafts_are_trimmed(
 
 class V1Config:
     use_v2_model_runner = False
-    scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
+    scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None, max_num_seqs=4)
 
     def __init__(self, is_hybrid: bool = False, is_attention_free: bool = False) -> None:
         vars(self).update(vars(config_of()))

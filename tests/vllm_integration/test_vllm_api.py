@@ -436,7 +436,7 @@ def test_the_rust_front_end_is_warned_of_once(
     wrapped = wrapped_by(engine_config.post_init)(made.append)
     ours, other = config(), config()
     ours.use_v2_model_runner = other.use_v2_model_runner = False
-    ours.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
+    ours.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None, max_num_seqs=4)
     other.speculative_config.method = "ngram"
     wrapped(other)
     assert plugin_log == []

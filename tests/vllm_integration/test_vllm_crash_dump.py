@@ -22,7 +22,8 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from vllm_integration.scheduler import schedulers
 from vllm_integration.scheduler import schedulers as crash_dump
-from vllm_integration.seams.install import wrapped_by
+from vllm_integration.scheduler.draft_budget import DraftedRequests
+from vllm_integration.seams.install import Guard, wrapped_by
 from vllm_integration.wire import request as wire
 from vllm_integration.worker.requests import open_request
 
@@ -45,7 +46,7 @@ def added(monkeypatch: pytest.MonkeyPatch, scheduler: str, request: Request) -> 
     given: list[Request] = []
     monkeypatch.setattr(Scheduler, "add_request", lambda self, request: given.append(request))
     ours = object.__new__(getattr(schedulers, scheduler))
-    ours._scored = set()
+    ours._scored, ours.guard, ours.drafted_requests = set(), Guard("any more"), DraftedRequests(False)
     ours.add_request(request)
     assert given == [request]
     return request

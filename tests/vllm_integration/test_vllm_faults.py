@@ -131,6 +131,7 @@ def test_v1_an_output_leaves_without_its_report(
     runner = SimpleNamespace(drafter=PredictedOutputs(config()))
     break_at(monkeypatch, *place)
     for output in (SimpleNamespace(), SimpleNamespace()):
+        runner.drafter.requests["r"] = object()  # somebody is drafted for
         sample_tokens = wrapped_by(request_drafter.sample_tokens)(lambda self, sampled: sampled)
         assert sample_tokens(runner, output) is output
         assert reports.take(output).off

@@ -44,7 +44,7 @@ def post_init(method: str) -> list[Any]:
     vllm_config = config()
     vllm_config.speculative_config.method = method
     vllm_config.use_v2_model_runner = False
-    vllm_config.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None)
+    vllm_config.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None, max_num_seqs=4)
     engine_config.post_init(made.append, vllm_config)
     return made
 

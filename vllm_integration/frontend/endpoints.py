@@ -129,7 +129,7 @@ async def serve(
         if drafts_predictions(self.engine_client.vllm_config):
             if (given := _of_message.get()) is not None:
                 setattr(request, FIELD, given)  # its model takes unknown fields
-            headers = {} if raw_request is None else raw_request.headers
+            headers = getattr(raw_request, "headers", {})
             prediction = await take(self, request, plain_text=plain_text, switch=headers.get(HEADER))
         if prediction is not None and not many_conversations:
             attach(request, prediction)
