@@ -319,9 +319,10 @@ AGENT_COLUMNS = {
     "gpu_align, views": "with the forms",
     "suffix_decoding_4_deep": "suffix decoding, spec factor 4",
     "suffix_decoding_4_deep, views": "with the forms",
-    "suffix_decoding_vllm": "as vLLM has it",
     "prompt_lookup_vllm_v2": "n-gram as vLLM has it",
 }
+#: Of each collection the cases that the page shows: as it is, and as tool calls.
+AGENT_CALLS = ("whole file, tool call", "old and new text, tool call", "edit by lines, tool call")
 
 
 def agents(numbers: dict[str, Any]) -> str:
@@ -335,13 +336,13 @@ def agents(numbers: dict[str, Any]) -> str:
         )
         ahead += ours[0] >= peer[0]
         fewer += ours[1] <= peer[1]
-        if case["written"] == "apply_patch" or (case["read"] == "JSON" and "whole" not in case["written"]):
-            continue  # as unified diffs, and as files with line numbers
+        if case["written"] not in ("as written", *AGENT_CALLS) or case["read"] in ("raw", "JSON"):
+            continue
         as_read = "" if case["read"] == "as shown" else f"{case['read']} → "
         cells = (" @ ".join(pair).replace(" ", "\u00a0") for pair in found.values())
         rows.append([case["collection"], as_read + case["written"], *cells])
     heads = ["", "read → written", *AGENT_COLUMNS.values()]
-    return tables.table(heads, rows, "llrrrrrr") + (
+    return tables.table(heads, rows, "llrrrrr") + (
         f"\n\nTokens a step @ rejected per accepted, K = {stored['num_draft_tokens']}. With the forms, "
         f"`gpu_align` takes no more steps than suffix decoding in {ahead} of {len(stored['cases'])} cases, and "
         f"rejects no more per accepted in {fewer}; benchmarks/results/agents.json has them all."
