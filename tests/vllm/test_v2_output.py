@@ -110,7 +110,7 @@ def test_a_step_without_predictions_is_vllms_but_for_a_few_tests(
     assert {called for called, count in per_request.items() if count} == {for_each}
     assert per_request[for_each] == 1
     assert few.keys() == many.keys()
-    assert sum(few.values()) - 2 <= 25, few
+    assert sum(few.values()) - 2 <= 24, few
 
 
 def test_preempted_requests_resume_where_they_were(tight: V2Engine, greedy: Greedy) -> None:

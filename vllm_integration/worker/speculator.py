@@ -166,10 +166,13 @@ class PredictedOutputsSpeculator(RequestDrafter, BaseSpeculator):  # type: ignor
         """
         num_reqs = int(input_batch.num_reqs)
         drafts: torch.Tensor | None = None
-        if dummy_run or not self.has_nothing_to_report():
+        if dummy_run or self._num_occupied or self.reporter is None:
             drafts = self.run(self._propose, input_batch, num_reqs, num_sampled, dummy_run)
-        elif not num_speculative_tokens:
-            return self._nothing[:num_reqs]  # which the runner overwrites
+        else:
+            if self.reporter.in_flight:  # of a step before, or on a rank whose outputs are not used
+                self.run(self.reporter.begin_step)
+            if num_speculative_tokens == 0:
+                return self._nothing[:num_reqs]  # which the runner overwrites
         return self._no_drafts(num_reqs) if drafts is None else drafts
 
     def _propose(
