@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: How an extra is installed: no package index has gpu-align yet.
+INSTALL = 'pip install ".[{}]" in a checkout'
+
 
 class MissingExtraError(ImportError):
     """A feature needs a package that the core of gpu-align does not; the message says how to get it.
@@ -11,5 +14,5 @@ class MissingExtraError(ImportError):
 
     def __init__(self, feature: str, package: str, extra: str = "", how: str = "") -> None:
         self.extra = extra
-        rest = f'{package}: pip install "gpu-align[{extra}]"' if extra else f"{package}. {how}"
+        rest = f"{package}: {INSTALL.format(extra)}" if extra else f"{package}. {how}"
         super().__init__(f"{feature} needs {rest}")

@@ -1,6 +1,6 @@
 """`generate`: predicted outputs for transformers models, through transformers' own extension points.
 
-Importing this needs transformers (4.56 or later, or 5): ``pip install "gpu-align[transformers]"``.
+Importing this needs transformers (4.56 or later, or 5): ``pip install ".[transformers]"`` in a checkout.
 """
 
 from __future__ import annotations

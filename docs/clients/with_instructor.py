@@ -14,7 +14,10 @@ class Ticket(BaseModel):
     open: bool
 
 
-server = OpenAI(base_url=os.environ.get("BASE_URL", "http://localhost:8000/v1"), api_key="none")
+server = OpenAI(
+    base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost:8000/v1"),
+    api_key=os.environ.get("OPENAI_API_KEY", "none"),
+)
 client = instructor.from_openai(server, mode=instructor.Mode.JSON_SCHEMA)
 request = {
     "model": os.environ.get("MODEL", "tiny"),

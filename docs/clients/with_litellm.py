@@ -7,7 +7,10 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no request to G
 
 import litellm
 
-SERVER = {"api_base": os.environ.get("BASE_URL", "http://localhost:8000/v1"), "api_key": "none"}
+SERVER = {
+    "api_base": os.environ.get("OPENAI_BASE_URL", "http://localhost:8000/v1"),
+    "api_key": os.environ.get("OPENAI_API_KEY", "none"),
+}
 MODEL = os.environ.get("MODEL", "tiny")
 MESSAGES = [{"role": "user", "content": os.environ.get("QUESTION", "w5 w17 w201 w33 w8 w90")}]
 

@@ -5,7 +5,10 @@ import os
 
 from openai import AsyncOpenAI, OpenAI
 
-SERVER = {"base_url": os.environ.get("BASE_URL", "http://localhost:8000/v1"), "api_key": "none"}
+SERVER = {
+    "base_url": os.environ.get("OPENAI_BASE_URL", "http://localhost:8000/v1"),
+    "api_key": os.environ.get("OPENAI_API_KEY", "none"),
+}
 MODEL = os.environ.get("MODEL", "tiny")
 MESSAGES = [{"role": "user", "content": os.environ.get("QUESTION", "w5 w17 w201 w33 w8 w90")}]
 REQUEST = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 60}

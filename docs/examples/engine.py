@@ -294,4 +294,6 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python engine.py MODEL  (a name on Hugging Face, or a folder)")
     main(sys.argv[1])

@@ -2,7 +2,7 @@
 
 ::
 
-    uvicorn --app-dir docs/examples fast_apply:app --port 9000
+    python docs/examples/fast_apply.py
     curl localhost:9000/apply -H 'content-type: application/json' -d '{
       "original": "def a():\\n    return 1\\n\\ndef b():\\n    return 2\\n",
       "snippet": "# ... existing code ...\\ndef b():\\n    return 3\\n"}'
@@ -76,3 +76,9 @@ async def apply(edit: Edit) -> Merged:
         accepted_prediction_tokens=details and details.accepted_prediction_tokens,
         rejected_prediction_tokens=details and details.rejected_prediction_tokens,
     )
+
+
+if __name__ == "__main__":
+    import uvicorn
+
+    uvicorn.run(app, port=9000)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +178,19 @@ def test_the_examples_are_short_and_listed() -> None:
     for name, path in programs.items():
         if path.suffix == ".py" and name != "engine.py":
             assert 50 <= len(path.read_text(encoding="utf-8").splitlines()) <= 100, name
+
+
+def test_the_engine_without_a_model_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["engine.py"])
+    with pytest.raises(SystemExit, match=r"usage: python engine\.py MODEL"):
+        runpy.run_path(str(EXAMPLES / "engine.py"), run_name="__main__")
+
+
+def test_every_program_finds_its_server_by_the_same_names() -> None:
+    folders = EXAMPLES, EXAMPLES.parent / "clients", EXAMPLES.parent / "clients" / "javascript"
+    programs = [
+        path for folder in folders for path in folder.iterdir() if path.suffix in (".py", ".mjs", ".ipynb")
+    ]
+    for path in programs:
+        names = set(re.findall(r"(?:environ\.get\(\\?\"|env\.)(\w+)", path.read_text(encoding="utf-8")))
+        assert path.name == "engine.py" or names >= {"OPENAI_BASE_URL", "OPENAI_API_KEY"}, path.name

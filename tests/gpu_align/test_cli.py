@@ -106,7 +106,8 @@ def test_a_missing_extra_is_one_line(package: str) -> None:
     )
     assert done.returncode == 1
     assert (
-        done.stderr.strip() == f'error: the gpu-align command needs {package}: pip install "gpu-align[cli]"'
+        done.stderr.strip()
+        == f'error: the gpu-align command needs {package}: pip install ".[cli]" in a checkout'
     )
 
 
@@ -124,7 +125,7 @@ def test_a_missing_tokenizer_package_is_one_line(
     monkeypatch.setattr(sys, "argv", ["gpu-align", "simulate", str(pairs), "--tokenizer", "some/model"])
     assert cli.main() == 1
     assert capsys.readouterr().err == (
-        "error: tokenizer 'some/model' needs transformers: pip install \"gpu-align[transformers]\"\n"
+        "error: tokenizer 'some/model' needs transformers: pip install \".[transformers]\" in a checkout\n"
     )
 
 

@@ -26,7 +26,7 @@ FEWEST = 1 + math.ceil((N - 1) / (K + 1))
 def run(command: list[str], server: Server, directory: Path) -> dict[str, list[str]]:
     """What the program printed: a name, then an id and whether the answer was the same."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"BASE_URL": f"{server.url}/v1", "MODEL": "tiny", "PYTHONIOENCODING": "utf-8"}
+    environment |= {"OPENAI_BASE_URL": f"{server.url}/v1", "MODEL": "tiny", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=environment, cwd=directory, check=False
     )

@@ -4,8 +4,8 @@ import { generateText, streamText } from "ai";
 
 const provider = createOpenAICompatible({
   name: "vllm",
-  baseURL: process.env.BASE_URL ?? "http://localhost:8000/v1",
-  apiKey: "none",
+  baseURL: process.env.OPENAI_BASE_URL ?? "http://localhost:8000/v1",
+  apiKey: process.env.OPENAI_API_KEY ?? "none",
 });
 const request = {
   model: provider(process.env.MODEL ?? "tiny"),

@@ -1,7 +1,7 @@
 // The openai npm package: whole and streaming.
 import OpenAI from "openai";
 
-const client = new OpenAI({ baseURL: process.env.BASE_URL ?? "http://localhost:8000/v1", apiKey: "none" });
+const client = new OpenAI({ baseURL: process.env.OPENAI_BASE_URL ?? "http://localhost:8000/v1", apiKey: process.env.OPENAI_API_KEY ?? "none" });
 const request = {
   model: process.env.MODEL ?? "tiny",
   messages: [{ role: "user", content: process.env.QUESTION ?? "w5 w17 w201 w33 w8 w90" }],

@@ -252,7 +252,9 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.setattr(sys, "argv", ["gpu-align", "bench", "--serve", "m"])
     assert cli.main() == 1
-    assert capsys.readouterr().err == 'error: gpu-align bench needs httpx: pip install "gpu-align[cli]"\n'
+    assert (
+        capsys.readouterr().err == 'error: gpu-align bench needs httpx: pip install ".[cli]" in a checkout\n'
+    )
 
 
 @pytest.mark.parametrize("requests", [0, 40])
