@@ -44,7 +44,7 @@ def test_every_policy_runs_by_default(pairs: Path, tmp_path: Path) -> None:
     result = run("simulate", pairs, "--json", tmp_path / "o.json", "--html", tmp_path / "o.html")
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "o.json").read_text())
-    assert found["num_draft_tokens"] == 64
+    assert found["num_draft_tokens"] == 32
     assert (found["version"], found["tokenizer"]) == (gpu_align.__version__, None)
     assert found["settings"]["drafter"][0]["length_factor"] == 8
     assert list(found["policies"]) == ["gpu_align recipes=off", *POLICIES]

@@ -264,7 +264,7 @@ def report_command(
     misses_out: Annotated[Path | None, option("OUT", "write what was refuted, for merge", "--misses")] = None,
     num_draft_tokens: Annotated[
         int, option("K", "most draft tokens a step, 1 to 256", "--num-draft-tokens", "-k", min=1, max=256)
-    ] = 16,
+    ] = 32,
     draft_model: Annotated[
         str | None, option("MODEL", "a model of transformers with these tokens, to compare with")
     ] = None,

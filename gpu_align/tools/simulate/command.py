@@ -72,7 +72,7 @@ def simulate_command(
             min=1,
             max=256,
         ),
-    ] = 64,
+    ] = 32,
     draft_in_prefill: Annotated[
         bool, typer.Option("--draft-in-prefill", help="let the prefill step verify drafts too")
     ] = False,
