@@ -1,4 +1,4 @@
-"""What several commands read: JSON lines, plain or gzipped, and the edits of a Git history."""
+"""What several commands read: JSON lines, plain or gzipped, edits in them, and the edits of a Git history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ def _object(line: int, raw: bytes) -> dict[str, Any]:
     return fields
 
 
-def identifier_of(line: int, fields: dict[str, Any]) -> str:
+def identifier_of(line: int, fields: Mapping[str, Any]) -> str:
     """The field ``id``, a string or an integer, as a string; RecordError where it is neither."""
     if "id" not in fields:
         raise RecordError(line, 'field "id" is missing')
@@ -77,6 +78,51 @@ def identifier_of(line: int, fields: dict[str, Any]) -> str:
     if isinstance(identifier, bool) or not isinstance(identifier, (str, int)):
         raise RecordError(line, f'"id": expected a string or an integer, found {kind_of(identifier)}')
     return str(identifier)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One edit: what is asked for, the text before it, and the text after it where it is known."""
+
+    id: str
+    instruction: str
+    before: str
+    after: str | None = None
+    prompt: str | None = None  #: the whole user message; None: made of `instruction` and `before`
+
+    def messages(self) -> list[dict[str, str]]:
+        """Return the chat request that asks for this edit."""
+        content = self.prompt or (
+            f"{self.instruction}\n\nAnswer with the whole edited text and nothing else: no Markdown fence, "
+            f"no explanation.\n\n{self.before}"
+        )
+        return [{"role": "user", "content": content}]
+
+
+#: Fields of a `Pair` in a record of texts, as `simulate` reads it.
+_IN_RECORD = {"before": "prediction_text", "after": "output_text", "prompt": "prompt_text"}
+
+
+def pair_of(line: int, fields: Mapping[str, Any]) -> Pair:
+    """``{"id", "instruction", "before", "after"?, "prompt"?}``, or a record of texts, where ``prompt_text`` makes
+    the instruction superfluous. RecordError where it is neither."""
+    names = _IN_RECORD if "prediction_text" in fields else {}
+    known = [field for field in ("after", "prompt") if fields.get(names.get(field, field)) is not None]
+    needed = ["before"] if names and "prompt" in known else ["instruction", "before"]
+    identifier = identifier_of(line, fields)
+    texts = {field: _text(line, fields, names.get(field, field)) for field in [*needed, *known]}
+    return Pair(**{"instruction": "", **texts}, id=identifier)
+
+
+def _text(line: int, fields: Mapping[str, Any], name: str) -> str:
+    if name not in fields:
+        raise RecordError(line, f'field "{name}" is missing')
+    value = fields[name]
+    if not isinstance(value, str):
+        raise RecordError(line, f'"{name}": expected a string, found {kind_of(value)}')
+    if not value.strip():
+        raise RecordError(line, f'"{name}": expected a text, found an empty one')
+    return value
 
 
 def kind_of(value: object) -> str:

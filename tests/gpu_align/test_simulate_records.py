@@ -49,6 +49,8 @@ MALFORMED = {
     "both": ({**GOOD, "output_text": "x"}, 'expected "output" or "output_text", found both'),
     "text without tokenizer": ({"id": 1, "prediction_text": "x", "output": [1]}, "needs a tokenizer"),
     "text is a list": ({**TEXT, "output_text": ["x"]}, '"output_text": expected a string, found a list'),
+    "edit without its end": ({"id": 1, "instruction": "do", "before": "x"}, 'field "after" is missing'),
+    "edit of ids": ({"id": 1, "instruction": "do", "before": [1]}, '"before": expected a string, found a list'),
     "lone surrogate": ({**TEXT, "output_text": "ab\ud800"}, "expected text, found a lone surrogate at 2"),
     "empty text": ({**TEXT, "output_text": ""}, "at least one token"),
     "tokenizer is a number": ({**GOOD, "tokenizer": 3}, '"tokenizer": expected a tokenizer\'s name'),
@@ -187,3 +189,30 @@ def test_text_is_encoded_by_the_tokenizer_named(tmp_path: Path) -> None:
     (second,) = read_records(write(tmp_path / "q.jsonl", lines(by_record)))
     assert second.output == tekken.encode("<s>é\n")
     assert min(second.output) >= 1000  # text that looks like a special token stays text
+
+
+def test_an_edit_of_bench_is_a_record(tmp_path: Path) -> None:
+    """Its prompt is the message that `bench` sends; a record of texts is an edit of `bench` in turn."""
+    pytest.importorskip("mistral_common")
+    from gpu_align.simulate import load_tokenizer
+    from gpu_align.tools.bench.data import read_pairs
+
+    edit = {"id": 1, "instruction": "say b", "before": "a = 1\r\n", "after": "b = 1\n"}
+    whole = {"id": 2, "prompt": "Go", "instruction": "say b", "before": "a = 1\n", "after": "b = 1\n"}
+    path = write(tmp_path / "edits.jsonl", lines(edit, whole))
+    texts = [
+        {
+            "id": pair.id,
+            "prompt_text": pair.messages()[0]["content"],
+            "prediction_text": pair.before,
+            "output_text": pair.after,
+        }
+        for pair in read_pairs(path)
+    ]
+    same = write(tmp_path / "records.jsonl", lines(*texts))
+    first, second = read_records(path, tokenizer="tekken")
+    assert [first, second] == read_records(same, tokenizer="tekken")
+    tekken = load_tokenizer("tekken")
+    assert (second.prompt, second.output) == (tekken.encode("Go"), tekken.encode("b = 1\n"))
+    assert tekken.encode("say b")[0] in first.prompt
+    assert [pair.messages() for pair in read_pairs(same)] == [pair.messages() for pair in read_pairs(path)]

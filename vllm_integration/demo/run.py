@@ -97,10 +97,11 @@ def _run(console: Any, model: str | None, out_dir: Path, ngram: bool) -> int:
     from rich.text import Text
 
     from gpu_align.tools.bench.command import measure_servers
-    from gpu_align.tools.bench.data import Pair, SentPredictions
+    from gpu_align.tools.bench.data import SentPredictions
     from gpu_align.tools.bench.measure import BenchSettings, Result
     from gpu_align.tools.bench.servers import NGRAM_DRAFTS, PLUGIN_DRAFTS, Kind, Served
     from gpu_align.tools.doctor import has_gpu
+    from gpu_align.tools.inputs import Pair
     from gpu_align.tools.simulate.tokenizers import load_tokenizer
 
     from . import page

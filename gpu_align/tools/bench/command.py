@@ -21,7 +21,8 @@ from ...errors import MissingExtraError
 from ..console import JsonOut, check_outputs, counted, option, print_table, progress_bar, refuse
 
 if TYPE_CHECKING:
-    from .data import Choice, Pair, SentPredictions
+    from ..inputs import Pair
+    from .data import Choice, SentPredictions
     from .measure import BenchSettings, Result
     from .servers import Attached, Served
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of
+from ..inputs import EditError, Pair, RecordError, git_edits, json_lines, pair_of
 from .client import WrongOptionError
 
 #: Files of a Git history beyond this size are left out.
@@ -22,27 +22,8 @@ MAX_FILE_BYTES = 48 * 1024
 SHIPPED = "the shipped set"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One edit: what is asked for, the text before it, and the text after it where it is known."""
-
-    id: str
-    instruction: str
-    before: str
-    after: str | None = None
-    prompt: str | None = None  #: the whole user message; None: made of `instruction` and `before`
-
-    def messages(self) -> list[dict[str, str]]:
-        """Return the chat request that asks for this edit."""
-        content = self.prompt or (
-            f"{self.instruction}\n\nAnswer with the whole edited text and nothing else: no Markdown fence, "
-            f"no explanation.\n\n{self.before}"
-        )
-        return [{"role": "user", "content": content}]
-
-
 def read_pairs(path: Path, source: str = "") -> list[Pair]:
-    """Read ``{"id", "instruction", "before", "after"?, "prompt"?}``, one JSON object a line, plain or gzipped.
+    """Read edits (`pair_of`), one JSON object a line, plain or gzipped.
 
     Messages of a WrongOptionError call the file `source`, or ``--dataset: PATH``, and name the line.
     """
@@ -51,29 +32,15 @@ def read_pairs(path: Path, source: str = "") -> list[Pair]:
     lines: dict[str, int] = {}
     try:
         for line, fields in json_lines(path):
-            identifier = identifier_of(line, fields)
-            names = ["instruction", "before"]
-            names += [name for name in ("after", "prompt") if fields.get(name) is not None]
-            texts = {name: _text(line, fields, name) for name in names}
-            if (first := lines.setdefault(identifier, line)) != line:
-                raise RecordError(line, f'"id": {identifier!r} is also that of line {first}')
-            pairs.append(Pair(identifier, **texts))
+            pair = pair_of(line, fields)
+            if (first := lines.setdefault(pair.id, line)) != line:
+                raise RecordError(line, f'"id": {pair.id!r} is also that of line {first}')
+            pairs.append(pair)
     except (OSError, RecordError) as error:
         raise WrongOptionError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
     if not pairs:
         raise WrongOptionError(f"{source}: expected at least one pair, found none")
     return pairs
-
-
-def _text(line: int, fields: Mapping[str, Any], name: str) -> str:
-    if name not in fields:
-        raise RecordError(line, f'field "{name}" is missing')
-    value = fields[name]
-    if not isinstance(value, str):
-        raise RecordError(line, f'"{name}": expected a string, found {kind_of(value)}')
-    if not value.strip():
-        raise RecordError(line, f'"{name}": expected a text, found an empty one')
-    return value
 
 
 def shipped_pairs() -> list[Pair]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..console import Advance, counted, lasting
+from ..inputs import Pair
 from .client import (
     Alternatives,
     Answer,
@@ -23,7 +24,7 @@ from .client import (
     Verdict,
     is_near_tie,
 )
-from .data import Choice, Pair, SentPredictions, make_predictions
+from .data import Choice, SentPredictions, make_predictions
 
 #: In the order of tables. `ngram` is vLLM's own drafter, on a server of its own.
 MODES = ("none", "prediction", "unrelated", "ngram")

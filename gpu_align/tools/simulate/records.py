@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...views import in_forms, texts_in
-from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of
+from ..inputs import EditError, RecordError, git_edits, identifier_of, json_lines, kind_of, pair_of
 from .tokenizers import load_tokenizer
 
 #: Token ids travel as int32.
@@ -55,6 +55,8 @@ def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None, wit
     name = fields.get("tokenizer", default_tokenizer)
     if name is not None and (not isinstance(name, str) or not name):
         raise RecordError(line, f'"tokenizer": expected a tokenizer\'s name, found {kind_of(name)}')
+    if "before" in fields and not {"output", "output_text"} & fields.keys():
+        fields = _texts_of(line, fields)
     output = _tokens(line, fields, "output", name)
     if not output:
         raise RecordError(line, '"output": expected at least one token, found none')
@@ -68,6 +70,15 @@ def _parse(line: int, fields: dict[str, Any], default_tokenizer: str | None, wit
         views = in_forms(texts)
         prediction = [token for view in views for token in load_tokenizer(name).encode(view)] or prediction
     return Record(identifier, prompt, prediction, output, name, memory and bool(prediction))
+
+
+def _texts_of(line: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """The texts of an edit, as `bench` reads it: its prompt is the message that `bench` sends."""
+    pair = pair_of(line, fields)
+    if pair.after is None:
+        raise RecordError(line, 'field "after" is missing')
+    (message,) = pair.messages()
+    return {"prompt_text": message["content"], "prediction_text": pair.before, "output_text": pair.after}
 
 
 def _tokens(

@@ -68,6 +68,8 @@ def line(**changed: object) -> bytes:
         (line(before=" \n"), 'line 3: "before": expected a text, found an empty one'),
         (line(after=3), 'line 3: "after": expected a string, found the number 3'),
         (line(prompt=[]), 'line 3: "prompt": expected a string, found a list'),
+        (b'{"id": 3, "prediction_text": "x", "output_text": "y"}', 'line 3: field "instruction" is missing'),
+        (b'{"id": 3, "prediction_text": [1], "prompt_text": "y"}', '"prediction_text": expected a string'),
         (line(), "line 3: \"id\": 'a' is also that of line 1"),
         (None, "expected at least one pair, found none"),
     ],
