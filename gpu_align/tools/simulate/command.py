@@ -112,7 +112,7 @@ def simulate_command(
     chosen = list(dict.fromkeys(policy or ()))
     known = policies.policy_names()
     if unknown := [name for name in chosen if ":" not in name and name not in known]:
-        refuse(f"--policy: expected one of {', '.join(known)}, or module:Class, found {unknown[0]!r}")
+        refuse(f"--policy: expected {policies.nearest_to(unknown[0])}, or module:Class, found {unknown[0]!r}")
     if any(":" in name for name in chosen) and "" not in sys.path:
         sys.path.insert(0, "")  # as for `python -m`: a module of one's own is usually in this folder
     given = {

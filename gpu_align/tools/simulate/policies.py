@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import itertools
 from collections.abc import Mapping, Sequence
@@ -161,6 +162,12 @@ def runnable_policy_names(with_recipes: bool = False) -> list[str]:
     return [OURS, *POLICIES, *optional, *(RECIPE_POLICIES if with_recipes else ())]
 
 
+def nearest_to(name: str) -> str:
+    """What a message says is expected where no policy is called so: those with names alike, or all."""
+    near = difflib.get_close_matches(name, policy_names())
+    return " or ".join(near) or f"one of {', '.join(policy_names())}"
+
+
 def make_policies(
     names: Sequence[str],
     records: Sequence[Record],
@@ -209,5 +216,5 @@ def make_policies(
         elif ":" in name:
             policies.append(import_policy(name))
         else:
-            raise ValueError(f"policy: expected one of {', '.join(policy_names())}, found {name!r}")
+            raise ValueError(f"policy: expected {nearest_to(name)}, found {name!r}")
     return policies

@@ -46,6 +46,7 @@ WRONG: dict[str, str] = {
         pairs.jsonl -k
         --before old.py --after old.py --views → --views: expected with a file PAIRS only
         pairs.jsonl -k {k} → --num-draft-tokens
+        pairs.jsonl --policy curser → --policy: expected cursor, or module:Class, found 'curser'
         pairs.jsonl --policy nobody → --policy: expected one of gpu_align,
         pairs.jsonl --policy no_such_module:Class
         pairs.jsonl --policy json:nothing
