@@ -10,6 +10,8 @@ import io
 import itertools
 import json
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -35,6 +37,7 @@ from gpu_align.ops.constants import (
 )
 from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.simulate import policy_names
+from gpu_align.tools.console import EXAMPLES
 from gpu_align.tools.explain import Explainer
 from tests.modules import ROOT, load
 
@@ -88,16 +91,18 @@ BLOCKS = [block for page in PAGES for block in python_blocks(page)]
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: f"{_page_id(b.page)}:{b.line}")
 def test_python_in_the_docs_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = compile(block.code, f"{_page_id(block.page)}:{block.line}", "exec", dont_inherit=True)
+    compile(block.code, f"{_page_id(block.page)}:{block.line}", "exec", dont_inherit=True)
     if not block.runs:
         return
     monkeypatch.chdir(tmp_path)
     record = {"id": "a", "prediction": [1, 2, 3, 4, 5], "output": [1, 2, 9, 4, 5]}
     with gzip.open("pairs.jsonl.gz", "wt") as pairs:  # what the pages call a file of records
         json.dump(record, pairs)
+    script = tmp_path / "script.py"  # as a reader runs it
+    script.write_text(block.code, encoding="utf-8")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(code, {"__name__": "__docs__"})
+        runpy.run_path(str(script), run_name="__main__")
     if block.prints is not None:
         assert printed.getvalue() == block.prints
 
@@ -183,6 +188,29 @@ def test_commands_and_extras_exist(page: Path) -> None:
         assert set(extras.split(",")) <= known
     for module in re.findall(r"python -m (benchmarks(?:\.\w+)+)", text):
         assert importlib.util.find_spec(module) is not None, module
+
+
+COMMAND = re.compile(r"^(?:\w+=\S+ )*gpu-align ((?:.*\\\n)*.*)$", re.MULTILINE)
+LINES = [
+    (_page_id(page), line)
+    for page in PAGES
+    for fence in FENCE.finditer(page.read_text(encoding="utf-8"))
+    if fence[1] in ("bash", "console", "sh")
+    for line in COMMAND.findall(fence[2])
+]
+
+
+@pytest.mark.parametrize(("page", "line"), [*LINES, *(("--help", line[10:]) for line in EXAMPLES)])
+def test_documented_command_lines_parse(page: str, line: str) -> None:
+    """Each has options that exist, with values that they take; nothing is run."""
+    from typer.main import get_command
+
+    from gpu_align.tools.cli import app
+
+    command, words = get_command(app), shlex.split(line.replace("\\\n", " "), comments=True)
+    while inner := getattr(command, "commands", None):
+        command = inner[words.pop(0)]
+    command.make_context("gpu-align", words)
 
 
 def test_every_kernel_file_has_a_reference_of_its_name() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 
@@ -58,7 +60,7 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     except Exception as error:  # a probe that fails is a name that would fail too
         yield Finding("vLLM names", one_line(error), ok=False, fix=fix)
         return
-    yield from names(statuses, fix)
+    yield from names(statuses, fix, start_line(has_gpu))
 
 
 def plugin() -> Finding:
@@ -100,7 +102,16 @@ def probe(deep: bool) -> Sequence[SeamStatus]:
     return source_probe.probe_sources(root)
 
 
-def names(statuses: Sequence[SeamStatus], fix: str) -> Iterator[Finding]:
+def start_line(has_gpu: bool) -> str:
+    """The command that starts a server here; vLLM's build for the CPU has no ``vllm serve``."""
+    drafter = '"method": "custom_class", "model": "vllm_integration.PredictedOutputs"'
+    config = f'{{{drafter}, "num_speculative_tokens": 32}}'
+    module = f"{shlex.quote(sys.executable)} -m vllm.entrypoints.openai.api_server --model"
+    serve = "vllm serve" if has_gpu else f"VLLM_CPU_KVCACHE_SPACE=1 {module}"
+    return f"{serve} MODEL --speculative-config {shlex.quote(config)}"
+
+
+def names(statuses: Sequence[SeamStatus], fix: str, start: str = "") -> Iterator[Finding]:
     """Each private name of vLLM that the plugin uses, how many were found, and which model runner is left."""
     for status in statuses:
         detail = f": {status.detail}" if status.detail else ""
@@ -124,4 +135,12 @@ def names(statuses: Sequence[SeamStatus], fix: str) -> Iterator[Finding]:
         (False, False): "none: vLLM serves without predicted outputs",
     }[v1, v2]
     proves = "vLLM drafts from predictions here"
-    yield Finding("model runner", runner, ok=v1 and v2, fix="" if v1 and v2 else fix, proves=proves)
+    usable = v1 and v2
+    yield Finding(
+        "model runner",
+        runner,
+        ok=usable,
+        fix="" if usable else fix,
+        proves=proves,
+        start=start if usable else "",
+    )

@@ -119,6 +119,18 @@ def front_page(numbers: dict[str, Any]) -> str:
     return table(numbers, FRONT_PAGE, told=True)
 
 
+def headline(numbers: dict[str, Any]) -> str:
+    """The line under the picture of README.md: ours and vLLM's drafter at the K of the documented server."""
+    found = _defaults(numbers, 32)
+    ours, theirs = (_ratios(found[name]["five"])[0] for name in ("gpu_align", "prompt_lookup_vllm_v2"))
+    outputs = numbers["runs"][0]["five"]["records"]
+    return (
+        f"**{float(ours):.1f} tokens a forward pass** on {outputs} real edits, vLLM's n-gram "
+        f"{float(theirs):.1f}.\n"
+        "Count [yours](docs/simulator.md): `gpu-align simulate --git HEAD~20..HEAD`"
+    )
+
+
 def by_num_draft_tokens(numbers: dict[str, Any]) -> str:
     """Ours and the best peer at equal cost, for each K, on the five packages."""
     peers = {
@@ -356,7 +368,7 @@ def _us(cycles: float) -> str:
 
 #: Page → its blocks by name.
 PAGES = {
-    DOCS.parent / "README.md": {MAIN_BLOCK: front_page},
+    DOCS.parent / "README.md": {"headline": headline, MAIN_BLOCK: front_page},
     DOCS / "agents.md": {"agents": agents},
     DOCS / "tuning.md": {"choose-k": by_num_draft_tokens},
     DOCS / "developer" / "compiled-kernels.md": {

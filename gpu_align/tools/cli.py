@@ -24,6 +24,7 @@ class OneLineErrors(TyperGroup):
     """Prints ``error: …`` and ends with exit code 2 for bad input, 1 for work that failed, 130 for Ctrl-C."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        _without_types(self)
         standalone = kwargs.pop("standalone_mode", True)
         kwargs["standalone_mode"] = False
         if not standalone:
@@ -56,6 +57,15 @@ class OneLineErrors(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _without_types(command: Any) -> None:
+    """Newer versions of Typer write the Python type of an argument, ``<list[Path]>``, into the help."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None
+    for inner in getattr(command, "commands", {}).values():
+        _without_types(inner)
+
+
 def _told(message: str, code: int) -> int:
     typer.echo(f"error: {' '.join(message.split())}", err=True)
     return code
@@ -65,11 +75,13 @@ app = typer.Typer(
     name="gpu-align",
     cls=OneLineErrors,
     no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 115},
     # A traceback that prints local variables would print predictions.
     pretty_exceptions_enable=False,
 )
 app.add_typer(recipes_app, name="recipes")
-app.command("bench")(bench_command)
+app.command("bench", epilog=epilog("bench"))(bench_command)
 app.command("tune", epilog=epilog("tune"))(tune_command)
 app.command("simulate", epilog=epilog("simulate"))(simulate_command)
 app.command("policies", epilog=epilog("policies"))(policies_command)

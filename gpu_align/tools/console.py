@@ -143,13 +143,16 @@ def print_table(
 
 #: Of all commands, one a line.
 EXAMPLES = """\
+gpu-align bench --base-url http://localhost:8000/v1 --concurrency 1,8 --html bench.html
+gpu-align bench --base-url http://localhost:8000/v1 --git HEAD~1.. --json bench.json
+gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,8
 gpu-align simulate pairs.jsonl
 gpu-align simulate pairs.jsonl --policy gpu_align --policy prompt_lookup -k 32 --json out.json
 gpu-align simulate --before old.py --after new.py --policy gpu_align --html page.html
 gpu-align simulate --git HEAD~2..HEAD --repo project --suffix .py --policy gpu_align
 gpu-align policies
 gpu-align policies openai
-gpu-align recipes learn own.json.gz projects/one projects/two --suffix .py
+gpu-align recipes learn projects/one projects/two --out own.json.gz --suffix .py
 gpu-align recipes observe samples.jsonl --tokenizer tekken --out observed.json.gz
 gpu-align recipes merge one.json.gz two.json.gz --out both.json.gz
 gpu-align recipes report base outputs.jsonl --tokenizer tekken --json worth.json
@@ -161,11 +164,11 @@ gpu-align report logs/chatcmpl-1.yaml --html page.html
 gpu-align report logs --top 3 --json requests.json
 gpu-align doctor
 gpu-align doctor -v
-gpu-align doctor --json
+gpu-align doctor --json doctor.json
 """.splitlines()
 
 
 def epilog(command: str) -> str:
     """The examples of a command, for ``@app.command(..., epilog=...)``."""
     found = [line for line in EXAMPLES if f"{line} ".startswith(f"gpu-align {command} ")]
-    return "\n\n".join(["Examples:", *(f"  {line}" for line in found)])
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in found)])

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .. import __version__
-from .console import ROOT, counted, plugins
+from .console import ROOT, check_outputs, counted, option, plugins
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Finding:
         fix: the command that mends it; of a finding that is not False, what would be better.
         detail: shown with ``-v`` only.
         proves: what works here if no finding is False, for the verdict.
+        start: the command that starts it, shown below that verdict.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Finding:
     fix: str = ""
     detail: bool = False
     proves: str = ""
+    start: str = ""
 
 
 def verdict(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
@@ -329,8 +331,8 @@ _MARKS = {True: ("ok", "green"), False: ("FAIL", "red"), None: ("", "")}
 _WRITTEN = ("what", "found", "ok", "fix", "detail")
 
 
-def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -> bool:
-    """Print each finding when it comes, then the verdict and the commands; whether drafting works here."""
+def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -> list[Finding]:
+    """Print each finding when it comes, then the verdict and the commands."""
     seen = []
     # On a terminal, a line below the findings says that the examination goes on.
     with console.status("examining …") if console.is_terminal else contextlib.nullcontext():
@@ -342,6 +344,8 @@ def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -
                 console.print(Text.assemble((f"{mark:4}", style), name, finding.found), soft_wrap=True)
     line, problems = verdict(seen)
     console.print(Text(f"\n{line}", style="bold red" if problems else "bold green"))
+    for start in [] if problems else filter(None, (finding.start for finding in seen)):
+        console.print(Text(f"  start:\n    {start}"), soft_wrap=True)
     advice = [finding for finding in seen if finding.ok is not False and finding.fix]
     for title, told in (("mend", problems), ("optional", advice)):
         for fix in dict.fromkeys(finding.fix for finding in told):
@@ -349,14 +353,14 @@ def show(findings: Iterable[Finding], console: Console, verbose: bool = False) -
             console.print(
                 Text(f"  {title}: {names}\n    {fix}" if fix else f"  {title}: {names}"), soft_wrap=True
             )
-    return not problems
+    return seen
 
 
 def doctor_command(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="every line: each private name of vLLM, too")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+    json_out: Annotated[Path | None, option("OUT", "write the findings as JSON", "--json")] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="import vLLM (a minute) instead of reading its sources")
     ] = False,
@@ -365,22 +369,20 @@ def doctor_command(
 
     Exit code 0: usable. 1: not usable.
     """
-    findings = examine(deep)
-    if as_json:
-        seen = list(findings)
-        line, problems = verdict(seen)
-        usable = not problems
+    check_outputs({"--json": json_out}, [])
+    findings = show(examine(deep), Console(), verbose)
+    line, problems = verdict(findings)
+    if json_out is not None:
         report = {
             "version": __version__,
-            "usable": usable,
+            "usable": not problems,
             "verdict": line,
             "fixes": [fix for fix in dict.fromkeys(finding.fix for finding in problems) if fix],
-            "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in seen],
+            "findings": [{name: getattr(finding, name) for name in _WRITTEN} for finding in findings],
         }
-        typer.echo(json.dumps(report, indent=1))
-    else:
-        usable = show(findings, Console(), verbose)
-    if not usable:
+        json_out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        typer.echo(f"wrote {json_out}")
+    if problems:
         raise typer.Exit(1)
 
 

@@ -79,7 +79,7 @@ def test_issue_forms_have_what_github_requires(name: str) -> None:
     assert all(part["id"] and part["attributes"]["label"] for part in inputs)
     assert any(part.get("validations", {}).get("required") for part in inputs)
     if name == "bug":
-        assert "`gpu-align doctor --json`" in json.dumps(form)
+        assert "`gpu-align doctor --json doctor.json`" in json.dumps(form)
 
 
 def test_the_citation_is_of_this_version() -> None:

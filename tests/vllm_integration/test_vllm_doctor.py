@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -13,6 +15,7 @@ import torch
 
 pytest.importorskip("typer")
 from gpu_align.tools import doctor as library
+from gpu_align.tools.bench.servers import PLUGIN_DRAFTS
 from gpu_align.tools.doctor import Finding
 from vllm_integration import doctor
 from vllm_integration.seams import install
@@ -161,3 +164,10 @@ def test_which_model_runner_is_left(gone: list[str], words: str) -> None:
     assert finding.found.startswith(words)
     assert finding.ok is (not gone)
     assert bool(finding.fix) is bool(gone)
+
+
+def test_the_line_that_starts_a_server() -> None:
+    words = shlex.split(doctor.start_line(has_gpu=False))
+    assert words[:3] == ["VLLM_CPU_KVCACHE_SPACE=1", sys.executable, "-m"]
+    assert json.loads(words[-1]) == {**PLUGIN_DRAFTS, "num_speculative_tokens": 32}
+    assert doctor.start_line(has_gpu=True).startswith("vllm serve MODEL --speculative-config ")

@@ -43,7 +43,7 @@ def test_the_figures_of_a_real_server(server: Server, tmp_path: Path) -> None:
     data, out, page = (tmp_path / name for name in ("pairs.jsonl", "bench.json", "bench.html"))
     write_pairs(data)
     before = counts(server.url)
-    flags = ["--base-url", f"{server.url}/v1", "--model", "tiny", "--dataset", data, "--json", out]
+    flags = ["--base-url", f"{server.url}/v1", "--model", "tiny", data, "--json", out]
     flags += ["--html", page, "--concurrency", "1,4", "--rounds", 1, "--max-tokens", MAX_TOKENS]
     done = CliRunner().invoke(app, ["bench", *map(str, flags)], env={"OPENAI_API_KEY": None})
     assert done.exit_code == 0, done.output
@@ -99,7 +99,7 @@ def test_ctrl_c_while_it_measures_writes_the_turns_that_have_ended(tiny_llama: P
     out, page = tmp_path / "bench.json", tmp_path / "bench.html"
     write_pairs(tmp_path / "pairs.jsonl")
     flags: list[Any] = ["--serve", tiny_llama, "--vllm-args", "--max-model-len 512 --max-num-seqs 8"]
-    flags += ["--modes", "none,prediction", "--dataset", "pairs.jsonl", "--max-tokens", MAX_TOKENS]
+    flags += ["--modes", "none,prediction", "pairs.jsonl", "--max-tokens", MAX_TOKENS]
     flags += ["--concurrency", "4,2", "--requests", REQUESTS, "--json", out, "--html", page]
     # Not in pytest's folder: vLLM's sockets are there, too, and a socket's path has 107 characters at most.
     with tempfile.TemporaryDirectory() as logs:

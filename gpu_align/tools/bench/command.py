@@ -28,32 +28,28 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _MAX_CONCURRENCY = 4096
-_EXAMPLES = """Examples:
-
-gpu-align bench --base-url http://localhost:8000/v1 --concurrency 1,8 --html bench.html
-
-gpu-align bench --base-url http://localhost:8000/v1 --from-git . HEAD~1.. --concurrency 8 --json bench.json
-
-gpu-align bench --serve Qwen/Qwen2.5-Coder-1.5B-Instruct --concurrency 1,8
-"""
 
 
 def bench_command(
+    dataset: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PAIRS.jsonl", help="edits: id, instruction, before, after; else a shipped set"
+        ),
+    ] = None,
     base_url: Annotated[str | None, option("URL", "a server with the plugin; ends in /v1")] = None,
     serve: Annotated[
         str | None, option("MODEL", "instead: start vLLM without drafts, with n-gram, with the plugin")
     ] = None,
     model: Annotated[str | None, option("NAME", "needed where the server has several")] = None,
-    dataset: Annotated[
-        Path | None, option("PAIRS.jsonl", "edits: id, instruction, before, after; else a shipped set")
+    git: Annotated[str | None, option("RANGE", "edits: the files that these commits modify")] = None,
+    repo: Annotated[
+        Path | None, option("DIR", "the repository of --git; this folder if none is given")
     ] = None,
-    from_git: Annotated[
-        tuple[str, str] | None, option("REPO RANGE", "edits: the files that these commits modify")
-    ] = None,
+    limit: Annotated[int | None, option("N", "of --git, at most so many edits (16)", min=1)] = None,
     before: Annotated[Path | None, option("FILE", "one edit: the text before it")] = None,
     after: Annotated[Path | None, option("FILE", "and after it")] = None,
     instruction: Annotated[str | None, option("TEXT", "what to do with --before")] = None,
-    pairs: Annotated[int, option("N", "most edits of --from-git", min=1)] = 16,
     concurrency: Annotated[
         str | None, option("N,N", "requests in flight", show_default="of 1,8,32 what ends in 10 minutes")
     ] = None,
@@ -137,7 +133,7 @@ def bench_command(
             timeout_s=timeout,
             fresh_prefix=not prefix_cache,
         )
-        source, edits = _edits(dataset, from_git, before, after, instruction, pairs)
+        source, edits = _edits(dataset, git, repo, limit, before, after, instruction)
         result.about = {
             "version": __version__,
             "model": model,
@@ -190,27 +186,33 @@ def _modes(given: str | None, served: bool, compare_url: str | None) -> tuple[st
 
 def _edits(
     dataset: Path | None,
-    from_git: tuple[str, str] | None,
+    git: str | None,
+    repo: Path | None,
+    limit: int | None,
     before: Path | None,
     after: Path | None,
     instruction: str | None,
-    limit: int,
 ) -> tuple[str, list[Pair]]:
     """Where the edits come from in words, and the edits."""
     from . import data
 
-    given = {"--dataset": dataset, "--from-git": from_git, "--before": before}
+    given = {"a file PAIRS": dataset, "--git": git, "--before": before}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
-        refuse(f"expected one of --dataset, --from-git and --before, found {' and '.join(named)}")
-    for name, value in (("--after", after), ("--instruction", instruction)):
-        if value is not None and before is None:
-            refuse(f"{name}: {value} needs --before")
+        refuse(f"expected one of {', '.join(given)}, found {' and '.join(named)}")
+    needed: tuple[tuple[str, object, str, object], ...] = (
+        ("--after", after, "--before", before),
+        ("--instruction", instruction, "--before", before),
+        ("--repo", repo, "--git", git),
+        ("--limit", limit, "--git", git),
+    )
+    for name, value, other, there in needed:
+        if value is not None and there is None:
+            refuse(f"{name}: {value} needs {other}")
     if dataset is not None:
         return dataset.name, data.read_pairs(dataset)
-    if from_git is not None:
-        repo, revisions = from_git
-        return f"git {revisions}", data.pairs_from_git(Path(repo), revisions, limit)
+    if git is not None:
+        return f"git {git}", data.pairs_from_git(repo or Path(), git, limit or 16)
     if before is not None:
         return before.name, [data.pair_of_files(before, after, instruction)]
     return data.SHIPPED, data.shipped_pairs()
@@ -284,6 +286,3 @@ def _finish(
         if log := getattr(failure, "log", ""):
             typer.echo(log, err=True)
         raise typer.Exit(1)
-
-
-bench_command.__doc__ = f"{bench_command.__doc__}\n\n{_EXAMPLES}"

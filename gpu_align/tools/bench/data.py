@@ -25,9 +25,9 @@ SHIPPED = "the shipped set"
 def read_pairs(path: Path, source: str = "") -> list[Pair]:
     """Read edits (`pair_of`), one JSON object a line, plain or gzipped.
 
-    Messages of a WrongOptionError call the file `source`, or ``--dataset: PATH``, and name the line.
+    Messages of a WrongOptionError call the file `source`, or its path, and name the line.
     """
-    source = source or f"--dataset: {path}"
+    source = source or str(path)
     pairs: list[Pair] = []
     lines: dict[str, int] = {}
     try:
@@ -78,7 +78,7 @@ def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
             return None
 
     try:
-        edits = git_edits("--from-git", repo, revisions, MAX_FILE_BYTES, text_of)
+        edits = git_edits("--git", repo, revisions, MAX_FILE_BYTES, text_of)
         found = [
             Pair(f"{e.commit}:{e.path}", f"Change the file {e.path}: {e.subject}", e.before, e.after)
             for e in itertools.islice(edits, limit)
@@ -87,7 +87,7 @@ def pairs_from_git(repo: Path, revisions: str, limit: int) -> list[Pair]:
         raise WrongOptionError(str(error)) from error
     if not found:
         most = f"at most {MAX_FILE_BYTES:,} bytes"
-        raise WrongOptionError(f"--from-git: {revisions} has no modified text file of {most}")
+        raise WrongOptionError(f"--git: {revisions} has no modified text file of {most}")
     return found
 
 

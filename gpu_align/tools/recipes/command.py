@@ -115,7 +115,10 @@ def _argument(metavar: str, help_text: str) -> Any:
 
 
 recipes_app = typer.Typer(
-    help="Recipe packs: what usually follows what.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Recipe packs: what usually follows what.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 _Out = Annotated[Path, option("OUT.json[.gz]", "for the pack", "--out", "-o")]
 _Pack = Annotated[Path, _argument("PACK", "a pack, or base")]
@@ -176,10 +179,10 @@ def _load(path: Path) -> RecipePack:
 
 @recipes_app.command("learn", epilog=epilog("recipes learn"))
 def learn_command(
-    out: Annotated[Path, _argument("OUT.json[.gz]", "for the pack")],
     places: Annotated[
         list[Path], _argument("FILE_OR_FOLDER...", "texts to learn from; each place is one source")
     ],
+    out: _Out,
     suffix: Annotated[
         list[str] | None, option(".py", "of folders, only files that end in this; repeatable")
     ] = None,
@@ -187,7 +190,7 @@ def learn_command(
     """Learn a recipe pack from texts of your own: what usually follows what."""
     from ...recipes.pack import RecipePack
 
-    _check_pack("OUT", out, places)
+    _check_pack("--out", out, places)
     try:
         texts = SourceTexts(places, suffix or [])
     except FileNotFoundError as error:

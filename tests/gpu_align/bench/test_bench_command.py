@@ -36,7 +36,7 @@ def run(*arguments: object) -> Any:
 
 def bench(fake: Fake, dataset: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
     out = dataset.with_suffix(".json")
-    done = run("--base-url", fake.url, "--dataset", dataset, "--json", out, *arguments)
+    done = run("--base-url", fake.url, dataset, "--json", out, *arguments)
     assert done.exit_code == code, done.output
     return {**json.loads(out.read_text()), "printed": done.stdout}
 
@@ -179,7 +179,7 @@ def test_the_page_holds_all_and_loads_nothing(dataset: Path, tmp_path: Path) -> 
     with Fake(models=("<b>&",), key="sesame") as fake:
         options = ("--concurrency", "1,2", "--rounds", 1, "--html", written, "--api-key", "sesame")
         found = bench(fake, dataset, *options)
-        refused = run("--base-url", fake.url, "--dataset", dataset, "--api-key", "open")
+        refused = run("--base-url", fake.url, dataset, "--api-key", "open")
     text = written.read_text()
     assert text.count("<figure>") == 6
     assert text.count('<rect class="m-prediction"') == 2 * 6 + 1  # and the legend
@@ -213,7 +213,7 @@ def test_an_interrupted_run_writes_what_it_has(dataset: Path) -> None:
 def test_a_server_that_fails_ends_the_run_and_keeps_what_was_measured(dataset: Path) -> None:
     with Fake(die_after=3 + 6 + 9) as fake:
         out = dataset.with_suffix(".json")
-        done = run("--base-url", fake.url, "--dataset", dataset, "--json", out, "--concurrency", 1)
+        done = run("--base-url", fake.url, dataset, "--json", out, "--concurrency", 1)
     assert done.exit_code == 1
     assert [line.split()[0] for line in done.stderr.splitlines()] == ["plan:", "plan:", "error:"]
     assert "pair" in done.stderr
@@ -238,7 +238,7 @@ def test_a_server_that_cannot_do_it_is_refused_before_the_run(dataset: Path) -> 
             ),
         }
         for words, (fake, more) in cases.items():
-            done = run("--base-url", fake.url, "--dataset", dataset, *more)
+            done = run("--base-url", fake.url, dataset, *more)
             assert done.exit_code in (1, 2), words
             assert words in done.stderr
             assert done.stderr.count("\n") == 1
@@ -278,7 +278,7 @@ def test_without_options_the_plan_fits_the_server(dataset: Path, monkeypatch: py
     monkeypatch.setattr(measure, "MOST_S", 1e9)
     with Fake(max_num_seqs=4) as fake:
         found = bench(fake, dataset, "--rounds", 1)
-        done = run("--base-url", fake.url, "--dataset", dataset, "--rounds", 1)
+        done = run("--base-url", fake.url, dataset, "--rounds", 1)
     assert sorted({streams for _, streams in by_key(found)}) == [1, 4]
     assert found["settings"]["concurrency"] == [1, 4]
     first, second = (line for line in done.stderr.splitlines() if line.startswith("plan:"))
@@ -291,7 +291,7 @@ def test_without_options_the_plan_fits_the_server(dataset: Path, monkeypatch: py
 def test_progress_is_told_without_a_terminal(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "TELL_S", 0.05)
     with Fake(pause_s=0.01) as fake:
-        done = run("--base-url", fake.url, "--dataset", dataset, "--rounds", 1, "--concurrency", 1)
+        done = run("--base-url", fake.url, dataset, "--rounds", 1, "--concurrency", 1)
     told = [line for line in done.stderr.splitlines() if line.startswith("measuring")]
     assert told, done.stderr
     assert any(re.search(r": \d+ %", line) for line in told)

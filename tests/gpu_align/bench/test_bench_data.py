@@ -79,7 +79,7 @@ def test_a_bad_line_or_file_is_named(tmp_path: Path, content: bytes | None, word
     path.write_bytes(b"" if content is None else line() + b"\n\n" + content)
     with pytest.raises(BenchError) as error:
         read_pairs(path)
-    assert str(error.value).startswith(f"--dataset: {path}: ")
+    assert str(error.value).startswith(f"{path}: ")
     assert words in str(error.value)
 
 
@@ -138,7 +138,7 @@ def test_commits_are_edits_newest_first(repo: Path) -> None:
     ],
 )
 def test_a_bad_range_is_one_line(repo: Path, folder: str, revisions: str, words: str) -> None:
-    with pytest.raises(BenchError, match="--from-git") as error:
+    with pytest.raises(BenchError, match="--git") as error:
         pairs_from_git(repo / folder, revisions, 9)
     assert words in str(error.value)
     assert "\n" not in str(error.value)

@@ -24,9 +24,9 @@ from typer.testing import CliRunner
 
 from gpu_align.tools.bench import servers
 from gpu_align.tools.bench.client import BenchError
-from gpu_align.tools.bench.command import bench_command
 from gpu_align.tools.bench.measure import MODES
 from gpu_align.tools.cli import app
+from gpu_align.tools.console import EXAMPLES
 from tests.gpu_align.bench import fake_openai
 from tests.gpu_align.bench.fake_openai import Fake, alive, wait_until
 from tests.gpu_align.bench.test_bench_command import by_key
@@ -71,7 +71,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
 
 def bench(dataset: Path, *arguments: object) -> tuple[Any, dict[str, Any]]:
     out = dataset.with_suffix(".json")
-    flags = ("--serve", "tiny", "--dataset", dataset, "--json", out, "--concurrency", 2, "--rounds", 1)
+    flags = ("--serve", "tiny", dataset, "--json", out, "--concurrency", 2, "--rounds", 1)
     done = CliRunner().invoke(app, ["bench", *map(str, (*flags, *arguments))])
     return done, json.loads(out.read_text()) if out.exists() else {}
 
@@ -137,8 +137,7 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(dataset: Path,
 def test_the_examples_of_the_help_run(
     dataset: Path, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, _, examples = str(bench_command.__doc__).partition("Examples:")
-    lines = [line.split()[1:] for line in examples.splitlines() if line.startswith("gpu-align bench ")]
+    lines = [line.split()[1:] for line in EXAMPLES if line.startswith("gpu-align bench ")]
     assert len(lines) == 3
     git(tmp_path, "init", "-q")
     for text in ("one two three\n", "one two four\n"):

@@ -47,7 +47,7 @@ GOOD = Finding("torch", "2.13.0", True)
 SEAM = Finding("seam v1.run", "[found] it", True, detail=True)
 BROKEN = Finding("torchvision", "does not fit torch", False, "pip uninstall -y torchvision")
 AGAIN = Finding("torchaudio", "the same", False, BROKEN.fix)
-ENGINE = Finding("runner", "V2", True, proves="the engine drafts")
+ENGINE = Finding("runner", "V2", True, proves="the engine drafts", start="vllm serve MODEL")
 BETTER = Finding("step logs", "PyYAML is not installed", None, "pip install PyYAML")
 MEND = "  mend: torchvision, torchaudio\n    pip uninstall -y torchvision\n"
 
@@ -56,7 +56,7 @@ MEND = "  mend: torchvision, torchaudio\n    pip uninstall -y torchvision\n"
     ("findings", "exit_code", "end"),
     [
         ([GOOD], 0, "usable: the library drafts here\n"),
-        ([GOOD, ENGINE], 0, "usable: the engine drafts\n"),
+        ([GOOD, ENGINE], 0, "usable: the engine drafts\n  start:\n    vllm serve MODEL\n"),
         (
             [GOOD, BROKEN, AGAIN, ENGINE, BETTER, SEAM], 1,
             f"not usable: 2 problems\n{MEND}  optional: step logs\n    pip install PyYAML\n",
@@ -66,18 +66,19 @@ MEND = "  mend: torchvision, torchaudio\n    pip uninstall -y torchvision\n"
     ],
 )  # fmt: skip
 def test_the_exit_code_is_the_verdict(
-    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], exit_code: int, end: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, findings: list[Finding], exit_code: int, end: str
 ) -> None:
-    asked = []
+    asked, out = [], tmp_path / "doctor.json"
     monkeypatch.setattr(doctor, "examine", lambda deep: asked.append(deep) or iter(findings))
-    short, full, written = run(), run("-v", "--deep"), run("--json")
+    short, full, written = run(), run("-v", "--deep"), run("--json", str(out))
     assert asked == [False, True, False]
     assert {short.exit_code, full.exit_code, written.exit_code} == {exit_code}
     shown = [f"{ ({True: 'ok', False: 'FAIL', None: ''}[f.ok]):4} {f.what:17} {f.found}\n" for f in findings]
     above = [line for line, finding in zip(shown, findings, strict=True) if not finding.detail]
     assert short.output == f"{''.join(above)}\n{end}"
     assert full.output == f"{''.join(shown)}\n{end}"
-    found = json.loads(written.output)
+    assert written.output == f"{short.output}wrote {out}\n"
+    found = json.loads(out.read_text())
     assert (found["version"], found["usable"]) == (gpu_align.__version__, exit_code == 0)
     assert found["verdict"] == end.split("\n")[0]
     assert found["fixes"] == ([BROKEN.fix] if "uninstall" in end else [])

@@ -40,7 +40,7 @@ def test_a_pack_of_ones_own(tmp_path: Path) -> None:
         files(tmp_path / name, a_py=TEXT * 5, b_txt="epsilon zeta\n" * 5)
     out = tmp_path / "own.json.gz"
     places = tmp_path / "one", tmp_path / "two"
-    result = run("recipes", "learn", out, *places, "--suffix", ".py")
+    result = run("recipes", "learn", "--out", out, *places, "--suffix", ".py")
     assert result.exit_code == 0, result.output
     pack = RecipePack.load(out)
     told = " ".join(result.stdout.split())
@@ -53,7 +53,7 @@ def test_a_pack_of_ones_own(tmp_path: Path) -> None:
     # Neither where the texts are nor when they were read.
     assert (pack.made_by, str(tmp_path) in str(pack)) == ("gpu-align recipes learn", False)
     before = out.read_bytes()
-    assert run("recipes", "learn", out, *reversed(places), "--suffix", ".py").exit_code == 0
+    assert run("recipes", "learn", "--out", out, *reversed(places), "--suffix", ".py").exit_code == 0
     assert out.read_bytes() == before
 
 
@@ -71,17 +71,17 @@ def test_every_place_is_a_source(tmp_path: Path) -> None:
 def test_what_is_only_in_one_source_is_left_out_unless_there_is_one(tmp_path: Path) -> None:
     files(tmp_path, one__a="left right\n" * 9, two__a=TEXT * 9)
     out = tmp_path / "own.json.gz"
-    result = run("recipes", "learn", out, tmp_path / "one", tmp_path / "two")
+    result = run("recipes", "learn", "--out", out, tmp_path / "one", tmp_path / "two")
     assert result.exit_code == 2
     assert "too little text" in result.stderr
     for place, said in (
         ("nowhere", "no such file or folder"),
         ("empty", "expected texts to learn from, found none"),
     ):
-        assert said in run("recipes", "learn", out, files(tmp_path / place)).stderr
+        assert said in run("recipes", "learn", "--out", out, files(tmp_path / place)).stderr
         (tmp_path / "empty").mkdir(exist_ok=True)
     assert not out.exists()
-    assert run("recipes", "learn", out, tmp_path).exit_code == 0
+    assert run("recipes", "learn", "--out", out, tmp_path).exit_code == 0
     assert {" right", " beta"} <= set(RecipePack.load(out).words)
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_text_is_counted(tmp_path: Path) -> None:
     files(tmp_path / "a", x=TEXT * 5, y=TEXT * 5, z=b"\xff\xfe\x00", zero=b"a\0b", _hidden=TEXT, _git__x=TEXT)
     os.symlink(tmp_path / "a" / "x", tmp_path / "a" / "link")
     out = tmp_path / "own.json.gz"
-    result = run("recipes", "learn", out, tmp_path / "a")
+    result = run("recipes", "learn", "--out", out, tmp_path / "a")
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
     assert "read 1 file, 115 bytes, of 1 source; 2 skipped: not UTF-8 text; 1 skipped: the same again" in told

@@ -108,24 +108,24 @@ WRONG: dict[str, str] = {
     """,
     "recipes learn": """
 
-        out.json
-        out.txt old.py
-        out old.py
-        old.py out.json
-        out.json missing.py
-        out.json old.py missing.py
-        text.json text.json
-        {json} old.py
-        out.json binary.bin
-        out.json empty.jsonl
-        out.json folder
-        out.json old.py
-        out.json old.py --suffix
-        out.json . --suffix .nothing
-        out.json old.py --out other.json
-        out.json.xz old.py
-        '' old.py
-        out.json ''
+        old.py
+        -o out.json
+        -o out.txt old.py
+        -o out old.py
+        -o old.py out.json
+        -o out.json missing.py
+        -o out.json old.py missing.py
+        -o text.json text.json
+        -o {json} old.py
+        -o out.json binary.bin
+        -o out.json empty.jsonl
+        -o out.json folder
+        -o out.json old.py
+        -o out.json old.py --suffix
+        -o out.json . --suffix .nothing
+        -o out.json.xz old.py
+        -o '' old.py
+        -o out.json ''
     """,
     "recipes observe": """
 
@@ -302,11 +302,13 @@ WRONG: dict[str, str] = {
         {here} --modes ngram → ngram needs --compare-url
         {here} --compare-url http://127.0.0.1:9/v1 --modes none → is for the mode ngram
         {here} --compare-url http://x → --compare-url: expected a URL that ends in /v1
-        {here} --dataset missing.jsonl → --dataset: missing.jsonl: No such file
-        {here} --dataset a --before b → found --dataset and --before
+        {here} missing.jsonl → missing.jsonl: No such file
+        {here} a --before b → found a file PAIRS and --before
+        {here} --repo . → --repo: . needs --git
+        {here} --git HEAD --limit 0 → --limit
         {here} --after b → --after: b needs --before
         {here} --before b → --before: b: No such file
-        {here} --from-git missing HEAD → --from-git: cannot change to 'missing'
+        {here} --git HEAD --repo missing → --git: cannot change to 'missing'
         {here} --prediction best → --prediction: expected auto, before or output, found 'best'
         {here} --json missing/out.json → --json: the folder missing does not exist
         {here} --json a --html a → --html: a is also the file of --json
@@ -321,8 +323,8 @@ WRONG: dict[str, str] = {
         now
         vllm torch
         ''
-        --json=out.json
-        --json out.json
+        --json {json}
+        --json folder
         --deep=yes
         --deep vllm
         --verbose=2
