@@ -264,10 +264,14 @@ class Engine:
         collector.end = recording
 
     def facts(self) -> dict[str, Any]:
+        from vllm_integration.seams.install import is_installed
+        from vllm_integration.seams.table import GROUPS
+
         return {
             "runner": f"{type(self.runner).__module__}.{type(self.runner).__name__}",
             "speculator": type(getattr(self.runner, "speculator", None)).__name__,
             "scheduler": type(self.scheduler).__name__,
+            "seams": [group for group in GROUPS if is_installed(group)],
         }
 
     def run(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -447,8 +451,8 @@ class Engine:
             occupied, rows = len(proposer.slots) + len(proposer.requests), self.runner.requests
         return {
             "occupied": occupied,
-            "known": len(self.scheduler.drafted_requests),
-            "counted": len(self.scheduler.ledger) + self.followed(),
+            "known": len(getattr(self.scheduler, "drafted_requests", ())),
+            "counted": len(getattr(self.scheduler, "ledger", ())) + self.followed(),
             "rows": len(rows),
         }
 

@@ -191,7 +191,7 @@ class V2Engine:
 
     record_drafts: each rank writes what it drafts, see `engine_process` (tensor parallel only).
     runner: "V2", or "V1", which needs no interpreter. forks: ranks are forked, as on a GPU, not spawned; what
-    `settings["before"]` patches is patched in them.
+    `settings["before"]` patches is patched in them. own_process: imports vLLM anew, from where `environment` says.
     directory: for its log and, with `step_log`, one YAML file a request in `directory / "steps"`.
     settings: of `vllm.LLM`, and those that `engine_process` knows.
     """
@@ -208,6 +208,7 @@ class V2Engine:
         record_drafts: bool = False,
         runner: str = "V2",
         forks: bool = False,
+        own_process: bool = False,
         **settings: Any,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -244,7 +245,7 @@ class V2Engine:
         }
         self.log = directory / "log"
         self._log = self.log.open("w")
-        if several and not forks:
+        if own_process or (several and not forks):
             self._process: Popen[str] | Forked = Popen(
                 [sys.executable, str(ENGINE_PROCESS), json.dumps(arguments)],
                 stdin=subprocess.PIPE,

@@ -20,7 +20,7 @@ class Seam:
         (vLLM calls ours in its place), "field" (an instance attribute or dataclass field that is read),
         "global" (a name in a module that is read or, for a moment, replaced).
     module, attribute: where it is; `attribute` is dotted below the module.
-    purpose: what this package needs it for.
+    purpose: what this package needs it for; behind ⇒ what would replace it, in tests/vllm/upstream.patch.
     parameters: for "wrap", "call" and "implement": the leading parameters, in order, that must be there.
         Further parameters of a called function must have defaults.
     """
@@ -110,7 +110,7 @@ GROUPS: dict[str, Group] = {
 _ROWS = """
 # The engine's configuration.
 config vllm.config.vllm:VllmConfig
-  wrap _get_v2_model_runner_unsupported_features(self) V2 refuses custom drafter classes; ours has a V2 part
+  wrap _get_v2_model_runner_unsupported_features(self) V2 refuses custom classes; ours has a V2 part ⇒ custom_class
   wrap _validate_adaptive_verification(self) where vLLM cannot trim drafts, our slots do without
   wrap __post_init__(self) asynchronous scheduling with our method, and our scheduler
   field use_v2_model_runner which model runner the engine gets
@@ -118,7 +118,7 @@ config vllm.config.model:ModelConfig
   field is_hybrid whether layers keep recurrent states, which vLLM's CPU kernels lose beside drafts
   field is_attention_free the same
 config vllm.config.vllm
-  global NgramGPUTypes the drafters that asynchronous scheduling is allowed with
+  global NgramGPUTypes the drafters that asynchronous scheduling is allowed with ⇒ supports_async_scheduling
 
 # The way of a prediction into the engine.
 inputs vllm.v1.engine.input_processor:InputProcessor
@@ -263,37 +263,37 @@ parameters vllm.sampling_params:SamplingParams
 
 # Drafting on the V2 model runner, its schedulers included.
 v2_start vllm.v1.worker.gpu.model_runner
-  wrap init_speculator(vllm_config,device,req_states) put our speculator in its place
+  wrap init_speculator(vllm_config,device,req_states) put our speculator in its place ⇒ custom_class
 v2 vllm.v1.worker.gpu.model_runner:GPUModelRunner
-  wrap add_requests(self,scheduler_output) which rows new and resumed requests got, and their predictions
-  wrap _remove_request(self,req_id) which rows are free: finished, aborted, preempted
-  wrap finish_requests(self,scheduler_output) write the step log of finished requests; preempted ones go on
-  wrap sample_tokens(self) the draft report leaves with the step's output
-  field speculator find ours
-  field req_states the rows
+  wrap add_requests(self,scheduler_output) rows of new and resumed requests, and their predictions ⇒ add_requests
+  wrap _remove_request(self,req_id) which rows are free: finished, aborted, preempted ⇒ remove_request
+  wrap finish_requests(self,scheduler_output) step logs of finished requests; preempted ones stay ⇒ finish_requests
+  wrap sample_tokens(self) the draft report leaves with the step's output ⇒ report
+  field speculator find ours ⇒ add_requests
+  field req_states the rows ⇒ custom_class
 v2 vllm.v1.worker.gpu.states:RequestState
-  field req_id_to_index request → row, which is our slot
-  field all_token_ids prompt and output of every row; made dense device memory
-  field total_len tokens of every row
-  field prompt_len prompt length
-  field prefill_len tokens of a row when its request comes or returns
+  field req_id_to_index request → row, which is our slot ⇒ custom_class
+  field all_token_ids prompt and output of every row; made dense device memory ⇒ custom_class
+  field total_len tokens of every row ⇒ custom_class
+  field prompt_len prompt length ⇒ custom_class
+  field prefill_len tokens of a row when its request comes or returns ⇒ custom_class
 v2 vllm.v1.worker.gpu.buffer_utils
-  call StagedWriteTensor(size,dtype,device) the rows as dense device memory
+  call StagedWriteTensor(size,dtype,device) the rows as dense device memory ⇒ uses_dense_token_ids
 v2 vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator
   implement propose(self,input_batch,attn_metadata,slot_mappings,last_hidden_states,aux_hidden_states,\
-num_sampled)       what the runner calls each step
-  implement init_cudagraph_manager(self,cudagraph_mode) nothing to set up
-  implement capture(self) nothing to capture
+num_sampled)       what the runner calls each step ⇒ propose
+  implement init_cudagraph_manager(self,cudagraph_mode) nothing to set up ⇒ custom_class
+  implement capture(self) nothing to capture ⇒ custom_class
 v2 vllm.v1.worker.gpu.input_batch:InputBatch
-  field num_reqs batch size
-  field req_ids row → request
-  field idx_mapping the rows, on the device
-  field num_draft_tokens_per_req the step log: drafts that this step verified
-  field idx_mapping_np the rows, on the host
+  field num_reqs batch size ⇒ propose
+  field req_ids row → request ⇒ propose
+  field idx_mapping the rows, on the device ⇒ propose
+  field num_draft_tokens_per_req the step log: drafts that this step verified ⇒ propose
+  field idx_mapping_np the rows, on the host ⇒ propose
 v2 vllm.v1.core.sched.scheduler:Scheduler
-  implement update_draft_token_ids(self,draft_token_ids) cut the draft placeholders (synchronous scheduling)
+  implement update_draft_token_ids(self,draft_token_ids) cut the draft placeholders (synchronous) ⇒ num_drafts
 v2 vllm.v1.core.sched.async_scheduler:AsyncScheduler
-  implement schedule(self) cut the draft placeholders (asynchronous scheduling)
+  implement schedule(self) cut the draft placeholders (asynchronous) ⇒ num_drafts
 v2 vllm.config.speculative:SpeculativeConfig
   field enable_adaptive_verification whether vLLM trims drafts by our confidences
 v2 vllm.v1.request:Request
@@ -302,7 +302,7 @@ v2 vllm.v1.request:Request
   field num_output_tokens no drafts past the end
   field resumable `max_tokens` of such a request may fall
 v2 vllm.v1.outputs:AsyncModelRunnerOutput
-  implement get_output(self) the device has sampled: the draft lengths are there, too
+  implement get_output(self) the device has sampled: the draft lengths are there, too ⇒ report
 
 # Which CUDA graphs are captured.
 graphs vllm.v1.worker.gpu.model_runner:GPUModelRunner
@@ -341,7 +341,7 @@ adaptive vllm.v1.worker.gpu.states:RequestState
   field max_num_reqs the size of the flat price's first table
   field max_num_batched_tokens the size of the flat price's second table
 adaptive vllm.v1.worker.gpu.input_batch:InputBatch
-  field cu_num_logits the step log and the usage: drafts that the device kept
+  field cu_num_logits the step log and the usage: drafts that the device kept ⇒ propose
 
 # The model's tokenizer in a worker, and the tensor-parallel group.
 recipes vllm.tokenizers
