@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from .errors import MissingExtraError
+from .ops.backend import check_token_ids
 from .predictors.base import TokenPredictor
 from .predictors.loop import PredictorLoop
 from .predictors.predicted_output import PredictedOutputTokenPredictor, encode_prediction
@@ -259,8 +261,8 @@ def generate(
     ``model.generate``. Scores, logits, attentions and hidden states have one entry a token.
 
     TypeError, ValueError: arguments of other types; an encoder-decoder or recurrent model, beams, more than one
-    sequence, another source of drafts, inputs other than token ids, text without a tokenizer, and, where `strict`,
-    a prediction with ids outside the vocabulary.
+    sequence, another source of drafts, inputs other than token ids, text without a tokenizer, a
+    prediction with ids outside the vocabulary.
     """
     if model.config.is_encoder_decoder:
         found = f"{type(model).__name__}, an encoder-decoder"
@@ -276,11 +278,13 @@ def generate(
     if mask is not None:
         generate_kwargs.setdefault("attention_mask", mask.to(model.device))
     predicted = encode_prediction(prediction, tokenizer) if prediction is not None else []
+    vocab_size = model.config.get_text_config().vocab_size
+    check_token_ids("prediction", np.asarray(predicted, dtype=np.int64), vocab_size)
     drafting = predictor if predictor is not None else PredictedOutputTokenPredictor()
     loop = PredictorLoop(
         drafting,
         num_draft_tokens=num_draft_tokens,
-        vocab_size=model.config.get_text_config().vocab_size,
+        vocab_size=vocab_size,
         strict=strict,
         timeout=predictor_timeout,
     )

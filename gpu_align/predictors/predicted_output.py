@@ -10,6 +10,7 @@ import torch
 
 from ..config import DrafterConfig
 from ..drafter import Drafter
+from ..ops.backend import check_integers
 from ..ops.draft import Draft
 from ..ops.recipe_lookup import Recipes
 from .base import PredictorOptions, TokenPredictor
@@ -141,7 +142,6 @@ def encode_prediction(prediction: Any, tokenizer: Any = None) -> list[int]:
             prediction = prediction[0]
         if prediction.ndim != 1:
             raise ValueError(f"prediction: expected one sequence, found the shape {tuple(prediction.shape)}")
-        return [int(token) for token in prediction.tolist()]
-    if not isinstance(prediction, Sequence) or isinstance(prediction, bytes):
-        raise TypeError(f"prediction: expected text or token ids, found {type(prediction).__name__}")
-    return [int(token) for token in prediction]
+        prediction = prediction.tolist()
+    found: list[int] = check_integers("prediction", prediction).tolist()
+    return found

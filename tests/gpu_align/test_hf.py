@@ -302,9 +302,10 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "text prediction": ({"prediction": "w1"}, ValueError, "prediction: .*tokenizer"),
     "text prompt": ({"input_ids": "w1"}, ValueError, "input_ids: .*tokenizer"),
     "stop strings": ({"stop_strings": ["w1"]}, ValueError, "stop_strings: expected a tokenizer"),
-    "bytes": ({"prediction": b"w1"}, TypeError, "found bytes"),
+    "bytes": ({"prediction": b"w1"}, TypeError, "prediction: expected a flat sequence"),
+    "words": ({"prediction": ["a"]}, TypeError, "prediction: expected a flat sequence of integers"),
     "matrix": ({"prediction": torch.ones(2, 2)}, ValueError, "one sequence"),
-    "outside": ({"prediction": [1, VOCAB], "strict": True}, ValueError, rf"prediction\[1\].*{VOCAB}"),
+    "outside": ({"prediction": [1, VOCAB], "strict": False}, ValueError, rf"prediction\[1\].*{VOCAB}"),
     "no drafts": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens: expected at least 1"),
     "no predictor": ({"predictor": 3}, TypeError, "expected a TokenPredictor, found int"),
 }

@@ -82,13 +82,13 @@ def test_the_text_of_a_prediction(value: Any, text: str) -> None:
         (1.5, "prediction: expected a string or .*, got number"),
         ({}, "prediction.type: .* missing"),
         ({"type": "content"}, "prediction.content: .* missing"),
-        ({"type": "secret", "content": "a"}, "prediction.type: .*, got string"),
+        ({"type": "secret", "content": "a"}, "prediction.type: expected 'content', got another string"),
         ({"type": None, "content": "a"}, "prediction.type: .*, got null"),
         (content(None), "prediction.content: .*, got null"),
         (content({"text": "secret"}), "prediction.content: .*, got object"),
         (content(["secret"]), r"prediction.content\[0\]: .*, got string"),
         (content([{"type": "text"}]), r"prediction.content\[0\].text: .* missing"),
-        (content([PART, {"type": "image"}]), r"prediction.content\[1\].type: .*, got string"),
+        (content([PART, {"type": "image"}]), r"prediction.content\[1\].type: .*, got another string"),
         (content([{**PART, "text": ["secret"]}]), r"prediction.content\[0\].text: .*, got array"),
         (content([[[[[]]]]]), r"prediction.content\[0\]: .*, got array"),
         (content("secret\ud800"), "prediction.content: .* surrogate at character 6"),
@@ -276,6 +276,7 @@ def test_what_is_served(
     assert call(serving, prediction, **copy.deepcopy(fields)) == ("served", xargs, "raw")
     assert xargs or not serving.tokenised
     cut = ["A prediction is cut: prediction: expected at most 4 tokens, got more"]
+    plugin_log = [line for line in plugin_log if "does not draft" not in line]
     assert plugin_log == cut * (prediction == content("abcdefgh")) or KEY in (fields.get("vllm_xargs") or {})
 
 
@@ -369,6 +370,21 @@ def test_the_text_is_taken_out_and_the_usage_looked_up(monkeypatch: pytest.Monke
     call(Serving(), content(5))
     call(Serving(), content("ab"), use_beam_search=True)
     assert [refused(reason) - 1 for reason in ("malformed", "unsupported")] == before
+
+
+def test_misspelt_fields_and_an_engine_that_does_not_draft_are_told_once(plugin_log: list[str]) -> None:
+    api._tell_once.cache_clear()
+    for _ in range(2):
+        call(Serving(), None, model_extra={"predictions": "secret", "metadata": {}})
+        call(Serving(), content("ab"), vllm_xargs={"gpu_align_predictions": [1], "mine": 1, 3: 4})
+        call(Serving("ngram"), content("ab"))
+        call(Serving("ngram"), None)
+    unknown = "A request has an unknown field that resembles {!r}, and vLLM ignores it: a misspelling?"
+    assert plugin_log == [
+        unknown.format("prediction"),
+        unknown.format(KEY),
+        "Requests bring predictions; this server does not draft from them (--speculative-config)",
+    ]
 
 
 def test_each_conversation_of_a_batch_gets_the_prediction() -> None:

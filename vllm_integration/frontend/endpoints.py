@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import difflib
 import functools
 import json
 import logging
@@ -45,6 +46,8 @@ from .prediction import (
     type_name,
 )
 from .prediction_views import views_for, with_views
+
+logger = logging.getLogger("vllm.gpu_align")
 
 XARGS = f"vllm_xargs.{wire.KEY}"
 _NO_TOKENIZER = f"prediction: expected token ids in {XARGS} or extra_args, there is no tokenizer for text"
@@ -131,6 +134,10 @@ async def serve(
                 setattr(request, FIELD, given)  # its model takes unknown fields
             headers = getattr(raw_request, "headers", {})
             prediction = await take(self, request, plain_text=plain_text, switch=headers.get(HEADER))
+        elif (request.model_extra or {}).get(FIELD) is not None:
+            _tell_once(
+                "Requests bring predictions; this server does not draft from them (--speculative-config)"
+            )
         if prediction is not None and not many_conversations:
             attach(request, prediction)
     except FieldError as error:
@@ -202,6 +209,9 @@ async def take(
         choices.setdefault(wire.SWITCH_KEY, switch.strip().lower())
     if choices:
         choices = await asyncio.to_thread(choices_of, choices, Settings.from_env())
+    for given, known in ((request.model_extra or {}, (FIELD,)), (xargs, (wire.KEY, CONVERSATION, *KEYS))):
+        for key in given.keys() - known:
+            tell_misspelt(key, known)
     converses = conversation.asked_for(xargs.pop(CONVERSATION, None))
     if choices.get("drafts") is False:
         for given in (request.model_extra or {}, xargs):
@@ -225,6 +235,19 @@ async def take(
         prediction = wire.Prediction(token_ids=b"")
     # One name for its usage, unique among all front ends.
     return replace(prediction, **choices, http_request_id=uuid.uuid4().hex)
+
+
+def tell_misspelt(key: object, known: Sequence[str]) -> None:
+    """Log that vLLM drops an unknown field whose name resembles one of ours; each of ours once a process."""
+    for name in difflib.get_close_matches(str(key)[:64], known, 1, 0.8):
+        _tell_once(
+            f"A request has an unknown field that resembles {name!r}, and vLLM ignores it: a misspelling?"
+        )
+
+
+@functools.cache
+def _tell_once(message: str) -> None:
+    logger.warning(message)
 
 
 async def take_prediction(

@@ -119,7 +119,8 @@ def _member(where: str, value: Any, kind: str, name: str) -> Any:
     if not isinstance(value, dict):
         raise FieldError(f"{where}: expected an object, got {type_name(value)}")
     if "type" in value and value["type"] != kind:
-        raise FieldError(f"{where}.type: expected '{kind}', got {type_name(value['type'])}")
+        found = type_name(value["type"])
+        raise FieldError(f"{where}.type: expected '{kind}', got {'another ' * (found == 'string')}{found}")
     for key in ("type", name):
         if key not in value:
             raise FieldError(f"{where}.{key}: expected, but missing")

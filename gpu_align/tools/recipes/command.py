@@ -306,8 +306,6 @@ def _draft_model(name: str | None, num_draft_tokens: int) -> DraftModelTokenPred
 
 
 def _print_report(report: PackReport) -> None:
-    from .report import PUBLISHED
-
     header = ["task", "drafter", "tokens", "drafted", "accepted", "coverage", "accuracy", "tokens a step"]
     rows = [
         [name, drafter, f"{t.tokens:,}", f"{t.drafted:,}", f"{t.accepted:,}", f"{t.coverage:.1%}",
@@ -319,10 +317,6 @@ def _print_report(report: PackReport) -> None:
         )
         if t is not None
     ]  # fmt: skip
-    rows += [
-        [name, "published", "", "", "", f"{coverage:.0%}", f"{accuracy:.1%}", f"{speed:.1f}"]
-        for name, (coverage, accuracy, speed) in PUBLISHED.items()
-    ]
     title = f"up to {report.num_draft_tokens} draft tokens a step"
     console = print_table(title, header, rows, words=["task", "drafter"], folded="task")
     console.print(

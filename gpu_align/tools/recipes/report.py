@@ -20,15 +20,6 @@ from ..simulate.records import Record
 #: A task, a prompt, and what a model answered.
 Output = tuple[str, str, str]
 
-#: Coverage, accuracy and speed-up of each task that recipe speculative decoding was published with.
-#: Source: https://kolm.ai/articles/speculative-decoding-recipes
-PUBLISHED = {
-    "JSON extraction": (0.83, 1.0, 4.2),
-    "HumanEval": (0.71, 0.999, 3.1),
-    "GSM8K": (0.52, 0.999, 2.4),
-    "summaries": (0.22, 1.0, 1.3),
-}
-
 
 @dataclass
 class TaskReport:

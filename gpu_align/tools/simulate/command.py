@@ -167,6 +167,7 @@ def simulate_command(
         html_out.write_text(replay.to_html(records, results, num_draft_tokens), encoding="utf-8")
     title = f"up to {num_draft_tokens} draft tokens a step"
     print_table(title, replay.TABLE_HEADER, replay.table_rows(results), words=["policy"], folded="policy")
+    typer.echo(replay.verdict(results))
     for written in filter(None, outputs.values()):
         typer.echo(f"wrote {written}")
 

@@ -200,14 +200,23 @@ def to_json(
     }
 
 
+def verdict(results: Sequence[PolicyResult]) -> str:
+    """The result in a sentence: which policy takes the fewest steps, and how many more the next one takes."""
+    best, *others = sorted(results, key=lambda result: result.steps)
+    told = f"{best.name}: {best.steps:,} forward passes instead of {best.output_tokens:,}"
+    if not others or not best.steps:
+        return f"{told}."
+    return f"{told}; {others[0].name}, the next, takes {others[0].steps / best.steps - 1:.0%} more."
+
+
 def table_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
-    """One row a policy, cells as text, in the order of `TABLE_HEADER`."""
+    """One row a policy, the fewest steps first; cells as text, in the order of `TABLE_HEADER`."""
     return [
         (
             r.name, f"{r.output_tokens:,}", f"{r.steps:,}", f"{r.tokens_per_step:.2f}", f"{r.accepted:,}",
             f"{r.rejected:,}", _or_dash(r.rejected_per_accepted, ".2f"), _or_dash(r.propose_us_median, ",.0f"),
         )
-        for r in results
+        for r in sorted(results, key=lambda result: result.steps)
     ]  # fmt: skip
 
 

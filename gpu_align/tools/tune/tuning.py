@@ -22,6 +22,7 @@ from ...ops.recipe_lookup import Recipes, RecipeTable
 from ...recipes.pack import RecipePack
 from ..console import Advance
 from ..explain import recipe_table
+from ..inputs import RecordError
 from ..simulate.policies import SHIPPED_PACK, tokenized_pack
 from ..simulate.records import Record, read_records
 from ..simulate.tokenizers import TextTokenizer, load_tokenizer
@@ -55,7 +56,7 @@ def read_traffic(
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file of pairs that is none (`RecordError`).
+        ValueError: a file of pairs that is none.
         MissingExtraError: PyYAML, or a tokenizer's package, is not installed.
     """
     records: list[Record] = []
@@ -63,7 +64,10 @@ def read_traffic(
     for file in files:
         found: list[Record | str]
         if file.suffix not in _LOG_ENDINGS:
-            found = [r if r.prediction else "no prediction" for r in read_records(file, tokenizer)]
+            try:
+                found = [r if r.prediction else "no prediction" for r in read_records(file, tokenizer)]
+            except RecordError as error:
+                raise ValueError(f"{file}: {error}" if error.line else str(error)) from error
         else:
             try:
                 found = [record_of(step_log.read_step_log(file))]

@@ -103,8 +103,7 @@ def test_report_and_misses_and_merge(tmp_path: Path, pack: Path, outputs: Path) 
         assert task["accuracy"] == task["accepted"] / task["drafted"] > 0.9
         assert 0.5 < task["coverage"] <= 1
         assert task["tokens_per_step"] > 2
-    told = [line.split() for line in result.stdout.splitlines()]
-    assert ["HumanEval", "published", "71%", "99.9%", "3.1"] in told
+    assert "published" not in result.stdout
     refuted = sum(task["drafted"] - task["accepted"] for task in found["tasks"].values())
     assert num_refuted(Misses.load(misses)) == refuted > 0
     assert run("merge", "-o", better, pack, misses).exit_code == 0

@@ -217,7 +217,7 @@ WRONG: dict[str, str] = {
         pairs.jsonl -o out.yaml → --out: expected a name that ends in .json
         pairs.jsonl -o out.json → at least 8 requests
         pairs.jsonl missing.jsonl -o out.json → missing.jsonl: no such file or folder
-        words.jsonl -o out.json → line 1: expected one JSON object
+        words.jsonl -o out.json → words.jsonl: line 1: expected one JSON object
         pairs.jsonl -o no/out.json → --out: the folder
         {file} -o out.json
         list.jsonl -o out.json
