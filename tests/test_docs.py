@@ -7,7 +7,6 @@ import gzip
 import importlib
 import importlib.util
 import io
-import itertools
 import json
 import re
 import runpy
@@ -23,25 +22,12 @@ import pytest
 import torch
 
 import gpu_align
-from benchmarks import tables
 from benchmarks.quality.runs import BOUNDS, CACHED
 from gpu_align import Drafter, RecipePack
-from gpu_align.ops.constants import (
-    LENGTH_EDGES,
-    MARGIN_EDGES,
-    MATCH_WEIGHT,
-    NUM_ADHERENCES,
-    NUM_ALIGNMENTS,
-    NUM_CLASSES,
-    NUM_MARGINS,
-)
-from gpu_align.ops.lcs import lcs_prefix_row
 from gpu_align.simulate import policy_names
 from gpu_align.tools.console import EXAMPLES
-from gpu_align.tools.explain import Explainer
 from tests.modules import ROOT, load
 
-OPS = ROOT / "gpu_align" / "ops"
 PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "RELEASING.md")]
     + list((ROOT / "docs").rglob("*.md"))
@@ -213,14 +199,6 @@ def test_documented_command_lines_parse(page: str, line: str) -> None:
     command.make_context("gpu-align", words)
 
 
-def test_every_kernel_file_has_a_reference_of_its_name() -> None:
-    kernels, references = (
-        {path.name for path in (OPS / part).glob("*.py")} for part in ("kernels", "reference")
-    )
-    assert kernels - {"constexprs.py"} == references
-    assert len(references) >= 8
-
-
 def test_pictures_are_drawn_from_the_code_as_it_is() -> None:
     draw = load("docs/img/draw.py")
     drawn_here = {
@@ -259,34 +237,6 @@ def test_numbers_are_those_of_the_last_replay() -> None:
             assert made_by.get(block, "make bench-quality") in text, f"{page.name}: {block}"
 
 
-def test_numbers_are_ratios_of_the_counts() -> None:
-    filler = load("docs/_scripts/fill_numbers.py")
-    counts = {"records": 2, "output_tokens": 300, "steps": 40, "accepted": 260, "rejected": 65}
-    none = {**counts, "steps": 300, "accepted": 0, "rejected": 9}
-
-    def run(policy: str, k: int, five: dict[str, int], **setting: int) -> dict[str, object]:
-        return {"policy": policy, "setting": setting, "num_draft_tokens": k, "five": five, "test": five}
-
-    others = [
-        run("gpu_align", 64, none, length_factor=1),
-        run("gpu_align", 16, none),
-        run("clairvoyant", 64, none),
-    ]
-    numbers = {"runs": [run("cursor", 64, none), run("gpu_align", 64, counts), *others]}
-    rows = filler.table(numbers).splitlines()
-    assert rows[2].startswith("| `gpu_align` | **7.50** | **0.25** | | |")
-    assert rows[3].startswith("| `cursor` | 1.00 | – |")
-    assert len(rows) == 6
-    assert "2 outputs, 300 tokens, at most K drafts" in rows[-1]
-    assert "| `clairvoyant` | 1.00 | – | 1.00 | – | bound: best" in filler.more_drafters(numbers)
-
-
-@pytest.mark.parametrize("page", ["no markers", "<!-- numbers:end --> <!-- numbers:begin -->"])
-def test_numbers_are_not_written_where_there_is_no_place(page: str) -> None:
-    with pytest.raises(ValueError, match="once each, in this order"):
-        tables.fill(page, {"numbers": str}, "x")
-
-
 def test_bad_input_reads_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "own-engine.md").read_text(encoding="utf-8")
     sizes: dict[str, Any] = {
@@ -315,75 +265,6 @@ def test_bad_input_reads_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> No
         assert f"`{error.type.__name__}: {error.value}`" in page
 
 
-def test_the_examples_of_realign_are_right() -> None:
-    readme = (OPS / "realign.md").read_text(encoding="utf-8")
-    prediction, anchor = [5, 6, 7, 8, 9], 2
-    window = torch.tensor([prediction[anchor:]], dtype=torch.int32)
-
-    def line(values: list[int]) -> str:
-        return "".join(f"{value:>4}".replace("-", "−") for value in values)
-
-    for tokens in ([5, 6, 1], [5, 6, 1, 9]):
-        written = torch.tensor([tokens[anchor:]], dtype=torch.int32)
-        m, n = (torch.tensor([t.shape[1]], dtype=torch.int32) for t in (written, window))
-        heights = lcs_prefix_row(written, m, window, n)[0].tolist()
-        cursor = Explainer(prediction, 0, 1, max_context_len=8).at(tokens).cursor
-        title = f"    {' '.join(map(str, tokens)):<10}"
-        assert (
-            f"{title} H[j]    {line(heights)}\n"
-            f"           {MATCH_WEIGHT}·H[j] − j  {line([MATCH_WEIGHT * h - j for j, h in enumerate(heights)])}"
-            f"      cursor {cursor}\n"
-        ) in readme
-
-
-def test_the_cursors_of_the_pictures_are_those_of_a_step() -> None:
-    """The pictures align the whole output, a step the output since the divergence."""
-    draw = load("docs/img/draw.py")
-    ids = {token: i for i, token in enumerate(dict.fromkeys([*draw.PREDICTION, *draw.OUTPUT]))}
-    explainer = Explainer([ids[t] for t in draw.PREDICTION], 0, 1, max_context_len=len(draw.OUTPUT))
-    output = [ids[t] for t in draw.OUTPUT]
-    for count in range(draw.STEP + 4):
-        scores = draw._scores(draw.OUTPUT[:count])
-        assert explainer.at(output[:count]).cursor == scores.index(max(scores))
-
-
-def test_the_buckets_of_the_draft_readme_are_those_of_the_tables() -> None:
-    readme = " ".join((OPS / "draft.md").read_text(encoding="utf-8").split())
-
-    def spans(edges: tuple[int, ...]) -> str:
-        names = [
-            str(a) if a == b - 1 else f"{a} … {b - 1}" if a < 0 else f"{a}–{b - 1}"
-            for a, b in itertools.pairwise(edges)
-        ]
-        return ", ".join(names).replace("-", "−")
-
-    assert f"| 0, {spans(LENGTH_EDGES)}, {LENGTH_EDGES[-1]} |" in readme
-    first, last = str(MARGIN_EDGES[0] - 1).replace("-", "−"), MARGIN_EDGES[-1]
-    assert f"| up to {first}, {spans(MARGIN_EDGES)}, {last} or more |" in readme
-    assert (
-        f"((length · {NUM_MARGINS} + margin) · {NUM_ALIGNMENTS} + alignment) · {NUM_ADHERENCES} + adherence"
-        in readme
-    )
-    assert f"{NUM_CLASSES:,} classes" in readme
-
-
-def test_docstrings_become_markdown() -> None:
-    reader = pytest.importorskip("griffe") and load("docs/_scripts/griffe_docstrings.py")
-    fenced = reader.fence_literals(
-        "A loop::\n\n    for x in y:\n\n        f(x)\n\nText.\n\nArgs:\n    a: b::\n    c: d"
-    )
-    assert (
-        fenced == "A loop:\n\n```python\nfor x in y:\n\n    f(x)\n```\n\nText.\n\nArgs:\n    a: b::\n    c: d"
-    )
-    assert reader.fence_literals("for x in y:\n    f(x)") == "```python\nfor x in y:\n    f(x)\n```"
-    assert reader.fence_literals("- a list\n    goes on") == "- a list\n    goes on"
-    assert (
-        reader.ungroup("Args:\n    a, b: c.\n\n    All of them.")
-        == "Args:\n    a: c.\n    b: c.\n\nAll of them."
-    )
-    assert reader.comment_above(["x = 1", "    #: One.", "    #: Two.", "    y = 2"], 4) == "One.\nTwo."
-
-
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     site = tmp_path / "site"
@@ -400,42 +281,6 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     )
     for page in pages:
         assert not loads.findall(page.read_text(encoding="utf-8")), page.name
-
-
-def test_wide_blocks_dead_links_and_long_pages_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check = load("docs/_scripts/check_pages.py")
-    assert all(check.REFERENCE.values())
-    wide = "x" * (check.MAX_COLUMNS + 1)
-    page = f'<a id="here"></a><a href="#here"></a><a href="#there"></a><a href="no.html"></a><pre>a\n{wide}</pre>'
-    (tmp_path / "index.html").write_text(page, encoding="utf-8")
-    found = list(check.findings(tmp_path, reference={}))
-    assert len(found) == 3
-    assert f"a line of {check.MAX_COLUMNS + 1} columns" in found[0]
-    assert found[1:] == ["index.html: #there leads to no anchor", "index.html: no.html leads to no file"]
-    assert check.main(tmp_path) == 1
-    assert check.main(tmp_path / "nothing") == 2
-
-    most = check.MAX_MINUTES * check.WORDS_A_MINUTE
-    assert most == 1_540
-    no_prose = (
-        '<h1>One two<a class="headerlink" href="#a">¶ no</a></h1><pre><code>no no</code></pre>'
-        "<table><tr><td>no <code>no</code></td></tr></table><script>no</script><svg><text>no</text></svg>"
-    )
-    prose = "<p>three <code>max_len=4</code>, <a>five</a> – <em>six</em> K = 1,100 and/or</p><ul><li>ten</li></ul>"
-    assert check.Page(f"<nav>no</nav><article>{no_prose}{prose}</article><footer>no</footer>").words == 11
-    pages = {"fits": most, "long": most + 1, "names": most + 1, "index": 2}
-    for name, count in pages.items():
-        (tmp_path / f"{name}.html").write_text(f"<article>{'word ' * count}</article>", encoding="utf-8")
-    reference = {"names.html": "looked up", "fits.html": "looked up", "gone.html": "looked up"}
-    found = list(check.findings(tmp_path, reference))
-    assert [line.split(":")[0] for line in found] == ["long.html", "fits.html", "gone.html"]
-    assert "1,541 words take 7.0 minutes" in found[0]
-    assert all("out of REFERENCE" in line for line in found[1:])
-    capsys.readouterr()
-    check.main(tmp_path, show=True)
-    assert "     2   0.0 min  index.html" in capsys.readouterr().out
 
 
 # --- stability.md says of every public name how stable it is, and of each once ---
@@ -503,10 +348,3 @@ def test_the_fields_over_http_are_listed() -> None:
     fields = "accepted_prediction_tokens", "rejected_prediction_tokens", "vllm_xargs.gpu_align_prediction"
     assert all(f"`{name}`" in http for name in fields)
     assert f"`{FORMAT}`" in STABILITY
-
-
-def test_every_row_has_a_level() -> None:
-    tables = STABILITY.split("## HTTP")[1].split("Provisional names, by module")[0]
-    first = re.findall(r"^\| (\w+) \|", tables, re.MULTILINE)
-    assert len(first) >= 18
-    assert set(first) == {"stable", "provisional", "internal"}

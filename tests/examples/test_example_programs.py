@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from example_programs import EXAMPLES, main, point_to, run_notebook
+from example_programs import main, point_to, run_notebook
 from example_server import serve
 
 from tests.modules import load
@@ -165,32 +162,3 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert len(server.bodies) == 4
     assert "prediction" not in server.bodies[0]
     assert capsys.readouterr().out.count("same answer: True") == 3
-
-
-def test_the_examples_are_short_and_listed() -> None:
-    page = (EXAMPLES.parent / "clients.md").read_text(encoding="utf-8")
-    listed = {
-        *re.findall(r"\]\(examples/([\w.]+)\)", page),
-        "engine.py",
-    }  # docs/predictors.md shows the engine
-    programs = {path.name: path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
-    assert listed == set(programs)
-    for name, path in programs.items():
-        if path.suffix == ".py" and name != "engine.py":
-            assert 50 <= len(path.read_text(encoding="utf-8").splitlines()) <= 100, name
-
-
-def test_the_engine_without_a_model_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["engine.py"])
-    with pytest.raises(SystemExit, match=r"usage: python engine\.py MODEL"):
-        runpy.run_path(str(EXAMPLES / "engine.py"), run_name="__main__")
-
-
-def test_every_program_finds_its_server_by_the_same_names() -> None:
-    folders = EXAMPLES, EXAMPLES.parent / "clients", EXAMPLES.parent / "clients" / "javascript"
-    programs = [
-        path for folder in folders for path in folder.iterdir() if path.suffix in (".py", ".mjs", ".ipynb")
-    ]
-    for path in programs:
-        names = set(re.findall(r"(?:environ\.get\(\\?\"|env\.)(\w+)", path.read_text(encoding="utf-8")))
-        assert path.name == "engine.py" or names >= {"OPENAI_BASE_URL", "OPENAI_API_KEY"}, path.name

@@ -42,46 +42,6 @@ def test_yaml_is_valid_and_no_key_is_there_twice(path: Path) -> None:
     assert yaml.load(path.read_text(encoding="utf-8"), Strict)
 
 
-@pytest.mark.parametrize("path", sorted((GITHUB / "workflows").iterdir()), ids=lambda path: path.name)
-def test_workflows_have_what_github_requires(path: Path) -> None:
-    workflow = read(path)
-    assert workflow["name"] == path.stem
-    assert workflow[True]  # YAML 1.1 reads the key `on` as true
-    assert workflow["permissions"] == {"contents": "read"}
-    for job in workflow["jobs"].values():
-        assert job["runs-on"].startswith("ubuntu")
-        for step in job["steps"]:
-            assert ("run" in step) != ("uses" in step), step
-            assert "uses" not in step or re.fullmatch(r"[\w./-]+@[\w./]+", step["uses"]), step
-    commands = "\n".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= targets
-    for file in re.findall(r"\b((?:tests|docs)/[\w/.]+)", commands):
-        assert (ROOT / file).exists(), file
-
-
-def test_the_workflows_do_what_they_are_for() -> None:
-    texts = {path.name: path.read_text(encoding="utf-8") for path in (GITHUB / "workflows").iterdir()}
-    assert {"make lint", "make test"} <= set(re.findall(r"make (?:lint|test)\b", texts["tests.yml"]))
-    assert "make docs" in texts["docs.yml"]
-    publish = read(GITHUB / "workflows" / "publish.yml")
-    assert publish["jobs"]["publish"]["permissions"] == {"id-token": "write"}
-    assert publish["jobs"]["publish"]["needs"] == "build"
-    assert "pytest" in texts["publish.yml"]
-
-
-@pytest.mark.parametrize("name", ["bug", "question", "feature"])
-def test_issue_forms_have_what_github_requires(name: str) -> None:
-    form = read(GITHUB / "ISSUE_TEMPLATE" / f"{name}.yml")
-    assert form["name"]
-    assert form["description"]
-    inputs = [part for part in form["body"] if part["type"] != "markdown"]
-    assert all(part["id"] and part["attributes"]["label"] for part in inputs)
-    assert any(part.get("validations", {}).get("required") for part in inputs)
-    if name == "bug":
-        assert "`gpu-align doctor --json doctor.json`" in json.dumps(form)
-
-
 def test_the_citation_is_of_this_version() -> None:
     citation = read(ROOT / "CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
@@ -127,15 +87,6 @@ def test_the_server_of_the_container_is_started_as_the_pages_say() -> None:
         "model": "vllm_integration.PredictedOutputs",
         "num_speculative_tokens": 32,
     }
-
-
-def test_every_variable_of_the_compose_file_has_a_value_or_a_line() -> None:
-    compose = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
-    example = set(re.findall(r"^(\w+)=", (DEPLOY / "example.env").read_text(encoding="utf-8"), re.MULTILINE))
-    used = dict(re.findall(r"\$\{(\w+)(:[-?])?", compose))
-    assert example <= set(used)
-    for name, alternative in used.items():
-        assert alternative == ":-" or (alternative == ":?" and name in example), name
 
 
 def test_the_container_file_copies_what_is_there() -> None:

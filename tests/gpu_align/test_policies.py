@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -338,27 +337,6 @@ def drafts_of(policy: Policy, prediction: Ids, steps: Sequence[Ids], k: int = 64
     return policy.propose()
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"),
-    # A right draft of 58 tokens: 55 accepted, three written by the model beside them. The service's counts for a
-    # prediction that has nothing to do with the output: all 4 of it rejected, and none of an empty one.
-    [(58, [16, 16, 16, 7]), (4, [4]), (0, [])],
-)
-def test_openai_published_counts(length: int, expected: Ids) -> None:
-    prediction = list(range(length))
-    output = prediction if length == 58 else list(range(100, 150))
-    policy, done, drafted = OpenAI(), 0, []
-    policy.start([], prediction, 64)
-    while done < len(output):
-        draft = policy.propose()
-        right = len(draft) if length == 58 else 0
-        policy.extend(output[done : done + right + 1])
-        done += right + 1
-        drafted += [len(draft)] * bool(draft)
-    assert drafted == expected
-    assert (policy.accepted, policy.rejected) == ((55, 0) if length == 58 else (0, length))
-
-
 def test_openai_resumes_after_32_matching_tokens_behind_the_divergence() -> None:
     """By default; in a run of one token every window matches, and the 32 must still be waited for."""
     for policy, prediction, first, then, draft in (
@@ -371,31 +349,6 @@ def test_openai_resumes_after_32_matching_tokens_behind_the_divergence() -> None
         steps = [first, *([token] for token in then)]
         assert drafts_of(policy, prediction, steps[:-1]) == []
         assert drafts_of(policy, prediction, steps) == draft
-
-
-def test_myers_pays_for_a_deletion_before_it_believes_it() -> None:
-    """Past the first buffer of 64 tokens, too."""
-    for size in (4, 63, 64, 65, 129):
-        prediction = list(range(size + 100))
-        steps = [prediction[:size], *([token] for token in prediction[size + 10 : size + 20])]
-        assert drafts_of(Myers(), prediction, steps[:-1], 4) == []
-        assert drafts_of(Myers(), prediction, steps, 4) == prediction[size + 20 : size + 24]
-
-
-@pytest.mark.parametrize(("make", "size", "alike"), [(PromptLookup, 8000, True), (Myers, 2000, False)])
-def test_the_cost_of_a_step_does_not_grow_with_the_text(
-    make: Callable[[], Policy], size: int, alike: bool
-) -> None:
-    rng = random.Random(5)
-    prediction = [rng.randrange(300) for _ in range(size)]
-    policy = make()
-    policy.start([], prediction, 64)
-    started = time.process_time()
-    for token in prediction:
-        policy.propose()
-        policy.extend([token if alike else token + 300])
-    # About 0.1 and 1 s; scanning the text anew at each step takes minutes.
-    assert time.process_time() - started < 30
 
 
 def upstream(package: str, file: str, name: str, namespace: dict[str, Any]) -> Any:
@@ -499,16 +452,6 @@ def test_static_text_realigns_at_line_ends(
     # A line that is completed in the middle of a step: there is a part of the next one to compare.
     assert draft_after(POEM, ["X\ntwo\nth"], aligner) == "ree\nfour\nfive\n"
     assert draft_after(POEM, ["X\ntwo\ntX"], aligner) == ""
-
-
-def test_static_text_tries_once_a_completed_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    policy = StaticText(line_end_test(lambda token: chr(token).encode()))
-    align = policy._align
-    monkeypatch.setattr(policy, "_align", lambda a, b: calls.append(len(b)) or align(a, b))
-    steps = [[ord(c)] for c in "one\ntwX-yz\nq\nthree\nfour\nfi"]
-    assert "".join(map(chr, drafts_of(policy, [*map(ord, POEM)], steps))) == "ve\n"
-    assert calls == [1, 2, 3, 4]  # lines that were completed at each attempt
 
 
 def test_what_ends_a_line() -> None:
