@@ -18,6 +18,7 @@ from gpu_align.tools.doctor import (
     version_of,
 )
 
+from .config.in_use import RUN
 from .seams import source_probe
 from .seams.table import SeamStatus
 from .wire.reports import GRAPHS
@@ -53,6 +54,9 @@ def examine(has_gpu: bool, deep: bool) -> Iterator[Finding]:
     else:
         yield Finding(name, version, ok=True)
     yield plugin()
+    yield Finding(
+        "recurrent layers", f"{RUN if has_gpu else 'none on a CPU'}; a start with others is refused"
+    )
     if has_gpu:
         yield from graphs()
     try:

@@ -22,6 +22,7 @@ import traceback
 import types
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,46 @@ def run_mamba_as_on_a_gpu() -> None:
     backends = ssu_dispatch._BACKEND_REGISTRY
     backends[ssu_dispatch.MambaBackendEnum.CPU] = backends[ssu_dispatch.MambaBackendEnum.TRITON]
     assert "cpu" not in mamba_ssm.selective_state_update.__module__
+
+
+def run_gdn_as_on_a_gpu() -> None:
+    """The same for gated delta net layers; prefills are transformers' recurrence."""
+    run_mamba_as_on_a_gpu()
+    import torch
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as module
+
+    def prefill(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, cu_seqlens: Any, **_: Any
+    ) -> tuple[Any, Any]:
+        outputs, states, ends = [], [], cu_seqlens.tolist()
+        per_head = v.shape[2] // q.shape[2]
+        q, k = q.repeat_interleave(per_head, dim=2), k.repeat_interleave(per_head, dim=2)
+        for index, (start, end) in enumerate(pairwise(ends)):
+            rows = [each[:, start:end] for each in (q, k, v, g, beta)]
+            state = initial_state[index : index + 1].transpose(-1, -2)
+            output, state = torch_recurrent_gated_delta_rule(*rows, state, output_final_state=True)
+            outputs.append(output)
+            states.append(state.transpose(-1, -2))
+        return torch.cat(outputs, dim=1), torch.cat(states)
+
+    module.fla_chunk_gated_delta_rule = prefill
+    module.QwenGatedDeltaNetAttention.forward_cpu = module.QwenGatedDeltaNetAttention.forward_cuda
+
+
+def plan_steps_without_drafts_as_without_speculation() -> None:
+    """As vLLM did before its fix for GDN layers."""
+    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+
+    build = GDNAttentionMetadataBuilder.build
+
+    def unfixed(self: Any, *args: Any, num_decode_draft_tokens_cpu: Any = None, **kwargs: Any) -> Any:
+        drafts = num_decode_draft_tokens_cpu
+        if drafts is not None and not drafts[drafts >= 0].sum():
+            drafts = None
+        return build(self, *args, num_decode_draft_tokens_cpu=drafts, **kwargs)
+
+    GDNAttentionMetadataBuilder.build = unfixed
 
 
 class _GrammarBitmask:

@@ -1,11 +1,12 @@
-"""A model with recurrent layers (Mamba-2 beside attention) on the real V2 runner: drafts that come and go leave no
-trace in its states. Their step kernels are vLLM's own, interpreted."""
+"""Models with recurrent layers on the real V2 runner: Mamba-2 with attention and alone, GDN with attention. Drafts
+that come and go leave no trace in their states. Their step kernels are vLLM's own, interpreted."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,39 +17,85 @@ pytestmark = pytest.mark.vllm
 
 Greedy = Callable[[list[int], int], list[int]]
 N = 16
+SIZES: dict[str, Any] = {
+    "vocab_size": 404,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": False,
+}
+ATTENTION: dict[str, Any] = {
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+#: Family of transformers → more of its configuration, and how the layers run.
+MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "FalconH1": (
+        {
+            **ATTENTION,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_ssm": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_chunk_size": 64,
+        },
+        "run_mamba_as_on_a_gpu()",
+    ),
+    "Mamba2": (
+        {
+            "num_heads": 8,
+            "head_dim": 16,
+            "expand": 2,
+            "n_groups": 1,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "chunk_size": 64,
+        },
+        "run_mamba_as_on_a_gpu()",
+    ),
+    "Qwen3Next": (
+        {
+            **ATTENTION,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 4,
+            "mlp_only_layers": [0],
+            "num_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        "run_gdn_as_on_a_gpu()",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import FalconH1Config, FalconH1ForCausalLM
+def hybrid(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers
 
     torch.manual_seed(3)
-    config = FalconH1Config(
-        vocab_size=404,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        mamba_n_heads=8,
-        mamba_d_head=16,
-        mamba_d_ssm=128,
-        mamba_n_groups=1,
-        mamba_d_state=16,
-        mamba_d_conv=4,
-        mamba_chunk_size=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    model = FalconH1ForCausalLM(config).float()
+    config = getattr(transformers, f"{family}Config")(**SIZES, **MODELS[family][0])
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float()
     with torch.no_grad():  # wide, so that the greedy output wanders and rounding flips nothing
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.15)
         model.lm_head.weight[:4] = 0
     model.generation_config.eos_token_id = None
-    directory = tmp_path_factory.mktemp("hybrid")
+    directory = tmp_path_factory.mktemp(family)
     model.save_pretrained(directory)
     return directory
 
@@ -59,28 +106,30 @@ def greedy(hybrid: Path) -> Greedy:
 
 
 @pytest.fixture(scope="module")
-def engine(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2Engine]:
+def start(family: str, hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., V2Engine]:
     """Long prompts come in chunks, equal ones from the prefix cache, draft lengths a step late. The KV cache holds
     a few requests, so that others are preempted."""
-    with V2Engine(
-        hybrid,
-        tmp_path_factory.mktemp("engine"),
-        num_draft_tokens=4,
-        environment=SHORT,
-        before="run_mamba_as_on_a_gpu()",
-        skip_tokenizer_init=True,
-        max_num_batched_tokens=40,
-        num_gpu_blocks_override=22,
-        enable_prefix_caching=True,
-        asynchronous=True,
-        delay_counts=1,
-    ) as engine:
-        yield engine
+
+    def start(then: str = "", environment: Mapping[str, str] = {}, **settings: Any) -> V2Engine:
+        defaults = {"asynchronous": True, "delay_counts": 1, "enable_prefix_caching": True}
+        return V2Engine(
+            hybrid,
+            tmp_path_factory.mktemp("engine"),
+            num_draft_tokens=4,
+            environment={**SHORT, **environment},
+            before=MODELS[family][1] + then,
+            skip_tokenizer_init=True,
+            max_num_batched_tokens=40,
+            num_gpu_blocks_override=22,
+            **{**defaults, **settings},
+        )
+
+    return start
 
 
-def test_a_recurrent_model_writes_what_it_writes_without_drafts(engine: V2Engine, greedy: Greedy) -> None:
-    """Predictions that are right, right at first, wrong at first, and none: rows with accepted, rejected and no
-    drafts stand beside each other, and follow each other."""
+def wrong(engine: V2Engine, greedy: Greedy) -> tuple[list[int], int]:
+    """Requests with other answers than transformers gives, and preemptions. Predictions are right, right at first,
+    wrong at first, and none: rows with accepted, rejected and no drafts stand beside and follow each other."""
     draw = random.Random(5)
     requests = []
     for seed in range(6):
@@ -93,8 +142,36 @@ def test_a_recurrent_model_writes_what_it_writes_without_drafts(engine: V2Engine
     draw.shuffle(requests)
     for index, request in enumerate(requests):
         request.arrives = index // 4
+    for seed in range(
+        6, 12
+    ):  # alone: all drafts are accepted, then none is left to draft before the last token
+        prompt = prompt_of(seed)
+        requests.append(Request(prompt, greedy(prompt, N + 1), N + 1, arrives=40 + 10 * seed))
     run = engine.run(requests)
-    wrong = [i for i, r in enumerate(requests) if run.outputs[i] != greedy(r.prompt, N)]
-    assert wrong == []
     assert run.accepted > 50
-    assert run.preemptions
+    wrong = [i for i, r in enumerate(requests) if run.outputs[i] != greedy(r.prompt, r.max_tokens)]
+    return wrong, run.preemptions
+
+
+def test_a_recurrent_model_writes_what_it_writes_without_drafts(
+    start: Callable[..., V2Engine], greedy: Greedy
+) -> None:
+    with start() as engine:
+        others, preemptions = wrong(engine, greedy)
+    assert others == []
+    assert preemptions
+
+
+@pytest.mark.parametrize("unfixed", [False, True])
+@pytest.mark.parametrize("family", ["Qwen3Next"], indirect=True, scope="module")
+def test_and_sees_the_fault_that_vllm_has_fixed(
+    start: Callable[..., V2Engine], greedy: Greedy, unfixed: bool
+) -> None:
+    """A step in which no row has drafts, planned as without speculation, goes on from the state before the drafts.
+    (With prefix caching vLLM copies states after each step.)"""
+    fault = "\nplan_steps_without_drafts_as_without_speculation()" if unfixed else ""
+    environment = {"VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE": "0"}  # by a kernel that can be interpreted
+    settings = {"enable_prefix_caching": False, "asynchronous": False, "delay_counts": 0}
+    with start(fault, environment, **settings) as engine:
+        others, _ = wrong(engine, greedy)
+    assert bool(others) is unfixed

@@ -216,7 +216,9 @@ class V1Config:
 
     def __init__(self, is_hybrid: bool = False, is_attention_free: bool = False) -> None:
         vars(self).update(vars(config_of()))
-        self.model_config = SimpleNamespace(is_hybrid=is_hybrid, is_attention_free=is_attention_free)
+        self.model_config = SimpleNamespace(
+            is_hybrid=is_hybrid, is_attention_free=is_attention_free, architecture=""
+        )
 
     @wrapped_by(engine_config.post_init)
     def post_init(self) -> None:
@@ -227,10 +229,36 @@ class V1Config:
 def test_a_recurrent_model_is_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     from vllm.platforms import current_platform
 
-    with pytest.raises(ValueError, match="start this model without speculative_config"):
+    with pytest.raises(ValueError, match=r"CPU kernels .* start this model without speculative_config"):
         V1Config(**{kind: True}).post_init()
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    V1Config(**{kind: True}).post_init()
+    with pytest.raises(ValueError, match=r"only where that was run, .* without speculative_config"):
+        V1Config(**{kind: True}).post_init()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "runner", "served"),
+    [
+        ("FalconH1ForCausalLM", "is_hybrid", "V2", True),
+        ("Qwen3_5MoeForConditionalGeneration", "is_hybrid", "V2", True),
+        ("Mamba2ForCausalLM", "is_attention_free", "V2", True),
+        ("Mamba2ForCausalLM", "is_attention_free", "V1", False),
+        ("Qwen3NextForCausalLM", "is_hybrid", "V1", False),
+        ("MambaForCausalLM", "is_attention_free", "V2", False),
+        ("JambaForCausalLM", "is_hybrid", "V2", False),
+        ("Lfm2ForCausalLM", "is_hybrid", "V2", False),
+        ("MiniMaxText01ForCausalLM", "is_hybrid", "V2", False),
+        ("LlamaForCausalLM", "", "V1", True),
+    ],
+)
+def test_recurrent_layers_that_were_not_run_are_refused(
+    architecture: str, layers: str, runner: str, served: bool
+) -> None:
+    model = SimpleNamespace(is_hybrid=False, is_attention_free=False, architecture=architecture)
+    if layers:
+        setattr(model, layers, True)
+    config = SimpleNamespace(model_config=model, use_v2_model_runner=runner == "V2")
+    assert engine_config.was_run(config) is served
 
 
 def test_v1_does_without(plugin_log: list[str]) -> None:

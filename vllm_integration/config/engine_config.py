@@ -22,7 +22,7 @@ from ..seams import source_probe
 from ..seams.install import are_whole, install, seam, shown_reason
 from ..seams.table import CONFIG, REJECTION
 from ..wire import request as wire
-from .in_use import INNER, drafts_predictions, inner_tokens, names_ours, note_engine
+from .in_use import INNER, RUN, drafts_predictions, inner_tokens, names_ours, note_engine
 from .settings import Settings, warn_of_unknown_names
 
 logger = logging.getLogger("vllm.gpu_align")
@@ -123,6 +123,10 @@ def set_cost_curves(original: Callable[..., Any], self: Any, *args: Any, **kwarg
         )
 
 
+#: Architectures with the recurrent layers of `RUN`.
+_RUN = ("FalconH1", "GraniteMoeHybrid", "Mamba2", "NemotronH", "Qwen3Next", "Qwen3_5", "Zamba2")
+_WITHOUT = "start this model without speculative_config"
+
 _SCHEDULERS = {
     False: "vllm_integration.scheduler.schedulers.PredictedOutputsScheduler",
     True: "vllm_integration.scheduler.schedulers.PredictedOutputsAsyncScheduler",
@@ -183,7 +187,11 @@ def post_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
     if loses_recurrent_states(self.model_config):
         raise ValueError(
             "vLLM's CPU kernels of recurrent layers (Mamba, GDN, short convolutions) lose their states where "
-            "anything drafts: start this model without speculative_config"
+            f"anything drafts: {_WITHOUT}"
+        )
+    if not was_run(self):
+        raise ValueError(
+            f"gpu_align drafts for models with recurrent layers only where that was run, {RUN}: {_WITHOUT}"
         )
     note_engine(self)
     return result
@@ -228,6 +236,13 @@ def inner_config(vllm_config: Any) -> Any:
     speculative.num_speculative_tokens = inner_tokens(vllm_config)
     delattr(speculative, INNER)
     return config
+
+
+def was_run(vllm_config: Any) -> bool:
+    """Whether the model's layers keep no recurrent states, or were run with drafts that come and go."""
+    model = vllm_config.model_config
+    recurrent = model.is_hybrid or model.is_attention_free
+    return not recurrent or (vllm_config.use_v2_model_runner and model.architecture.startswith(_RUN))
 
 
 def loses_recurrent_states(model_config: Any) -> bool:

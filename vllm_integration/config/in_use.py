@@ -12,6 +12,9 @@ OUR_CLASSES = frozenset(
 )
 
 
+#: Recurrent layers that drafts were run with.
+RUN = "Mamba-2 and Qwen's GDN on the V2 model runner"
+
 #: Attribute of a `SpeculativeConfig` of vLLM's own drafter, beside which ours drafts: how many tokens that drafts.
 INNER = "gpu_align_inner_tokens"
 

@@ -117,6 +117,7 @@ config vllm.config.vllm:VllmConfig
 config vllm.config.model:ModelConfig
   field is_hybrid whether layers keep recurrent states, which vLLM's CPU kernels lose beside drafts
   field is_attention_free the same
+  field architecture whether drafts were run with such layers
 config vllm.config.vllm
   global NgramGPUTypes the drafters that asynchronous scheduling is allowed with ⇒ supports_async_scheduling
 
