@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,24 +137,6 @@ def test_the_command_line_starts_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_completion_knows_the_commands() -> None:
-    words = {"_GPU_ALIGN_COMPLETE": "complete_bash", "COMP_WORDS": "gpu-align ", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_align"], capture_output=True, text=True, timeout=120,
-        env={**os.environ, **words},
-    )  # fmt: skip
-    assert {"simulate", "recipes", "report", "doctor", "policies"} <= set(done.stdout.split())
-
-
-def test_an_interrupted_command_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> list[Any]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("gpu_align.tools.simulate.command.describe", interrupted)
-    result = run("policies")
-    assert (result.exit_code, result.output.strip()) == (130, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import random
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("numba")  # plain Python is a hundred times slower
 
-from gpu_align import Recipes
 from gpu_align.predictors import TokenPredictor
 from tests.gpu_align.test_simulate_predictors import DOCS, after_pair
 from tests.gpu_align.tiny_models import edited, text, trained
@@ -125,65 +121,3 @@ def test_requests_come_and_go_and_end_early(jobs: list[Job]) -> None:
     assert not engine.step()
     with pytest.raises(ValueError, match="expected 1 to 128 tokens"):
         engine.add(example.Request([1] * 100, 64))
-
-
-def test_rejection_sampling_keeps_the_distribution() -> None:
-    """Chi-square over 40,000 draws of the first two tokens, for a likely draft, an unlikely one, and none."""
-    torch.manual_seed(1)
-    logits = torch.randn(1, 3, 5) * 1.5
-    n = 40_000
-    p = (logits[0] / 0.8).softmax(-1)
-    for draft, length in (
-        ([p[0].argmax(), p[1].argmax()], 2),
-        ([p[0].argmin(), 0], 2),
-        ([0, 0], 0),
-        ([1, 3], 1),
-    ):
-        ids = torch.tensor([[int(token) for token in draft]]).expand(n, -1)
-        accepted, own = example.verify(
-            logits.expand(n, -1, -1), ids, torch.full((n,), length), torch.full((n,), 0.8)
-        )
-        first = torch.where(accepted > 0, ids[:, 0], own)
-        _chi_square(first, p[0])
-        second = torch.where(accepted > 1, ids[:, 1], own)[accepted > 0]
-        if len(second) > 1000:
-            _chi_square(second, p[1])
-        greedy, token = example.verify(logits, ids[:1], torch.tensor([length]), torch.zeros(1))
-        assert int(token) == int(logits[0, int(greedy)].argmax())
-
-
-def _chi_square(drawn: torch.Tensor, p: torch.Tensor) -> None:
-    expected = p * len(drawn)
-    statistic = float(((drawn.bincount(minlength=len(p)) - expected) ** 2 / expected).sum())
-    assert statistic < len(p) - 1 + 4.5 * math.sqrt(2 * (len(p) - 1))
-
-
-def test_recipes_are_drafted(jobs: list[Job]) -> None:
-    """Without a prediction, an output of which every three tokens are a recipe takes fewer passes."""
-    job = jobs[0]
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for at in range(3, len(job.expected) - 1):
-        rows.setdefault(tuple(job.expected[at - 3 : at]), job.expected[at : at + 2])
-    recipes = Recipes.from_lists([(before, after, [0.95, 0.9]) for before, after in rows.items()])
-    steps = {}
-    for name, given in (("with", recipes), ("without", None)):
-        request = job.request()
-        steps[name] = serve([request], recipes=given).steps
-        assert request.output == job.expected
-    assert 1.5 * steps["with"] < steps["without"]
-
-
-def test_the_page_shows_the_file() -> None:
-    page = (DOCS / "predictors.md").read_text(encoding="utf-8")
-    [snippet] = re.findall(r'^--8<-- "(.*)"$', page, re.MULTILINE)
-    assert Path(DOCS.parent / snippet).samefile(DOCS / "examples" / "engine.py")
-    source = (DOCS / "examples" / "engine.py").read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 300
-    pytest.importorskip("pymdownx")
-    import markdown
-
-    options = {"pymdownx.snippets": {"base_path": [str(DOCS.parent)], "check_paths": True}}
-    extensions = ["pymdownx.snippets", "fenced_code"]
-    shown = markdown.markdown(page, extensions=extensions, extension_configs=options)
-    assert "class SlotCache(Cache):" in shown
-    assert "--8&lt;--" not in shown

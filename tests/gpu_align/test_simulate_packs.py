@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("mistral_common")
 pytest.importorskip("typer")
-from typer.testing import CliRunner
 
 from gpu_align import RecipePack, Recipes
 from gpu_align.simulate import (
@@ -24,10 +21,8 @@ from gpu_align.simulate import (
     simulate,
     tokenizer_of,
 )
-from gpu_align.tools.cli import app
 from gpu_align.tools.html import Origin
 from gpu_align.tools.simulate.policies import our_drafter, sizes_for, tokenized_pack
-from tests.gpu_align.test_simulate_records import lines
 
 TEXT = "alpha beta gamma delta\n"
 UNKNOWN = [Record("a", [], [], [5, 6, 7])]
@@ -50,10 +45,6 @@ def pack(tmp_path: Path) -> Path:
     path = tmp_path / "own.json.gz"
     RecipePack.learn([("one", TEXT * 20)]).save(path)
     return path
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_a_pack_is_tokenized_once_for_the_one_tokenizer_of_all_records(
@@ -115,15 +106,3 @@ def test_what_needs_recipes_says_what_is_missing() -> None:
         make_policies(["recipe_pack"], UNKNOWN, 8)
     with pytest.raises(ValueError, match=r"recipe_pack.*they are off"):
         make_policies(["recipe_pack"], [encoded("x")], 8, recipes="off")
-
-
-def test_the_command_line_takes_a_pack(pack: Path, tmp_path: Path) -> None:
-    pairs, out = tmp_path / "p.jsonl", tmp_path / "o.json"
-    pairs.write_bytes(lines({"id": "a", "prediction_text": "", "output_text": TEXT}))
-    for recipes, has_recipes in ((pack, True), ("off", False)):
-        result = run("simulate", pairs, "--tokenizer", "tekken", "--json", out, "--recipes", recipes)
-        assert result.exit_code == 0, result.output
-        assert result.stderr == ""
-        names = list(json.loads(out.read_text())["policies"])
-        assert names[0] == f"gpu_align recipes={recipes}"
-        assert ("recipe_pack" in names) == has_recipes

@@ -113,25 +113,6 @@ def test_a_perfect_prediction_takes_the_minimum(name: str, k: int) -> None:
                 assert set(result.origins.tolist()) <= {Origin.GENERATED, Origin.PREDICTION}
 
 
-def test_a_drafter_serves_one_record_after_another_as_if_it_were_fresh() -> None:
-    rng = random.Random(3)
-    records = []
-    for n in (40, 7, 90, 1, 0, 33):
-        prediction = [rng.randrange(20) for _ in range(n)]
-        output = prediction[: n // 2] + [rng.randrange(20) for _ in range(5)] + prediction[n // 2 :]
-        records.append(Record(str(n), [1] * (n % 4), prediction, output))
-    (shared,) = make_policies(["gpu_align"], records, 8)
-    for each in records:
-        (fresh,) = make_policies(["gpu_align"], records, 8)
-        got, expected = replay(shared, each, 8), replay(fresh, each, 8)
-        assert (got.steps, got.accepted, got.rejected) == (
-            expected.steps,
-            expected.accepted,
-            expected.rejected,
-        )
-        assert got.origins.tolist() == expected.origins.tolist()
-
-
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"policy 'scripted': expected at most 2 draft tokens, found 3"):
         replay(Scripted([[1, 2, 3]]), record([5, 6]), num_draft_tokens=2)

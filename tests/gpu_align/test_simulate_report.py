@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from gpu_align.simulate import PairResult, PolicyResult, Record, simulate, to_html, to_json
+from gpu_align.simulate import Record, simulate, to_json
 from gpu_align.tools import html
-from gpu_align.tools.html import Origin
-from gpu_align.tools.simulate import replay as report
 from gpu_align.tools.simulate.tokenizers import line_ending_ids, load_tokenizer, token_texts
 from tests.gpu_align.test_simulate_replay import Oracle, Scripted
 
@@ -51,11 +46,6 @@ class Structure(HTMLParser):
             self.blocks[-1] += data
 
 
-def pair_result(identifier: str, origins: list[int]) -> PairResult:
-    n = len(origins)
-    return PairResult(identifier, n, n, 0, 0, [], np.array(origins, np.uint8), np.arange(n, dtype=np.int32))
-
-
 def test_json_schema() -> None:
     records = [Record("a", [], [1, 2, 3], [1, 2, 3]), Record("b", [], [4, 5], [4, 5])]
     results = simulate(records, [Oracle(), Scripted([[9], [9]])], 2)
@@ -73,21 +63,6 @@ def test_json_schema() -> None:
         ],
     }  # fmt: skip
     assert (scripted["accepted"], scripted["rejected"], scripted["rejected_per_accepted"]) == (0, 3, None)
-
-
-def test_tokens_are_grouped_and_coloured() -> None:
-    block = html.tokens("abcdefg", [0, 1, 1, 0, 0, 2, 2], [0, 1, 1, 1, 2, 3, 4])
-    assert re.findall(r'<span class="o o(\d)" title="([^"]*)">([^<]*)</span>', block) == [
-        ("0", "step 1", "a"), ("1", "step 2", "bc"), ("0", "steps 2–3", "de"), ("2", "step 4", "f"),
-        ("2", "step 5", "g"),
-    ]  # fmt: skip
-    assert re.findall(r"<span[^>]*>([^<]*)<", html.tokens(["a", "b", "c"], [1, 1, 2])) == ["ab", "c"]
-
-
-@pytest.mark.parametrize(("origins", "steps"), [([1], None), ([1, 1], [0]), ([1, 9], None)])
-def test_tokens_that_do_not_fit(origins: list[int], steps: list[int] | None) -> None:
-    with pytest.raises(ValueError, match=r"expected 2 values|9 is not a valid Origin"):
-        html.tokens(["a", "b"], origins, steps)
 
 
 def test_hostile_token_text_stays_text() -> None:
@@ -110,34 +85,6 @@ def test_hostile_token_text_stays_text() -> None:
     assert not any(name.startswith("on") for name, _ in page.attributes)
     assert page.blocks == ['\n<script>alert(1)</script></pre>" onmouseover="x&lt;\n␀␛[2J␍␡?']
     assert "<script" not in document
-
-
-def test_a_page_loads_nothing() -> None:
-    document = html.page("t", [html.legend(), html.tokens(["a"], [0])])
-    assert not re.search(r"https?://|src=|href=|url\(|@import", document)
-    assert "prefers-color-scheme: dark" in document
-    assert [label for label in html._LABELS.values() if label not in document] == []
-
-
-@pytest.mark.parametrize("ours", ["gpu_align", "gpu_align length_factor=1 recipes=off"])
-def test_a_page_shows_every_record_once_and_stays_small(monkeypatch: pytest.MonkeyPatch, ours: str) -> None:
-    records = [Record("<a>", [], [], [10, 11, 12]), Record("b", [], [], [13])]
-    results = [
-        PolicyResult("other", [pair_result("<a>", [0, 4, 4]), pair_result("b", [0])]),
-        PolicyResult(ours, [pair_result("<a>", [0, 1, 2]), pair_result("b", [0])]),
-    ]
-    document = to_html(records, results, 4)
-    page = Structure(document)
-    assert page.elements.count("details") == 2 + 2 * 2
-    assert page.blocks == ["\n10 11 12 ", "\n10 11 12 ", "\n13 ", "\n13 "]
-    # Ours comes first, and is the one that is open.
-    assert document.index(f"<summary>{ours}") < document.index("<summary>other")
-    assert "&lt;a&gt;" in document
-    assert [origin for origin in Origin if html._LABELS[origin] in document] == [0, 1, 2, 4]
-    monkeypatch.setattr(report, "MAX_PAGE_TOKENS", 5)
-    document = to_html(records, results, 4)
-    assert len(Structure(document).blocks) == 2
-    assert "Not shown, to keep the page small: other." in document
 
 
 def test_text_of_tokens_is_the_text() -> None:
@@ -194,14 +141,3 @@ def test_transformers_tokenizers_from_a_folder(tokenizer_folder: Path) -> None:
     assert tokenizer.token_bytes(0) == b"<s>"
     newline = next(i for i in ids if b"\n" in tokenizer.token_bytes(i))
     assert line_ending_ids(tokenizer, ids) == {newline}
-
-
-def test_a_page_shows_text_where_the_tokenizer_is_known() -> None:
-    pytest.importorskip("mistral_common")
-    text = "if a < b:\n    print('<script>')\n"
-    ids = load_tokenizer("tekken").encode(text)
-    record = Record("a", [], [], ids, "tekken")
-    document = to_html([record], [PolicyResult("x", [pair_result("a", [0] * len(ids))])], 4)
-    assert Structure(document).blocks == ["\n" + text]
-    assert "<script" not in document
-    assert unescape("&lt;script&gt;") in unescape(document)

@@ -166,21 +166,6 @@ def check_step_logs(requests: list[Request], run: Run, engine: V2Engine) -> None
             assert step["new"][: step["accepted"]] == step["proposed"][: step["accepted"]]
 
 
-def test_prompts_are_prefilled_in_chunks(tight: V2Engine, greedy: Greedy) -> None:
-    n = 20
-    prompts = [prompt_of(seed, length) for seed, length in ((11, 100), (12, 12), (13, 130))]
-    requests = [Request(prompt, greedy(prompt, n), n, arrives=2 * i) for i, prompt in enumerate(prompts)]
-    forget_step_logs(tight)
-    run = tight.run(requests)
-    check_outputs(requests, run, greedy)
-    check_step_logs(requests, run, tight)
-    for index in (0, 2):
-        chunks = [row for row in run.of(index) if row[2] == 0]
-        assert len(chunks) >= 2
-        assert all(drafts == 0 for _, drafts, _ in chunks)
-    assert run.accepted > n
-
-
 def test_a_batch_that_is_smaller_than_the_drafts_serves_a_cached_prompt(
     tiny_model: Path, tmp_path: Path, greedy: Greedy
 ) -> None:
@@ -200,14 +185,6 @@ def test_a_batch_that_is_smaller_than_the_drafts_serves_a_cached_prompt(
     assert run.outputs == [greedy(prompt, N)] * 2
     assert "num_speculative_tokens is 64; gpu_align uses 63" in line
     assert run.verification_steps(1) == 1
-
-
-def test_a_verbatim_prediction_takes_the_fewest_steps(k16: V2Engine, greedy: Greedy) -> None:
-    prompt = prompt_of(1)
-    output = greedy(prompt, 60)
-    run = k16.run([Request(prompt, output, 60)])
-    assert run.outputs == [output]
-    assert run.verification_steps(0) <= 5  # 17 tokens each, and one that asynchronous scheduling had begun
 
 
 def test_prompts_that_leave_little_or_no_room(k16: V2Engine, greedy: Greedy) -> None:

@@ -10,14 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from usage_harness import refused
 from vllm_fakes import config
 
 from tests.campaign.wire_bodies import is_taken, predictions
-from vllm_integration.config import engine_config
 from vllm_integration.config.in_use import drafts_predictions
 from vllm_integration.config.settings import Settings
 from vllm_integration.frontend import endpoints as api
@@ -103,17 +99,6 @@ def test_a_malformed_prediction_is_named_and_not_repeated(value: Any, message: s
     assert len(str(caught.value)) < 200
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["type", "content", "text"]) | st.text(), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON}), max_size=3)
-
-
 def check(value: Any, *, plain_text: bool) -> None:
     """What the documentation says of a value is what becomes of it."""
     if is_taken(value, plain_text=plain_text, characters=1000, parts=50):
@@ -129,12 +114,6 @@ def test_every_value_is_taken_or_refused_as_documented(plain_text: bool) -> None
     for value in predictions():
         if value is not None:
             check(value, plain_text=plain_text)
-
-
-@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(JSON.filter(lambda value: value is not None) | st.builds(content, JSON | PARTS))
-def test_any_json_is_taken_or_refused_as_documented(value: Any) -> None:
-    check(value, plain_text=False)
 
 
 @pytest.mark.parametrize(
@@ -438,26 +417,3 @@ def test_whose_engine_it_is(method: str, model: str, ours: bool) -> None:
     assert drafts_predictions(vllm_config) is ours
     vllm_config.speculative_config = None
     assert drafts_predictions(vllm_config) is False
-
-
-@pytest.mark.parametrize(("value", "warns"), [("1", True), ("0", False), ("", False), (None, False)], ids=str)
-def test_the_rust_front_end_is_warned_of_once(
-    value: str | None, warns: bool, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
-) -> None:
-    monkeypatch.delenv("VLLM_USE_RUST_FRONTEND", raising=False)
-    if value is not None:
-        monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", value)
-    engine_config._warn_of_rust_front_end.cache_clear()
-    made: list[Any] = []
-    wrapped = wrapped_by(engine_config.post_init)(made.append)
-    ours, other = config(), config()
-    ours.use_v2_model_runner = other.use_v2_model_runner = False
-    ours.scheduler_config = SimpleNamespace(async_scheduling=False, scheduler_cls=None, max_num_seqs=4)
-    other.speculative_config.method = "ngram"
-    wrapped(other)
-    assert plugin_log == []
-    wrapped(ours)
-    wrapped(ours)
-    assert made == [other, ours, ours]
-    assert len(plugin_log) == warns
-    assert all("vllm_xargs.gpu_align_prediction" in line for line in plugin_log)

@@ -162,29 +162,6 @@ def test_slots_and_credits_are_those_of_the_docstring(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "predicted", "plain", "tokens"),
-    [
-        (32, 15, 0, 495),
-        (32, 16, 0, 512),
-        (32, 17, 0, 561),
-        (32, 1, 499, 512),
-        (32, 1, 511, 512),
-        (16, 1, 512, 529),
-    ],
-)
-def test_a_step_a_little_over_the_largest_graph_is_cut_to_it(
-    length: int, predicted: int, plain: int, tokens: int
-) -> None:
-    running = [request_of(str(i), predicted=i < predicted) for i in range(predicted + plain)]
-    requests = DraftedRequests(False, 32)
-    for request in running:
-        requests.add(request)
-    requests.take(report_of({str(i): (1.0,) * length for i in range(predicted)}, K=32))
-    budget = DraftBudget(requests, 32, 4096, captured=512, learns=False)
-    assert len(running) + sum(budget.grant(running, exact=True)) == tokens
-
-
-@pytest.mark.parametrize(
     ("everybody", "params", "slots"), [(False, True, [K, 0]), (True, True, [K, K]), (False, False, [0, 0])]
 )
 def test_without_a_prediction_no_slots(everybody: bool, params: bool, slots: list[int]) -> None:
@@ -202,22 +179,6 @@ def test_without_a_prediction_no_slots(everybody: bool, params: bool, slots: lis
     budget = DraftBudget(requests, K, 1000)
     assert budget.grant(running, exact=True) == slots
     assert budget.grant([], exact=True) == []
-
-
-@pytest.mark.parametrize("graphs", GRAPHS)
-@pytest.mark.parametrize(("size", "slots"), [(4, 4), (5, 0)])
-def test_drafts_that_promise_less_than_a_lost_graph_costs_get_no_slots(
-    graphs: str, size: int, slots: int
-) -> None:
-    """One request has 4 drafts, each of a survival below 0.2; the others are plain."""
-    running = [request_of(str(i), predicted=i == 0) for i in range(size)]
-    requests = DraftedRequests(False, K)
-    for request in running:
-        requests.add(request)
-    requests.take(report_of({"0": (0.19, 0.18, 0.17, 0.16)}))
-    requests.graphs = [*GRAPHS].index(graphs)
-    granted = DraftBudget(requests, K, 4096).grant(running, exact=True)
-    assert sum(granted) == (slots if graphs in ("context", "backend") else 4)
 
 
 class Writing:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +18,6 @@ from vllm_integration.seams import install as compat
 
 pytestmark = pytest.mark.vllm
 
-MIB = 2**20
 CHUNK = 65536  # what uvicorn reads at once
 GOOD = {"model": "tiny", **ENDPOINTS["/v1/completions"]}
 SERVED = (200, b'{"error":{"message":"served","type":"served","param":null,"code":200}}')
@@ -324,127 +319,3 @@ def test_a_body_that_was_over_the_limit_before_the_fault_is_refused(
         "what comes behind a fault is not read"
     )
     assert len(plugin_log) == 1
-
-
-# Nobody else waits.
-
-ITEMS = 40_000
-
-
-@pytest.fixture
-def frozen_heap() -> Iterator[None]:
-    """As vLLM's server has it when it starts: what was there before is not collected again and again."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-async def _longest_step(work: Callable[[], Any]) -> float:
-    """Milliseconds of its thread's CPU time that the event loop was busy between two beats, at most.
-
-    CPU time, because a machine that is busy with other things stretches the clock and not the work.
-    """
-    steps: list[float] = []
-    stop = asyncio.Event()
-
-    async def beat() -> None:
-        last = time.thread_time()
-        while not stop.is_set():
-            await asyncio.sleep(0.001)
-            now = time.thread_time()
-            steps.append((now - last) * 1e3)
-            last = now
-
-    beats = asyncio.create_task(beat())
-    await work()
-    stop.set()
-    await beats
-    return max(steps)
-
-
-def _stall(app: Any, body: bytes, expected: int) -> float:
-    """The longest of the loop's busy steps while `body` comes in beside tiny requests, by a yardstick: 1 is what
-    takes an idle machine 12 ms, the parsing of 40,000 keys."""
-    small, big = chunked(json.dumps(GOOD).encode()), chunked(body)
-
-    async def paused(scope: Any, receive: Any, send: Any) -> None:
-        """As from a socket: other tasks run between two chunks."""
-
-        async def receive_later() -> Any:
-            await asyncio.sleep(0)
-            return await receive()
-
-        await app({**scope, "app": app}, receive_later, send)
-
-    async def work() -> None:
-        async def tiny() -> None:
-            while not done.is_set():
-                assert (await send(app, "/v1/completions", small))[0] == 200
-                await asyncio.sleep(0.002)
-
-        done = asyncio.Event()
-        others = asyncio.create_task(tiny())
-        assert (await send(paused, "/v1/completions", big))[0] == expected
-        await asyncio.sleep(0.02)
-        done.set()
-        await others
-
-    longest = asyncio.run(_longest_step(work))
-    document = json.dumps(_pairs(1.25 * ITEMS))
-    times = []
-    for _ in range(3):
-        started = time.thread_time()
-        json.loads(document)
-        times.append((time.thread_time() - started) * 1e3)
-    return longest / max(times)
-
-
-def _pairs(items: float) -> dict[str, int]:
-    return {f"k{i}": i for i in range(int(items / 1.25))}
-
-
-#: Bodies that bring a prediction and have about `items` items.
-STRUCTURED: dict[str, Callable[[int], dict[str, Any]]] = {
-    "keys of the request": lambda items: {**with_prediction(), **_pairs(items)},
-    "nested arrays": lambda items: with_prediction(more=[[[[[[[[[[[]]]]]]]]]]] * int(items / 10.25)),
-    "parts": lambda items: with_prediction([{"type": "text", "text": "w"}] * int(items / 3.5)),
-    "ids": lambda items: {**GOOD, "vllm_xargs": {"gpu_align_prediction": [5] * (4 * items)}},
-}
-
-
-def structured(name: str, items: int) -> bytes:
-    return json.dumps(STRUCTURED[name](items), separators=(",", ":")).encode()
-
-
-LARGE: dict[str, tuple[Callable[[], bytes], int]] = {
-    "64 MB": (partial(long_body, 64 * MIB), 413),
-    "3.5 MB": (partial(long_body, int(3.3 * MIB)), 200),
-    **{f"some {name}": (partial(structured, name, ITEMS - 50), 200) for name in STRUCTURED},
-    **{f"many {name}": (partial(structured, name, 4 * ITEMS), 413) for name in STRUCTURED},
-}
-
-
-@pytest.mark.usefixtures("frozen_heap")
-@pytest.mark.parametrize("name", LARGE)
-def test_nobody_waits_for_a_large_body(request_app: Any, name: str) -> None:
-    """As much as is taken, and more, which is refused: no step of 50 ms, by the yardstick."""
-    make, expected = LARGE[name]
-    body = make()
-    # Another try where something else interfered.
-    assert any(_stall(request_app, body, expected) < 50 / 12 for _ in range(3))
-
-
-@pytest.mark.usefixtures("frozen_heap")
-@pytest.mark.parametrize(
-    "make",
-    [partial(structured, "keys of the request", 10 * ITEMS), partial(long_body, 64 * MIB)],
-    ids=["structure", "text"],
-)
-def test_without_the_limits_everybody_waits(
-    request_app: Any, monkeypatch: pytest.MonkeyPatch, make: Callable[[], bytes]
-) -> None:
-    """What they are for; and the measurement above can fail."""
-    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_ITEMS", str(2**30))
-    monkeypatch.setenv("GPU_ALIGN_MAX_BODY_BYTES", str(2**30))
-    assert _stall(request_app, make(), 200) > 50 / 12

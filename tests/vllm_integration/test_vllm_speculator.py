@@ -153,13 +153,6 @@ def runner_of(speculator: Any) -> Any:
     return Runner()
 
 
-def test_tokens_become_dense_before_anything_is_written(speculator: Any) -> None:
-    tokens = speculator.req_states.all_token_ids
-    assert tokens.write_contents is None  # vLLM's sign for "not in host memory"
-    assert (tokens.gpu.shape, tokens.gpu.dtype) == ((ROWS, WIDTH), torch.int32)
-    assert tokens.gpu.device.type == DEVICE.type
-
-
 def test_the_hosts_table_of_tokens_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch keeps pinned memory that is freed, until it is asked to let go when nothing refers to it."""
     from vllm_integration.worker import speculator as module
@@ -251,29 +244,6 @@ def test_a_batch_without_predictions_launches_nothing(speculator: Any) -> None:
     assert propose(speculator, [1, 3]).tolist() == [[0] * K] * 2
 
 
-def test_recipes_draft_for_requests_that_are_drafted_for_and_for_no_others(
-    make_speculator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speculator = make_speculator(recipes=Recipes.from_lists([([101], [7, 8], [0.9, 0.8])]))
-    speculator._speculative.enable_adaptive_verification = True
-    for row in range(3):
-        write(speculator, row, [40 + row, 100, 101])
-        speculator.add_request(f"r{row}", row, 1, params_of([[500, 501], None, [102, 103]][row]))
-    drafts = propose(speculator, [2, 1, 0])
-    reported = reported_by(speculator)
-    assert reported["r0"] == (2, 3, 3)
-    assert reported["r1"] == (0, 0, 3)
-    assert drafts[2].tolist() == [7, 8, 101, 101]  # padded with the last token
-    confidence = speculator.draft_token_confidence_probs
-    assert confidence[2].tolist() == pytest.approx([0.9, 0.8 / 0.9, 0, 0], abs=1e-3)
-    assert confidence[1].tolist() == [0] * K
-    # In a batch in which nobody has a prediction nothing is launched.
-    for row in (0, 2):
-        speculator.remove_slot(row)
-    monkeypatch.setattr(speculator.drafter, "propose", lambda *_: pytest.fail("launched"))
-    assert propose(speculator, [0, 1, 2]).tolist() == [[0] * K] * 3
-
-
 def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None:
     prediction = list(range(100, 120))
     write(speculator, 0, [7, 8, 100])
@@ -283,20 +253,6 @@ def test_a_prefill_chunk_and_a_dummy_run_change_nothing(speculator: Any) -> None
     propose(speculator, [0, 1, 2], dummy_run=True, skip_attn_for_dummy_run=True, is_profile=True)
     assert torch.equal(speculator.drafter._state.align_state, before)
     assert propose(speculator, [0])[0].tolist() == [101, 102, 103, 104]
-
-
-def test_a_resumed_request_drafts_as_before_in_another_row(speculator: Any) -> None:
-    prediction = [*range(100, 110), *range(200, 220)]
-    tokens = [7, 8, 100, 101, 102, 55, 200, 201]
-    write(speculator, 0, tokens)
-    speculator.add_request("r", 0, 2, params_of(prediction))
-    before = propose(speculator, [0])[0].tolist()
-    speculator.remove_slot(0)
-    write(speculator, 3, tokens)
-    speculator.add_request("r", 3, 2, params_of(prediction))
-    assert propose(speculator, [3])[0].tolist() == before == [202, 203, 204, 205]
-    speculator.add_request("another", 3, 2, params_of(None))  # as after a crash of the front end
-    assert not speculator._occupied.any()
 
 
 @pytest.mark.parametrize("bad", [[1, VOCABULARY], {"text": "not tokenised"}])
@@ -358,25 +314,6 @@ def test_long_requests_and_those_that_return_are_prepared(
     assert prepared == []
     arrive((2, 20, 20, [5, 6]), (0, 4, 4, [5]), (3, 4, 5, [5, 6]))
     assert prepared == [[2, 3]]
-
-
-def test_the_wrapped_runner_tells_of_rows(speculator: Any) -> None:
-    runner = runner_of(speculator)
-    new = [
-        SimpleNamespace(req_id=f"r{row}", row=row, sampling_params=params_of([5] * row or None))
-        for row in range(3)
-    ]
-    assert runner.add_requests(SimpleNamespace(scheduled_new_reqs=new)) == "added"
-    assert speculator._occupied.tolist() == [False, True, True, False]
-    assert runner._remove_request("r1") is True
-    assert runner._remove_request("r1") is False
-    assert speculator._occupied.tolist() == [False, False, True, False]
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new[2:]))  # sent again with a longer prompt
-    assert speculator._occupied.tolist() == [False, False, True, False]
-    assert runner.sample_tokens(None) is None
-    runner.speculator = None  # an engine that drafts in another way
-    assert runner._remove_request("r2") is True
-    assert speculator._occupied.tolist() == [False, False, True, False]
 
 
 WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "to")

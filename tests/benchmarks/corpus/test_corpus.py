@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus import build, files
+from benchmarks.corpus import build
 from benchmarks.corpus.build import EditPair, source_pairs, write_pairs
-from benchmarks.corpus.files import Releases, texts_in
+from benchmarks.corpus.files import Releases
 from gpu_align.simulate import read_records
-from tests.benchmarks.corpus.archives import tarball
 
 
 class Words:
@@ -90,40 +88,6 @@ def test_selection(tmp_path: Path) -> None:
     assert sizes == [(300, 310), (3, 400), (300, 200), (300, 8000)]
 
 
-def test_other_sorts_of_text(tmp_path: Path) -> None:
-    pairs = pairs_of(tmp_path, "json", "document")
-    assert [(pair.id, pair.kind) for pair in pairs] == [
-        ("pkg/1..2/dist-info/METADATA", "document"),
-        ("pkg/1..2/pkg/data.json", "json"),
-    ]
-    assert len(pairs[0].output) == 320  # the headers are not part of the description
-
-
-def test_of_many_files_the_same_few_are_kept(tmp_path: Path) -> None:
-    few, all_of_them = pairs_of(tmp_path, most=2), pairs_of(tmp_path)
-    assert len(few) == 2
-    assert few == pairs_of(tmp_path, most=2)
-    assert [pair for pair in all_of_them if pair in few] == few
-
-
-def test_an_sdist_gives_the_paths_of_a_wheel(tmp_path: Path) -> None:
-    plain = {
-        "pkg-1/pkg/__init__.py": "",
-        "pkg-1/pkg/a.py": "a\r\nb",
-        "pkg-1/setup.py": "x",
-        "pkg-1/tests/__init__.py": "",
-        "pkg-1/tests/test_a.py": "x",
-        "pkg-1/docs/conf.py": "x",
-        "pkg-1/README.md": "x",
-    }
-    in_src = {name.replace("pkg-1/pkg/", "pkg-1/src/pkg/"): content for name, content in plain.items()}
-    expected = {"pkg/__init__.py": "", "pkg/a.py": "a\nb"}
-    assert texts_in(tarball(tmp_path / "pkg-1.tar.gz", plain)) == expected
-    assert texts_in(tarball(tmp_path / "src-1.tar.gz", in_src)) == expected
-    assert texts_in(wheel(tmp_path / "pkg-1.zip", dict(plain))) == expected
-    assert texts_in(wheel(tmp_path / "pkg-1.whl", dict(expected))) == expected
-
-
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     pairs = pairs_of(tmp_path)
     first, second = tmp_path / "first.jsonl.gz", tmp_path / "second.jsonl.gz"
@@ -148,31 +112,3 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     printed = capsys.readouterr().out
     assert "pkg 1 → 2" in printed
     assert f"{3 * len(SELECTED):,}" in printed.splitlines()[-2]
-
-
-BAD = ["flask", "flask:1", "flask:1:2:3", "flask::2", "--pre:1:2", "a b:1:2", "-r x:1:2"]
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_bad_packages(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert build.main([str(tmp_path / "o.gz"), f"--packages={text}"], fetch) == 2
-    assert "expected NAME:OLD:NEW" in capsys.readouterr().err
-    assert not (tmp_path / "o.gz").exists()
-
-
-def test_a_download_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        calls.append(command)
-        if len(calls) == 3:
-            wheel(tmp_path / "pkg-1" / "pkg-1.whl", {})
-        return subprocess.CompletedProcess(command, 0 if len(calls) == 3 else 1, "", "connection reset")
-
-    monkeypatch.setattr(files, "PAUSE", 0)
-    monkeypatch.setattr(subprocess, "run", pip)
-    for _ in range(2):  # the second time it is there
-        assert files.download("pkg", "1", tmp_path).name == "pkg-1.whl"
-        assert len(calls) == 3
-    with pytest.raises(RuntimeError, match="other==1 failed: connection reset"):
-        files.download("other", "1", tmp_path)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-import urllib.error
-import urllib.request
-from email.message import Message
 from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus import build, files, kinds
+from benchmarks.corpus import build, kinds
 from benchmarks.corpus.files import FIVE, NPM, SETS, Releases
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES, RELEASES
-from benchmarks.corpus.model_like import EDITS, badly_applied, model_output, wrong_lines
+from benchmarks.corpus.model_like import EDITS
 from gpu_align.simulate import read_records
 from tests.benchmarks.corpus.archives import tarball
 
@@ -63,26 +60,6 @@ def test_each_edit_keeps_most_lines_and_repeats(name: str) -> None:
     assert name == "reindent" or lines_kept(TEXT, first) > 0.5
 
 
-def test_the_rates_are_those_of_the_outputs() -> None:
-    outputs = [model_output(TEXT, DONOR, "python", random.Random(seed)) for seed in range(400)]
-    assert sum("```" in (o or "") for o in outputs) / 400 == pytest.approx(EDITS["fence"][0], abs=0.08)
-    assert model_output("short\n", DONOR, "python", random.Random(0)) is None
-
-
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.6])
-def test_so_many_lines_of_a_draft_are_wrong(share: float) -> None:
-    kept = [lines_kept(TEXT, wrong_lines(TEXT, DONOR, share, random.Random(seed))) for seed in range(60)]
-    assert 1 - sum(kept) / 60 == pytest.approx(share * 0.8, abs=0.12)
-
-
-def test_a_diff_applied_badly_is_between_the_two() -> None:
-    after = TEXT.replace("run(value, 3)", "run(value, 33)").replace("step_9", "step_nine")
-    results = {badly_applied(TEXT, after, random.Random(seed)) for seed in range(30)}
-    assert {TEXT, after} & results
-    assert len(results) > 4
-    assert badly_applied(TEXT, TEXT, random.Random(0)) == TEXT
-
-
 def test_records_of_a_split(releases: None, tmp_path: Path) -> None:
     texts = kinds.kind_texts("test", tmp_path, fetch)
     assert {t.path for t in texts["javascript"]} == {f"lib/file{i}.js" for i in range(4)}  # nothing minified
@@ -117,20 +94,3 @@ def test_no_package_is_in_both_splits() -> None:
     in_parts = Releases("regex", ("2022.10.31", "2023.12.25", "2024.11.6"), ("c",), True, 400, True)
     assert in_parts in RELEASES["tune"]
     assert FIVE[0] == Releases("requests", ("2.28.2", "2.32.3"), ("python",))
-
-
-def test_a_download_that_fails_names_package_and_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(request: urllib.request.Request, timeout: float) -> None:
-        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    monkeypatch.setattr(kinds, "RELEASES", {"test": (Releases("npm:chai", ("1", "2"), ("json",)),)})
-    with pytest.raises(RuntimeError, match=r"npm @types/node@1\.0\.0 failed: .*/node-1\.0\.0\.tgz: HTTP 404"):
-        files.download("npm:@types/node", "1.0.0", tmp_path)
-    with pytest.raises(RuntimeError, match=r"sdist regex==1\.0 failed"):
-        files.download("regex", "1.0", tmp_path, sdist=True)
-    assert build.main([str(tmp_path / "o.gz"), "--set", "kinds-test", "--cache", str(tmp_path)]) == 1
-    assert "error: download of npm chai@" in capsys.readouterr().err
-    assert list(tmp_path.rglob("*.gz")) == []

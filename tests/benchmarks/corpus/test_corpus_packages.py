@@ -8,9 +8,8 @@ import pytest
 
 from benchmarks.corpus import packages
 from benchmarks.corpus.files import NPM, Releases
-from benchmarks.corpus.packages import is_vendored, package_texts
+from benchmarks.corpus.packages import package_texts
 from benchmarks.learn import recipes
-from gpu_align import RecipePack
 from tests.benchmarks.corpus.archives import tarball
 
 SHARED = "export const shared = 1;\n" * 5
@@ -76,22 +75,6 @@ def test_everything_of_a_split(tmp_path: Path) -> None:
     assert {"", "x" * 1000, module("vendored"), module("between")} <= ours
 
 
-def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "MAX_OF_SORT", len(module("a")) + len(SHARED))
-    found = [text for _, text in package_texts("tune", tmp_path, fetch)]
-    assert {module("a"), SHARED} <= set(found)
-    assert (module("old") in found) + (module("new") in found) == 1  # 290 characters of TypeScript, 300 fit
-    monkeypatch.setattr(packages, "MAX_CHARACTERS", len(SHARED) - 1)
-    assert SHARED not in [text for _, text in package_texts("tune", tmp_path, fetch)]
-
-
-def test_vendored() -> None:
-    theirs = "third_party/upb/upb/upb.c", "core/ext/upbdefs-generated/a.h", "pip/_vendor/rich/text.py"
-    assert [is_vendored(path) for path in (*theirs, "vendor.py", "src/inventory/a.py")] == [True] * 3 + [
-        False
-    ] * 2
-
-
 def test_nothing_that_a_reported_package_has_is_learned(tmp_path: Path) -> None:
     texts = recipes.learnable_texts(tmp_path, fetch)
     reported = {text for _, text in package_texts("test", tmp_path, fetch, everything=True)}
@@ -104,8 +87,3 @@ def test_nothing_of_a_package_that_is_held_out_is_learned() -> None:
     texts = [("p", "one"), ("q", "one"), ("q", "two"), ("r", "three")]
     assert recipes.without(texts, {"p"}) == [("q", "two"), ("r", "three")]
     assert recipes.without(texts, set()) == texts
-
-
-def test_a_text_of_two_packages_is_of_one_source() -> None:
-    pack = recipes.learn([("p", "k b\n" * 3), ("q", "k b\n" * 3), ("q", "m\n")])
-    assert pack.recipes == RecipePack.learn([("p", "k b\n" * 3), ("q", "m\n")]).recipes == []

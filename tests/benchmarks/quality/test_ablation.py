@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +14,8 @@ import pytest
 pytest.importorskip("rapidfuzz")
 
 from benchmarks.corpus.build import EditPair, write_pairs
-from benchmarks.quality import ablation, mechanisms
-from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines, without
+from benchmarks.quality import ablation
+from benchmarks.quality.mechanisms import BASELINE, MECHANISMS, count_lines
 from benchmarks.quality.runs import Counts, read_entries
 
 ROOT = Path(__file__).parents[3]
@@ -56,19 +54,6 @@ print(len(reference.IS_CONTEXT), step.{name}.__name__)
     assert replaced == "<lambda>"
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("import json\ninstall({'json': {'dumps': 1}})", "that are not imported yet, found json"),
-        ("install({'wave': {'dumps': 1}})\nimport wave", "wave: expected the names dumps, found none"),
-    ],
-)
-def test_an_override_that_would_not_take_effect_is_refused(code: str, error: str) -> None:
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        run_python(f"from benchmarks.quality.overrides import install\n{code}")
-    assert error in failed.value.stderr
-
-
 def test_every_mechanism_takes_something_away() -> None:
     for name, missing in MECHANISMS.items():
         if name != BASELINE:
@@ -78,32 +63,6 @@ def test_every_mechanism_takes_something_away() -> None:
             assert counts["drafter"] <= counts["installed"] <= counts["all"], name
     recipes = count_lines(MECHANISMS["recipes"])
     assert recipes["all"] > 2 * recipes["drafter"]  # with learning, commands, plugin and tests
-
-
-def test_lines_are_those_of_named_functions_and_lines_with_a_name() -> None:
-    source = '''
-"""row"""
-import row  # counts
-
-def fold_row(x):
-    """No code."""
-
-    # Nor this.
-    return x
-
-def other(x):
-    return x  # row
-'''
-    assert mechanisms._count(source, re.compile("row")) == 3
-    assert mechanisms._count(source, re.compile("row"), whole=True) == 5
-    assert set(count_lines(MECHANISMS[BASELINE]).values()) == {0}
-
-
-def test_several_mechanisms_at_once() -> None:
-    both = without("own context+edit replay")
-    assert both.config == {"use_context": False}
-    assert both.overrides == MECHANISMS["edit replay"].overrides
-    assert not without("recipes+own context").recipes
 
 
 def test_a_change_is_read_at_the_rejections_of_the_default() -> None:
@@ -156,23 +115,3 @@ def test_the_baseline_is_the_plain_replay_and_a_mechanism_less_takes_more_steps(
     less = measure("edit replay+exact prefix", job, tmp_path)
     assert less["settings"][0]["test"]["steps"] > whole["settings"][0]["test"]["steps"]
     assert (tmp_path / "edit-replay-exact-prefix.json").is_file()
-
-
-def test_rows_of_the_file_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = {**row_of((100, 1000, 500)), "mechanism": BASELINE, "instead": "x"}
-    less = {**row_of((125, 1000, 500)), "mechanism": "margin", "instead": "one bucket"}
-    for row in (whole, less):
-        row |= {"perfect": {"records": 2, "least_steps": 1}, "unrelated": counted(9, 1, 1)}
-    pairs = tmp_path / "pairs.jsonl.gz"
-    write_pairs([], pairs)
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"rows": [less, whole]}))
-    files = ["--corpus", str(pairs), "--tune", str(pairs), "--json", str(path)]
-    assert ablation.main([*files, "--only"]) == 0
-    stored = json.loads(path.read_text())["rows"]
-    assert [row["mechanism"] for row in stored] == [BASELINE, "margin"]
-    assert stored[1]["change"] == {"test": -0.2, "five": -0.2}
-    assert stored[1]["lines"] == count_lines(MECHANISMS["margin"])
-    assert "-20.00%" in capsys.readouterr().out
-    assert ablation.main([*files, "--only", "luck"]) == 2
-    assert "found luck" in capsys.readouterr().err

@@ -11,7 +11,6 @@ pytest.importorskip("rapidfuzz")
 
 from benchmarks.quality import headroom
 from benchmarks.quality.replays import bound
-from benchmarks.quality.runs import Entry
 from gpu_align.policies import POLICIES, Policy
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.replay import replay
@@ -64,14 +63,3 @@ def test_the_better_one_is_taken_at_each_step() -> None:
     assert list(steps) == list(headroom.COLUMNS)
     assert least <= steps["either"] <= least + 2
     assert min(steps[headroom.OURS], steps[headroom.PEER]) > middle
-
-
-def test_rows() -> None:
-    entries = [
-        Entry(record(0), "c", "c", "p", "test", "tekken"),
-        Entry(record(1), "draft_05", "c", "p", "test", "tekken"),
-    ]
-    steps = [dict.fromkeys(headroom.COLUMNS, number) for number in (5, 7)]
-    rows = headroom.rows_of(entries, steps)
-    assert {label: row["either"] for label, row in rows.items()} == {"c": 5, "original": 5, "draft_05": 7}
-    assert rows["c"]["output_tokens"] == len(record(0).output)

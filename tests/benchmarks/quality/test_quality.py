@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -13,20 +11,16 @@ pytest.importorskip("rapidfuzz")
 
 from benchmarks.corpus.build import EditPair, write_pairs
 from benchmarks.corpus.mix import ByteTokenizer
-from benchmarks.quality import build_suffix_peer, cases, checks, main, plot, runs
-from benchmarks.quality.cases import Resumption, least_steps, reentries, resumptions
+from benchmarks.quality import build_suffix_peer, cases, checks, runs
+from benchmarks.quality.cases import Resumption, least_steps, reentries
 from benchmarks.quality.checks import Point, curve, height
 from benchmarks.quality.replays import Reliability
 from benchmarks.quality.runs import (
-    BOUNDS,
-    CACHED,
     WITHOUT_RECIPES,
     Counts,
     Entry,
     Knowledge,
     Run,
-    our_settings,
-    read_entries,
     run_all,
     run_records,
     total,
@@ -34,8 +28,6 @@ from benchmarks.quality.runs import (
 from gpu_align import RecipePack, Recipes
 from gpu_align.policies import EarlierResponses, SuffixDecoding
 from gpu_align.simulate import Record, load_tokenizer
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def entries(count: int = 6) -> list[Entry]:
@@ -106,13 +98,6 @@ def test_reentries() -> None:
     assert reentries(before, before) == []
 
 
-def test_resumption_of_single_edits() -> None:
-    seen = Resumption.total(resumptions([e.record for e in entries()], 64))
-    assert (seen.edits, seen.drafted) == (6, 6)
-    assert seen.right <= 6
-    assert Resumption.total(resumptions([], 64)) == Resumption()
-
-
 def test_cases() -> None:
     corpus = entries()
     assert all(e.record.prediction == e.record.output for e in cases.perfect(corpus))
@@ -172,16 +157,6 @@ def test_recipes_make_a_difference_unless_they_are_off() -> None:
         run_records(Run("recipe_pack", 16), [record])
 
 
-def test_every_drafter_is_planned() -> None:
-    runs = main.planned_runs()
-    assert len(set(runs)) == len(runs)
-    for k in main.SIZES:
-        planned = {run.policy for run in runs if run.num_draft_tokens == k}
-        assert {"gpu_align", "recipe_pack", *CACHED} <= planned
-        assert (set(BOUNDS) <= planned) == (k == 64)
-        assert Run("gpu_align", k, WITHOUT_RECIPES) in runs
-
-
 def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("mistral_common")
@@ -204,43 +179,6 @@ def test_what_is_known_in_each_kind_of_tokens(tmp_path: Path, monkeypatch: pytes
         [alone] = run_records(Run("recipe_pack", 16), [record], known)
         assert alone.accepted > 0
     assert len(list((tmp_path / ".cache" / "corpus").glob("bpe-*.json"))) == 1
-
-
-def test_the_pictures_repeat_and_those_of_the_docs_show_every_family(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    numbers = json.loads((ROOT / "docs" / "quality.json").read_text(encoding="utf-8"))
-    counted, deciles = plot.stored(numbers)
-    assert len(counted) == len(numbers["runs"])
-    assert sum(d.drafts for d in deciles) == sum(d["drafts"] for d in numbers["reliability"])
-    few = {run: c for run, c in counted.items() if run.num_draft_tokens == 16}
-    for name in ("a", "b"):
-        plot.draw_trade_off(few, "title", tmp_path / f"{name}.svg")
-        plot.draw_reliability(deciles, tmp_path / f"{name}2.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "a2.svg").read_bytes() == (tmp_path / "b2.svg").read_bytes()
-    assert ">gpu-align<" in (tmp_path / "a.svg").read_text()
-    for name in ("quality", "reliability"):
-        drawn = (ROOT / "docs" / "img" / f"{name}.svg").read_text(encoding="utf-8")
-        [background] = re.findall(r'<g id="patch_1">\s*<path [^>]*style="([^"]+)"', drawn)
-        assert "fill: none" in background or "opacity: 0" in background, (
-            "run: python -m benchmarks.quality.plot"
-        )
-        assert name != "quality" or [family for family in plot.FAMILIES if f">{family}<" not in drawn] == []
-
-
-def test_every_peer_has_a_place_in_the_picture() -> None:
-    from gpu_align.policies import OPTIONAL_POLICIES, POLICIES, RECIPE_POLICIES
-
-    for name in [*POLICIES, *OPTIONAL_POLICIES, *RECIPE_POLICIES, *CACHED]:
-        matching = [f for f, (pattern, *_) in plot.FAMILIES.items() if re.fullmatch(pattern, name)]
-        assert len(matching) == (0 if name == "cursor" else 1), name
-
-
-def test_read_entries(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl.gz"
-    write_pairs([EditPair("a", "python", "python", "flask", "test", "tekken", [1], [2])], path)
-    [entry] = read_entries(path)
-    assert (entry.record.output, entry.in_five, entry.record.tokenizer) == ([2], True, "tekken")
 
 
 PEER = build_suffix_peer.DEFAULT_FOLDER
@@ -277,43 +215,3 @@ def test_suffix_decoding_follows_the_longest_most_frequent_path(monkeypatch: pyt
         assert policy.propose() == draft
     with pytest.raises(ValueError, match="earlier: expected a tree of depth 24, got one of 64"):
         SuffixDecoding(4, max_tree_depth=24, earlier=earlier)
-
-
-def test_our_curve_has_settings_with_shorter_drafts() -> None:
-    """At K = 64 also drafts of at most 32, 24 or 12 tokens: the drafter is given that K; the run counts at 64."""
-    settings = our_settings(64)
-    assert settings[0] == {}
-    assert {setting.get("num_draft_tokens", 64) for setting in settings} == {64, 32, 24, 12}
-    run = Run("gpu_align", 64, (("num_draft_tokens", 24),))
-    tokens = list(range(200))
-    [pair] = run_records(run, [Record("", [], tokens, tokens)])
-    assert pair.steps == 1 + 8  # the first token, then 25 a step
-    assert checks.our_curve({run: counts(8, 191, 0)}, 64) == [Point(0, 125)]
-
-
-@pytest.mark.parametrize(("status", "sets"), [(0, ["tune", "kinds"]), (1, ["tune"])])
-def test_what_is_missing_is_made_up_to_the_first_failure(
-    status: int, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[list[str]] = []
-    monkeypatch.setattr(runs.corpus, "main", lambda argv: made.append(argv) or status)
-    paths = {name: tmp_path / f"{name}.gz" for name in ("test", "tune", "kinds")}
-    paths["test"].write_bytes(b"")
-    assert runs.make_corpora(paths) == status
-    assert made == [[str(paths[name]), "--set", name] for name in sets]
-
-
-def test_without_the_peer_nothing_is_made_and_no_compiler_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build_suffix_peer.shutil, "which", lambda name: None)
-    monkeypatch.setattr(runs.corpus, "main", lambda argv: pytest.fail("a corpus was made"))
-    monkeypatch.chdir(tmp_path)
-    for call in (
-        lambda: build_suffix_peer.main([str(tmp_path / "peer")]),
-        lambda: runs.make_ready({"test": tmp_path / "a"}),
-    ):
-        assert call() == 1
-        assert "no C++ compiler" in capsys.readouterr().err
-    assert not build_suffix_peer.add_to_path(tmp_path / "peer")

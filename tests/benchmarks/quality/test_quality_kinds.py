@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rapidfuzz")
 
 from benchmarks.corpus.kinds import KINDS, MODEL, QUALITIES
-from benchmarks.quality import kinds, plot
+from benchmarks.quality import kinds
 from benchmarks.quality.checks import K
-from benchmarks.quality.runs import BOUNDS, CACHED, Counts, Entry, Run
+from benchmarks.quality.runs import BOUNDS, Counts, Entry, Run
 from gpu_align.simulate import Record
 from gpu_align.tools.simulate.policies import OURS
 
@@ -55,24 +53,3 @@ def test_verdicts() -> None:
     worse = {replace(run, num_draft_tokens=32): c for run, c in OURS_TWO.items()}
     rows = {**OURS_TWO, **worse, Run("openai", 32): counts(9.9, 0.4)}
     assert [c.passed for c in kinds.checks_of({"c": rows}) if "K=32" in c.name] == [True]
-
-
-def test_every_peer_is_planned_at_every_k() -> None:
-    runs = kinds.planned_runs()
-    assert {run.num_draft_tokens for run in runs} == set(kinds.SIZES)
-    at_64 = {run.policy for run in runs if run.num_draft_tokens == K}
-    assert {OURS, "openai", "static_text", "prompt_lookup", *CACHED} <= at_64
-    assert not at_64 & set(kinds.LEFT_OUT)
-
-
-def test_json_and_pictures(tmp_path: Path) -> None:
-    row = {
-        **OURS_TWO, Run("suffix_decoding_4_deep", K): counts(8.0, 0.4), Run("openai", K): counts(3.0, 0.3),
-    }  # fmt: skip
-    found = {"c": row, MODEL: row}
-    stored = json.loads(json.dumps(kinds.as_json(found)))
-    assert [lead["peer"] for lead in stored["c"]["leads"]] == ["suffix_decoding_4_deep", "openai"]
-    assert stored["c"]["runs"][OURS]["steps"] == 1000
-    assert "| 12.00 | 8.00 |" in kinds.shown(stored)
-    plot.draw_kinds({"c": row}, tmp_path)
-    assert "opacity: 0" in (tmp_path / "c.svg").read_text()  # no background

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.replays import OurPair, Reliability, bound, everywhere, perfect_choice, replay_batched
-from gpu_align import DrafterConfig
 from gpu_align.predictors.loop import VerifiedStep
 from gpu_align.simulate import Record, make_policies, replay
-from tests.gpu_align.step_oracle import Oracle
 
 
 def record(seed: int, size: int = 90) -> Record:
@@ -108,61 +106,3 @@ def test_nothing_that_copies_beats_the_clairvoyant(k: int) -> None:
         assert chosen.steps >= clairvoyant.steps
         for policy in make_policies(["cursor", "prompt_lookup", "static_text"], [r], k):
             assert replay(policy, r, k).steps >= clairvoyant.steps
-
-
-def test_the_clairvoyant_tells_long_common_prefixes_apart() -> None:
-    prediction = [1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 6]
-    assert bound(Record("a", [], prediction, [0, 1, 2, 3, 4, 5, 6, 7]), 16, everywhere).steps == 2
-    # The last token of a text is a copy, too.
-    assert bound(Record("a", [], [1, 2, 9], [1, 2, 9, 5]), 16, everywhere).steps == 2
-
-
-def test_making_an_edit_again_beats_copying() -> None:
-    """A name that changes on every line: no place has the line as it will be, until it was written."""
-    lines = [
-        [*range(10 * i, 10 * i + 6), 1000, 1001, 1002, *range(10 * i + 6, 10 * i + 10)] for i in range(12)
-    ]
-    prediction = [token for line in lines for token in line]
-    r = Record("renamed", [], prediction, [2000 if token == 1001 else token for token in prediction])
-    [ours] = make_policies(["gpu_align"], [r], 32)
-    assert replay(ours, r, 32).steps < bound(r, 32, everywhere).steps
-
-
-@pytest.mark.parametrize("k", [1, 16])
-@pytest.mark.parametrize("prefill", [False, True])
-def test_a_perfect_choice_takes_the_candidate_that_is_right_for_longest(k: int, prefill: bool) -> None:
-    for config in (DrafterConfig(), DrafterConfig(use_context=False, min_match=3)):
-        found = perfect_choice(RECORDS, k, config, prefill)
-        expected = [(steps_of_the_best_candidate(r, k, prefill, config), 0) for r in RECORDS]
-        assert [(pair.steps, pair.rejected) for pair in found] == expected
-
-
-def steps_of_the_best_candidate(r: Record, k: int, prefill: bool, config: DrafterConfig) -> int:
-    """By the semantics of a step in plain Python."""
-    width = max(len(other.prompt) + len(other.output) for other in RECORDS)
-    oracle = Oracle(
-        r.prediction, len(r.prompt), None, K=k, quarters=0, vocab_size=100, capacity=width,
-        min_match=config.min_match, min_context_match=config.min_context_match, use_context=config.use_context,
-    )  # fmt: skip
-    done, steps = (0, 0) if prefill else (1, 1)
-    while done < len(r.output):
-        tokens = [*r.prompt, *r.output[:done]]
-        oracle.update_state(tokens)
-        reach = 0
-        for c in oracle.candidates(tokens)[0]:
-            if c is not None:
-                text = (tokens if c.own else r.prediction)[c.position :][:k]
-                right = [a == b for a, b in zip(text, r.output[done:], strict=False)]
-                reach = max(reach, [*right, False].index(False))
-        done, steps = min(done + reach + 1, len(r.output)), steps + 1
-    return steps
-
-
-@pytest.mark.parametrize(("drafts", "stays_below"), [(100, 0.098), (10_000, 0.0098)])
-def test_chance_moves_few_drafts_far(drafts: int, stays_below: float) -> None:
-    """One decile of a probability of a half: 1.96 standard deviations, whatever was accepted."""
-    counts = Reliability()
-    for _ in range(drafts):
-        counts.add([0.5], 0)
-    assert counts.chance_gap() == pytest.approx(stays_below, rel=0.1)
-    assert counts.worst_gap() == 0.5

@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 from benchmarks.serving import main as serving
 from benchmarks.serving import page as tables
-from benchmarks.serving import settings
 from benchmarks.serving.main import MIXES, Run, losses, recommend, simulate
-from benchmarks.serving.rules import Batch, Budget, FixedK, Late, Lengths, Plugin, Worth
-from benchmarks.serving.step_cost import GPUS, MODELS, Graphs, Measured, Roofline, paper_costs, read_measured
-from benchmarks.serving.trace import ONE, Trace, record_trace, sample, unrelated
+from benchmarks.serving.rules import Batch, Budget, FixedK, Lengths, Plugin
+from benchmarks.serving.step_cost import GPUS, MODELS, Measured, Roofline
+from benchmarks.serving.trace import ONE, Trace, record_trace
 from benchmarks.tables import fill, read
 from gpu_align.simulate import Record, make_policies, replay
 from vllm_integration.config.settings import FILL_TOKENS, SURE
@@ -71,34 +70,6 @@ class TestTrace:
             assert (row[length:] == 0).all()
             assert (np.diff(row[:length].astype(int)) <= 0).all()
 
-    def test_two_processes_find_the_same(self) -> None:
-        records = [edit_pair(60), edit_pair(90), edit_pair(70)]
-        one, two = record_trace(records, K, jobs=1), record_trace(records, K, jobs=2)
-        for name in ("start", "length", "matched", "survival"):
-            assert np.array_equal(getattr(one, name), getattr(two, name)), name
-
-    def test_it_survives_the_disk(self, tmp_path: Path) -> None:
-        trace = make_trace([4, 0, 2], [1, 0, 2], ends=(1,))
-        trace.save(tmp_path / "folder" / "t.npz")
-        again = Trace.load(tmp_path / "folder" / "t.npz")
-        assert again.start.tolist() == [0, 1, 3]
-        assert again.matched.tolist() == [1, 0, 2]
-        np.savez(tmp_path / "other.npz", length=trace.length)
-        with pytest.raises(ValueError, match=r"'matched', 'start', 'survival'"):
-            Trace.load(tmp_path / "other.npz")
-
-    def test_a_record_without_a_step_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="two output tokens"):
-            record_trace([Record("a", [], [1], [1])], K)
-
-    def test_samples_and_unrelated_predictions(self) -> None:
-        records = [Record(str(i), [], [i], [i] * 10) for i in range(6)]
-        assert [r.id for r in sample(records, 30)] == ["0", "2", "4"]
-        assert [r.id for r in sample(records, 5)] == ["0"]
-        assert [(r.prediction, r.output[0]) for r in unrelated(records)] == [
-            ([(i + 3) % 6], i) for i in range(6)
-        ]
-
 
 class TestRules:
     def test_fill_bounds_the_tokens_of_the_step_and_sure_ones_come_on_top(self) -> None:
@@ -108,22 +79,6 @@ class TestRules:
         assert Budget(fill=2, sure=0.9).grant(batch).tolist() == [2, 0]
         assert Budget(floor=1, fill=2).grant(batch).tolist() == [1, 0]
         assert Budget(floor=1, fill=64, sure=0.9).name == "budget 1, fill 64, sure 0.9"
-
-    def test_a_known_curve_verifies_what_pays(self) -> None:
-        batch = batch_of([[0.9, 0.5, 0.1]])
-        free = Measured("free", (1, 100), (1.0, 1.0))
-        steep = Measured("steep", (1, 2, 100), (1.0, 1.6, 100.0))
-        assert Worth(free.ms).grant(batch).tolist() == [3]
-        assert Worth(steep.ms).grant(batch).tolist() == [1]
-
-    def test_late_goes_by_the_step_before(self) -> None:
-        late = Late(Lengths())
-        first = batch_of([[0.9, 0.8, 0], [0.5, 0, 0]])
-        second = batch_of([[0.9, 0, 0], [0.5, 0.4, 0.3]])
-        assert late.grant(first).tolist() == [0, 0]
-        assert late.grant(second).tolist() == [2, 1]
-        other = second._replace(request=np.array([0, 1]))
-        assert late.grant(other).tolist() == [1, 0]
 
     def test_the_plugin_is_the_plugin(self) -> None:
         """As its own docstring has it: exact lengths; a few more of an older report; 0 without."""
@@ -170,80 +125,6 @@ class TestSimulation:
         assert simulate(trace, Lengths(), batch=1).verified.max() == 4
         cost = Measured("m", (1, 10), (1.0, 10.0))
         assert Run(np.array([5]), np.array([3])).speedup(cost, 1, 0.5) == pytest.approx(3 / 5.5)
-
-    @pytest.mark.parametrize(
-        ("any_length", "batch", "tokens", "expected"),
-        [(True, 2, 3, 1.0), (False, 2, 3, 1 / 1.1), (True, 2, 6, 1 / 1.1), (True, 5, 6, 1.0)],
-    )
-    def test_a_step_without_its_graph_takes_longer(
-        self, any_length: bool, batch: int, tokens: int, expected: float
-    ) -> None:
-        """Graphs of up to 4 tokens; steps that all take 1 ms."""
-        run = Run(np.array([tokens]), np.array([batch]))
-        cost = Measured("m", (1, 10), (1.0, 1.0))
-        found = run.speedup(cost, batch, 0.0, Graphs(0.1, any_length, captured=4))
-        assert found == pytest.approx(expected)
-
-    def test_only_a_share_has_predictions(self) -> None:
-        run = simulate(
-            make_trace([4] * 600, [4] * 600), Lengths(), batch=6, every=3, min_steps=5, max_steps=5
-        )
-        assert (run.verified == 6 + 2 * 4).all()
-        assert run.produced[0] == 4 + 2 * 5
-
-    def test_an_output_ends_where_it_ends(self) -> None:
-        """The last row of a record has one token left: no draft brings more."""
-        trace = make_trace([4, 4, 4, 4], [1, 1, 1, 1], ends=(1, 2, 3))
-        assert (simulate(trace, Lengths(), batch=2).produced == 2).all()
-
-    def test_rejected_drafts_bring_nothing(self) -> None:
-        run = simulate(make_trace([4] * 9, [4] * 9).rejected(), Lengths(), batch=3)
-        assert (run.produced == 3).all()
-        assert (run.verified == 15).all()
-
-    def test_a_rule_may_not_grant_more_than_k(self) -> None:
-        with pytest.raises(ValueError, match="expected 0 to 4 slots"):
-            simulate(make_trace([4], [4]), FixedK(5), batch=1)
-        with pytest.raises(ValueError, match="batch: expected 1 or more, found 0"):
-            simulate(make_trace([4], [4]), FixedK(0), batch=0)
-
-
-class TestStepCost:
-    def test_a_small_batch_reads_the_weights_and_a_large_one_multiplies(self) -> None:
-        cost = Roofline(GPUS["H100"], MODELS["8B"], "bf16", 1)
-        read = 2 * 7.5e9 / (3.35e12 * 0.8) * 1e3
-        assert float(cost.ms(1, 1)) == pytest.approx(0.5 + read, rel=0.01)
-        compute = 2 * 7.5e9 * 8192 / (989e12 * 0.6) * 1e3
-        logits = 8192 * 128_256 * 16 / (3.35e12 * 0.8) * 1e3
-        assert float(cost.ms(1, 8192)) == pytest.approx(0.5 + compute + logits, rel=0.01)
-
-    def test_more_tokens_never_cost_less(self) -> None:
-        for cost in paper_costs(2_000):
-            assert (np.diff(cost.ms(64, np.arange(64, 4096))) > 0).all(), cost.name
-            assert float(cost.ms(128, 128)) > float(cost.ms(64, 64))
-
-    def test_kv_cache_of_llama_8b(self) -> None:
-        cost = Roofline(GPUS["H200"], MODELS["8B"], "bf16", 1_000)
-        assert cost.kv_bytes == 131_072  # 32 layers, keys and values, 8 heads of 128, 2 bytes
-        assert cost.fits(512)
-        assert not cost.fits(1024)
-
-    def test_a_measured_curve(self, tmp_path: Path) -> None:
-        path = tmp_path / "curve.json"
-        points = [{"tokens": 64, "ms": 8.0}, {"tokens": 1, "ms": 6.0}, {"tokens": 128, "ms": 12.0}]
-        path.write_text(json.dumps({"name": "mine", "points": points, "kv_ms_per_request": 0.5}))
-        curve = read_measured(path)
-        assert curve.ms(2, [1, 32.5, 128, 192]).tolist() == [7.0, 8.0, 13.0, 17.0]
-
-    @pytest.mark.parametrize(
-        "text",
-        ["[]", "{}", '{"name": "x"}', '{"name": "x", "points": [1]}', '{"name": "x", "points": []}', "no"],
-    )
-    def test_bad_curves(self, text: str, tmp_path: Path) -> None:
-        path = tmp_path / "curve.json"
-        path.write_text(text)
-        with pytest.raises(ValueError, match="expected"):
-            read_measured(path)
 
 
 def test_only_a_budget_that_never_loses_is_recommended() -> None:
@@ -334,28 +215,3 @@ def test_neither_the_recommended_budget_nor_the_plugin_loses() -> None:
     assert min(table[RESULTS["recommended"]["rule"]]["unrelated"]["worst"]) >= serving.NEVER_BELOW
     assert {"plugin", "plugin, late by 1", "plugin, late by 2"} <= set(table)
     assert losses(table) == []
-
-
-def trace_of(matched: int) -> Trace:
-    """400 positions, each with four drafts of which so many are right, and known to be."""
-    lengths = np.full(400, 4, np.int16)
-    right = np.full(400, matched, np.int16)
-    survival = np.zeros((400, 8), np.uint16)
-    survival[:, :matched] = ONE
-    survival[:, matched:4] = 1
-    return Trace(np.array([0, 200, 400]), lengths, right, survival)
-
-
-def test_throughput_is_that_over_none() -> None:
-    good, bad = settings.speedups(trace_of(4), 0), settings.speedups(trace_of(0), 0)
-    assert set(good) == {"1, 0", "64, 0", "256, 0", "1, 1", "64, 1", "256, 1"}
-    assert 3 < good["1, 0"] <= 5
-    assert all(0.9 < ratio <= 1 for ratio in bad.values())
-
-
-def test_the_best_of_each_column_is_bold() -> None:
-    columns = settings.speedups(trace_of(0), 0)
-    rows = {"default": dict.fromkeys(columns, 2.0), "other": {**dict.fromkeys(columns, 1.5), "64, 1": 2.5}}
-    [_, _, default, other] = settings.table(rows).splitlines()
-    assert default == "| default | **2.00** | **2.00** | **2.00** | **2.00** | 2.00 | **2.00** |"
-    assert other == "| other | 1.50 | 1.50 | 1.50 | 1.50 | **2.50** | 1.50 |"

@@ -160,16 +160,6 @@ def test_one_request_a_program(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_documented_example(backend: str) -> None:
-    x = put([torch.tensor(v, dtype=torch.int32) for v in ([[7, 5, 9]], [3], [[7, 8, 9]], [3])], backend)
-    assert lcs.lcs_length(*x, backend=backend).tolist() == [2]
-    assert lcs.lcs_prefix_row(*x, backend=backend).tolist() == [[0, 1, 1, 2]]
-    edit = lcs.lcs_edit_script(*x, backend=backend)
-    assert edit.op.tolist() == [[lcs.KEEP, lcs.INSERT, lcs.DELETE, lcs.KEEP, 0, 0]]
-    assert edit.length.tolist() == [4]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_empty_batch(backend: str) -> None:
     x = put(make_batch(0, 0, 3, 4, 2), backend)
     assert lcs.lcs_length(*x, backend=backend).shape == (0,)
@@ -319,12 +309,6 @@ def test_bad_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="backend: 'triton' expects CUDA tensors"):
         lcs.lcs_length(*x, backend="triton")
     assert lcs.lcs_length(*x).tolist() == [table(a, b)[-1][-1] for a, b in cut(x)]
-
-
-def test_row_words() -> None:
-    assert [lcs.lcs_row_words(n) for n in (0, 1, 32, 33, 8192)] == [0, 1, 1, 2, 256]
-    with pytest.raises(ValueError, match="max_prediction_len: expected 0 or more, found -1"):
-        lcs.lcs_row_words(-1)
 
 
 def test_workspace_shapes() -> None:

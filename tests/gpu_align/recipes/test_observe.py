@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -249,15 +248,3 @@ def test_a_run_is_a_chain_of(what: str) -> None:
     p = likely(entries[0])
     assert run.survival == pytest.approx([p**n for n in range(1, length + 1)])
     assert run.survival[-1] >= 0.5
-
-
-def test_learning_takes_little_time() -> None:
-    """50 groups of 5 samples of 500 tokens."""
-    rng, words = random.Random(0), Words()
-    groups = [
-        (task, prompt, ["\n".join(texts[5 * s : 5 * s + 5] * 3) for s in range(5)])
-        for task, prompt, texts in records(rng, 50, 25)
-    ]
-    began = time.process_time()
-    assert RecipePack.observe(groups, words.encode, words.texts).observed
-    assert time.process_time() - began < 12
